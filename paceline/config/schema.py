@@ -1,0 +1,256 @@
+"""Every setting of a run. Pydantic models at the door; the rest of the code only reads them.
+
+Each field is followed by its meaning and its unit. Unknown fields are refused.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Positive = Annotated[int, Field(ge=1)]
+NonNegative = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(gt=0)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class RunConfig(Section):
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
+    """Name of the run; also the default run directory, ``runs/<name>``."""
+    seed: NonNegative = 0
+    """Seeds data order, sampling and initialisation."""
+
+
+class ModelConfig(Section):
+    path: str
+    """Directory or hub name that ``AutoModelForCausalLM.from_pretrained`` takes."""
+    tokenizer: str | None = None
+    """Directory or hub name of the tokenizer; default: ``path``."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Computation type of the trainer. Master weights and optimizer state are always float32."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more compute."""
+    trust_remote_code: bool = False
+    """Run model code that comes with the checkpoint."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where policy and rollout workers compute. auto: cuda where torch finds it."""
+
+
+class DataConfig(Section):
+    path: str
+    """JSONL or Parquet file, directory of them, or Hugging Face data set name or directory."""
+    name: str | None = None
+    """Configuration name of a hub data set."""
+    split: str = "train"
+    """Split of a Hugging Face data set."""
+    prompt_field: str = "prompt"
+    """Field with the prompt: a string, or a list of chat messages for the tokenizer's template."""
+    answer_field: str | None = "answer"
+    """Field handed to rewards as the reference answer; none: rewards see only the row."""
+    chat: bool = False
+    """Wrap a plain string prompt as one user message through the tokenizer's chat template."""
+    system_prompt: str | None = None
+    """Put before chat messages."""
+    shuffle: bool = True
+    """Permute rows anew in each dataset epoch, by run.seed; off: file order."""
+    max_prompt_tokens: Positive = 4096
+    """Longer prompts are dropped, with a reason. Tokens."""
+    eval_path: str | None = None
+    """Held-out set, as path; none: no evaluation."""
+    eval_split: str = "test"
+    """Split of a held-out Hugging Face data set."""
+
+
+class RewardConfig(Section):
+    functions: list[str] | dict[str, float] = Field(default_factory=lambda: ["exact_match"])
+    """Built-in names (exact_match, math_verify, format:REGEX) or package.module:function; as a
+    table, each with its weight."""
+    timeout_s: Seconds = 10.0
+    """Time limit of one reward call; a call that passes it fails the attempt. Seconds."""
+    processes: NonNegative = 1
+    """Size of a rollout worker's scoring pool; 0 scores in the worker itself, without a time limit."""
+
+
+class TrainConfig(Section):
+    algorithm: Literal["grpo"] = "grpo"
+    """The policy-gradient algorithm."""
+    steps: Positive = 100
+    """Optimizer steps of the run."""
+    groups_per_step: Positive = 32
+    """Global batch in groups (prompts), whatever the number of replicas."""
+    lr: Annotated[float, Field(gt=0)] = 1e-6
+    """Peak learning rate of AdamW."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the decay after warm-up, over the run's remaining steps."""
+    warmup_steps: NonNegative = 0
+    """Steps of linear warm-up from 0."""
+    min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Where the decay ends, as a fraction of lr."""
+    weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    betas: tuple[float, float] = (0.9, 0.999)
+    eps: Annotated[float, Field(gt=0)] = 1e-8
+    max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
+    """Global gradient norm is clipped to this."""
+    max_staleness: NonNegative = 1
+    """A token may be trained at most this many versions after the one that produced it; 0 is
+    synchronous."""
+    aggregation: Literal["token_mean", "sequence_mean", "dr_grpo"] = "token_mean"
+    """How token losses become one number: over all tokens of the step (DAPO), per sequence then
+    over sequences (GRPO), or summed over rollout.max_tokens (Dr. GRPO)."""
+    advantage_norm: bool = True
+    """Divide group advantages by the group's reward standard deviation."""
+    clip_low: Annotated[float, Field(ge=0)] = 0.2
+    clip_high: Annotated[float, Field(ge=0)] = 0.2
+    """Ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+    proximal: Literal["behaviour", "trainer", "interpolated"] = "behaviour"
+    """What the ratio's denominator is: the log-probs as sampled (PPO); the trainer's own before the
+    step, with an importance weight towards the behaviour policy (decoupled PPO); or a
+    staleness-weighted mixture of the two in log space."""
+    tis_cap: Annotated[float, Field(gt=0)] | None = 2.0
+    """Truncated importance sampling: cap of the weight trainer/behaviour per token; none: off.
+    Applied with proximal = trainer or interpolated, where the ratio itself does not carry it."""
+    mask_ratio_token: tuple[float, float] | None = None
+    """Tokens whose trainer/behaviour ratio is outside [low, high] are masked from the loss."""
+    mask_ratio_sequence: tuple[float, float] | None = None
+    """The same for whole sequences, by the geometric mean of their token ratios."""
+    kl_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the KL to the reference model; above 0 loads one, from reference_path."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
+    """Schulman's estimators."""
+    reference_path: str | None = None
+    """Reference model; default: model.path."""
+    tokens_per_microbatch: Positive = 8192
+    """Micro-batches are packed without padding up to this many tokens."""
+    filter_uninformative: bool = False
+    """Drop groups whose rewards are all equal (zero advantage) and generate others in their place."""
+    checkpoint_every: Positive = 50
+    """Steps between checkpoints. Rollout payloads are kept until one covers them."""
+    keep_checkpoints: Positive = 2
+    """Newest checkpoints kept on disk."""
+    eval_every: Positive = 50
+    """Steps between evaluations on the held-out set; one runs at step 0 and one at the end."""
+    eval_limit: Positive = 256
+    """Held-out prompts an evaluation uses at most."""
+
+
+class RolloutConfig(Section):
+    engine: Literal["transformers", "vllm"] = "transformers"
+    group_size: Annotated[int, Field(ge=1, le=1024)] = 8
+    """Completions a prompt."""
+    max_tokens: Annotated[int, Field(ge=1, le=131072)] = 1024
+    """New tokens a completion, at most."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: NonNegative = 0
+    """0: off."""
+    stop: list[str] = Field(default_factory=list)
+    """Strings that end a completion."""
+    max_sequences: Positive = 256
+    """Sequences an engine runs at once (transformers engine: cache slots)."""
+    max_context: Positive | None = None
+    """Longest prompt plus completion; default: max_prompt_tokens + max_tokens, or the model's limit."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """auto: as the trainer."""
+    vllm: dict[str, Any] = Field(default_factory=dict)
+    """Engine arguments handed to vLLM as they are."""
+
+
+class FleetConfig(Section):
+    controllers: Annotated[int, Field(ge=1, le=7)] = 2
+    """One leads, the others are hot standbys."""
+    policy: Annotated[int, Field(ge=1)] = 1
+    """Policy replicas."""
+    policy_ranks: Positive = 1
+    """Ranks (processes) of a policy replica, sharded with FSDP2."""
+    rollout: Annotated[int, Field(ge=1)] = 1
+    """Rollout workers."""
+    policy_threads: Positive = 1
+    """CPU threads of a policy rank."""
+    rollout_threads: Positive = 1
+    """CPU threads of a rollout engine."""
+    heartbeat_s: Seconds = 0.5
+    """Interval of worker reports. Seconds."""
+    lease_ttl_s: Seconds = 5.0
+    """A worker not heard of for this long is dead, and a task its owner does not name returns to
+    the queue. Seconds."""
+    suspect_grace_s: Seconds = 1.0
+    """Grace of a worker whose session broke while a peer reports a failed collective. Seconds."""
+    wedged_after_s: Seconds = 300.0
+    """A busy worker whose main loop got nowhere for this long is dead. Seconds."""
+    max_attempts: Positive = 3
+    """Different tries at a task before it is quarantined."""
+    restart: bool = True
+    """`paceline up` starts a process that died anew."""
+    max_restarts: Positive = 20
+    """Restarts of one process within ten minutes before the run is declared failed."""
+
+
+class RedisConfig(Section):
+    url: str | None = None
+    """redis:// or rediss:// of an existing server; none: Paceline starts one in the run directory."""
+    appendfsync: Literal["everysec", "always"] = "everysec"
+    """Of the embedded server. everysec survives any process dying; a power cut may lose a second."""
+    maxmemory_mb: Positive | None = None
+    """Memory limit of the embedded server, MiB; writes are refused above it, nothing is evicted."""
+
+
+class ControllerConfig(Section):
+    host: str = "127.0.0.1"
+    """Address to bind. Anything but loopback needs auth.token_file."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """gRPC port of the first controller, the others follow; 0: free ports."""
+    leader_lease_s: Seconds = 1.0
+    """A leader that does not renew for this long is succeeded. Seconds."""
+    snapshot_every: Annotated[int, Field(ge=100)] = 20000
+    """Journal events between snapshots."""
+    max_message_mb: Positive = 64
+    """Largest gRPC message accepted, MiB."""
+
+
+class AuthConfig(Section):
+    token_file: str | None = None
+    """File with the bearer token every client must present; PACELINE_TOKEN overrides it."""
+    tls_cert: str | None = None
+    """PEM certificate chain of the controllers; with tls_key turns TLS on."""
+    tls_key: str | None = None
+    tls_ca: str | None = None
+    """PEM root that clients verify the controllers with; default: tls_cert."""
+
+    @model_validator(mode="after")
+    def _pair(self) -> AuthConfig:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("tls_cert and tls_key go together")
+        return self
+
+
+class Config(Section):
+    """A whole run."""
+
+    run: RunConfig = Field(default_factory=RunConfig)
+    model: ModelConfig
+    data: DataConfig
+    reward: RewardConfig = Field(default_factory=RewardConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    rollout: RolloutConfig = Field(default_factory=RolloutConfig)
+    fleet: FleetConfig = Field(default_factory=FleetConfig)
+    redis: RedisConfig = Field(default_factory=RedisConfig)
+    controller: ControllerConfig = Field(default_factory=ControllerConfig)
+    auth: AuthConfig = Field(default_factory=AuthConfig)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        if self.train.warmup_steps > self.train.steps:
+            raise ValueError("train.warmup_steps is larger than train.steps")
+        if self.train.advantage_norm and self.rollout.group_size == 1:
+            raise ValueError("rollout.group_size = 1 has no group to normalise advantages over")
+        if self.fleet.heartbeat_s * 2 > self.fleet.lease_ttl_s:
+            raise ValueError("fleet.lease_ttl_s must be at least twice fleet.heartbeat_s")
+        return self
+
+    @property
+    def samples_per_step(self) -> int:
+        return self.train.groups_per_step * self.rollout.group_size

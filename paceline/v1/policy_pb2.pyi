@@ -1,0 +1,153 @@
+from paceline.v1 import common_pb2 as _common_pb2
+from paceline.v1 import rollout_pb2 as _rollout_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class PlanState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PLAN_STATE_UNSPECIFIED: _ClassVar[PlanState]
+    PLAN_STATE_OPEN: _ClassVar[PlanState]
+    PLAN_STATE_WAIT: _ClassVar[PlanState]
+    PLAN_STATE_EPOCH_OVER: _ClassVar[PlanState]
+    PLAN_STATE_FINISHED: _ClassVar[PlanState]
+
+class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    OUTCOME_UNSPECIFIED: _ClassVar[Outcome]
+    OUTCOME_COMMITTED: _ClassVar[Outcome]
+    OUTCOME_RETRY: _ClassVar[Outcome]
+    OUTCOME_PENDING: _ClassVar[Outcome]
+PLAN_STATE_UNSPECIFIED: PlanState
+PLAN_STATE_OPEN: PlanState
+PLAN_STATE_WAIT: PlanState
+PLAN_STATE_EPOCH_OVER: PlanState
+PLAN_STATE_FINISHED: PlanState
+OUTCOME_UNSPECIFIED: Outcome
+OUTCOME_COMMITTED: Outcome
+OUTCOME_RETRY: Outcome
+OUTCOME_PENDING: Outcome
+
+class PlanRequest(_message.Message):
+    __slots__ = ("caller", "mesh_epoch", "state_version", "wait_s")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    MESH_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    STATE_VERSION_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    caller: _common_pb2.Caller
+    mesh_epoch: int
+    state_version: int
+    wait_s: float
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., mesh_epoch: _Optional[int] = ..., state_version: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class StepPlan(_message.Message):
+    __slots__ = ("step", "round", "mesh_epoch", "version", "next_version", "shard", "total_tokens", "total_sequences", "total_groups", "rank", "size", "lines")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    MESH_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    NEXT_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_GROUPS_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    round: int
+    mesh_epoch: int
+    version: int
+    next_version: int
+    shard: _containers.RepeatedCompositeFieldContainer[_common_pb2.TaskRef]
+    total_tokens: int
+    total_sequences: int
+    total_groups: int
+    rank: int
+    size: int
+    lines: _containers.RepeatedCompositeFieldContainer[VersionLine]
+    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., next_version: _Optional[int] = ..., shard: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., total_sequences: _Optional[int] = ..., total_groups: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., lines: _Optional[_Iterable[_Union[VersionLine, _Mapping]]] = ...) -> None: ...
+
+class VersionLine(_message.Message):
+    __slots__ = ("first_version", "offset")
+    FIRST_VERSION_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    first_version: int
+    offset: int
+    def __init__(self, first_version: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
+
+class PlanReply(_message.Message):
+    __slots__ = ("state", "plan")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    state: PlanState
+    plan: StepPlan
+    def __init__(self, state: _Optional[_Union[PlanState, str]] = ..., plan: _Optional[_Union[StepPlan, _Mapping]] = ...) -> None: ...
+
+class FetchRequest(_message.Message):
+    __slots__ = ("caller", "tasks")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    TASKS_FIELD_NUMBER: _ClassVar[int]
+    caller: _common_pb2.Caller
+    tasks: _containers.RepeatedCompositeFieldContainer[_common_pb2.TaskRef]
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ...) -> None: ...
+
+class VoteRequest(_message.Message):
+    __slots__ = ("caller", "step", "round", "mesh_epoch", "weights_digest", "stats", "wait_s")
+    class StatsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: _common_pb2.Stat
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_common_pb2.Stat, _Mapping]] = ...) -> None: ...
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    MESH_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    caller: _common_pb2.Caller
+    step: int
+    round: int
+    mesh_epoch: int
+    weights_digest: str
+    stats: _containers.MessageMap[str, _common_pb2.Stat]
+    wait_s: float
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., step: _Optional[int] = ..., round: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., weights_digest: _Optional[str] = ..., stats: _Optional[_Mapping[str, _common_pb2.Stat]] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class VoteReply(_message.Message):
+    __slots__ = ("outcome", "version")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    outcome: Outcome
+    version: int
+    def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class CheckpointRequest(_message.Message):
+    __slots__ = ("caller", "step", "version", "path", "size_bytes", "seconds")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    caller: _common_pb2.Caller
+    step: int
+    version: int
+    path: str
+    size_bytes: int
+    seconds: float
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., step: _Optional[int] = ..., version: _Optional[int] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+
+class CheckpointReply(_message.Message):
+    __slots__ = ("obsolete_paths",)
+    OBSOLETE_PATHS_FIELD_NUMBER: _ClassVar[int]
+    obsolete_paths: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, obsolete_paths: _Optional[_Iterable[str]] = ...) -> None: ...
