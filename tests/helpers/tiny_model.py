@@ -1,0 +1,61 @@
+"""A model and tokenizer small enough to make from scratch in every test that needs one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
+
+
+def make_char_tokenizer(vocab: str) -> PreTrainedTokenizerFast:
+    """A token per character of ``vocab``; ids 0, 1, 2 are pad, bos and eos. Adds no special token.
+
+    Characters outside ``vocab`` encode as pad, the unknown token.
+    """
+    ids = {token: i for i, token in enumerate([PAD, BOS, EOS, *vocab])}
+    tokenizer = Tokenizer(models.WordLevel(ids, unk_token=PAD))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, bos_token=BOS, eos_token=EOS, unk_token=PAD
+    )
+
+
+def make_tiny_model(
+    path: str | Path,
+    vocab: str = "0123456789s=",
+    hidden: int = 64,
+    layers: int = 2,
+    seed: int = 0,
+) -> Path:
+    """Writes a randomly initialised Qwen3 (4 heads, 2 KV heads, tied embeddings) and its tokenizer.
+
+    Returns ``path`` as a Path; ``AutoModelForCausalLM`` and ``AutoTokenizer`` load it. float32.
+    About 0.1 M parameters by default. The same arguments give the same bytes.
+    """
+    path = Path(path)
+    tokenizer = make_char_tokenizer(vocab)
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden,
+        intermediate_size=hidden * 3,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=max(hidden // 4, 8),
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
