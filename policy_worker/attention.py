@@ -1,0 +1,119 @@
+"""Attention over packed rows, as a transformers attention function.
+
+A row of tokens holds many sequences and no padding; linear layers, norms and embeddings work on it
+as it is. Only attention has to know which tokens see which. It gets a ``Packing`` with the row and
+gathers, per block of sequences of similar length, queries, keys and values into [N, L], runs causal
+attention there, and picks each row token's output out of the blocks. Padding exists in these blocks
+only; it sits after the tokens of each sequence, so causality hides it.
+
+A token may be gathered by several sequences: the completions of a group share the one copy of their
+prompt in the row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.masking_utils import sdpa_mask
+
+NAME = "paceline_packed"
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Sequences that attend together: ``gather`` is int64 [N * L], positions in the row."""
+
+    gather: Tensor
+    sequences: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Which tokens of a row see which.
+
+    ``collapse`` is int64 [T]: for each row token, where its output stands in the concatenation of
+    all blocks' [N * L] outputs.
+    """
+
+    blocks: tuple[Block, ...]
+    collapse: Tensor
+
+
+def register() -> None:
+    """Makes NAME known to transformers; doing it again has no effect."""
+    AttentionInterface.register(NAME, packed_attention)
+    AttentionMaskInterface.register(NAME, packed_mask)
+
+
+def packed_mask(*args: Any, attention_mask: Tensor | None = None, **kwargs: Any) -> Tensor | None:
+    """No mask for packed rows (Packing says it all); a padded batch gets the ordinary one."""
+    if attention_mask is None:
+        return None
+    return sdpa_mask(*args, attention_mask=attention_mask, **kwargs)
+
+
+def packed_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    *,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    packing: Packing | None = None,
+    **_: Any,
+) -> tuple[Tensor, None]:
+    """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D].
+
+    With ``packing``, B is 1 and T is the row. Without, an ordinary causal batch.
+    """
+    if packing is None:
+        mask = attention_mask
+        if mask is None:
+            mask = _window_mask(query.shape[2], sliding_window, query.device)
+        out = _sdpa(query, key, value, mask, scaling)
+        return out.transpose(1, 2), None
+    # Rows of [T, H, D] and [T, Hkv, D]: these transposes undo the model's own, so they are views
+    # of what its projections wrote.
+    rows = [x[0].transpose(0, 1) for x in (query, key, value)]
+    outputs = []
+    for block in packing.blocks:
+        shape = (block.sequences, block.length)
+        q, k, v = (
+            row.index_select(0, block.gather).view(*shape, *row.shape[1:]).transpose(1, 2)
+            for row in rows
+        )
+        mask = _window_mask(block.length, sliding_window, q.device)
+        out = _sdpa(q, k, v, mask, scaling).transpose(1, 2)
+        outputs.append(out.reshape(block.sequences * block.length, *out.shape[2:]))
+    flat = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+    return flat.index_select(0, packing.collapse).unsqueeze(0), None
+
+
+def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float | None) -> Tensor:
+    return scaled_dot_product_attention(
+        q,
+        k,
+        v,
+        attn_mask=mask,
+        is_causal=mask is None and q.shape[2] > 1,
+        scale=scaling,
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+
+
+def _window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
+    """Causal mask [L, L] of a sliding window; None where plain causality says the same."""
+    if window is None or window >= length:
+        return None
+    position = torch.arange(length, device=device)
+    distance = position[:, None] - position[None, :]
+    return (distance >= 0) & (distance < window)

@@ -1,0 +1,105 @@
+"""Loads causal language models for training, and says in one line why one cannot be loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+from paceline.config.schema import Config, ModelConfig
+from policy_worker import attention
+from policy_worker.optimizer import build_optimizer
+from policy_worker.state import TrainState
+
+
+class ModelError(Exception):
+    """A model that cannot be read or trained. The message names the field and the remedy."""
+
+
+def pick_device(wanted: str) -> torch.device:
+    """``auto``: the current CUDA device where torch finds one, else the CPU."""
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise ModelError(
+            "model.device = 'cuda', but torch finds no CUDA device; use 'auto' or 'cpu'"
+        )
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def load_model(
+    path: str,
+    config: ModelConfig,
+    device: torch.device,
+    *,
+    field: str = "model.path",
+    trainable: bool = True,
+) -> nn.Module:
+    """The model at ``path`` (directory or hub name) with float32 weights, ready for packed rows.
+
+    Raises ModelError, which names ``field``, where it cannot be read.
+    """
+    attention.register()
+    transformers_logging.disable_progress_bar()
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            path,
+            dtype=torch.float32,
+            attn_implementation=attention.NAME,
+            trust_remote_code=config.trust_remote_code,
+        )
+    except Exception as error:  # any reason a stranger's files cannot be read, as one line
+        raise ModelError(_unreadable(path, field, error)) from error
+    model.config.use_cache = False
+    model.to(device)
+    if trainable:
+        # No dropout even where the config has some: the log-probs that the ratio compares must be
+        # those of the policy that sampled.
+        switch_off_dropout(model)
+        model.train()
+        if config.gradient_checkpointing:
+            model.gradient_checkpointing_enable({"use_reentrant": False})
+    else:
+        model.eval()
+        model.requires_grad_(False)
+    return model
+
+
+def load_state(config: Config, device: torch.device) -> TrainState:
+    """The initial state: model.path's weights, zero optimizer state, step 0, version -1 (nobody's yet)."""
+    torch.manual_seed(config.run.seed)
+    model = load_model(config.model.path, config.model, device)
+    return TrainState(model, build_optimizer(model, config.train), 0, -1, config)
+
+
+def load_reference(config: Config, device: torch.device) -> nn.Module | None:
+    """The frozen model of the KL term; None where kl_coef is 0."""
+    if config.train.kl_coef == 0:
+        return None
+    path = config.train.reference_path
+    field = "train.reference_path" if path else "model.path"
+    return load_model(path or config.model.path, config.model, device, field=field, trainable=False)
+
+
+def switch_off_dropout(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if isinstance(getattr(module, "attention_dropout", None), float):
+            module.attention_dropout = 0.0
+
+
+def _unreadable(path: str, field: str, error: Exception) -> str:
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    reason = first or type(error).__name__
+    local = Path(path).expanduser()
+    if local.exists() or path.startswith((".", "/", "~")):
+        remedy = "name a directory with config.json and weights as safetensors"
+        if not local.exists():
+            reason = "no such directory"
+    else:
+        remedy = "name a local directory, or a hub model this machine can reach"
+    return f"{field} = {path!r} cannot be loaded as a causal language model ({reason}): {remedy}"

@@ -1,0 +1,53 @@
+"""What a policy replica holds between steps: parameters, optimizer state, step and version.
+
+Everything else a step needs is a pure function of these and of the config: the learning rate is
+computed from ``step``, and nothing in the loss draws random numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from paceline.config.schema import Config
+
+
+@dataclass
+class TrainState:
+    """The state after ``step`` committed steps, which the controller calls ``version``.
+
+    ``version`` is -1 while the process holds no state that others would recognise.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    step: int
+    version: int
+    config: Config
+
+    def named_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Weights under their Hugging Face names, tied ones once: parameters, then saved buffers.
+
+        Tensors are the live ones, detached; copy them before the next commit. Of a sharded model
+        they are this rank's DTensors.
+        """
+        for name, parameter in self.model.named_parameters():
+            yield name, parameter.detach()
+        yield from persistent_buffers(self.model)
+
+
+def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Buffers that belong to the state dict, in module order."""
+    for prefix, module in model.named_modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if name not in module._non_persistent_buffers_set:
+                yield f"{prefix}.{name}" if prefix else name, buffer.detach()
+
+
+def local_tensor(tensor: Tensor) -> Tensor:
+    """The part of ``tensor`` that this rank stores: a DTensor's shard, any other tensor itself."""
+    shard = getattr(tensor, "_local_tensor", None)
+    return tensor if shard is None else shard
