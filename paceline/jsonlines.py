@@ -1,0 +1,49 @@
+"""A JSON-lines file that one process at a time owns and that survives the death of its owner."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class JsonLines:
+    """Appends one JSON object a line; each line is in the operating system's hands on return.
+
+    Opening takes the file over: it is copied up to its last complete line into a new file that
+    replaces it. A torn last line disappears, and an earlier owner that wakes up after being
+    declared dead writes into a file that no longer has a name.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = _complete_lines(path)
+        fresh = path.with_name(f".{path.name}.{os.getpid()}")
+        fresh.write_bytes(kept)
+        self._file = fresh.open("ab", buffering=0)
+        fresh.replace(path)
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def read_lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The objects of a JSON-lines file; none where it does not exist, a torn last line left out."""
+    for line in _complete_lines(path).splitlines():
+        value = json.loads(line)
+        if isinstance(value, dict):
+            yield value
+
+
+def _complete_lines(path: Path) -> bytes:
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return b""
+    return data[: data.rfind(b"\n") + 1]
