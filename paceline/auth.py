@@ -1,0 +1,44 @@
+"""The bearer token and the TLS files of a run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from paceline.config.schema import AuthConfig
+
+TOKEN_VARIABLE = "PACELINE_TOKEN"
+
+
+class AuthError(Exception):
+    """The token or a TLS file cannot be used; the message names it and the remedy."""
+
+
+def read_token(auth: AuthConfig) -> str | None:
+    """The token clients present: from the environment, else from the file, else none."""
+    token = os.environ.get(TOKEN_VARIABLE, "").strip()
+    if token:
+        return token
+    if auth.token_file is None:
+        return None
+    path = Path(auth.token_file)
+    try:
+        token = path.read_text().strip()
+    except OSError as error:
+        raise AuthError(
+            f"auth.token_file {path} cannot be read ({error.strerror}): create it, or set "
+            f"{TOKEN_VARIABLE}"
+        ) from error
+    if len(token) < 16 or not token.isascii() or any(c.isspace() for c in token):
+        raise AuthError(
+            f"auth.token_file {path} must hold one line of at least 16 ASCII characters without "
+            "blanks; `openssl rand -hex 24` makes one"
+        )
+    return token
+
+
+def client_root(auth: AuthConfig) -> Path | None:
+    """PEM file that clients verify controllers with; None where TLS is off."""
+    if auth.tls_cert is None and auth.tls_ca is None:
+        return None
+    return Path(auth.tls_ca or auth.tls_cert or "")

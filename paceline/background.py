@@ -1,0 +1,62 @@
+"""An asyncio loop in a daemon thread, for programs whose main thread computes."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class BackgroundLoop:
+    """Runs coroutines for other threads. Usable from any thread but its own."""
+
+    def __init__(self, name: str = "control-plane") -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread.start()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        return self._loop
+
+    def submit(self, coro: Coroutine[Any, Any, T]) -> concurrent.futures.Future[T]:
+        """Starts ``coro`` on the loop. Cancelling the future cancels the coroutine."""
+        return asyncio.run_coroutine_threadsafe(coro, self._loop)
+
+    def run(self, coro: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
+        """Blocks the calling thread for the result; TimeoutError after ``timeout_s`` seconds."""
+        if threading.current_thread() is self._thread:
+            coro.close()
+            raise RuntimeError("BackgroundLoop.run called on its own thread would wait for itself")
+        future = self.submit(coro)
+        try:
+            return future.result(timeout_s)
+        except concurrent.futures.TimeoutError:
+            future.cancel()
+            raise
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Cancels what still runs and ends the thread. Idempotent."""
+        if not self._thread.is_alive():
+            return
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(timeout_s)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_forever()
+        finally:
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()

@@ -1,0 +1,116 @@
+"""Clients for a Redis URL: ``redis://``, ``rediss://``, ``unix://`` and Sentinel.
+
+A Sentinel URL names the sentinels, the service and optionally a database number::
+
+    redis+sentinel://:password@host1:26379,host2:26379/mymaster/0
+
+The clients never retry by themselves: what may be sent twice is the caller's decision.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+SENTINEL_SCHEMES = ("redis+sentinel", "rediss+sentinel")
+
+
+@dataclass(frozen=True, slots=True)
+class SentinelUrl:
+    sentinels: tuple[tuple[str, int], ...]
+    service: str
+    db: int
+    username: str | None
+    password: str | None
+    tls: bool
+
+
+def parse_sentinel(url: str) -> SentinelUrl | None:
+    """The parts of a Sentinel URL; None for any other scheme; ValueError where it is malformed."""
+    parts = urlsplit(url)
+    if parts.scheme not in SENTINEL_SCHEMES:
+        return None
+    credentials, _, hosts = parts.netloc.rpartition("@")
+    username, _, password = credentials.partition(":")
+    path = [piece for piece in parts.path.split("/") if piece]
+    if not hosts or not path:
+        raise ValueError(f"{parts.scheme}:// needs host:port[,host:port]/service[/db]")
+    sentinels = []
+    for host in hosts.split(","):
+        name, _, port = host.rpartition(":")
+        sentinels.append((name, int(port)) if name else (host, 26379))
+    return SentinelUrl(
+        sentinels=tuple(sentinels),
+        service=path[0],
+        db=int(path[1]) if len(path) > 1 else 0,
+        username=unquote(username) or None,
+        password=unquote(password) or None,
+        tls=parts.scheme.startswith("rediss"),
+    )
+
+
+def connect(url: str, *, timeout_s: float = 5.0, max_connections: int = 64) -> Any:
+    """A ``redis.asyncio.Redis`` for ``url`` that returns bytes and follows a Sentinel's master."""
+    import redis.asyncio as aio
+    from redis.asyncio.retry import Retry
+    from redis.asyncio.sentinel import Sentinel
+    from redis.backoff import NoBackoff
+
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    sentinel = parse_sentinel(url)
+    if sentinel is None:
+        return aio.Redis.from_url(url, max_connections=max_connections, **options)
+    options |= _credentials(sentinel)
+    return Sentinel(
+        list(sentinel.sentinels), sentinel_kwargs=_watch(sentinel), **options
+    ).master_for(sentinel.service)
+
+
+def connect_sync(url: str, *, timeout_s: float = 5.0) -> Any:
+    """A blocking ``redis.Redis`` for ``url`` that returns bytes and follows a Sentinel's master."""
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+    from redis.sentinel import Sentinel
+
+    options: dict[str, Any] = {
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "retry": Retry(NoBackoff(), 0),
+    }
+    sentinel = parse_sentinel(url)
+    if sentinel is None:
+        return redis.Redis.from_url(url, **options)
+    options |= _credentials(sentinel)
+    return Sentinel(
+        list(sentinel.sentinels), sentinel_kwargs=_watch(sentinel), **options
+    ).master_for(sentinel.service)
+
+
+def without_password(url: str) -> str:
+    """``url`` as it may be shown in messages and logs."""
+    parts = urlsplit(url)
+    credentials, at, host = parts.netloc.rpartition("@")
+    shown = f"{credentials.partition(':')[0]}:***@{host}" if at else host
+    return parts._replace(netloc=shown).geturl()
+
+
+def _credentials(url: SentinelUrl) -> dict[str, Any]:
+    found: dict[str, Any] = {"db": url.db}
+    if url.username:
+        found["username"] = url.username
+    if url.password:
+        found["password"] = url.password
+    if url.tls:
+        found["ssl"] = True
+    return found
+
+
+def _watch(url: SentinelUrl) -> dict[str, Any]:
+    """How to reach the sentinels themselves: quickly, and without the master's password."""
+    return {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "ssl": url.tls}
