@@ -1,0 +1,108 @@
+"""Directories that appear whole or not at all, whenever the process dies."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import shutil
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def write_durably(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as stream:
+        stream.write(text)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in ``path`` durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def locked_directory(path: Path) -> Iterator[None]:
+    """Creates ``path`` and holds its lock meanwhile. The kernel lets go of a dead holder's lock."""
+    while True:
+        path.mkdir(exist_ok=True)
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        # A sweeper may have come in between and removed the directory that is locked now.
+        with contextlib.suppress(FileNotFoundError):
+            if path.stat().st_ino == os.fstat(handle).st_ino:
+                break
+        os.close(handle)
+    try:
+        yield
+    finally:
+        os.close(handle)
+
+
+def remove_unlocked(path: Path) -> None:
+    """Removes the directory ``path`` unless somebody alive holds its lock."""
+    with contextlib.suppress(OSError):
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(handle)
+
+
+def put_in_place(finished: Path, final: Path) -> None:
+    """Gives the directory ``finished`` the name ``final``; what had that name is removed.
+
+    At every instant ``final`` is the old directory or the new one. (Where the file system cannot
+    exchange two names, there is an instant without it when there was an old one.)
+    """
+    while True:
+        try:
+            finished.rename(final)
+            break
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        if _exchange(finished, final):
+            shutil.rmtree(finished, ignore_errors=True)
+            break
+        old = finished.with_name(f".trash.{finished.name.lstrip('.')}")
+        with contextlib.suppress(FileNotFoundError):
+            final.rename(old)
+        shutil.rmtree(old, ignore_errors=True)
+    sync_directory(final.parent)
+
+
+def fingerprint(path: Path) -> dict[str, int]:
+    """Size in bytes and CRC-32 of a file, as a JSON object."""
+    size = checksum = 0
+    with path.open("rb") as stream:
+        while chunk := stream.read(1 << 22):
+            checksum = zlib.crc32(chunk, checksum)
+            size += len(chunk)
+    return {"size": size, "crc32": checksum}
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swaps two names in one system call; False where that cannot be done."""
+    if sys.platform != "linux":
+        return False
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    done = rename(
+        _AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE)
+    )
+    return bool(done == 0)
