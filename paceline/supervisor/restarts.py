@@ -1,0 +1,74 @@
+"""Whether and when a process that ended is started again. Pure: time and evidence are handed in.
+
+- Wrong input (exit status 2) does not get better by trying again: the run ends.
+- A process that was killed is started at once; one that keeps dying waits longer each time.
+- One that keeps failing right after its start, or too often in the window, ends the run.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from dataclasses import dataclass
+
+WINDOW_S = 600.0
+FIRST_DELAY_S = 0.5
+LAST_DELAY_S = 15.0
+CALM_S = 60.0
+"""A process that lived this long starts again without delay."""
+QUICK_FAILURES = 5
+"""So many failures in a row, each within CALM_S of the start, are a fault of the set-up."""
+
+BAD_INPUT = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    delay_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Not started again; the run goes on without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The run cannot go on."""
+
+    reason: str
+
+
+Verdict = Restart | Leave | GiveUp
+
+
+class RestartPolicy:
+    def __init__(self, *, enabled: bool, max_restarts: int) -> None:
+        self._enabled = enabled
+        self._max_restarts = max_restarts
+        self._ends: dict[str, deque[float]] = defaultdict(deque)
+        self._quick: dict[str, int] = defaultdict(int)
+        self._failed: dict[str, int] = defaultdict(int)
+
+    def decide(self, name: str, exit_code: int, lived_s: float, now: float) -> Verdict:
+        """What to do about process ``name``, which ended with ``exit_code`` (negative: a signal)."""
+        if exit_code == BAD_INPUT:
+            return GiveUp("it was given bad input")
+        if not self._enabled:
+            return Leave()
+        ends = self._ends[name]
+        ends.append(now)
+        while ends[0] < now - WINDOW_S:
+            ends.popleft()
+        if len(ends) > self._max_restarts:
+            return GiveUp(
+                f"it ended {len(ends)} times within ten minutes (fleet.max_restarts = "
+                f"{self._max_restarts})"
+            )
+        self._quick[name] = self._quick[name] + 1 if lived_s < CALM_S else 1
+        # Being killed is no sign of a faulty set-up; failing by itself, again and again, is.
+        failed = exit_code > 0 and lived_s < CALM_S
+        self._failed[name] = self._failed[name] + 1 if failed else 0
+        if self._failed[name] >= QUICK_FAILURES:
+            return GiveUp(f"it failed {QUICK_FAILURES} times in a row, each right after its start")
+        again = self._quick[name] - 1
+        return Restart(0.0 if again == 0 else min(FIRST_DELAY_S * 2 ** (again - 1), LAST_DELAY_S))
