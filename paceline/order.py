@@ -1,0 +1,76 @@
+"""Which row of the data set a task gets: a pure function of seed and ordinal.
+
+No state, no library random numbers: every controller, on every machine and Python version, computes
+the same order, and a run that is started again goes on in it.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+_MASK = (1 << 64) - 1
+_SMALL = 4096
+"""Up to this many rows an epoch's permutation is shuffled as a list; above, computed row by row."""
+
+
+def mix(*values: int) -> int:
+    """A well-mixed 64-bit hash of integers (splitmix64's finaliser, chained)."""
+    h = 0x243F6A8885A308D3
+    for value in values:
+        h = (h ^ (value & _MASK)) + 0x9E3779B97F4A7C15 & _MASK
+        h = ((h ^ (h >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
+        h = ((h ^ (h >> 27)) * 0x94D049BB133111EB) & _MASK
+        h ^= h >> 31
+    return h
+
+
+def task_row(seed: int, ordinal: int, rows: int, shuffle: bool) -> tuple[int, int]:
+    """(dataset epoch, row index) of the ``ordinal``-th task, both from 0.
+
+    Each epoch visits every one of ``rows`` rows once: in file order, or in an order of its own that
+    depends on ``seed`` and the epoch. Constant time and memory for large data sets.
+    """
+    if rows < 1 or ordinal < 0:
+        raise ValueError(f"no row for task {ordinal} of a data set with {rows} rows")
+    epoch, position = divmod(ordinal, rows)
+    if not shuffle or rows == 1:
+        return epoch, position
+    if rows <= _SMALL:
+        return epoch, _shuffled(seed, epoch, rows)[position]
+    return epoch, _permute(seed, epoch, rows, position)
+
+
+def task_seed(seed: int, task_id: str) -> int:
+    """Sampling seed of a task, 64 bits: equal for every attempt, different for every task."""
+    return mix(seed, int.from_bytes(task_id.encode(), "little"), len(task_id))
+
+
+@lru_cache(maxsize=8)
+def _shuffled(seed: int, epoch: int, rows: int) -> tuple[int, ...]:
+    order = list(range(rows))
+    for i in range(rows - 1, 0, -1):
+        j = mix(seed, epoch, i) % (i + 1)
+        order[i], order[j] = order[j], order[i]
+    return tuple(order)
+
+
+def _permute(seed: int, epoch: int, rows: int, position: int) -> int:
+    """A Feistel network over the next power of two, walked until it lands inside the data set."""
+    bits = (rows - 1).bit_length()
+    right_bits = bits // 2
+    left_bits = bits - right_bits
+    keys = _keys(seed, epoch)
+    value = position
+    while True:
+        for n in range(0, len(keys), 2):
+            left, right = value >> right_bits, value & ((1 << right_bits) - 1)
+            left ^= mix(keys[n], right) & ((1 << left_bits) - 1)
+            right ^= mix(keys[n + 1], left) & ((1 << right_bits) - 1)
+            value = (left << right_bits) | right
+        if value < rows:
+            return value
+
+
+@lru_cache(maxsize=8)
+def _keys(seed: int, epoch: int) -> tuple[int, ...]:
+    return tuple(mix(seed, epoch, 0x5EED, n) for n in range(6))
