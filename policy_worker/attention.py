@@ -22,6 +22,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.masking_utils import sdpa_mask
 
 NAME = "paceline_packed"
+UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+"""Arguments of some models (Gemma 2, gpt-oss, T5) that must not be ignored in silence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +71,16 @@ def packed_attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     packing: Packing | None = None,
-    **_: Any,
+    **extra: Any,
 ) -> tuple[Tensor, None]:
     """query [B, H, T, D], key and value [B, Hkv, T, D] -> [B, T, H, D].
 
-    With ``packing``, B is 1 and T is the row. Without, an ordinary causal batch.
+    With ``packing``, B is 1 and T is the row. Without, an ordinary causal batch. Raises
+    NotImplementedError for what would change the scores and is not done here.
     """
+    for name in UNSUPPORTED:
+        if extra.get(name) is not None:
+            raise NotImplementedError(f"packed attention does not implement {name!r}")
     if packing is None:
         mask = attention_mask
         if mask is None:

@@ -11,6 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from paceline.config.schema import Config, ModelConfig
 from policy_worker import attention
+from policy_worker.logprobs import make_scorer
 from policy_worker.optimizer import build_optimizer
 from policy_worker.state import TrainState
 
@@ -53,6 +54,10 @@ def load_model(
         )
     except Exception as error:  # any reason a stranger's files cannot be read, as one line
         raise ModelError(_unreadable(path, field, error)) from error
+    try:
+        make_scorer(model)
+    except ValueError as error:
+        raise ModelError(f"{field} = {path!r} cannot be trained: {error}") from error
     model.config.use_cache = False
     model.to(device)
     if trainable:

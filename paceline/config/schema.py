@@ -127,6 +127,9 @@ class TrainConfig(Section):
     """Micro-batches are packed without padding up to this many tokens."""
     filter_uninformative: bool = False
     """Drop groups whose rewards are all equal (zero advantage) and generate others in their place."""
+    skip_zero_advantage: bool = True
+    """Do not compute sequences that cannot contribute: zero advantage and no KL term. The gradient
+    is the same without them; entropy, ratio and log-prob gap are then measured over the others."""
     checkpoint_every: Positive = 50
     """Steps between checkpoints. Rollout payloads are kept until one covers them."""
     keep_checkpoints: Positive = 2

@@ -1,0 +1,108 @@
+"""Groups as they arrive (protobuf) become columns: one array per quantity, over all sequences.
+
+Everything after this file works on whole arrays; the only loop over completions in Python is the
+one that collects their bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.v1 import policy_pb2, rollout_pb2
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
+
+
+class BadGroup(ValueError):
+    """A payload that contradicts itself. The message names the task and what is wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Groups in columns. G groups, S sequences (completions), C completion tokens, P prompt tokens."""
+
+    prompt_tokens: Ints
+    """[P], group after group."""
+    prompt_length: Ints
+    """[G]"""
+    sequences: Ints
+    """[G], completions of each group."""
+    tokens: Ints
+    """[C], sequence after sequence."""
+    length: Ints
+    """[S], completion tokens of each sequence; at least 1."""
+    behaviour: Floats
+    """[C], log-probability of each token where and when it was sampled."""
+    trained: Floats
+    """[C], 1 where the model produced the token, 0 where an environment did."""
+    version: Ints
+    """[C], weight version that produced the token."""
+    reward: NDArray[np.float64]
+    """[S]"""
+
+    @property
+    def group_of(self) -> Ints:
+        """[S], the group each sequence belongs to."""
+        return np.repeat(np.arange(len(self.sequences)), self.sequences)
+
+
+def decode(groups: Sequence[rollout_pb2.Group]) -> Batch:
+    """Columns of ``groups``, in their order. Raises BadGroup where lengths contradict one another."""
+    completions = [completion for group in groups for completion in group.completions]
+    tokens = np.frombuffer(b"".join([c.tokens for c in completions]), dtype="<i4")
+    length = np.array([len(c.tokens) for c in completions], dtype=np.int64) // 4
+    behaviour = np.frombuffer(b"".join([c.logprobs for c in completions]), dtype="<f4")
+    mask_bytes = [c.loss_mask or b"\x01" * (len(c.tokens) // 4) for c in completions]
+    trained = np.frombuffer(b"".join(mask_bytes), dtype=np.uint8)
+    spans = [span for c in completions for span in c.versions]
+    span_length = np.array([span.length for span in spans], dtype=np.int64)
+    version = np.repeat(np.array([span.version for span in spans], dtype=np.int64), span_length)
+    if not len(tokens) == len(behaviour) == len(trained) == len(version):
+        raise BadGroup(_contradiction(groups))
+    return Batch(
+        prompt_tokens=np.frombuffer(
+            b"".join([group.prompt_tokens for group in groups]), dtype="<i4"
+        ).astype(np.int64),
+        prompt_length=np.array([len(g.prompt_tokens) for g in groups], dtype=np.int64) // 4,
+        sequences=np.array([len(g.completions) for g in groups], dtype=np.int64),
+        tokens=tokens.astype(np.int64),
+        length=length,
+        behaviour=behaviour.astype(np.float32),
+        trained=trained.astype(np.float32),
+        version=version,
+        reward=np.array([c.reward for c in completions], dtype=np.float64),
+    )
+
+
+def staleness(version: Ints, step: int, lines: Sequence[policy_pb2.VersionLine]) -> Ints:
+    """How many steps before the state that step ``step`` starts from each token was produced, >= 0.
+
+    ``lines``: versions at and above first_version (up to the next higher line's) stand after step
+    version - offset.
+    """
+    if not lines:
+        return np.maximum(step - 1 - version, 0)
+    ordered = sorted(lines, key=lambda line: line.first_version)
+    first = np.array([line.first_version for line in ordered])
+    offset = np.array([line.offset for line in ordered])
+    line = np.clip(np.searchsorted(first, version, side="right") - 1, 0, None)
+    return np.maximum(step - 1 - (version - offset[line]), 0)
+
+
+def _contradiction(groups: Sequence[rollout_pb2.Group]) -> str:
+    for group in groups:
+        for index, c in enumerate(group.completions):
+            counts = {
+                "tokens": len(c.tokens) / 4,
+                "logprobs": len(c.logprobs) / 4,
+                "loss_mask": len(c.loss_mask) or len(c.tokens) / 4,
+                "versions": sum(span.length for span in c.versions),
+            }
+            if len(set(counts.values())) != 1:
+                return f"group {group.task.task_id} completion {index}: lengths differ: {counts}"
+    return "groups whose lengths differ"
