@@ -1,0 +1,59 @@
+"""Run events as one line of prose each, for a console or ``paceline events``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def tell(event: Mapping[str, Any]) -> str:
+    """One line for a journalled event (an object with ``type`` and the event's own fields)."""
+    kind = str(event.get("type", "?"))
+    told = _TOLD.get(kind)
+    if told is None:
+        shown = {k: v for k, v in event.items() if k not in ("type", "position", "n", "t", "after")}
+        return " ".join([kind, *(f"{k}={v}" for k, v in shown.items())])
+    try:
+        return told(event)
+    except (KeyError, TypeError, ValueError):
+        return kind
+
+
+def _detail(event: Mapping[str, Any], field: str = "detail") -> str:
+    text = str(event.get(field) or "")
+    return f": {text}" if text else ""
+
+
+def _names(members: Any) -> str:
+    return ", ".join(str(m["worker_id"]) for m in members)
+
+
+_TOLD: dict[str, Callable[[Mapping[str, Any]], str]] = {
+    "RunStarted": lambda e: "run started",
+    "TermBegun": lambda e: f"{e['controller_id']} leads (term {e['term']})",
+    "WorkerRegistered": lambda e: f"{e['worker_id']} joined (pid {e['pid']} on {e['host']})",
+    "WorkerDied": lambda e: f"{e['worker_id']} died ({e['how']}{_detail(e)})",
+    "WorkerChanged": lambda e: f"{e['worker_id']} is {e['lifecycle']}",
+    "TaskDropped": lambda e: f"task {e['task_id']} dropped ({e['reason']}{_detail(e)})",
+    "MeshBroken": lambda e: f"mesh epoch {e['epoch']} is over ({e['reason']}{_detail(e)})",
+    "MeshFormed": lambda e: f"mesh epoch {e['epoch']}: {_names(e['members'])}",
+    "RolledBack": lambda e: (
+        f"back from step {e['from_step']} to step {e['step']}: no replica holds the newest state"
+    ),
+    "StepDealt": lambda e: f"step {e['step']} dealt out anew (round {e['round']})",
+    "StepCommitted": lambda e: (
+        f"step {e['step']} committed, reward {e['metrics'].get('reward_mean', float('nan')):.3f}"
+    ),
+    "StepAborted": lambda e: f"step {e['step']} given up{_detail(e, 'reason')}",
+    "CheckpointRecorded": lambda e: f"checkpoint of step {e['step']}: {e['path']}",
+    "EvalScheduled": lambda e: f"evaluation after step {e['step']} over {e['rows']} prompts",
+    "EvalRecorded": lambda e: (
+        f"evaluation after step {e['step']}: reward {e['reward_mean']:.3f} over {e['count']} prompts"
+    ),
+    "Scaled": lambda e: "wanted: " + ", ".join(f"{k}={v}" for k, v in e["desired"].items()),
+    "Drained": lambda e: f"{e['worker_id']} is asked to leave",
+    "Paused": lambda e: "paused" if e["paused"] else "resumed",
+    "StopRequested": lambda e: f"stop requested{_detail(e, 'reason')}",
+    "RunFinished": lambda e: f"run finished ({e['reason']})",
+    "RunFailed": lambda e: f"run failed{_detail(e, 'reason')}",
+}

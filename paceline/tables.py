@@ -1,0 +1,116 @@
+"""The state of a run as rich tables: the live console and ``paceline status`` show the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.table import Table
+from rich.text import Text
+
+from paceline.v1 import admin_pb2, common_pb2
+
+STATE_STYLE = {
+    "running": "green",
+    "leader": "green",
+    "standby": "cyan",
+    "starting": "yellow",
+    "draining": "yellow",
+    "suspect": "yellow",
+    "dead": "red",
+}
+TIME_SPLIT = ("generate", "wait", "compute", "reduce", "commit", "publish")
+
+
+def fleet_table(status: admin_pb2.StatusReply, *, gone: bool = True) -> Table:
+    """One row for each process; ``gone``: dead and stopped workers too."""
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("process", "host", "pid", "state", "mesh", "version", "heard", "doing"):
+        table.add_column(
+            column, justify="right" if column in ("pid", "mesh", "version") else "left"
+        )
+    for one in sorted(status.controllers, key=lambda c: c.controller_id):
+        age = _age(one.heartbeat_age_s)
+        table.add_row(one.controller_id, one.host, str(one.pid), _state(one.state), "", "", age, "")
+    for worker in sorted(status.workers, key=lambda w: w.worker_id):
+        if worker.state in ("dead", "stopped") and not gone:
+            continue
+        is_policy = worker.role == common_pb2.ROLE_POLICY
+        doing = worker.activity
+        if worker.held_leases:
+            doing = f"{doing} ({worker.held_leases} tasks)".strip()
+        table.add_row(
+            worker.worker_id,
+            worker.host,
+            str(worker.pid),
+            _state(worker.state),
+            str(worker.mesh_epoch) if is_policy and worker.mesh_epoch else "",
+            str(worker.version) if worker.version >= 0 else "-",
+            _age(worker.heartbeat_age_s),
+            doing,
+        )
+    return table
+
+
+def progress_table(status: admin_pb2.StatusReply) -> Table:
+    """Step, reward, loss, throughput, staleness, time split and queue of the newest step."""
+    metrics = status.metrics
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    reward = f"{_show(metrics, 'reward_mean')} ± {_show(metrics, 'reward_std')}"
+    if "eval_reward_mean" in metrics:
+        reward += f"   held out {_show(metrics, 'eval_reward_mean')}"
+    table.add_row("reward", reward)
+    table.add_row(
+        "policy",
+        f"loss {_show(metrics, 'loss')}   kl {_show(metrics, 'kl')}   "
+        f"entropy {_show(metrics, 'entropy')}   clipped {_show(metrics, 'clip_fraction')}   "
+        f"grad {_show(metrics, 'grad_norm')}   lr {_show(metrics, 'lr')}",
+    )
+    table.add_row(
+        "pace",
+        f"{_show(metrics, 'samples_per_s')} samples/s   {_show(metrics, 'tokens_per_s')} tokens/s   "
+        f"{_show(metrics, 'step_s')} s/step",
+    )
+    table.add_row(
+        "freshness",
+        f"staleness {_show(metrics, 'staleness_mean')} (max {_show(metrics, 'staleness_max')})   "
+        f"ratio {_show(metrics, 'ratio_mean')} (max {_show(metrics, 'ratio_max')})   "
+        f"engine gap {_show(metrics, 'logprob_gap_mean')} (max {_show(metrics, 'logprob_gap_max')})",
+    )
+    split = [
+        f"{name} {_show(metrics, f'time_{name}_s')}"
+        for name in TIME_SPLIT
+        if f"time_{name}_s" in metrics
+    ]
+    table.add_row("seconds", "   ".join(split) or "-")
+    tasks = status.tasks
+    table.add_row(
+        "tasks",
+        f"{tasks.pending} pending   {tasks.leased} leased   {tasks.ready} ready   "
+        f"{tasks.in_step} in step   {tasks.trained} trained   {sum(tasks.dropped.values())} dropped",
+    )
+    return table
+
+
+def headline(status: admin_pb2.StatusReply) -> str:
+    """One line: phase, step, versions, who leads."""
+    line = (
+        f"{status.run_name or status.run_id}: {status.phase}, step {status.step}/{status.total_steps}"
+        f", version {status.version}, mesh epoch {status.mesh_epoch}, leader {status.leader or '-'}"
+        f" (term {status.term})"
+    )
+    return f"{line}: {status.reason}" if status.reason else line
+
+
+def _show(metrics: Mapping[str, float], name: str) -> str:
+    value = metrics.get(name) if name in metrics else None
+    return "-" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _state(state: str) -> Text:
+    return Text(state, style=STATE_STYLE.get(state, ""))
+
+
+def _age(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
