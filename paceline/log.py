@@ -1,0 +1,33 @@
+"""Logs are events with fields: one line each, greppable by id."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from typing import Any, TextIO
+
+
+def setup(process: str, *, level: str = "INFO", stream: TextIO | None = None) -> None:
+    """Sends every log line of this process to ``stream`` (default: standard error)."""
+    handler = logging.StreamHandler(stream or sys.stderr)
+    handler.setFormatter(
+        logging.Formatter(
+            f"%(asctime)s.%(msecs)03d %(levelname).1s {process} %(message)s", datefmt="%H:%M:%S"
+        )
+    )
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level)
+
+
+def event(logger: logging.Logger, message: str, /, level: int = logging.INFO, **fields: Any) -> None:
+    """Logs ``message`` followed by ``key=value`` pairs."""
+    if logger.isEnabledFor(level):
+        logger.log(level, "%s", " ".join([message, *(f"{k}={_show(v)}" for k, v in fields.items())]))
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.6g}"
+    text = str(value)
+    return repr(text) if " " in text else text
