@@ -1,0 +1,94 @@
+"""The TCP sockets of this process, by descriptor: gloo does not tell which are its own.
+
+Shutting a collective's connected sockets is the one thing that frees a thread blocked in gloo. A
+listening socket must never be shut: gloo ends the process.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+Address = tuple[str, int]
+
+_TCP = (socket.AF_INET, socket.AF_INET6)
+_DESCRIPTORS = Path("/proc/self/fd") if Path("/proc/self/fd").is_dir() else Path("/dev/fd")
+
+
+@dataclass(frozen=True, slots=True)
+class SocketId:
+    """One open socket. The inode tells it from a later one that got the same descriptor."""
+
+    descriptor: int
+    inode: int
+
+
+def listeners() -> dict[SocketId, Address]:
+    """Listening TCP sockets of this process and the addresses they are bound to."""
+    return {s: local for s, listening, local, _ in _tcp_sockets() if listening}
+
+
+def connected_via(addresses: Collection[Address]) -> list[SocketId]:
+    """Connected TCP sockets of this process with one of ``addresses`` at either end."""
+    return [
+        s
+        for s, listening, local, remote in _tcp_sockets()
+        if not listening and remote is not None and (local in addresses or remote in addresses)
+    ]
+
+
+def shut(sockets: Collection[SocketId]) -> int:
+    """Ends both directions of each that is still open; returns how many were. Never blocks."""
+    count = 0
+    for wanted in sockets:
+        end = _duplicate(wanted.descriptor)
+        if end is None:
+            continue
+        # Checked on the duplicate: the original may be closed and its number reused at any moment.
+        with end:
+            if os.fstat(end.fileno()).st_ino == wanted.inode:
+                try:
+                    end.shutdown(socket.SHUT_RDWR)
+                    count += 1
+                except OSError:
+                    continue
+    return count
+
+
+def _tcp_sockets() -> list[tuple[SocketId, bool, Address, Address | None]]:
+    found = []
+    for name in os.listdir(_DESCRIPTORS):  # noqa: PTH208
+        end = _duplicate(int(name))
+        if end is None:
+            continue
+        with end:
+            if end.type != socket.SOCK_STREAM or end.family not in _TCP:
+                continue
+            inode = os.fstat(end.fileno()).st_ino
+            try:
+                listening = bool(end.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
+                local = end.getsockname()[:2]
+                remote = None if listening else end.getpeername()[:2]
+            except OSError:
+                # Not connected (any more).
+                continue
+            found.append((SocketId(int(name), inode), listening, local, remote))
+    return found
+
+
+def _duplicate(descriptor: int) -> socket.socket | None:
+    try:
+        copy = os.dup(descriptor)
+    except OSError:
+        return None
+    try:
+        if stat.S_ISSOCK(os.fstat(copy).st_mode):
+            return socket.socket(fileno=copy)
+    except OSError:
+        pass
+    os.close(copy)
+    return None

@@ -1,0 +1,309 @@
+"""Process groups behind the mesh: gloo for host memory, NCCL for CUDA memory.
+
+A transport starts operations and hands out a handle for each; it is severed from any thread, at
+any time, without blocking, after which every operation of it ends in an error.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline import sockets
+from paceline.rendezvous import MeshError, RedisStore, Rendezvous
+
+# Operations end by completion or by being severed, never by torch's own clock: a healthy peer may
+# be silent for as long as its part of a step takes.
+_FOREVER = timedelta(days=7)
+
+_forming = threading.Lock()
+
+
+class Handle(Protocol):
+    """One started operation."""
+
+    def poll(self, seconds: float) -> bool:
+        """Waits at most ``seconds``; true once the operation has ended, well or badly."""
+
+    def result(self) -> None:
+        """After poll() said true: raises what went wrong, if anything did."""
+
+
+class GlooTransport:
+    """A gloo group between ``size`` members that meet at ``meeting``. Buffers: host memory.
+
+    The constructor blocks until all members are connected, until ``timeout_s``, or until sever()
+    of the object in the making (``made`` is called with it before the first wait).
+    """
+
+    def __init__(
+        self,
+        meeting: Rendezvous,
+        *,
+        rank: int,
+        size: int,
+        host: str,
+        timeout_s: float,
+        made: Callable[[GlooTransport], None],
+    ) -> None:
+        self._sockets: list[sockets.SocketId] = []
+        self._addresses: set[sockets.Address] = set()
+        self._group: Any = None
+        self._severed = threading.Event()
+        self._pairwise: _Pairwise | None = None
+        made(self)
+        with _forming:
+            before = sockets.listeners()
+            device = _gloo_device(host)
+            mine = [a for s, a in sockets.listeners().items() if s not in before]
+        meeting.put(f"gloo:{rank}", json.dumps(mine).encode())
+        for raw in meeting.get(f"gloo:{peer}" for peer in range(size)):
+            self._addresses.update((str(h), int(p)) for h, p in json.loads(raw))
+        options = dist.ProcessGroupGloo._Options()
+        options._timeout = timedelta(seconds=timeout_s)
+        options._devices = [device]
+        self._store = RedisStore(meeting)
+        self._group = dist.ProcessGroupGloo(self._store, rank, size, options)
+        self._sockets = sockets.connected_via(self._addresses)
+        if self._severed.is_set():
+            sockets.shut(self._sockets)
+
+    def all_reduce(self, buffer: Tensor) -> Handle:
+        options = dist.AllreduceOptions()
+        options.timeout = _FOREVER
+        return _GlooWork(self._group.allreduce([buffer], options), buffer)
+
+    def broadcast(self, buffer: Tensor, source: int) -> Handle:
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        options.rootTensor = 0
+        options.timeout = _FOREVER
+        return _GlooWork(self._group.broadcast([buffer], options), buffer)
+
+    def send(self, buffer: Tensor, peer: int) -> Handle:
+        return self._pairs().start(lambda: self._group.send([buffer], peer, 0))
+
+    def recv(self, buffer: Tensor, peer: int) -> Handle:
+        return self._pairs().start(lambda: self._group.recv([buffer], peer, 0))
+
+    def sever(self) -> None:
+        """Ends every operation with an error, here and at the peers. Never blocks."""
+        self._severed.set()
+        # Without a list yet, the group is still connecting: look for what it has opened so far.
+        sockets.shut(self._sockets or sockets.connected_via(self._addresses))
+        if self._pairwise is not None:
+            self._pairwise.close()
+
+    def _pairs(self) -> _Pairwise:
+        if self._pairwise is None:
+            self._pairwise = _Pairwise()
+            if self._severed.is_set():
+                self._pairwise.close()
+        return self._pairwise
+
+
+class _GlooWork:
+    def __init__(self, work: Any, buffer: Tensor) -> None:
+        self._work = work
+        self._buffer = buffer  # alive for as long as gloo may write to it
+
+    def poll(self, seconds: float) -> bool:
+        if not self._work.is_completed():
+            try:
+                self._work.wait(timedelta(seconds=seconds))
+            except RuntimeError:
+                # Timed out or failed: only the state tells which.
+                return bool(self._work.is_completed())
+        return True
+
+    def result(self) -> None:
+        self._work.wait(_FOREVER)
+
+
+class _Pairwise:
+    """Sends and receives, one after the other in a thread of their own.
+
+    gloo's send and receive cannot be polled, and a wait that times out closes the connection: so a
+    thread waits without a limit, and sever() frees it.
+    """
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], _PairwiseWork] | None]
+        self._jobs = queue.SimpleQueue()
+        self._closed = False
+        threading.Thread(target=self._run, name="mesh-pairwise", daemon=True).start()
+
+    def start(self, post: Callable[[], Any]) -> Handle:
+        work = _PairwiseWork()
+        if self._closed:
+            work.finish(MeshError("the mesh was abandoned"))
+        else:
+            self._jobs.put((post, work))
+        return work
+
+    def close(self) -> None:
+        self._closed = True
+        self._jobs.put(None)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            post, work = job
+            error: Exception | None = None
+            try:
+                if self._closed:
+                    raise MeshError("the mesh was abandoned")
+                post().wait(_FOREVER)
+            except Exception as caught:
+                error = caught
+            work.finish(error)
+            # The next job may be hours away: do not keep this one's buffer until then.
+            del job, post, work, error
+        while not self._jobs.empty():
+            job = self._jobs.get()
+            if job is not None:
+                job[1].finish(MeshError("the mesh was abandoned"))
+
+
+class _PairwiseWork:
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._error: Exception | None = None
+
+    def finish(self, error: Exception | None) -> None:
+        self._error = error
+        self._done.set()
+
+    def poll(self, seconds: float) -> bool:
+        return self._done.wait(seconds)
+
+    def result(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+
+class NcclTransport:
+    """A NCCL group with a nonblocking communicator. Buffers: memory of ``device``.
+
+    Rank 0 hosts torch's TCPStore (NCCL does not take a store written in Python for granted) and
+    announces its address at the meeting.
+    """
+
+    def __init__(
+        self,
+        meeting: Rendezvous,
+        *,
+        rank: int,
+        size: int,
+        host: str,
+        device: torch.device,
+        timeout_s: float,
+        made: Callable[[NcclTransport], None],
+    ) -> None:
+        self._group: Any = None
+        self._severed = threading.Event()
+        self._device = device
+        made(self)
+        # By default torch's watchdog ends the whole process when a peer dies.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, int(timeout_s))))
+        timeout = timedelta(seconds=timeout_s)
+        if rank == 0:
+            self._store = dist.TCPStore(
+                host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False
+            )
+            meeting.put("tcp", json.dumps([host, self._store.port]).encode())
+        else:
+            address = json.loads(meeting.get(["tcp"])[0])
+            self._store = dist.TCPStore(
+                str(address[0]), int(address[1]), size, is_master=False, timeout=timeout
+            )
+        options = dist.ProcessGroupNCCL.Options()
+        options.config.blocking = 0
+        options._timeout = _FOREVER
+        self._group = dist.ProcessGroupNCCL(self._store, rank, size, options)
+        if self._severed.is_set():
+            raise MeshError("the mesh was abandoned")
+        # Connect now, in the forming thread, so that no later operation blocks its caller.
+        self._group.eager_connect_single_device(device)
+
+    def all_reduce(self, buffer: Tensor) -> Handle:
+        return _NcclWork(self, self._group.allreduce([buffer]), buffer)
+
+    def broadcast(self, buffer: Tensor, source: int) -> Handle:
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        options.rootTensor = 0
+        return _NcclWork(self, self._group.broadcast([buffer], options), buffer)
+
+    def send(self, buffer: Tensor, peer: int) -> Handle:
+        return _NcclWork(self, self._group.send([buffer], peer, 0), buffer)
+
+    def recv(self, buffer: Tensor, peer: int) -> Handle:
+        return _NcclWork(self, self._group.recv([buffer], peer, 0), buffer)
+
+    def sever(self) -> None:
+        """Aborts the communicator in a thread: the call may wait for the device."""
+        if self._severed.is_set():
+            return
+        self._severed.set()
+        if self._group is not None:
+            threading.Thread(target=self._group.abort, name="mesh-abort", daemon=True).start()
+
+    @property
+    def severed(self) -> bool:
+        return self._severed.is_set()
+
+
+class _NcclWork:
+    def __init__(self, transport: NcclTransport, work: Any, buffer: Tensor) -> None:
+        self._transport = transport
+        self._work = work
+        self._buffer = buffer
+        self._pause = threading.Event()
+
+    def poll(self, seconds: float) -> bool:
+        # There is nothing to await: completion is an event on the device.
+        deadline = time.monotonic() + seconds
+        pause_s = 0.0001
+        while not self._work.is_completed():
+            if time.monotonic() >= deadline:
+                return False
+            self._pause.wait(pause_s)
+            pause_s = min(pause_s * 2, 0.002)
+        return True
+
+    def result(self) -> None:
+        if self._transport.severed:
+            raise MeshError("the communicator was aborted")
+        self._work.wait()
+
+
+def agree_on_nccl(
+    meeting: Rendezvous, *, rank: int, size: int, device: torch.device, host: str
+) -> bool:
+    """Whether all members sit on CUDA devices of their own: only then can NCCL join them."""
+    identity = ""
+    if device.type == "cuda" and dist.is_nccl_available():
+        properties = torch.cuda.get_device_properties(device)
+        identity = f"{socket.gethostname()}/{host}/{getattr(properties, 'uuid', device.index)}"
+    meeting.put(f"device:{rank}", identity.encode())
+    everyone: Sequence[bytes] = meeting.get(f"device:{peer}" for peer in range(size))
+    return all(everyone) and len(set(everyone)) == size
+
+
+def _gloo_device(host: str) -> Any:
+    interface = os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0]
+    if interface:
+        return dist.ProcessGroupGloo.create_device(interface=interface)
+    return dist.ProcessGroupGloo.create_device(hostname=host)
