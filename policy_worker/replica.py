@@ -15,13 +15,11 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import logging
 import mmap
 import os
 import secrets
-import signal
 import struct
 import subprocess
 import sys
@@ -36,14 +34,12 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.log import event
+from policy_worker.parent import RANK_SETTINGS, die_with_parent
 
 log = logging.getLogger(__name__)
 
 FOREVER = timedelta(days=365)
 """Between two commands lies however long the rollouts take. Death is noticed by other means."""
-
-_ENV = "PACELINE_REPLICA"
-_PR_SET_PDEATHSIG = 1
 
 
 class ReplicaBroken(Exception):
@@ -253,7 +249,7 @@ def lead(
             env = os.environ | {
                 "OMP_NUM_THREADS": str(threads),
                 "MKL_NUM_THREADS": str(threads),
-                _ENV: json.dumps(
+                RANK_SETTINGS: json.dumps(
                     {
                         "rank": rank,
                         "size": size,
@@ -290,27 +286,10 @@ def lead(
         raise ReplicaBroken(f"the replica's ranks did not come together: {error}") from error
 
 
-def die_with_parent() -> int:
-    """First thing a follower does, before it imports anything slow. Returns its rank.
-
-    Exits at once if the leader is gone already.
-    """
-    settings = json.loads(os.environ[_ENV])
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != settings["parent"]:
-        os._exit(1)
-    # Ctrl-C reaches the whole process group; when to stop is the leader's decision.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    rank: int = settings["rank"]
-    return rank
-
-
 def follow() -> tuple[RankedReplica, str]:
     """Joins the replica that spawned this process. Returns it and the leader's ``config_json``."""
     die_with_parent()
-    settings = json.loads(os.environ[_ENV])
+    settings = json.loads(os.environ[RANK_SETTINGS])
     torch.set_num_threads(settings["threads"])
     word = mmap.mmap(settings["word"], mmap.PAGESIZE, prot=mmap.PROT_READ)
     os.close(settings["word"])
