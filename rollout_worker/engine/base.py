@@ -1,0 +1,184 @@
+"""The engine interface: token ids in, token ids out.
+
+    submit ──► waiting ──► running (continuous batch) ──► finished samples
+                              ▲
+        load_weights ─────────┘  swapped between two tokens; requests are kept
+
+What every engine promises:
+
+* Tokens are never detokenised and tokenised again.
+* A token carries the log-probability it had under the distribution it was sampled from
+  (temperature, top-k and top-p applied, renormalised), in float32, and the weight version that
+  produced it. Greedy tokens carry the log-probability of the untempered, unfiltered distribution.
+* The samples of a request share one prefill of the prompt.
+* New weights take effect between two tokens; running requests go on. All of a swap or none of it.
+* The key-value cache that older weights wrote is kept: later tokens of a running request attend to
+  it. This is the usual choice of asynchronous trainers; its effect is part of the measured
+  log-prob gap.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class EngineError(Exception):
+    """The engine cannot be built or cannot do what was asked; the message is one line for people."""
+
+
+class WeightsRefused(EngineError):
+    """Staged weights do not fit the model; nothing was loaded."""
+
+
+class GenerationFailed(EngineError):
+    """One request cannot be finished (for example non-finite logits); the engine itself goes on."""
+
+
+class Aborted(Exception):
+    """The request was aborted. ``partial``: what each sample had so far, for continuation."""
+
+    def __init__(self, request_id: str, partial: tuple[Sample | None, ...] = ()) -> None:
+        super().__init__(request_id)
+        self.partial = partial
+
+
+class Finish(StrEnum):
+    STOP = "stop"
+    """End-of-sequence token (the last of the tokens) or a stop string."""
+    LENGTH = "length"
+    PARTIAL = "partial"
+    """Not finished: the sample was cut by an abort."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample. ``seed`` and the sample's index fix the random numbers, token by token."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    """0: off."""
+    stop: tuple[str, ...] = ()
+    seed: int = 0
+    """Unsigned, 64 bits."""
+    greedy: bool = False
+
+    def __post_init__(self) -> None:
+        if self.max_tokens < 1:
+            raise ValueError("max_tokens must be at least 1")
+        if not self.temperature > 0:
+            raise ValueError("temperature must be positive; use greedy for the most likely token")
+        if not 0 < self.top_p <= 1 or self.top_k < 0:
+            raise ValueError("top_p must be in (0, 1] and top_k at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One completion, prompt excluded.
+
+    ``tokens`` int32 [n], n >= 1; ``logprobs`` float32 [n]; ``versions``: (version, length) spans that
+    cover the tokens in order; ``stop``: the stop string that ended it, which its text still contains.
+    """
+
+    tokens: NDArray[np.int32]
+    logprobs: NDArray[np.float32]
+    versions: tuple[tuple[int, int], ...]
+    finish: Finish
+    stop: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """``count`` completions of one prompt.
+
+    ``prefixes``: empty, or for each sample what an earlier owner had generated of it (None: nothing).
+    Such a sample goes on where it stopped, with the same random numbers as if never interrupted; its
+    tokens count towards ``max_tokens`` and are part of the result.
+    """
+
+    request_id: str
+    prompt_tokens: NDArray[np.int32]
+    params: SamplingParams
+    count: int = 1
+    prefixes: tuple[Sample | None, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.prompt_tokens) == 0:
+            raise ValueError("the prompt has no tokens")
+        if self.count < 1:
+            raise ValueError("count must be at least 1")
+        if self.prefixes and len(self.prefixes) != self.count:
+            raise ValueError("prefixes must be empty or one for each sample")
+
+
+@dataclass(frozen=True, slots=True)
+class EngineStats:
+    """Counters since the start; differences of two readings give rates."""
+
+    tokens: int = 0
+    samples: int = 0
+    running: int = 0
+    """Sequences in the batch now."""
+    waiting: int = 0
+    """Sequences not yet in it."""
+    idle_s: float = 0.0
+    """Time without any sequence to work on. Seconds."""
+    swap_s: float = 0.0
+    """Time generation stood still for weight swaps. Seconds."""
+    swaps: int = 0
+    steps: int = 0
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+
+class Engine(ABC):
+    """One model on one device (or one group of devices). Methods are called from one event loop."""
+
+    @abstractmethod
+    async def start(self) -> None:
+        """Loads the model. Raises EngineError with one clear line where it cannot."""
+
+    @abstractmethod
+    async def generate(self, request: Request) -> tuple[Sample, ...]:
+        """The request's samples, in order, once all are finished.
+
+        Raises Aborted after ``abort``, GenerationFailed where the model's output is unusable, and
+        EngineError where the request does not fit the engine's context or the engine is closed.
+        """
+
+    @abstractmethod
+    def abort(self, request_id: str) -> None:
+        """Ends a request at the next token boundary. Unknown ids are ignored."""
+
+    @abstractmethod
+    async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
+        """Swaps to ``version`` at the next token boundary; returns the pause in seconds.
+
+        ``tensors``: by their Hugging Face names, on any device, tied weights once or under every
+        name; they must stay unchanged until this returns. Raises WeightsRefused, with nothing
+        loaded, for unknown or missing names, wrong shapes, or values of one tied weight that differ.
+        """
+
+    @property
+    @abstractmethod
+    def version(self) -> int:
+        """Version of the weights that produce the next token; -1 before the first load."""
+
+    @property
+    @abstractmethod
+    def max_context(self) -> int:
+        """Longest prompt plus completion, in tokens."""
+
+    @abstractmethod
+    def stats(self) -> EngineStats: ...
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Aborts what runs and frees the device. Idempotent."""
