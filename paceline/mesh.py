@@ -103,6 +103,11 @@ class ProcessMesh:
     def abandoned(self) -> bool:
         return self._abandoned.is_set()
 
+    @property
+    def joins_devices(self) -> bool:
+        """Whether buffers on the members' CUDA devices travel without passing host memory."""
+        return self._device_side is not None
+
     def all_reduce(self, buffer: Tensor) -> None:
         """Replaces ``buffer`` by its sum over all members. The same shape and dtype everywhere."""
         self.wait(self.all_reduce_async(buffer))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 
 import torch
@@ -59,7 +58,7 @@ class Receiver:
         self._link: _Link | None = None
         self._version = -1
         self.last_transfer_s = 0.0
-        """Duration of the newest complete transfer, from its announcement to the hand-over."""
+        """Duration of the newest complete transfer, from its announcement to intact in memory."""
 
     @property
     def version(self) -> int:
@@ -110,20 +109,18 @@ class Receiver:
                 version = self._version
             say_hello(mesh, version)
             link.formed = True
-            log.event(
-                _log, "weights link formed", epoch=link.epoch, of=link.publisher, has=version
-            )
+            log.event(_log, "weights link formed", epoch=link.epoch, of=link.publisher, has=version)
             while True:
-                staged, seconds = self._next(mesh)
+                staged = receive_snapshot(mesh, newer_than=self._version)
                 self._hand_over(link, staged)
                 acknowledge(mesh, staged.version)
-                self.last_transfer_s = seconds
+                self.last_transfer_s = staged.seconds
                 log.event(
                     _log,
                     "weights staged",
                     epoch=link.epoch,
                     version=staged.version,
-                    ms=seconds * 1e3,
+                    ms=staged.seconds * 1e3,
                 )
                 # The engine owns them now: do not keep them until the next version comes.
                 del staged
@@ -148,11 +145,6 @@ class Receiver:
             link.formed = False
             if mesh is not None:
                 mesh.abandon()
-
-    def _next(self, mesh: ProcessMesh) -> tuple[StagedWeights, float]:
-        timer = Stopwatch()
-        staged = receive_snapshot(mesh, newer_than=self._version, on_header=timer.start)
-        return staged, timer.seconds
 
     def _hand_over(self, link: _Link, staged: StagedWeights) -> None:
         with self._handing_over:

@@ -1,0 +1,172 @@
+"""What a set of weights consists of, and where each tensor lies in one flat buffer.
+
+Both ends compute the layout from the manifest by the same rule, so no offset ever comes from a
+message. A manifest from a message is checked in full before anything is allocated for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+    )
+}
+
+_ALIGNMENT = 64
+_MAX_TENSORS = 200_000
+_MAX_NAME = 512
+_MAX_DIMS = 16
+
+
+class WeightsRefused(Exception):
+    """What came over a weights link is malformed, damaged, too large or too old."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    name: str
+    dtype: str
+    """Key of DTYPES."""
+    shape: tuple[int, ...]
+    same_as: str = ""
+    """Name of an earlier tensor that this one shares its memory with (tied weights)."""
+
+    @property
+    def size_bytes(self) -> int:
+        return 0 if self.same_as else math.prod(self.shape) * DTYPES[self.dtype].itemsize
+
+
+@dataclass(frozen=True)
+class Manifest:
+    specs: tuple[TensorSpec, ...]
+    bucket_bytes: int
+
+    @classmethod
+    def of(cls, named: Iterable[tuple[str, Tensor]], *, bucket_bytes: int) -> Manifest:
+        """Describes tensors; one that is the same view of memory as an earlier one is tied to it."""
+        specs: dict[str, TensorSpec] = {}
+        seen: dict[tuple[Any, ...], str] = {}
+        for name, tensor in named:
+            if name in specs:
+                raise ValueError(f"two weights are named {name!r}")
+            dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
+            if dtype not in DTYPES:
+                raise ValueError(f"weight {name!r} has dtype {dtype}, which is not sent")
+            identity = (tensor.data_ptr(), tensor.device, dtype, shape, tensor.stride())
+            first = seen.setdefault(identity, name) if tensor.numel() else name
+            specs[name] = TensorSpec(name, dtype, shape, "" if first == name else first)
+        return cls(tuple(specs.values()), bucket_bytes)
+
+    @cached_property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each tensor starts, in bytes; that of a tied one is where the other starts."""
+        at: dict[str, int] = {}
+        ends = 0
+        for spec in self.specs:
+            if spec.same_as:
+                at[spec.name] = at[spec.same_as]
+            else:
+                at[spec.name] = ends
+                ends += -(-spec.size_bytes // _ALIGNMENT) * _ALIGNMENT
+        return tuple(at.values())
+
+    @cached_property
+    def total_bytes(self) -> int:
+        """Size of the flat buffer, padding included."""
+        return sum(-(-spec.size_bytes // _ALIGNMENT) * _ALIGNMENT for spec in self.specs)
+
+    @property
+    def buckets(self) -> int:
+        return -(-self.total_bytes // self.bucket_bytes)
+
+    def bucket(self, flat: Tensor, index: int) -> Tensor:
+        """The ``index``-th piece of uint8[total_bytes] ``flat``: a view."""
+        return flat[index * self.bucket_bytes : (index + 1) * self.bucket_bytes]
+
+    def views(self, flat: Tensor) -> dict[str, Tensor]:
+        """The tensors inside ``flat``; tied ones are the same object."""
+        found: dict[str, Tensor] = {}
+        for spec, start in zip(self.specs, self.offsets, strict=True):
+            if spec.same_as:
+                found[spec.name] = found[spec.same_as]
+            else:
+                part = flat[start : start + spec.size_bytes]
+                found[spec.name] = part.view(DTYPES[spec.dtype]).view(spec.shape)
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "bucket_bytes": self.bucket_bytes,
+            "tensors": [[s.name, s.dtype, list(s.shape), s.same_as] for s in self.specs],
+        }
+
+    @classmethod
+    def from_json(cls, value: Any, *, limit_bytes: int) -> Manifest:
+        """Checks everything; raises WeightsRefused. ``limit_bytes``: largest buffer to accept."""
+        _require(isinstance(value, dict), "the manifest is not an object")
+        bucket_bytes, rows = value.get("bucket_bytes"), value.get("tensors")
+        _require(
+            _is_count(bucket_bytes) and _ALIGNMENT <= bucket_bytes <= 1 << 31,
+            "bucket_bytes is out of range",
+        )
+        _require(isinstance(rows, list) and len(rows) <= _MAX_TENSORS, "too many tensors")
+        specs: dict[str, TensorSpec] = {}
+        total = 0
+        for row in rows:
+            spec = _spec(row)
+            _require(spec.name not in specs, f"two tensors are named {spec.name!r}")
+            if spec.same_as:
+                other = specs.get(spec.same_as)
+                _require(
+                    other is not None
+                    and not other.same_as
+                    and (other.dtype, other.shape) == (spec.dtype, spec.shape),
+                    f"{spec.name!r} is tied to something else than an equal, earlier tensor",
+                )
+            specs[spec.name] = spec
+            total += spec.size_bytes + _ALIGNMENT
+            _require(total <= limit_bytes, f"more than the limit of {limit_bytes} bytes")
+        return cls(tuple(specs.values()), bucket_bytes)
+
+
+def _spec(row: Any) -> TensorSpec:
+    _require(isinstance(row, list) and len(row) == 4, "a tensor is not described by four fields")
+    name, dtype, shape, same_as = row
+    _require(isinstance(name, str) and 0 < len(name) <= _MAX_NAME, "a tensor has no proper name")
+    _require(isinstance(dtype, str) and dtype in DTYPES, f"{name!r} has an unknown dtype")
+    _require(
+        isinstance(shape, list) and len(shape) <= _MAX_DIMS and all(_is_count(n) for n in shape),
+        f"{name!r} has an impossible shape",
+    )
+    _require(isinstance(same_as, str), f"{name!r} is tied to no name")
+    return TensorSpec(name, dtype, tuple(shape), same_as)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 48
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise WeightsRefused(message)
