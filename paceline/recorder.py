@@ -25,7 +25,7 @@ from paceline.tensorboard import EventFile
 COUNTED = frozenset(
     {
         *("TasksLeased", "GroupAccepted", "TaskReleased", "EvalTaskDone"),
-        *("StepOpened", "VoteCast", "WorkerChanged", "LinkAssigned"),
+        *("StepOpened", "VoteCast", "LinkAssigned"),
     }
 )
 """Event types that are counted and not listed."""
@@ -60,14 +60,14 @@ class Recorder:
         if position != self._position:
             self._previous, self._position, self._index = self._position, position, -1
         self._index += 1
-        key = (_numbers(position), self._index)
+        key = (position_key(position), self._index)
         kind = str(event.get("type", ""))
         self._counts[kind] += 1
         if kind in ("StepCommitted", "EvalRecorded"):
             # Before the event's own line: where the process dies between the two, the next
             # leader replays from before both.
             self._measure(key, t, event)
-        if not _is_listed(event):
+        if not is_listed(event):
             if kind == "TaskDropped":
                 self._counts[f"dropped_{event.get('reason', 'unknown')}"] += 1
             return
@@ -121,12 +121,15 @@ def _tag(name: str) -> str:
     return f"train/{name}"
 
 
-def _is_listed(event: Mapping[str, Any]) -> bool:
+def is_listed(event: Mapping[str, Any]) -> bool:
+    """Whether the event has a line of its own in events.jsonl."""
     kind = event.get("type")
     if kind in COUNTED:
         return False
     if kind == "StepDealt":
         return int(event.get("round", 0)) > 1
+    if kind == "WorkerChanged":
+        return event.get("lifecycle") not in ("starting", "running")
     return not (kind == "TaskDropped" and event.get("reason") in ROUTINE_DROPS)
 
 
@@ -148,11 +151,12 @@ def _last_line(path: Path) -> tuple[_Key, str | None]:
     last: _Key = ((), -1)
     resume: str | None = None
     for line in read_lines(path):
-        last = (_numbers(str(line["position"])), int(line["n"]))
+        last = (position_key(str(line["position"])), int(line["n"]))
         if "after" in line:
             resume = str(line["after"]) or None
     return last, resume
 
 
-def _numbers(position: str) -> tuple[int, ...]:
+def position_key(position: str) -> tuple[int, ...]:
+    """Orders journal positions."""
     return tuple(int(part) for part in re.findall(r"\d+", position))

@@ -1,0 +1,76 @@
+# make demo   set everything up and train the demo with a whole fleet of processes
+# make test   set everything up, check style and types, run the tests
+#
+# Needs python3 >= 3.11 with pip and venv, nothing else. The environment is made in .venv once;
+# stamp files make a second run quick.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
+PROTOS := $(wildcard proto/paceline/v1/*.proto)
+
+# Several processes with a pool of all cores each slow one another down many times over.
+export OMP_NUM_THREADS ?= 1
+export MKL_NUM_THREADS ?= 1
+export TOKENIZERS_PARALLELISM ?= false
+
+.PHONY: help demo test lint format proto docs bench clean
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+	@echo "also: lint format proto docs bench clean"
+
+$(VENV)/.stamp-python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+		|| { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3.11" >&2; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# torch first and alone, in the one tested version: later packages then find it there and do not
+# choose another build of it.
+$(VENV)/.stamp-torch: $(VENV)/.stamp-python constraints.txt
+	@echo "installing $(TORCH) (some minutes the first time)"
+	$(PIP) install $(TORCH)
+	@touch $@
+
+$(VENV)/.stamp-run: $(VENV)/.stamp-torch pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e .
+	@touch $@
+
+$(VENV)/.stamp-dev: $(VENV)/.stamp-run pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e '.[dev]'
+	@touch $@
+
+demo: $(VENV)/.stamp-run
+	$(BIN)/python -m examples.digit_sort.demo
+
+lint: $(VENV)/.stamp-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+format: $(VENV)/.stamp-dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+test: lint
+	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+proto: $(VENV)/.stamp-dev
+	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)
+
+docs: $(VENV)/.stamp-run
+	$(BIN)/paceline config docs > docs/configuration.md
+
+bench: $(VENV)/.stamp-run
+	$(PIP) install -c constraints.txt -e '.[bench]'
+	$(BIN)/python -m benchmarks.control_plane
+	$(BIN)/python -m benchmarks.failover
+	$(BIN)/python -m benchmarks.mesh
+	$(BIN)/python -m benchmarks.overlap
+	$(BIN)/python -m benchmarks.peer
+
+clean:
+	rm -rf $(VENV)/.stamp-* .pytest_cache .mypy_cache .ruff_cache

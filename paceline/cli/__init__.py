@@ -1,0 +1,63 @@
+"""The ``paceline`` command. One file for each group of commands; each imports what it needs when
+it runs, so that asking for help or a status never waits for torch.
+
+Exit status: 0 done, 1 it failed or was refused, 2 bad input, 3 no controller answers,
+130 interrupted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import typer
+
+from paceline.cli import admin, config, events, export, ledger, roles, status, up
+
+EXIT_STATUS = {
+    "ConfigError": 2,
+    "Refused": 2,
+    "NoRedis": 2,
+    "AuthError": 2,
+    "DataError": 2,
+    "BadInput": 2,
+    "ExportError": 2,
+    "RequestRefused": 1,
+    "ControlPlaneUnavailable": 3,
+}
+"""By the name of the exception: importing all their modules would make every command slow."""
+
+app = typer.Typer(
+    name="paceline",
+    help="Asynchronous, fault-tolerant reinforcement learning for language models.",
+    epilog="Exit status: 0 done, 1 failed or refused, 2 bad input, 3 no controller answers, "
+    "130 interrupted.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+for module in (up, roles, status, events, admin, ledger, export, config):
+    module.register(app)
+
+
+def main() -> None:
+    """Entry point of the ``paceline`` command."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader (head, less) has gone: nothing more to say to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        if os.environ.get("PACELINE_TRACEBACK"):
+            raise
+        status = EXIT_STATUS.get(type(error).__name__)
+        if status is None:
+            hint = "PACELINE_TRACEBACK=1 shows where"
+            print(f"error: {type(error).__name__}: {error} ({hint})", file=sys.stderr)
+            sys.exit(1)
+        for line in str(error).splitlines():
+            print(f"error: {line}", file=sys.stderr)
+        sys.exit(status)

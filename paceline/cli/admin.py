@@ -1,0 +1,124 @@
+"""``paceline scale | drain | pause | resume | stop``: requests to the leader, each idempotent."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.common import (
+    BadInput,
+    ControllersOption,
+    RunDirOption,
+    TlsOption,
+    TokenOption,
+    with_control,
+)
+
+ANSWER_LIMIT_S = 20.0
+ROLES = ("policy", "rollout")
+
+
+def scale(
+    counts: Annotated[
+        list[str], typer.Argument(metavar="ROLE=COUNT...", help="policy=2, rollout=4, or both.")
+    ],
+    run_dir: RunDirOption = None,
+    controllers: ControllersOption = None,
+    token_file: TokenOption = None,
+    tls_ca: TlsOption = None,
+) -> None:
+    """Change the number of workers while the run goes on.
+
+    Example: paceline scale policy=3 rollout=4 --run-dir runs/demo
+    """
+    desired = {}
+    for item in counts:
+        role, equals, count = item.partition("=")
+        if role not in ROLES or not equals or not count.isdigit() or int(count) < 1:
+            raise BadInput(f"{item}: write policy=COUNT or rollout=COUNT, COUNT at least 1")
+        desired[role] = int(count)
+    _ask("Scale", {"desired": desired}, run_dir, controllers, token_file, tls_ca)
+
+
+def drain(
+    worker: Annotated[str, typer.Argument(metavar="WORKER", help="Its id, see paceline status.")],
+    run_dir: RunDirOption = None,
+    controllers: ControllersOption = None,
+    token_file: TokenOption = None,
+    tls_ca: TlsOption = None,
+) -> None:
+    """Let one worker finish what it holds and leave.
+
+    Example: paceline drain rollout-1 --run-dir runs/demo
+    """
+    _ask("Drain", {"worker_id": worker}, run_dir, controllers, token_file, tls_ca)
+
+
+def pause(
+    run_dir: RunDirOption = None,
+    controllers: ControllersOption = None,
+    token_file: TokenOption = None,
+    tls_ca: TlsOption = None,
+) -> None:
+    """Start no new steps and lease no new tasks until `paceline resume`.
+
+    Example: paceline pause --run-dir runs/demo
+    """
+    _ask("Pause", {"paused": True}, run_dir, controllers, token_file, tls_ca)
+
+
+def resume(
+    run_dir: RunDirOption = None,
+    controllers: ControllersOption = None,
+    token_file: TokenOption = None,
+    tls_ca: TlsOption = None,
+) -> None:
+    """Go on with a paused run.
+
+    Example: paceline resume --run-dir runs/demo
+    """
+    _ask("Pause", {"paused": False}, run_dir, controllers, token_file, tls_ca)
+
+
+def stop(
+    reason: Annotated[str, typer.Option("--reason", help="Kept in the run's events.")] = "asked to",
+    run_dir: RunDirOption = None,
+    controllers: ControllersOption = None,
+    token_file: TokenOption = None,
+    tls_ca: TlsOption = None,
+) -> None:
+    """End a run early and for good: after the open step, with a final checkpoint.
+
+    To interrupt a run that is to go on later, end `paceline up` with Ctrl-C instead.
+
+    Example: paceline stop --run-dir runs/demo --reason "good enough"
+    """
+    _ask("Stop", {"reason": reason}, run_dir, controllers, token_file, tls_ca)
+
+
+def _ask(method: str, fields: dict[str, Any], *target: Any) -> None:
+    from paceline.client import ControlPlane
+    from paceline.v1 import admin_pb2
+
+    # One id for all tries of this command: a retry over a failover has one effect.
+    request = getattr(admin_pb2, f"{method}Request")(request_id=uuid.uuid4().hex, **fields)
+
+    async def ask(control: ControlPlane) -> admin_pb2.AdminReply:
+        reply: admin_pb2.AdminReply = await control.call(
+            f"AdminService.{method}", request, timeout_s=ANSWER_LIMIT_S
+        )
+        return reply
+
+    run_dir, controllers, token_file, tls_ca = target
+    reply = with_control(run_dir, controllers, token_file, tls_ca, ask)
+    if not reply.accepted:
+        typer.echo(f"error: refused: {reply.message}", err=True)
+        raise typer.Exit(1)
+    typer.echo(reply.message or "done")
+
+
+def register(app: typer.Typer) -> None:
+    for command in (scale, drain, pause, resume, stop):
+        app.command()(command)

@@ -1,0 +1,36 @@
+"""``paceline config check | docs``."""
+
+from __future__ import annotations
+
+import typer
+
+from paceline.cli.common import ConfigArgument, SetOption
+
+config = typer.Typer(help="Check a configuration; describe all settings.", no_args_is_help=True)
+
+
+@config.command()
+def check(config: ConfigArgument, overrides: SetOption = None) -> None:
+    """Print the resolved configuration as TOML, or say what is wrong with it.
+
+    Example: paceline config check demo.toml --set train.lr=3e-4
+    """
+    from paceline.config.load import load_config
+    from paceline.config.toml import to_toml
+
+    typer.echo(to_toml(load_config(config, overrides or ())), nl=False)
+
+
+@config.command()
+def docs() -> None:
+    """Print the reference of all settings as Markdown.
+
+    Example: paceline config docs > docs/configuration.md
+    """
+    from paceline.config.reference import reference
+
+    typer.echo(reference(), nl=False)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(config, name="config")

@@ -1,0 +1,87 @@
+"""``paceline events``."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.common import (
+    BadInput,
+    ControllersOption,
+    JsonOption,
+    RunDirOption,
+    TlsOption,
+    TokenOption,
+    with_control,
+)
+
+
+def events(
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they happen.")] = False,
+    after: Annotated[
+        str, typer.Option("--after", metavar="POSITION", help="Journal position to start after.")
+    ] = "",
+    all_kinds: Annotated[
+        bool, typer.Option("--all", help="Every journal event, leases and votes included.")
+    ] = False,
+    run_dir: RunDirOption = None,
+    controllers: ControllersOption = None,
+    as_json: JsonOption = False,
+    token_file: TokenOption = None,
+    tls_ca: TlsOption = None,
+) -> None:
+    """Tell what happened in a run, oldest first.
+
+    Without --follow and --all a run directory is enough, also of a run that has ended.
+
+    Example: paceline events --run-dir runs/demo --follow
+    """
+    if run_dir is not None and not (follow or all_kinds):
+        _from_file(run_dir, after, as_json)
+        return
+    from paceline.client import ControlPlane
+    from paceline.recorder import is_listed
+    from paceline.v1 import admin_pb2
+
+    async def watch(control: ControlPlane) -> None:
+        request = admin_pb2.WatchRequest(after=after, follow=follow)
+        async for record in control.stream(
+            "AdminService.WatchEvents", request, idle_s=None if follow else 10.0
+        ):
+            event = json.loads(record.json)
+            if all_kinds or is_listed(event):
+                _print({"position": record.position, **event}, as_json)
+
+    with_control(run_dir, controllers, token_file, tls_ca, watch)
+
+
+def _from_file(run_dir: Path, after: str, as_json: bool) -> None:
+    from paceline.jsonlines import read_lines
+    from paceline.recorder import position_key
+
+    path = run_dir / "events.jsonl"
+    if not path.is_file():
+        raise BadInput(f"--run-dir: {run_dir} has no events.jsonl: not a run directory")
+    for event in read_lines(path):
+        if not after or position_key(event["position"]) > position_key(after):
+            _print(event, as_json)
+
+
+def _print(event: Mapping[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(event, separators=(",", ":")))
+        return
+    from paceline.story import tell
+
+    t = event.get("t")
+    clock = time.strftime("%H:%M:%S", time.localtime(t)) if t else "--:--:--"
+    typer.echo(f"{clock}  {tell(event)}")
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(events)

@@ -1,0 +1,102 @@
+"""``paceline ledger verify``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.common import BadInput, JsonOption, RunDirOption, run_config
+
+ledger = typer.Typer(help="Look into a run's ledger.", no_args_is_help=True)
+
+
+@ledger.command()
+def verify(
+    run_dir: RunDirOption = None,
+    redis_url: Annotated[
+        str | None,
+        typer.Option("--redis-url", metavar="URL", help="Redis that holds it.", show_default=False),
+    ] = None,
+    run: Annotated[
+        str | None,
+        typer.Option("--run", metavar="NAME", help="Name of the run.", show_default=False),
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Replay the journal, check every invariant, and count every sample.
+
+    The embedded Redis of a run directory is started for the time of the check where it is not
+    running. Exit status 0 only if everything holds.
+
+    Example: paceline ledger verify --run-dir runs/demo
+    """
+    from controller.verify import verify as replay
+
+    if (run_dir is None) == (redis_url is None):
+        raise BadInput("give either --run-dir DIR or --redis-url URL")
+    with _redis(run_dir, redis_url) as url:
+        name = run or (run_config(run_dir).run.name if run_dir else _only_run(url))
+        report = replay(url, name)
+    counts: dict[str, Any] = dict(report.counts)
+    if as_json:
+        shown = {"run": name, "ok": report.ok, "counts": counts, "problems": list(report.problems)}
+        typer.echo(json.dumps(shown, indent=2))
+    else:
+        _print(name, report.ok, counts, report.problems)
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _print(name: str, ok: bool, counts: dict[str, Any], problems: Any) -> None:
+    typer.echo(f"run {name}")
+    for what, count in counts.items():
+        if isinstance(count, dict):
+            total = sum(count.values())
+            reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(count.items()))
+            typer.echo(f"  {what:<12} {total}" + (f"  ({reasons})" if reasons else ""))
+        else:
+            typer.echo(f"  {what:<12} {count}")
+    for problem in problems:
+        typer.echo(f"  violated: {problem}")
+    typer.echo("every invariant holds" if ok else "the ledger is NOT sound")
+
+
+@contextmanager
+def _redis(run_dir: Path | None, redis_url: str | None) -> Iterator[str]:
+    """URL of the Redis with the journal; what had to be started is stopped afterwards."""
+    from paceline.config.schema import RedisConfig
+    from paceline.redis_server import ensure_redis, stop_redis
+
+    if run_dir is None:
+        yield ensure_redis(Path(), RedisConfig(url=redis_url)).url
+        return
+    config = run_config(run_dir)
+    if config.redis.url is None and not (run_dir / "redis").is_dir():
+        raise BadInput(f"--run-dir: {run_dir} holds no Redis data; give --redis-url")
+    endpoint = ensure_redis(run_dir, config.redis)
+    try:
+        yield endpoint.url
+    finally:
+        if endpoint.started:
+            stop_redis(run_dir)
+
+
+def _only_run(url: str) -> str:
+    from paceline.redis_client import connect_sync
+
+    with connect_sync(url) as client:
+        found = {key.decode() for key in client.scan_iter(match="paceline:*:journal", count=1000)}
+    names: list[str] = sorted(
+        key.removeprefix("paceline:").removesuffix(":journal") for key in found
+    )
+    if len(names) != 1:
+        raise BadInput(f"--run NAME: this Redis holds {', '.join(names) or 'no run'}")
+    return names[0]
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(ledger, name="ledger")

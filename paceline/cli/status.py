@@ -1,0 +1,74 @@
+"""``paceline status``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import typer
+
+from paceline.cli.common import (
+    BadInput,
+    ControllersOption,
+    JsonOption,
+    RunDirOption,
+    TlsOption,
+    TokenOption,
+    with_control,
+)
+
+ANSWER_LIMIT_S = 3.0
+
+
+def status(
+    run_dir: RunDirOption = None,
+    controllers: ControllersOption = None,
+    as_json: JsonOption = False,
+    token_file: TokenOption = None,
+    tls_ca: TlsOption = None,
+) -> None:
+    """Show the state of a run: every process, the leader and its term, step and queue.
+
+    Example: paceline status --run-dir runs/demo --json
+    """
+    from paceline.cli.messages import as_dict
+    from paceline.client import ControlPlane, ControlPlaneUnavailable
+    from paceline.v1 import admin_pb2
+
+    async def ask(control: ControlPlane) -> admin_pb2.StatusReply:
+        request = admin_pb2.StatusRequest()
+        reply: admin_pb2.StatusReply = await control.call(
+            "AdminService.GetStatus", request, timeout_s=ANSWER_LIMIT_S
+        )
+        return reply
+
+    try:
+        reply = with_control(run_dir, controllers, token_file, tls_ca, ask)
+    except (ControlPlaneUnavailable, BadInput) as error:
+        if run_dir is not None and (last := _last_known(run_dir)):
+            raise ControlPlaneUnavailable(f"the run in {run_dir} is not running: {last}") from error
+        raise
+    if as_json:
+        typer.echo(json.dumps(as_dict(reply), indent=2))
+        return
+    from rich.console import Console
+
+    from paceline.tables import fleet_table, headline, progress_table
+
+    console = Console()
+    console.print(headline(reply), markup=False, highlight=False)
+    console.print(progress_table(reply))
+    console.print(fleet_table(reply))
+
+
+def _last_known(run_dir: Path) -> str:
+    from paceline.summary import read_summary
+
+    summary = read_summary(run_dir)
+    if summary is None:
+        return ""
+    return f"{summary.get('status')} after {summary.get('steps')} steps"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(status)

@@ -1,0 +1,82 @@
+"""docs/configuration.md, written from the schema's own field documentation."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from paceline.config.schema import Config
+
+HEAD = """\
+# Settings
+
+<!-- Written by `make docs` from paceline/config/schema.py. Change the field's text there. -->
+
+A run is described by one TOML file. Every setting can be overridden on the command line with
+`--set section.field=value`; the value is read as TOML and, where that fails, as plain text. An unknown
+setting is refused. `paceline config check FILE` prints what a file resolves to.
+
+TOML has no null: where a setting may be unset, `"none"` unsets it.
+"""
+
+
+def reference() -> str:
+    """The whole page, as Markdown."""
+    parts = [HEAD]
+    for section, info in Config.model_fields.items():
+        model = info.annotation
+        assert isinstance(model, type)
+        assert issubclass(model, BaseModel)
+        parts.append(
+            f"\n## [{section}]\n\n| setting | type | default | meaning |\n|---|---|---|---|\n"
+        )
+        parts += [_row(name, field) for name, field in model.model_fields.items()]
+    return "".join(parts)
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    meaning = " ".join((field.description or "").split()).replace("|", "\\|")
+    return f"| `{name}` | {_type(field)} | {_default(field)} | {meaning} |\n"
+
+
+def _type(field: FieldInfo) -> str:
+    limits = []
+    for item in field.metadata:
+        for attribute, sign in (("ge", "≥"), ("gt", ">"), ("le", "≤"), ("lt", "<")):
+            bound = getattr(item, attribute, None)
+            if bound is not None:
+                limits.append(f"{sign} {bound}")
+    return " ".join([_name(field.annotation), ", ".join(limits)]).strip()
+
+
+def _name(annotation: Any) -> str:
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return " or ".join(f"`{json.dumps(value)}`" for value in inner)
+    if origin is list:
+        return f"list of {_name(inner[0])}"
+    if origin is dict:
+        return f"table of {_name(inner[1])}" if inner[1] is not Any else "table"
+    if origin is tuple:
+        return f"[{', '.join(_name(item) for item in inner)}]"
+    if hasattr(annotation, "__metadata__"):
+        return _name(inner[0])
+    if inner:
+        return " or ".join(_name(item) for item in inner if item is not type(None))
+    names = {"str": "text", "int": "integer", "float": "number", "bool": "true or false"}
+    return names.get(getattr(annotation, "__name__", ""), str(annotation))
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    default = field.default
+    if default is PydanticUndefined and field.default_factory is not None:
+        default = field.default_factory()  # type: ignore[call-arg]
+    if default is None:
+        return "none"
+    return f"`{json.dumps(default)}`"

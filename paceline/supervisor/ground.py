@@ -1,0 +1,92 @@
+"""The run directory before a run starts in it: who has it, what is left of an earlier session."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from paceline.config.schema import Config
+from paceline.supervisor.door import Refused
+from paceline.supervisor.records import FleetRecord, ProcessId
+
+OWN_ENTRIES = (
+    *("redis", "controllers", "logs", "checkpoints", "export", "tensorboard"),
+    *("events.jsonl", "metrics.jsonl", "summary.json", "fleet.json", "config.toml"),
+)
+"""What a run makes in its directory; nothing else in there is ever removed."""
+PATIENCE_S = 10.0
+
+
+@contextmanager
+def held(run_dir: Path) -> Iterator[None]:
+    """Makes ``run_dir`` and holds it: one supervisor at a time. Raises Refused."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = (run_dir / "supervisor.lock").open("a+")
+    except OSError as error:
+        raise Refused(f"--run-dir: {run_dir} cannot be written: {error.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Refused(
+                f"{run_dir} is in use by another `paceline up`. Look at it with `paceline status "
+                f"--run-dir {run_dir}`, or choose another --run-dir"
+            ) from None
+        yield
+
+
+def clear(config: Config, run_dir: Path) -> None:
+    """Removes an earlier run with everything it made (``--fresh``)."""
+    from paceline.redis_server import stop_redis
+
+    end_leftovers(run_dir)
+    stop_redis(run_dir)
+    for name in OWN_ENTRIES:
+        path = run_dir / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    if config.redis.url is not None:
+        _forget(config.redis.url, config.run.name)
+
+
+def end_leftovers(run_dir: Path) -> list[ProcessId]:
+    """Ends what a killed supervisor left behind; returns it. Only exactly those processes."""
+    record = FleetRecord.read(run_dir)
+    left = record.survivors() if record else []
+    _signal(left, signal.SIGTERM)
+    processes = []
+    for one in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes.append(psutil.Process(one.pid))
+    psutil.wait_procs(processes, timeout=PATIENCE_S)
+    _signal([one for one in left if one.alive()], signal.SIGKILL)
+    return left
+
+
+def _signal(processes: Sequence[ProcessId], number: signal.Signals) -> None:
+    for one in processes:
+        # Each leads a session of its own, with its ranks and pools in it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if one.alive() and os.getpgid(one.pid) == one.pid:
+                os.killpg(one.pid, number)
+            elif one.alive():
+                os.kill(one.pid, number)
+
+
+def _forget(url: str, run_id: str) -> None:
+    from paceline.redis_client import connect_sync
+
+    with connect_sync(url) as client:
+        for key in client.scan_iter(match=f"paceline:{run_id}:*", count=1000):
+            client.unlink(key)

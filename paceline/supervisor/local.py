@@ -1,0 +1,264 @@
+"""The processes of a run on this machine, kept as the run wants them.
+
+    spawn ──► running ──► ended ──► told to the controller ──► decision ──► spawn again
+                ▲                                               │
+    reconcile ──┘ (more workers wanted)                         └──► gone, or the run fails
+
+- One task tends one name: it alone starts, awaits and restarts the processes of that name.
+- Every process ever started is in the fleet record before anything else happens to it.
+- The desired number of workers is the ledger's; this is only its hands.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from paceline.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
+from paceline.config.schema import Config
+from paceline.leader_lease import release_dead
+from paceline.supervisor.child import Child, ChildSpec, end_all
+from paceline.supervisor.launch import Launcher
+from paceline.supervisor.records import FleetRecord, ProcessId, ProcessRecord
+from paceline.supervisor.restarts import GiveUp, Leave, Restart, RestartPolicy
+from paceline.v1 import admin_pb2
+
+REPORT_LIMIT_S = 10.0
+ROLES = ("policy", "rollout")
+
+
+class LocalFleet:
+    """``failed`` is set, with one clear line, when the fleet cannot go on."""
+
+    def __init__(
+        self,
+        config: Config,
+        launcher: Launcher,
+        run_dir: Path,
+        control: ControlPlane,
+        note: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._launcher = launcher
+        self._run_dir = run_dir
+        self._control = control
+        self._note = note
+        self._restarts = RestartPolicy(
+            enabled=config.fleet.restart, max_restarts=config.fleet.max_restarts
+        )
+        self._children: dict[str, Child] = {}
+        self._tends: dict[str, asyncio.Task[None]] = {}
+        self._roles: dict[str, str] = {}
+        self._leaving: set[str] = set()
+        self._abandoned: Counter[str] = Counter()
+        self._background: set[asyncio.Task[None]] = set()
+        self._ending = asyncio.Event()
+        self._host = socket.gethostname()
+        self.redis_url = ""
+        self.finished = False
+        """The run is over: a worker that exits with status 0 has done its part."""
+        self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.record = FleetRecord(config.run.name, ProcessId.of(os.getpid()))
+        self.record.write(run_dir)
+
+    def start_all(self) -> None:
+        """Controllers and workers at once: workers wait for a leader by themselves."""
+        for index in range(self._config.fleet.controllers):
+            self._tend_new(self._launcher.controller(index))
+        for role in ROLES:
+            for index in range(int(getattr(self._config.fleet, role))):
+                self._tend_new(self._launcher.worker(role, index))
+
+    async def reconcile(self, status: admin_pb2.StatusReply) -> None:
+        """Starts or drains workers until their number is the desired one."""
+        if self._ending.is_set() or status.phase not in ("waiting", "running", "paused"):
+            return
+        for worker in status.workers:
+            if worker.state in ("draining", "stopped") and worker.worker_id in self._tends:
+                self._leaving.add(worker.worker_id)
+        for role in ROLES:
+            if role not in status.desired:
+                continue
+            staying = [n for n, r in self._roles.items() if r == role and n not in self._leaving]
+            wanted = status.desired[role] - self._abandoned[role]
+            for _ in range(wanted - len(staying)):
+                index = self._next_index(role)
+                self._note(f"starting {role}-{index}")
+                self._tend_new(self._launcher.worker(role, index))
+            surplus = len(staying) - wanted
+            for name in sorted(staying, key=_index, reverse=True)[: max(0, surplus)]:
+                await self._drain(name)
+
+    def worker_pids(self) -> dict[str, int]:
+        """Pid of every worker process that runs now."""
+        return {
+            n: c.pid for n, c in self._children.items() if c.running and self._roles[n] in ROLES
+        }
+
+    async def wait_workers(self, limit_s: float) -> None:
+        """Until every worker has ended by itself, at most ``limit_s`` seconds."""
+        tends = [t for name, t in self._tends.items() if self._roles.get(name) in ROLES]
+        if tends:
+            await asyncio.wait(tends, timeout=limit_s)
+
+    async def stop_workers(self, patience_s: float) -> None:
+        self._ending.set()
+        await end_all(self._running(*ROLES), patience_s)
+
+    async def stop_controllers(self, patience_s: float) -> None:
+        self._ending.set()
+        await end_all(self._running("controller"), patience_s)
+
+    async def close(self) -> None:
+        """After this no process of the fleet is left and no task of ours runs."""
+        self._ending.set()
+        self.kill_all()
+        tasks = [*self._tends.values(), *self._background]
+        for task in self._background:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=10.0)
+        self.record.write(self._run_dir)
+
+    def kill_all(self) -> None:
+        """SIGKILL to exactly the sessions this fleet started."""
+        self._ending.set()
+        for child in self._children.values():
+            if child.running:
+                child.kill()
+
+    def _running(self, *roles: str) -> list[Child]:
+        return [c for n, c in self._children.items() if c.running and c.spec.role in roles]
+
+    def _tend_new(self, spec: ChildSpec) -> None:
+        self._roles[spec.name] = spec.role
+        self._leaving.discard(spec.name)
+        self._tends[spec.name] = asyncio.create_task(self._tend(spec), name=f"tend {spec.name}")
+
+    async def _tend(self, spec: ChildSpec) -> None:
+        record = self._record_of(spec)
+        try:
+            while not self._ending.is_set():
+                child = await Child.start(spec)
+                self._children[spec.name] = child
+                record.ids.append(child.identity)
+                self._mark(record, "running")
+                if self._ending.is_set():
+                    child.kill()
+                code = await child.wait()
+                record.exit_code = code
+                self._mark(record, "ended")
+                if self._ending.is_set() or self._is_done(spec, code):
+                    return
+                self._report_exit(spec, child, code)
+                if not await self._again(spec, child, code, record):
+                    return
+                record.restarts += 1
+        except OSError as error:
+            self._fail(f"{spec.name} cannot be started: {error}")
+        finally:
+            if self._children.get(spec.name) is None or not self._children[spec.name].running:
+                self._roles.pop(spec.name, None)
+                self._leaving.discard(spec.name)
+
+    def _is_done(self, spec: ChildSpec, code: int) -> bool:
+        if spec.role not in ROLES or code != 0:
+            return False
+        if self.finished:
+            return True
+        if spec.name in self._leaving:
+            self._note(f"{spec.name} has left")
+            return True
+        return False
+
+    async def _again(self, spec: ChildSpec, child: Child, code: int, record: ProcessRecord) -> bool:
+        verdict = self._restarts.decide(spec.name, code, child.lived_s, time.monotonic())
+        how = f"exit status {code}" if code >= 0 else f"signal {-code}"
+        match verdict:
+            case GiveUp(reason):
+                words = child.last_words()
+                if code == 2 and words:
+                    self._fail(f"{spec.name}: {words}")
+                else:
+                    said = f". Its last line: {words}" if words and code > 0 else ""
+                    self._fail(f"{spec.name} ended ({how}) and {reason}{said} (see {spec.log})")
+                return False
+            case Leave():
+                self._note(f"{spec.name} ended ({how}); fleet.restart is off")
+                self._abandoned[spec.role] += 1
+                others = [n for n, r in self._roles.items() if r == spec.role and n != spec.name]
+                if not others:
+                    self._fail(f"the last {spec.role} process, {spec.name}, ended ({how})")
+                return False
+            case Restart(delay_s):
+                when = f"in {delay_s:g} s" if delay_s else "now"
+                self._note(f"{spec.name} ended ({how}); starting it again {when}")
+                self._mark(record, "waiting")
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._ending.wait(), delay_s or 0.001)
+                return True
+
+    def _report_exit(self, spec: ChildSpec, child: Child, code: int) -> None:
+        if spec.role == "controller":
+            run = self._config.run.name
+            work: Awaitable[object] = asyncio.to_thread(
+                release_dead, self.redis_url, run, spec.name, child.pid
+            )
+        else:
+            work = self._tell_exit(spec.name, child.pid, code)
+        task = asyncio.create_task(_ignoring_result(work))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _tell_exit(self, name: str, pid: int, code: int) -> None:
+        report = admin_pb2.ExitReport(worker_id=name, pid=pid, host=self._host, exit_code=code)
+        # Where it does not arrive, the worker's lease runs out instead.
+        with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):
+            await self._control.call("AdminService.ReportExit", report, timeout_s=REPORT_LIMIT_S)
+
+    async def _drain(self, name: str) -> None:
+        child = self._children.get(name)
+        if child is None:
+            return
+        request = admin_pb2.DrainRequest(request_id=f"surplus-{name}-{child.pid}", worker_id=name)
+        try:
+            await self._control.call("AdminService.Drain", request, timeout_s=REPORT_LIMIT_S)
+        except (ControlPlaneUnavailable, RequestRefused) as error:
+            self._note(f"{name} could not be drained: {error}")
+            return
+        self._leaving.add(name)
+        self._note(f"{name} is asked to leave")
+
+    def _next_index(self, role: str) -> int:
+        taken = {_index(name) for name, r in self._roles.items() if r == role}
+        return next(index for index in range(len(taken) + 1) if index not in taken)
+
+    def _record_of(self, spec: ChildSpec) -> ProcessRecord:
+        for record in self.record.processes:
+            if record.name == spec.name:
+                return record
+        record = ProcessRecord(spec.name, spec.role, str(spec.log), spec.address)
+        self.record.processes.append(record)
+        return record
+
+    def _mark(self, record: ProcessRecord, state: str) -> None:
+        record.state = state
+        self.record.write(self._run_dir)
+
+    def _fail(self, reason: str) -> None:
+        if not self.failed.done():
+            self.failed.set_result(reason)
+
+
+def _index(name: str) -> int:
+    return int(name.rpartition("-")[2])
+
+
+async def _ignoring_result(work: Awaitable[object]) -> None:
+    await work

@@ -1,0 +1,246 @@
+"""``paceline up``: one run on this machine, from the checks at the door to the summary.
+
+    check ──► Redis ──► controllers + workers ──► watch ──► finished ──► export ──► summary
+                                                   │  ├──► failed ─────────────────►─┤
+                                                   │  └──► Ctrl-C / SIGTERM ───────►─┤
+                                                   └ restarts, reconciliation        ▼
+                                              stop: workers, controllers, Redis; nothing is left
+
+- Whatever way a run ends, every process it started has ended before this returns.
+- An interrupted or failed run can go on: the ledger is told of neither, only its processes stop.
+- A second Ctrl-C kills at once; what was acknowledged is in the journal all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.client import ControlPlane
+from paceline.config.schema import Config
+from paceline.config.toml import to_toml
+from paceline.console import Console
+from paceline.redis_server import NoRedis, ensure_redis, stop_redis
+from paceline.story import tell
+from paceline.summary import Accounting, Story, summarise, write_summary
+from paceline.supervisor.launch import Launcher
+from paceline.supervisor.local import LocalFleet
+from paceline.supervisor.records import ProcessId
+from paceline.supervisor.watch import RunWatch
+
+POLL_S = 0.5
+FAREWELL_S = 60.0
+"""How long workers may take to end by themselves after the last step (final checkpoint)."""
+PATIENCE_S = 10.0
+"""Between SIGTERM and SIGKILL."""
+CONTROLLER_PATIENCE_S = 5.0
+EXPORT_LIMIT_S = 1800.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """``status``: finished, failed or interrupted."""
+
+    status: str
+    summary: dict[str, Any]
+
+    @property
+    def exit_code(self) -> int:
+        return {"finished": 0, "failed": 1}.get(self.status, 130)
+
+
+class LocalRun:
+    def __init__(self, config: Config, run_dir: Path, console: Console) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._console = console
+        self._began = time.monotonic()
+        self._interrupts = 0
+        self._interrupted = asyncio.Event()
+        self._at_once = asyncio.Event()
+        self._redis_url = ""
+        self._fleet: LocalFleet | None = None
+
+    async def run(self) -> Outcome:
+        """Runs to the end, whatever it is. Raises NoRedis or ConfigError before anything started."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            loop.add_signal_handler(number, self._on_signal)
+        config_path = self._run_dir / "config.toml"
+        config_path.write_text(to_toml(self._config))
+        launcher = Launcher(self._config, config_path, self._run_dir)
+        control = ControlPlane.from_config(self._config, launcher.addresses)
+        note = self._console.note
+        fleet = self._fleet = LocalFleet(self._config, launcher, self._run_dir, control, note)
+        watch = RunWatch(control, self._run_dir, self._on_event)
+        try:
+            await self._start_redis(fleet)
+            fleet.start_all()
+            status, reason = await self._watch(fleet, watch)
+            accounting = await self._wind_down(fleet, status)
+            export = await self._export() if status == "finished" else None
+        finally:
+            await fleet.close()
+            await asyncio.shield(asyncio.to_thread(self._stop_redis))
+            await control.close()
+            self._console.close()
+        if status == "finished" and export is None:
+            status, reason = "failed", f"the final export failed: see {self._log('export')}"
+        return self._sum_up(status, reason, accounting, export)
+
+    def _on_signal(self) -> None:
+        self._interrupts += 1
+        self._interrupted.set()
+        if self._interrupts == 1:
+            self._console.note("stopping (once more: at once)")
+        elif self._fleet is not None:
+            self._at_once.set()
+            self._fleet.kill_all()
+
+    def _on_event(self, event: dict[str, Any]) -> None:
+        if event["type"] != "StepCommitted":
+            self._console.note(tell(event))
+
+    async def _start_redis(self, fleet: LocalFleet) -> None:
+        endpoint = await asyncio.to_thread(ensure_redis, self._run_dir, self._config.redis)
+        self._redis_url = fleet.redis_url = endpoint.url
+        if endpoint.pid is not None:
+            identity = ProcessId.of(endpoint.pid)
+            if identity not in fleet.record.redis:
+                fleet.record.redis.append(identity)
+                fleet.record.write(self._run_dir)
+
+    async def _watch(self, fleet: LocalFleet, watch: RunWatch) -> tuple[str, str]:
+        """Until the run ends. Returns (status, reason)."""
+        stop = asyncio.create_task(self._interrupted.wait())
+        waiting: list[asyncio.Future[Any]] = [stop, fleet.failed]
+        try:
+            while True:
+                if fleet.failed.done():
+                    return "failed", fleet.failed.result()
+                if stop.done():
+                    return "interrupted", "stopped from outside"
+                if await watch.poll() and watch.status is not None:
+                    self._console.show(watch.status)
+                    phase = watch.status.phase
+                    if phase == "finished":
+                        fleet.finished = True
+                        return "finished", watch.status.reason
+                    if phase == "failed":
+                        return "failed", watch.status.reason
+                    await fleet.reconcile(watch.status)
+                elif watch.refused:
+                    return "failed", watch.refused
+                await self._keep_redis(fleet)
+                await asyncio.wait(
+                    waiting,
+                    timeout=POLL_S,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+        finally:
+            stop.cancel()
+
+    async def _keep_redis(self, fleet: LocalFleet) -> None:
+        if not fleet.record.redis or fleet.record.redis[-1].alive():
+            return
+        self._console.note("the embedded Redis ended; starting it again")
+        try:
+            await self._start_redis(fleet)
+        except NoRedis as error:
+            self._console.note(str(error))
+
+    async def _wind_down(self, fleet: LocalFleet, status: str) -> Accounting | None:
+        """Workers first, controllers last, the journal read in between."""
+        if status == "finished":
+            # An interrupt ends the wait, not the run: all its steps are committed.
+            waiting = asyncio.create_task(fleet.wait_workers(FAREWELL_S))
+            stop = asyncio.create_task(self._interrupted.wait())
+            await asyncio.wait({waiting, stop}, return_when=asyncio.FIRST_COMPLETED)
+            stop.cancel()
+        await fleet.stop_workers(PATIENCE_S)
+        await fleet.stop_controllers(CONTROLLER_PATIENCE_S)
+        return await asyncio.to_thread(replay, self._redis_url, self._config.run.name)
+
+    async def _export(self) -> Path | None:
+        """The newest checkpoint as a Hugging Face directory; None where that failed."""
+        checkpoint = Story.read(self._run_dir).newest_checkpoint
+        if checkpoint is None:
+            self._console.note("no checkpoint to export")
+            return None
+        out = self._run_dir / "export"
+        self._console.note(f"exporting {checkpoint}")
+        with self._log("export").open("ab") as log:
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "policy_worker.export", checkpoint, str(out)),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        try:
+            async with asyncio.timeout(EXPORT_LIMIT_S):
+                code = await _wait_or(process, self._at_once)
+        except TimeoutError:
+            code = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+        return out if code == 0 else None
+
+    def _stop_redis(self) -> None:
+        if self._config.redis.url is None:
+            stop_redis(self._run_dir)
+
+    def _log(self, name: str) -> Path:
+        path = self._run_dir / "logs" / f"{name}.log"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _sum_up(
+        self, status: str, reason: str, accounting: Accounting | None, export: Path | None
+    ) -> Outcome:
+        summary = summarise(
+            Story.read(self._run_dir),
+            status=status,
+            reason=reason,
+            wall_s=time.monotonic() - self._began,
+            group_size=self._config.rollout.group_size,
+            accounting=accounting,
+            export=str(export) if export else None,
+        )
+        write_summary(self._run_dir, summary)
+        return Outcome(status, summary)
+
+
+def replay(redis_url: str, run_id: str) -> Accounting | None:
+    """Counts of the run's journal; None where it cannot be read. Blocks."""
+    from controller.verify import verify
+
+    try:
+        report = verify(redis_url, run_id)
+    except Exception:  # a summary on failure must not fail because the accounting did
+        return None
+    counts = report.counts
+    return Accounting(
+        ok=report.ok,
+        trained=int(counts.get("trained", 0)),
+        lost=int(counts.get("lost", 0)),
+        duplicated=int(counts.get("duplicates", 0)),
+        dropped=dict(counts.get("dropped", {})),
+        problems=tuple(report.problems),
+    )
+
+
+async def _wait_or(process: asyncio.subprocess.Process, stop: asyncio.Event) -> int | None:
+    ended = asyncio.create_task(process.wait())
+    stopped = asyncio.create_task(stop.wait())
+    await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
+    stopped.cancel()
+    return ended.result() if ended.done() else None
