@@ -1,0 +1,126 @@
+"""The TRL side of ``peer.py``: the demo's task through GRPOTrainer, in one process.
+
+Prints one JSON object. Run by ``peer.py`` in a process of its own, so that the thread count holds
+from the first import on. Set up to be as fast as TRL goes here: no gradient checkpointing, no
+logging inside the measured stretch, one generation batch an optimizer step, float32 on the CPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+DEMO = Path(__file__).resolve().parent.parent / "examples" / "digit_sort"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--threads", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--warm-up", type=int, default=5, help="steps before the clock starts")
+    parser.add_argument("--groups", type=int, default=32)
+    parser.add_argument("--group-size", type=int, default=8)
+    parser.add_argument("--max-tokens", type=int, default=24)
+    parser.add_argument("--lr", type=float, required=True)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, required=True, help="directory for the trained model")
+    args = parser.parse_args()
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[name] = str(args.threads)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+
+    import datasets
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+    from trl import GRPOConfig, GRPOTrainer
+
+    torch.set_num_threads(args.threads)
+    tokenizer = AutoTokenizer.from_pretrained(args.model, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(args.model, dtype=torch.float32)
+    end = tokenizer.eos_token_id
+
+    def reward(completion_ids, answer, **_):
+        wanted = [[*tokenizer(text)["input_ids"], end] for text in answer]
+        got = [list(ids) for ids in completion_ids]
+        return [float(a == b) for a, b in zip(got, wanted, strict=True)]
+
+    rewards: list[float] = []
+
+    def recorded(completion_ids, answer, **rest):
+        values = reward(completion_ids, answer, **rest)
+        rewards.append(sum(values) / len(values))
+        return values
+
+    class Clock(TrainerCallback):
+        """Times from the end of the last warm-up step to the end of the last step."""
+
+        start = stop = cpu_start = cpu_stop = 0.0
+
+        def on_step_end(self, arguments, state, control, **_):
+            now, cpu = time.perf_counter(), time.process_time()
+            if state.global_step == args.warm_up:
+                self.start, self.cpu_start = now, cpu
+            self.stop, self.cpu_stop = now, cpu
+
+    clock = Clock()
+    with tempfile.TemporaryDirectory() as scratch:
+        config = GRPOConfig(
+            output_dir=scratch,
+            use_cpu=True,
+            bf16=False,
+            per_device_train_batch_size=args.groups * args.group_size,
+            gradient_accumulation_steps=1,
+            num_generations=args.group_size,
+            max_completion_length=args.max_tokens,
+            max_steps=args.steps,
+            learning_rate=args.lr,
+            lr_scheduler_type="constant",
+            max_grad_norm=1.0,
+            beta=0.0,
+            temperature=1.0,
+            loss_type="dapo",
+            gradient_checkpointing=False,
+            disable_dropout=True,
+            logging_strategy="no",
+            save_strategy="no",
+            report_to="none",
+            disable_tqdm=True,
+            dataloader_pin_memory=False,
+            seed=args.seed,
+        )
+        trainer = GRPOTrainer(
+            model=model,
+            reward_funcs=recorded,
+            args=config,
+            train_dataset=datasets.Dataset.from_json(str(DEMO / "train.jsonl")),
+            processing_class=tokenizer,
+            callbacks=[clock],
+        )
+        trainer.train()
+    seconds = clock.stop - clock.start
+    samples = (args.steps - args.warm_up) * args.groups * args.group_size
+    model.save_pretrained(args.out)
+    tokenizer.save_pretrained(args.out)
+    json.dump(
+        {
+            "threads": args.threads,
+            "seconds": seconds,
+            "samples": samples,
+            "samples_per_s": samples / seconds,
+            "cpu_s": clock.cpu_stop - clock.cpu_start,
+            "reward_first5": sum(rewards[:5]) / 5,
+            "reward_last5": sum(rewards[-5:]) / 5,
+        },
+        sys.stdout,
+    )
+    print()
+
+
+if __name__ == "__main__":
+    main()
