@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from paceline.config.schema import Config
 from paceline.v1 import common_pb2, rollout_pb2
 from policy_worker import attention
 from policy_worker.logprobs import make_scorer
@@ -83,3 +84,18 @@ def random_groups(count, *, group_size, seed, shortest=1, longest=9, first=0):
             )
         )
     return groups
+
+
+def make_config(*, model="unused", **sections):
+    """A Config whose sections default to a tiny, quiet run; keyword arguments override fields."""
+    train = {"groups_per_step": 4, "steps": 10, "lr": 1e-2, **sections.pop("train", {})}
+    rollout = {"group_size": 3, "max_tokens": 16, **sections.pop("rollout", {})}
+    return Config.model_validate(
+        {
+            "model": {"path": str(model), "device": "cpu", **sections.pop("model_section", {})},
+            "data": {"path": "unused"},
+            "train": train,
+            "rollout": rollout,
+            **sections,
+        }
+    )

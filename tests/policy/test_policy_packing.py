@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tests.helpers.policy_models import random_groups, tiny_network
 
 from policy_worker import attention, logprobs, packing
 from policy_worker.batch import decode
 from policy_worker.logprobs import score
 from policy_worker.packing import pack, plan_rows
+from tests.helpers.policy_models import random_groups, tiny_network
 
 CPU = torch.device("cpu")
 

@@ -1,0 +1,38 @@
+"""Rank 1 and above of a policy replica: ``python -m policy_worker.follower``, started by rank 0."""
+
+from __future__ import annotations
+
+import sys
+
+from policy_worker.parent import die_with_parent
+
+
+def main() -> int:
+    rank = die_with_parent()
+    # Only now what is slow to import: the leader may die meanwhile.
+    import json
+
+    import torch
+
+    from paceline import log
+    from paceline.config.schema import Config
+    from policy_worker.model import pick_device
+    from policy_worker.replica import follow
+    from policy_worker.trainer import Trainer
+
+    replica, settings_json = follow()
+    settings = json.loads(settings_json)
+    log.setup(f"{settings['worker_id']}.{rank}")
+    config = Config.model_validate(settings["config"])
+    device = pick_device(config.model.device)
+    if device.type == "cuda":
+        device = torch.device("cuda", rank)
+        torch.cuda.set_device(device)
+    trainer = Trainer(config, device, replica=replica)
+    trainer.obey()
+    replica.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,491 @@
+"""A policy replica: what the controller says should be true, made true; and the step, over and over.
+
+    directive ─┬─ no mesh ────────► leave it; draining: finish and exit
+               ├─ another epoch ──► form ─► restore | seed | receive ─┐
+               │                                                      ▼
+               │   ┌──────────────────────────────────────────── formed ◄───────────┐
+               │   ▼                                                                │
+               │  NextPlan ─► fetch ─► add ─► reduce ─► Vote ─┬─ COMMITTED ─► commit│─► publish,
+               │   (waits for   (my       (scratch   (waits   │                     │   checkpoint
+               │    groups)    groups)      copy)    for all) └─ RETRY: keep the local gradients,
+               │                                                 wait for the next epoch
+               └─ STOPPED ────────► finish checkpoints, exit 0
+
+What ends each wait: NextPlan and fetch, a directive with another epoch; form, reduce, seed and
+receive, the same, within 20 ms; Vote, only its outcome, a new incarnation or STOPPED: whether a
+step was committed is never guessed. A failed collective is reported once, then this replica waits
+for the controller's next epoch like everybody else.
+
+Threads: training here; session and calls in control.py's; weights in publisher.py's; checkpoint
+files in checkpoint.py's.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from pathlib import Path
+
+import psutil
+import torch
+
+from paceline import log as logs
+from paceline.auth import AuthError
+from paceline.client import RequestRefused
+from paceline.config.schema import Config
+from paceline.hosts import own_address
+from paceline.log import event
+from paceline.mesh import EpochCancelled, MeshError
+from paceline.v1 import policy_pb2, worker_pb2
+from policy_worker.checkpoint import CheckpointError, CheckpointInfo
+from policy_worker.control import Control
+from policy_worker.gradients import StepFacts
+from policy_worker.model import ModelError, pick_device
+from policy_worker.publisher import Publisher
+from policy_worker.replica import Replica, ReplicaBroken, lead
+from policy_worker.stats import Stats
+from policy_worker.trainer import Epoch, Trainer
+
+log = logging.getLogger(__name__)
+
+PLAN_WAIT_S = 10.0
+"""How long the controller may hold a NextPlan or Vote request. Being asked again costs little."""
+
+
+def run(
+    config: Config,
+    *,
+    controllers: Sequence[str],
+    worker_id: str,
+    run_dir: Path | None = None,
+    tensor_host: str | None = None,
+) -> int:
+    """Runs until the controller says STOPPED. Returns the exit status; see ``__main__``."""
+    logs.setup(worker_id)
+    torch.set_num_threads(config.fleet.policy_threads)
+    try:
+        PolicyWorker(config, controllers, worker_id, run_dir, tensor_host).run()
+    except (ModelError, AuthError) as error:
+        print(f"policy_worker: {error}", file=sys.stderr)
+        return 2
+    except RequestRefused as error:
+        print(f"policy_worker: the controller refused {worker_id}: {error}", file=sys.stderr)
+        return 2
+    except (CheckpointError, ReplicaBroken) as error:
+        print(f"policy_worker: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+class PolicyWorker:
+    """One policy replica, in the process of its rank 0."""
+
+    def __init__(
+        self,
+        config: Config,
+        controllers: Sequence[str],
+        worker_id: str,
+        run_dir: Path | None = None,
+        tensor_host: str | None = None,
+    ) -> None:
+        """Loads the model; raises ModelError, AuthError or ReplicaBroken."""
+        self.config = config
+        self.worker_id = worker_id
+        self.run_dir = run_dir
+        self.host = tensor_host or own_address(controllers[0])
+        self.process = psutil.Process()
+        # What the report says; written here, read by the session's thread.
+        self.lifecycle = worker_pb2.LIFECYCLE_STARTING
+        self.progress = 0
+        self.busy = True
+        self.activity = "loading the model"
+        self.formed = 0
+        self.over = 0
+        self.published = -1
+        self.saved = -1
+        self.publisher: Publisher | None = None
+        self.records: list[Future[None]] = []
+        self.idle_since = time.monotonic()
+        self.last_commit_s = 0.0
+        self.last_publish_s = 0.0
+        self.control = Control(
+            config, controllers, worker_id=worker_id, report=self.report, tensor_host=self.host
+        )
+        self.trainer = self.load_trainer()
+
+    def load_trainer(self) -> Trainer:
+        device = pick_device(self.config.model.device)
+        replica: Replica = lead(
+            self.config.fleet.policy_ranks,
+            config_json=_follower_settings(self.config, self.worker_id),
+            threads=self.config.fleet.policy_threads,
+            device_type=device.type,
+        )
+        return Trainer(self.config, device, replica=replica, on_progress=self.step_on)
+
+    # -- the loop -----------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Joins the fleet and follows its directives until the end."""
+        reply = self.control.register()
+        self.rendezvous_url, self.run_id = reply.rendezvous_url, reply.run_id
+        self.trainer.attach(self.run_dir or Path(reply.run_dir))
+        self.publisher = Publisher(
+            url=reply.rendezvous_url,
+            run_id=reply.run_id,
+            device=self.trainer.device,
+            on_link_error=self.link_broke,
+        )
+        self.control.on_directive(self.follow_links)
+        self.lifecycle = worker_pb2.LIFECYCLE_RUNNING
+        try:
+            while (directive := self.next_directive()) is not None:
+                self.follow(directive)
+            self.finish()
+        finally:
+            self.close()
+
+    def next_directive(self) -> worker_pb2.Directive | None:
+        """The present directive; None once this worker is to leave."""
+        self.control.wait(lambda: self.control.directive is not None)
+        directive = self.control.directive
+        if directive is None:  # rejoining at this very moment
+            return self.next_directive()
+        draining = directive.lifecycle == worker_pb2.LIFECYCLE_DRAINING
+        if draining and self.lifecycle == worker_pb2.LIFECYCLE_RUNNING:
+            self.lifecycle = worker_pb2.LIFECYCLE_DRAINING
+            self.control.poke()
+        if self.control.stopped or (draining and self.control.mesh is None):
+            return None
+        return directive
+
+    def follow(self, directive: worker_pb2.Directive) -> None:
+        """One move towards what ``directive`` says; returns when there may be another to make."""
+        self.publish()
+        if directive.checkpoint_step == self.trainer.state.step:
+            self.save_checkpoint()
+        mesh = self.control.mesh
+        try:
+            if mesh is None:
+                self.leave()
+                self.sleep(directive, "no mesh")
+            elif mesh.epoch == self.over:
+                self.leave()
+                self.sleep(directive, "epoch over")
+            elif mesh.epoch != self.formed:
+                self.join(mesh)
+            else:
+                self.take_step(mesh)
+        except EpochCancelled:
+            self.leave()
+        except MeshError as error:
+            self.collective_failed(mesh, error)
+        except RequestRefused as error:
+            # Of an incarnation or an epoch that is over; the next directive says what is true.
+            event(log, "refused", logging.WARNING, error=error)
+            self.over = self.formed
+            self.leave()
+
+    # -- membership -----------------------------------------------------------------------------
+
+    def join(self, mesh: worker_pb2.PolicyMesh) -> None:
+        """Forms the epoch and brings this replica to the state every member must hold."""
+        self.leave()
+        rank = [m.incarnation for m in mesh.members].index(self.control.caller.incarnation)
+        begun = time.monotonic()
+        self.work(f"epoch {mesh.epoch}: forming")
+        trainer = self.trainer
+        trainer.form(
+            Epoch(mesh.epoch, rank, len(mesh.members), self.rendezvous_url, self.run_id, self.host),
+            cancelled=lambda: self.epoch_is_over(mesh.epoch),
+        )
+        needy = [i for i, member in enumerate(mesh.members) if member.needs_state]
+        if mesh.restore:
+            if trainer.state.version != mesh.state_version:
+                self.work(f"epoch {mesh.epoch}: restoring")
+                trainer.restore(mesh.checkpoint_path, mesh.step, mesh.state_version)
+        elif rank in needy:
+            self.work(f"epoch {mesh.epoch}: receiving the state")
+            trainer.receive(mesh.source_rank)
+        elif needy and rank == mesh.source_rank:
+            self.work(f"epoch {mesh.epoch}: seeding {len(needy)}")
+            trainer.seed(needy)
+        if trainer.state.version != mesh.state_version:
+            # The controller learns of it from the report and forms an epoch that seeds this one.
+            raise MeshError(
+                f"holds version {trainer.state.version}, the epoch needs {mesh.state_version}"
+            )
+        self.formed = mesh.epoch
+        self.control.poke()
+        event(
+            log,
+            "mesh formed",
+            epoch=mesh.epoch,
+            rank=rank,
+            size=len(mesh.members),
+            version=trainer.state.version,
+            step=trainer.state.step,
+            ms=(time.monotonic() - begun) * 1e3,
+        )
+
+    def leave(self) -> None:
+        """Out of the mesh, local gradients kept."""
+        self.trainer.abandon()
+        if self.formed:
+            self.formed = 0
+            self.control.poke()
+
+    def collective_failed(self, mesh: worker_pb2.PolicyMesh | None, error: MeshError) -> None:
+        """Says so once, then waits for the controller's next epoch like every other member."""
+        epoch = mesh.epoch if mesh is not None else self.formed
+        event(log, "collective failed", logging.WARNING, epoch=epoch, error=error)
+        self.over = epoch
+        self.leave()
+        self.control.post(
+            "WorkerService.ReportPeerError",
+            worker_pb2.PeerError(caller=self.control.caller, epoch=epoch, detail=str(error)),
+        )
+
+    def epoch_is_over(self, epoch: int) -> bool:
+        mesh = self.control.mesh
+        return mesh is None or mesh.epoch != epoch
+
+    # -- the step -----------------------------------------------------------------------------
+
+    def take_step(self, mesh: worker_pb2.PolicyMesh) -> None:
+        """One step, or as much of it as this epoch lasts for."""
+        plan = self.next_plan(mesh.epoch)
+        if plan is None:
+            return
+        facts = StepFacts.of(plan)
+        shard = [(ref.task_id, ref.attempt) for ref in plan.shard]
+        missing = self.trainer.begin(facts, shard)
+        groups = self.control.fetch(missing, lambda: self.epoch_is_over(mesh.epoch))
+        if groups is None:
+            return
+        times = Stats()
+        fetched = time.monotonic()
+        times.set("time_wait_s", fetched - self.idle_since)
+        self.work(f"step {plan.step}: computing {len(groups)} groups")
+        self.trainer.add(groups)
+        computed = time.monotonic()
+        times.set("time_compute_s", computed - fetched)
+        self.work(f"step {plan.step}: reducing")
+        stats = self.trainer.reduce()
+        times.set("time_reduce_s", time.monotonic() - computed)
+        times.set("time_commit_s", self.last_commit_s)
+        times.set("time_publish_s", self.last_publish_s)
+        stats.merge([times.entries])
+        begun = time.monotonic()
+        version = self.vote(plan, stats)
+        if version is None:
+            self.over = mesh.epoch
+            self.leave()
+            return
+        self.work(f"step {plan.step}: committing")
+        self.trainer.commit(version)
+        self.last_commit_s = time.monotonic() - begun
+        self.control.poke()
+        event(
+            log,
+            "committed",
+            step=plan.step,
+            version=version,
+            groups=len(shard),
+            loss=stats.mean("loss"),
+            ms=(time.monotonic() - fetched) * 1e3,
+        )
+        self.publish()
+        if self.trainer.state.step % self.config.train.checkpoint_every == 0:
+            self.save_checkpoint()
+        self.idle_since = time.monotonic()
+
+    def next_plan(self, epoch: int) -> policy_pb2.StepPlan | None:
+        """The open step's plan; None where there is none yet, or none to come in this epoch."""
+        self.rest(f"step {self.trainer.state.step + 1}: waiting for groups")
+        reply = self.control.call(
+            "PolicyService.NextPlan",
+            policy_pb2.PlanRequest(
+                caller=self.control.caller,
+                mesh_epoch=epoch,
+                state_version=self.trainer.state.version,
+                wait_s=PLAN_WAIT_S,
+            ),
+            # A publisher or a checkpoint is asked for by directive, too: come back and look.
+            lambda: self.epoch_is_over(epoch) or self.wanted(),
+        )
+        if reply is None or reply.state == policy_pb2.PLAN_STATE_WAIT:
+            return None
+        if reply.state == policy_pb2.PLAN_STATE_FINISHED:
+            directive = self.control.directive
+            if directive is not None:
+                self.sleep(directive, "finished")
+            return None
+        if reply.state != policy_pb2.PLAN_STATE_OPEN:
+            self.over = epoch
+            return None
+        plan: policy_pb2.StepPlan = reply.plan
+        return plan
+
+    def vote(self, plan: policy_pb2.StepPlan, stats: Stats) -> int | None:
+        """The committed version; None where the step is to be done again."""
+        self.rest(f"step {plan.step}: voting")
+        caller = self.control.caller
+        request = policy_pb2.VoteRequest(
+            caller=caller,
+            step=plan.step,
+            round=plan.round,
+            mesh_epoch=plan.mesh_epoch,
+            weights_digest=self.trainer.digest(),
+            stats=stats.messages(),
+            wait_s=PLAN_WAIT_S,
+        )
+        while True:
+            reply = self.control.call(
+                "PolicyService.Vote",
+                request,
+                lambda: (
+                    self.control.caller.incarnation != caller.incarnation or self.control.stopped
+                ),
+            )
+            if reply is None or reply.outcome == policy_pb2.OUTCOME_RETRY:
+                return None
+            if reply.outcome == policy_pb2.OUTCOME_COMMITTED:
+                return int(reply.version)
+
+    # -- weights and checkpoints ----------------------------------------------------------------
+
+    def follow_links(self, directive: worker_pb2.Directive) -> None:
+        """On the session's thread: links form while the training thread computes."""
+        if self.publisher is not None:
+            self.publisher.set_links(self.own_links(directive))
+
+    def own_links(self, directive: worker_pb2.Directive) -> list[worker_pb2.WeightsLink]:
+        own = self.control.caller.incarnation
+        return [link for link in directive.links if link.publisher.incarnation == own]
+
+    def wanted(self) -> bool:
+        """A directive asks for something that the training thread does between steps."""
+        directive = self.control.directive
+        if directive is None:
+            return True
+        state = self.trainer.state
+        return (bool(self.own_links(directive)) and self.published != state.version) or (
+            directive.checkpoint_step == state.step
+            and state.step > 0
+            and self.saved != state.version
+            and self.trainer.rank == 0
+        )
+
+    def publish(self) -> None:
+        """Hands the newest weights to the publisher, where receivers are linked to this replica."""
+        directive, version = self.control.directive, self.trainer.state.version
+        if directive is None or version < 0 or self.published == version:
+            return
+        if self.publisher is None or not self.own_links(directive):
+            return
+        self.last_publish_s = self.publisher.publish(version, self.trainer.whole_weights())
+        self.published = version
+
+    def link_broke(self, epoch: int, detail: str) -> None:
+        """On the publisher's thread."""
+        self.control.post(
+            "WorkerService.ReportPeerError",
+            worker_pb2.PeerError(
+                caller=self.control.caller, epoch=epoch, is_link=True, detail=detail
+            ),
+        )
+
+    def save_checkpoint(self) -> None:
+        """Rank 0 of the mesh writes the present state, once, in the background."""
+        state = self.trainer.state
+        if self.trainer.rank != 0 or self.saved == state.version or state.step == 0:
+            return
+        self.saved = state.version
+        self.trainer.save().add_done_callback(self.checkpoint_written)
+
+    def checkpoint_written(self, future: Future[CheckpointInfo]) -> None:
+        """On the writer's thread."""
+        if future.exception() is not None:
+            return  # logged by the writer; the one before stays the newest
+        info = future.result()
+        request = policy_pb2.CheckpointRequest(
+            caller=self.control.caller,
+            step=info.step,
+            version=info.version,
+            path=str(info.path),
+            size_bytes=info.size_bytes,
+            seconds=info.seconds,
+        )
+        self.records.append(
+            self.control.post(
+                "PolicyService.RecordCheckpoint",
+                request,
+                lambda reply: self.trainer.checkpointer.delete(list(reply.obsolete_paths)),
+            )
+        )
+
+    # -- what others see of this process ----------------------------------------------------------
+
+    def report(self) -> worker_pb2.Report:
+        """On the session's thread."""
+        trainer = getattr(self, "trainer", None)
+        publisher = self.publisher
+        return worker_pb2.Report(
+            lifecycle=self.lifecycle,
+            progress=self.progress,
+            busy=self.busy,
+            mesh_epoch=self.formed,
+            state_version=trainer.state.version if trainer is not None else -1,
+            link_epochs=publisher.formed_epochs() if publisher is not None else [],
+            gauges={"rss_bytes": float(self.process.memory_info().rss)},
+            activity=self.activity,
+        )
+
+    def step_on(self) -> None:
+        """The training thread got somewhere."""
+        self.progress += 1
+        if self.trainer.replica.size == 1:
+            # A receiver that joins in the middle of a long step need not wait for its end: weights
+            # do not change before the commit. With more ranks publishing is collective.
+            self.publish()
+
+    def work(self, activity: str) -> None:
+        self.progress += 1
+        self.busy, self.activity = True, activity
+
+    def rest(self, activity: str) -> None:
+        self.progress += 1
+        self.busy, self.activity = False, activity
+
+    def sleep(self, directive: worker_pb2.Directive, activity: str) -> None:
+        """Until a newer directive comes."""
+        self.rest(activity)
+        self.control.wait(lambda: self.control.directive is not directive)
+
+    # -- the end --------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Completes what is under way: checkpoints are on disk and recorded before the last report."""
+        self.work("finishing")
+        self.trainer.close()
+        for record in self.records:
+            record.result()
+        self.lifecycle = worker_pb2.LIFECYCLE_STOPPED
+        event(log, "finished", step=self.trainer.state.step, version=self.trainer.state.version)
+
+    def close(self) -> None:
+        if self.publisher is not None:
+            self.publisher.close()
+        self.trainer.abandon()
+        self.control.close()
+
+
+def _follower_settings(config: Config, worker_id: str) -> str:
+    return json.dumps({"config": config.model_dump(mode="json"), "worker_id": worker_id})
