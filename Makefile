@@ -9,6 +9,8 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
+# make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu takes torch from that index.
+TORCH_INDEX ?=
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
 PROTOS := $(wildcard proto/paceline/v1/*.proto)
 
@@ -32,7 +34,7 @@ $(VENV)/.stamp-python:
 # choose another build of it.
 $(VENV)/.stamp-torch: $(VENV)/.stamp-python constraints.txt
 	@echo "installing $(TORCH) (some minutes the first time)"
-	$(PIP) install $(TORCH)
+	$(PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) $(TORCH)
 	@touch $@
 
 $(VENV)/.stamp-run: $(VENV)/.stamp-torch pyproject.toml constraints.txt

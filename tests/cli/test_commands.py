@@ -1,0 +1,178 @@
+"""Exit statuses scripts can trust, one clear message for bad input, and a quick start."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli import app
+from paceline.cli.common import BadInput, parse_addresses
+from paceline.supervisor.launch import free_ports
+
+COMMANDS = [
+    *(["up"], ["controller"], ["policy"], ["rollout"], ["status"], ["events"], ["scale"]),
+    *(["drain"], ["pause"], ["resume"], ["stop"], ["ledger", "verify"], ["export"]),
+    *(["config", "check"], ["config", "docs"]),
+]
+
+
+def paceline(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "paceline", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=60,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_text("")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    path = tmp_path / "run.toml"
+    path.write_text(f'[model]\npath = "{model}"\n[data]\npath = "{tmp_path / "rows.jsonl"}"\n')
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example(command: list[str]) -> None:
+    shown = CliRunner().invoke(app, [*command, "--help"])
+    assert shown.exit_code == 0
+    assert "Example: paceline" in shown.output
+
+
+def test_no_command_waits_for_torch() -> None:
+    code = (
+        "import sys; from paceline.cli import app; "
+        "import paceline.supervisor.up, paceline.console, paceline.client; "
+        "print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "set()"
+
+
+def test_config_check_prints_what_it_reads_back(config: Path) -> None:
+    shown = paceline("config", "check", str(config), "--set", "train.steps=7")
+    assert shown.returncode == 0
+    assert "steps = 7" in shown.stdout
+    config.write_text(shown.stdout)
+    assert paceline("config", "check", str(config)).stdout == shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["train.stepz=1"], "train.stepz is not a setting"),
+        (["model.path=/nowhere/model"], "model.path: /nowhere/model: no such directory"),
+        (["data.path=/nowhere/rows.jsonl"], "data.path: /nowhere/rows.jsonl: no such file"),
+        (["data.prompt_field=question"], "no field 'question'"),
+        (["reward.functions=['nowhere.module:reward']"], "No module named 'nowhere'"),
+        (["reward.functions=['os.path:nothing']"], "os.path:nothing does not import"),
+        (["reward.functions=['format:(']"], "not a regular expression"),
+        (["reward.functions=['exact_mach']"], "exact_mach is not a reward"),
+        (["controller.host=0.0.0.0"], "set auth.token_file"),
+        (["auth.token_file=/nowhere/token"], "/nowhere/token cannot be read"),
+        (["redis.url=redis://127.0.0.1:1/0"], "no Redis at redis://127.0.0.1:1/0"),
+    ],
+)
+def test_bad_input_is_one_message_and_nothing_is_started(
+    config: Path, tmp_path: Path, overrides: list[str], said: str
+) -> None:
+    run_dir = tmp_path / "run"
+    sets = [part for override in overrides for part in ("--set", override)]
+    shown = paceline("up", str(config), *sets, "--run-dir", str(run_dir))
+    assert shown.returncode == 2
+    assert said in shown.stderr
+    assert "Traceback" not in shown.stderr
+    assert len(shown.stderr.splitlines()) == 1
+    assert not run_dir.exists()
+
+
+def test_a_port_in_use_is_named(config: Path, tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        shown = paceline("up", str(config), "--dry-run", "--set", f"controller.port={port}")
+    assert shown.returncode == 2
+    assert f"port {port} is in use" in shown.stderr
+
+
+def test_dry_run_starts_nothing(config: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    shown = paceline("up", str(config), "--dry-run", "--run-dir", str(run_dir))
+    assert shown.returncode == 0, shown.stderr
+    assert not run_dir.exists()
+
+
+def test_a_finished_run_is_not_run_again(config: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "summary.json").write_text('{"status": "finished", "steps": 5}')
+    shown = paceline("up", str(config), "--run-dir", str(run_dir))
+    assert shown.returncode == 2
+    assert "is finished (5 steps)" in shown.stderr
+    assert "--fresh" in shown.stderr
+
+
+def test_no_controller_is_exit_status_3() -> None:
+    (port,) = free_ports("127.0.0.1", 1)
+    shown = paceline("status", "--controllers", f"127.0.0.1:{port}")
+    assert shown.returncode == 3
+    assert f"127.0.0.1:{port}" in shown.stderr
+
+
+def test_status_of_a_run_that_ended_says_how(tmp_path: Path) -> None:
+    (tmp_path / "controllers").mkdir()
+    (port,) = free_ports("127.0.0.1", 1)
+    (tmp_path / "controllers" / "controller-0.json").write_text(
+        json.dumps({"address": f"127.0.0.1:{port}", "pid": 1})
+    )
+    (tmp_path / "summary.json").write_text('{"status": "finished", "steps": 5}')
+    shown = paceline("status", "--run-dir", str(tmp_path))
+    assert shown.returncode == 3
+    assert "not running: finished after 5 steps" in shown.stderr
+
+
+def test_admin_requests_need_a_target() -> None:
+    shown = paceline("pause")
+    assert shown.returncode == 2
+    assert "--run-dir" in shown.stderr
+
+
+def test_scale_refuses_unknown_roles(tmp_path: Path) -> None:
+    shown = paceline("scale", "controller=3", "--run-dir", str(tmp_path))
+    assert shown.returncode == 2
+    assert "policy=COUNT" in shown.stderr
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":7", "host:x", "host:70000"])
+def test_malformed_addresses_are_refused(text: str) -> None:
+    with pytest.raises(BadInput):
+        parse_addresses(text)
+
+
+def test_events_of_a_run_directory_need_no_controller(tmp_path: Path) -> None:
+    lines = [
+        {"position": "1-0", "n": 0, "t": 1.0, "type": "RunStarted"},
+        {"position": "2-0", "n": 0, "t": 2.0, "type": "TermBegun", "term": 7, "controller_id": "c"},
+    ]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = paceline("events", "--run-dir", str(tmp_path))
+    assert shown.returncode == 0
+    assert "c leads (term 7)" in shown.stdout
+    later = paceline("events", "--run-dir", str(tmp_path), "--json", "--after", "1-0")
+    assert [json.loads(line)["type"] for line in later.stdout.splitlines()] == ["TermBegun"]

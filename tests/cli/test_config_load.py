@@ -1,0 +1,123 @@
+"""A configuration is read whole or refused with the field, the place and the remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.config import Config, ConfigError, fleet_digest, load_config, to_toml
+from paceline.config.lines import field_lines
+
+MINIMAL = '[model]\npath = "m"\n\n[data]\npath = "d"\n'
+
+
+def write(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(text)
+    return path
+
+
+def refusal(tmp_path: Path, text: str, *overrides: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(write(tmp_path, text), overrides)
+    return str(caught.value)
+
+
+def test_overrides_are_typed_values_or_plain_text(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL)
+    config = load_config(
+        path,
+        ["train.lr=1e-4", "train.steps=7", "run.name=night", 'reward.functions=["math_verify"]'],
+    )
+    assert config.train.lr == 1e-4
+    assert config.train.steps == 7
+    assert config.run.name == "night"
+    assert config.reward.functions == ["math_verify"]
+
+
+def test_none_unsets_what_may_be_unset(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, MINIMAL), ["train.tis_cap=none", "data.answer_field=none"])
+    assert config.train.tis_cap is None
+    assert config.data.answer_field is None
+
+
+def test_resolved_toml_reads_back_equal(tmp_path: Path) -> None:
+    config = load_config(
+        write(tmp_path, MINIMAL),
+        [
+            "train.tis_cap=none",
+            "train.mask_ratio_token=[0.5, 2.0]",
+            'reward.functions={exact_match = 1.0, "format:a\\"b" = 0.5}',
+            'rollout.stop=["\\n", "é"]',
+            "rollout.vllm={enforce_eager = true}",
+        ],
+    )
+    assert load_config(write(tmp_path, to_toml(config))) == config
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides", "said"),
+    [
+        (MINIMAL + "[train]\nstepz = 3\n", (), "line 7: train.stepz is not a setting. Did you mean train.steps?"),
+        (MINIMAL + "[run]\nlr = 3\n", (), "line 7: run.lr is not a setting. Did you mean train.lr?"),
+        (MINIMAL + "[raing]\na = 1\n", (), "line 6: raing is not a setting"),
+        ("lr = 3\n" + MINIMAL, (), "line 1: lr is not a setting. Did you mean train.lr?"),
+        ('[data]\npath = "d"\n', (), "model is missing. Add a section [model] with path"),
+        (MINIMAL + "[train]\n\nsteps = 0\n", (), "line 8: train.steps = 0: input should be greater"),
+        (MINIMAL, ("train.steps=x",), '--set train.steps=x: train.steps = "x"'),
+        (MINIMAL, ("train=3",), "--set train=3: train = 3"),
+        (MINIMAL, ("train",), "--set train: write it as section.field=value"),
+        (MINIMAL, ("auth.tls_cert=a",), "--set auth.tls_cert=a: tls_cert and tls_key go together"),
+        (MINIMAL + "[fleet]\nlease_ttl_s = 0.5\n", (), "line 7: fleet.lease_ttl_s must be at least twice"),
+        (MINIMAL + "[fleet\n", (), "not valid TOML"),
+    ],
+)  # fmt: skip
+def test_a_refusal_names_field_place_and_remedy(
+    tmp_path: Path, text: str, overrides: tuple[str, ...], said: str
+) -> None:
+    assert said in refusal(tmp_path, text, *overrides)
+
+
+def test_every_problem_is_said_at_once(tmp_path: Path) -> None:
+    said = refusal(tmp_path, MINIMAL + "[train]\nsteps = 0\nlrr = 1\n", "rollout.top_p=2")
+    assert len(said.splitlines()) == 3
+
+
+def test_a_wrong_union_is_said_once(tmp_path: Path) -> None:
+    assert len(refusal(tmp_path, MINIMAL, "reward.functions=3").splitlines()) == 1
+
+
+def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such file"):
+        load_config(tmp_path / "absent.toml")
+
+
+def test_lines_are_found_behind_values_over_several_lines() -> None:
+    text = 'a = """\n[no.table]\nb = 1\n"""\n[t] # note\nlist = [\n  1,\n]\nc = { d = 2 }\n'
+    lines = field_lines(text)
+    assert lines[("t",)] == 5
+    assert lines[("t", "list")] == 6
+    assert lines[("t", "c", "d")] == 9
+    assert ("b",) not in lines
+
+
+def test_digest_covers_what_the_fleet_must_share_and_nothing_else(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL)
+    digest, canonical = fleet_digest(load_config(path))
+    assert fleet_digest(load_config(path, ["fleet.rollout=3", "redis.url=redis://x"]))[0] == digest
+    assert fleet_digest(load_config(path, ["train.lr=1e-3"]))[0] != digest
+    assert '"steps":100' in canonical
+
+
+@given(st.text(), st.lists(st.text()))
+def test_any_text_survives_toml(name: str, stops: list[str]) -> None:
+    config = Config.model_validate(
+        {"model": {"path": name}, "data": {"path": "d"}, "rollout": {"stop": stops}}
+    )
+    import tomllib
+
+    read = Config.model_validate(tomllib.loads(to_toml(config)))
+    assert read == config

@@ -1,0 +1,35 @@
+"""What is generated and checked in is what would be generated now."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.config.reference import reference
+
+ROOT = Path(__file__).resolve().parents[2]
+STUBS = sorted((ROOT / "paceline" / "v1").glob("*_pb2*.py*"))
+
+
+def test_settings_reference_is_current() -> None:
+    written = (ROOT / "docs" / "configuration.md").read_text()
+    assert written == reference(), "run `make docs`"
+
+
+def test_grpc_stubs_are_current(tmp_path: Path) -> None:
+    pytest.importorskip("grpc_tools")
+    protos = sorted((ROOT / "proto" / "paceline" / "v1").glob("*.proto"))
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT / 'proto'}"),
+            *(f"--python_out={tmp_path}", f"--pyi_out={tmp_path}", f"--grpc_python_out={tmp_path}"),
+            *map(str, protos),
+        ],
+        check=True,
+    )
+    made = {path.name: path.read_text() for path in (tmp_path / "paceline" / "v1").iterdir()}
+    kept = {path.name: path.read_text() for path in STUBS}
+    assert kept == made, "run `make proto`"
