@@ -1,0 +1,221 @@
+"""Processes of the local fleet: restarted, recorded, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.client import ControlPlane
+from paceline.config import Config
+from paceline.supervisor.child import Child, ChildSpec, end_all
+from paceline.supervisor.door import Refused
+from paceline.supervisor.ground import clear, end_leftovers, held
+from paceline.supervisor.local import LocalFleet
+from paceline.supervisor.records import FleetRecord, ProcessId, ProcessRecord
+from paceline.v1 import admin_pb2
+
+FOREVER = "import time; time.sleep(600)"
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+WITH_POOL = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print('up', flush=True); time.sleep(600)"
+
+
+class Scripts:
+    """A launcher of small scripts in place of the roles."""
+
+    def __init__(self, tmp_path: Path, **by_role: str) -> None:
+        self._tmp_path = tmp_path
+        self._by_role = by_role
+
+    def _spec(self, role: str, index: int) -> ChildSpec:
+        name = f"{role}-{index}"
+        return ChildSpec(
+            name=name,
+            role=role,
+            argv=(sys.executable, "-c", self._by_role.get(role, FOREVER)),
+            environment=dict(os.environ),
+            log=self._tmp_path / "logs" / f"{name}.log",
+        )
+
+    def controller(self, index: int) -> ChildSpec:
+        return self._spec("controller", index)
+
+    def worker(self, role: str, index: int) -> ChildSpec:
+        return self._spec(role, index)
+
+
+def settings(**fleet: object) -> Config:
+    return Config.model_validate(
+        {"model": {"path": "m"}, "data": {"path": "d"}, "fleet": {"controllers": 1, **fleet}}
+    )
+
+
+@asynccontextmanager
+async def fleet_of(
+    tmp_path: Path, config: Config, **by_role: str
+) -> AsyncIterator[tuple[LocalFleet, list[str]]]:
+    notes: list[str] = []
+    control = ControlPlane(["127.0.0.1:1"])
+    fleet = LocalFleet(config, Scripts(tmp_path, **by_role), tmp_path, control, notes.append)  # type: ignore[arg-type]
+    try:
+        yield fleet, notes
+    finally:
+        await fleet.close()
+        await control.close()
+    assert not recorded(tmp_path).survivors()
+
+
+def recorded(run_dir: Path) -> FleetRecord:
+    record = FleetRecord.read(run_dir)
+    assert record is not None
+    return record
+
+
+async def until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never became true"
+        await asyncio.sleep(0.02)
+
+
+def wanted(phase: str = "running", **desired: int) -> admin_pb2.StatusReply:
+    return admin_pb2.StatusReply(phase=phase, desired=desired)
+
+
+async def test_a_killed_process_comes_back_and_both_are_on_record(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, settings()) as (fleet, _):
+        fleet.start_all()
+        await until(lambda: len(fleet.worker_pids()) == 2)
+        first = fleet.worker_pids()["policy-0"]
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: fleet.worker_pids().get("policy-0", first) != first)
+        process = next(p for p in recorded(tmp_path).processes if p.name == "policy-0")
+        assert [i.pid for i in process.ids] == [first, fleet.worker_pids()["policy-0"]]
+        assert process.restarts == 1
+
+
+async def test_bad_input_of_a_worker_ends_the_run_with_its_last_line(tmp_path: Path) -> None:
+    says = "import sys; print('noise'); print('model.path: no such directory'); sys.exit(2)"
+    async with fleet_of(tmp_path, settings(), policy=says) as (fleet, _):
+        fleet.start_all()
+        reason = await asyncio.wait_for(fleet.failed, 20)
+        assert reason == "policy-0: model.path: no such directory"
+
+
+async def test_the_last_line_is_of_this_start_not_of_an_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "policy-0.log").write_text("an old complaint\n")
+    async with fleet_of(tmp_path, settings(), policy="import sys; sys.exit(2)") as (fleet, _):
+        fleet.start_all()
+        reason = await asyncio.wait_for(fleet.failed, 20)
+        assert "an old complaint" not in reason
+
+
+async def test_desired_counts_are_reached_both_ways(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, _):
+        fleet.start_all()
+        await until(lambda: len(fleet.worker_pids()) == 3)
+        await fleet.reconcile(wanted(policy=1, rollout=3))
+        await until(lambda: "rollout-2" in fleet.worker_pids())
+        # A worker that the run lets go does not come back.
+        status = wanted(policy=1, rollout=2)
+        status.workers.add(worker_id="rollout-0", state="draining")
+        await fleet.reconcile(status)
+        fleet._children["rollout-0"].kill()
+        await fleet.reconcile(wanted(policy=1, rollout=2))
+        assert set(fleet.worker_pids()) - {"rollout-0"} == {"policy-0", "rollout-1", "rollout-2"}
+
+
+async def test_restart_off_leaves_a_dead_worker_dead(tmp_path: Path) -> None:
+    config = settings(rollout=2, restart=False)
+    async with fleet_of(tmp_path, config) as (fleet, notes):
+        fleet.start_all()
+        await until(lambda: len(fleet.worker_pids()) == 3)
+        os.kill(fleet.worker_pids()["rollout-1"], signal.SIGKILL)
+        await until(lambda: any("fleet.restart is off" in note for note in notes))
+        await fleet.reconcile(wanted(policy=1, rollout=2))
+        assert set(fleet.worker_pids()) == {"policy-0", "rollout-0"}
+        os.kill(fleet.worker_pids()["rollout-0"], signal.SIGKILL)
+        assert "the last rollout process" in await asyncio.wait_for(fleet.failed, 20)
+
+
+async def test_a_worker_that_ignores_sigterm_is_killed_after_the_patience(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, settings(), rollout=STUBBORN) as (fleet, _):
+        fleet.start_all()
+        log = tmp_path / "logs" / "rollout-0.log"
+        await until(lambda: log.exists() and "up" in log.read_text())
+        pids = fleet.worker_pids()
+        await fleet.stop_workers(0.3)
+        assert not any(psutil.pid_exists(pid) for pid in pids.values())
+
+
+async def test_what_a_killed_process_left_in_its_session_is_ended(tmp_path: Path) -> None:
+    spec = Scripts(tmp_path, policy=WITH_POOL).worker("policy", 0)
+    child = await Child.start(spec)
+    await until(lambda: "up" in spec.log.read_text())
+    pool = psutil.Process(child.pid).children()
+    os.kill(child.pid, signal.SIGKILL)
+    assert await child.wait() == -signal.SIGKILL
+    assert len(pool) == 1
+    await until(lambda: not pool[0].is_running() or pool[0].status() == psutil.STATUS_ZOMBIE)
+
+
+async def test_a_terminal_interrupt_does_not_reach_the_children(tmp_path: Path) -> None:
+    child = await Child.start(Scripts(tmp_path).worker("policy", 0))
+    assert os.getsid(child.pid) == child.pid
+    await end_all([child], 5.0)
+    assert not child.running
+
+
+def test_a_reused_process_id_is_not_ours(tmp_path: Path) -> None:
+    stranger = subprocess.Popen([sys.executable, "-c", FOREVER])
+    try:
+        record = FleetRecord("run", ProcessId(1, 0.0))
+        ids = [ProcessId(stranger.pid, ProcessId.of(stranger.pid).started - 100.0)]
+        record.processes.append(ProcessRecord("policy-0", "policy", "log", ids=ids))
+        record.write(tmp_path)
+        assert end_leftovers(tmp_path) == []
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_leftovers_of_a_killed_supervisor_are_ended(tmp_path: Path) -> None:
+    left = subprocess.Popen([sys.executable, "-c", FOREVER], start_new_session=True)
+    identity = ProcessId.of(left.pid)
+    record = FleetRecord("run", ProcessId(1, 0.0))
+    record.processes.append(ProcessRecord("policy-0", "policy", "log", ids=[identity]))
+    record.write(tmp_path)
+    assert end_leftovers(tmp_path) == [identity]
+    assert not identity.alive()
+    left.wait(10)
+
+
+def test_one_supervisor_a_run_directory(tmp_path: Path) -> None:
+    with held(tmp_path), pytest.raises(Refused, match="in use"), held(tmp_path):
+        pass
+
+
+def test_fresh_removes_what_a_run_made_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-1").mkdir(parents=True)
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("mine")
+    clear(settings(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_an_unreadable_record_is_no_record(tmp_path: Path) -> None:
+    assert FleetRecord.read(tmp_path) is None
+    (tmp_path / "fleet.json").write_text(json.dumps({"run": "x"}))
+    assert FleetRecord.read(tmp_path) is None
