@@ -113,4 +113,6 @@ def _state(state: str) -> Text:
 
 
 def _age(seconds: float) -> str:
+    if seconds < 0:
+        return "-"
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"

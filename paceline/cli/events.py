@@ -78,7 +78,7 @@ def _print(event: Mapping[str, Any], as_json: bool) -> None:
         return
     from paceline.story import tell
 
-    t = event.get("t")
+    t = event.get("at") or event.get("t")
     clock = time.strftime("%H:%M:%S", time.localtime(t)) if t else "--:--:--"
     typer.echo(f"{clock}  {tell(event)}")
 
