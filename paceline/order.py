@@ -42,7 +42,9 @@ def task_row(seed: int, ordinal: int, rows: int, shuffle: bool) -> tuple[int, in
 
 def task_seed(seed: int, task_id: str) -> int:
     """Sampling seed of a task, 64 bits: equal for every attempt, different for every task."""
-    return mix(seed, int.from_bytes(task_id.encode(), "little"), len(task_id))
+    raw = task_id.encode()
+    words = [int.from_bytes(raw[i : i + 8], "little") for i in range(0, len(raw), 8)]
+    return mix(seed, len(raw), *words)
 
 
 @lru_cache(maxsize=8)

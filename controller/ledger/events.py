@@ -345,9 +345,7 @@ def from_json(data: Mapping[str, Any]) -> Event:
         return GroupAccepted(data["worker_id"], GroupFacts(*[data[n] for n in _GROUP_FIELDS]))
     names, _ = _LAYOUT[kind]
     decoders = _DECODE.get(kind, {})
-    values = {
-        n: decoders[n](data[n]) if n in decoders else data[n] for n in names if n in data
-    }
+    values = {n: decoders[n](data[n]) if n in decoders else data[n] for n in names if n in data}
     event: Event = kind(**values)
     return event
 

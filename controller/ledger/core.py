@@ -1,0 +1,42 @@
+"""What every decision gets: the state, and a way to say what happens."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from controller.ledger.commands import Refused
+from controller.ledger.events import Event
+from controller.ledger.fleet import Worker
+from controller.ledger.state import State
+
+
+class Decider(Protocol):
+    """Decisions read ``state``, refuse before they emit anything, and change nothing themselves."""
+
+    state: State
+
+    def emit(self, event: Event) -> None:
+        """Applies ``event`` at once and keeps it for the journal."""
+
+    def caller(self, worker_id: str, incarnation: int) -> Worker:
+        """The living worker that speaks; raises ``Refused`` for anyone else."""
+
+    def settle_fleet(self, now: float) -> None:
+        """Everything that may follow from a change of the fleet or of the run."""
+
+    def mend_mesh(self, now: float) -> None:
+        """Forms the epoch after a broken one, now."""
+
+    def settle_evals(self, now: float) -> None:
+        """Closes evaluation rounds that are complete, and the run if that was the last thing."""
+
+
+def caller(state: State, worker_id: str, incarnation: int) -> Worker:
+    worker = state.fleet.workers.get(worker_id)
+    if worker is None:
+        raise Refused("unknown", f"no worker {worker_id!r} is registered")
+    if worker.incarnation != incarnation:
+        raise Refused("fenced", f"{worker_id} is another process now: register anew")
+    if not worker.alive:
+        raise Refused("fenced", f"{worker_id} is {worker.lifecycle} for the ledger: register anew")
+    return worker

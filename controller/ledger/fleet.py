@@ -1,0 +1,298 @@
+"""The fleet: workers, the gradient mesh of the policy replicas, and the weights links.
+
+- One incarnation of a worker id is current; every earlier one is fenced for good.
+- A mesh epoch's members never change: a loss or a join is a new epoch. Epochs only rise.
+- A link has two ends and an epoch of its own, so a broken receiver concerns nobody else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from controller.ledger.commands import LeasedTask, Role
+from controller.ledger.events import (
+    Drained,
+    LinkAssigned,
+    Member,
+    MeshBroken,
+    MeshFormed,
+    TasksLeased,
+    WorkerChanged,
+    WorkerDied,
+    WorkerRegistered,
+    lease_from_json,
+    lease_to_json,
+)
+
+_RETIRED_KEPT = 64
+_GONE_KEPT = 256
+
+
+class Lifecycle(StrEnum):
+    STARTING = "starting"  # the process is up, its main loop is not yet ready for work
+    RUNNING = "running"
+    DRAINING = "draining"  # finishes what it holds, takes nothing new
+    STOPPED = "stopped"  # said goodbye; holds nothing
+    DEAD = "dead"  # by evidence; what it held has gone to others
+
+
+@dataclass(slots=True)
+class Worker:
+    worker_id: str
+    incarnation: int
+    role: Role
+    host: str
+    pid: int
+    tensor_host: str
+    ranks: int
+    lifecycle: Lifecycle = Lifecycle.STARTING
+    drain: bool = False
+    """Someone asked it to leave."""
+    state_version: int = -1
+    """Policy: version of the state it holds; -1 for none."""
+    loaded_version: int = -1
+    """Rollout: version its engine serves; -1 for none."""
+    diverged_version: int = -1
+    """Its claims to states up to this version are not believed."""
+    lease_seq: int = 0
+    lease_reply: tuple[LeasedTask, ...] = ()
+    held: dict[str, None] = field(default_factory=dict)
+    """Tasks leased to it."""
+
+    @property
+    def alive(self) -> bool:
+        return self.lifecycle not in (Lifecycle.DEAD, Lifecycle.STOPPED)
+
+    @property
+    def leaving(self) -> bool:
+        return self.drain or self.lifecycle is Lifecycle.DRAINING
+
+    @property
+    def joinable(self) -> bool:
+        """Ready for work and meant to stay."""
+        return self.lifecycle is Lifecycle.RUNNING and not self.drain
+
+
+@dataclass(slots=True)
+class Mesh:
+    epoch: int
+    members: tuple[Member, ...]
+    state_version: int
+    step: int
+    source_rank: int
+    restore: bool
+    checkpoint_path: str
+    broken: bool = False
+
+    def rank(self, worker_id: str, incarnation: int) -> int:
+        """-1 for a stranger."""
+        for rank, member in enumerate(self.members):
+            if member.worker_id == worker_id and member.incarnation == incarnation:
+                return rank
+        return -1
+
+
+@dataclass(slots=True)
+class Fleet:
+    workers: dict[str, Worker] = field(default_factory=dict)
+    retired: dict[str, list[int]] = field(default_factory=dict)
+    """Earlier incarnations by worker id, newest last."""
+    mesh: Mesh | None = None
+    mesh_epoch: int = 0
+    mesh_rebuilds: int = 0
+    """Epochs formed because the one before broke."""
+    rebuild_due: bool = False
+    links: dict[str, LinkAssigned] = field(default_factory=dict)
+    """By receiver."""
+    link_epoch: int = 0
+
+    def current(self, worker_id: str, incarnation: int) -> Worker | None:
+        """The worker, if this incarnation of it is the living one."""
+        worker = self.workers.get(worker_id)
+        if worker is None or worker.incarnation != incarnation or not worker.alive:
+            return None
+        return worker
+
+    def member(self, member: Member) -> Worker | None:
+        return self.current(member.worker_id, member.incarnation)
+
+    def living(self, role: Role) -> list[Worker]:
+        return [w for w in self.workers.values() if w.role is role and w.alive]
+
+    def holders(self, version: int) -> list[Worker]:
+        """Living policy replicas that hold the state of ``version``."""
+        return [w for w in self.living(Role.POLICY) if w.state_version == version]
+
+    def publisher(self, version: int) -> Worker | None:
+        """The replica that sends weights: the lowest-rank living member that holds the state."""
+        for member in self.mesh.members if self.mesh else ():
+            worker = self.member(member)
+            if worker is not None and worker.state_version == version:
+                return worker
+        return None
+
+    # ---- what events do -------------------------------------------------------------------
+
+    def apply_registered(self, event: WorkerRegistered) -> None:
+        before = self.workers.pop(event.worker_id, None)
+        worker = Worker(
+            worker_id=event.worker_id,
+            incarnation=event.incarnation,
+            role=event.role,
+            host=event.host,
+            pid=event.pid,
+            tensor_host=event.tensor_host,
+            ranks=event.ranks,
+            state_version=event.state_version,
+        )
+        if before is not None:
+            retired = self.retired.setdefault(event.worker_id, [])
+            retired.append(before.incarnation)
+            del retired[:-_RETIRED_KEPT]
+            worker.diverged_version = before.diverged_version
+        self.workers[event.worker_id] = worker
+        gone = [w.worker_id for w in self.workers.values() if not w.alive]
+        for worker_id in gone[: max(0, len(gone) - _GONE_KEPT)]:
+            del self.workers[worker_id]
+            self.retired.pop(worker_id, None)
+
+    def apply_died(self, event: WorkerDied) -> None:
+        self._leave(self.workers[event.worker_id], Lifecycle.DEAD)
+
+    def apply_changed(self, event: WorkerChanged) -> None:
+        worker = self.workers[event.worker_id]
+        worker.state_version = event.state_version
+        worker.loaded_version = event.loaded_version
+        lifecycle = Lifecycle(event.lifecycle)
+        if lifecycle is Lifecycle.STOPPED:
+            self._leave(worker, lifecycle)
+        else:
+            worker.lifecycle = lifecycle
+
+    def _leave(self, worker: Worker, lifecycle: Lifecycle) -> None:
+        worker.lifecycle = lifecycle
+        worker.lease_reply = ()
+        worker.state_version = worker.loaded_version = -1
+        for receiver, link in list(self.links.items()):
+            if worker.worker_id in (link.publisher, link.receiver):
+                del self.links[receiver]
+
+    def apply_leased(self, event: TasksLeased) -> None:
+        worker = self.workers[event.worker_id]
+        worker.lease_seq = event.lease_seq
+        worker.lease_reply = event.leases
+        for lease in event.leases:
+            worker.held[lease.task_id] = None
+
+    def apply_drained(self, event: Drained) -> None:
+        self.workers[event.worker_id].drain = True
+
+    def apply_mesh_broken(self, event: MeshBroken) -> None:
+        assert self.mesh is not None
+        self.mesh.broken = True
+        self.rebuild_due = self.rebuild_due or event.reason != "membership"
+        for worker_id in event.diverged:
+            worker = self.workers[worker_id]
+            worker.diverged_version = max(worker.diverged_version, worker.state_version)
+            worker.state_version = -1
+
+    def apply_mesh_formed(self, event: MeshFormed) -> None:
+        self.mesh_rebuilds += self.rebuild_due
+        self.rebuild_due = False
+        self.mesh_epoch = event.epoch
+        self.mesh = Mesh(
+            epoch=event.epoch,
+            members=event.members,
+            state_version=event.state_version,
+            step=event.step,
+            source_rank=event.source_rank,
+            restore=event.restore,
+            checkpoint_path=event.checkpoint_path,
+        )
+
+    def apply_committed(self, version: int) -> None:
+        """All members voted: from here on they hold the new state, or cannot answer for it."""
+        assert self.mesh is not None
+        for member in self.mesh.members:
+            worker = self.member(member)
+            if worker is not None:
+                worker.state_version = version
+
+    def apply_link(self, event: LinkAssigned) -> None:
+        self.link_epoch = event.epoch
+        self.links[event.receiver] = event
+
+    # ---- snapshot -------------------------------------------------------------------------
+
+    def dump(self) -> dict[str, Any]:
+        return {
+            "workers": [_dump_worker(w) for w in self.workers.values()],
+            "retired": {k: list(v) for k, v in self.retired.items()},
+            "mesh": _dump_mesh(self.mesh),
+            "mesh_epoch": self.mesh_epoch,
+            "mesh_rebuilds": self.mesh_rebuilds,
+            "rebuild_due": self.rebuild_due,
+            "links": [asdict(link) for link in self.links.values()],
+            "link_epoch": self.link_epoch,
+        }
+
+    @classmethod
+    def load(cls, data: dict[str, Any]) -> Fleet:
+        workers = [_load_worker(w) for w in data["workers"]]
+        links = [LinkAssigned(**link) for link in data["links"]]
+        return cls(
+            workers={w.worker_id: w for w in workers},
+            retired={k: list(v) for k, v in data["retired"].items()},
+            mesh=_load_mesh(data["mesh"]),
+            mesh_epoch=data["mesh_epoch"],
+            mesh_rebuilds=data["mesh_rebuilds"],
+            rebuild_due=data["rebuild_due"],
+            links={link.receiver: link for link in links},
+            link_epoch=data["link_epoch"],
+        )
+
+
+def _dump_worker(worker: Worker) -> dict[str, Any]:
+    return {
+        "worker_id": worker.worker_id,
+        "incarnation": worker.incarnation,
+        "role": str(worker.role),
+        "host": worker.host,
+        "pid": worker.pid,
+        "tensor_host": worker.tensor_host,
+        "ranks": worker.ranks,
+        "lifecycle": str(worker.lifecycle),
+        "drain": worker.drain,
+        "state_version": worker.state_version,
+        "loaded_version": worker.loaded_version,
+        "diverged_version": worker.diverged_version,
+        "lease_seq": worker.lease_seq,
+        "lease_reply": [lease_to_json(x) for x in worker.lease_reply],
+        "held": list(worker.held),
+    }
+
+
+def _load_worker(data: dict[str, Any]) -> Worker:
+    special = {
+        "role": Role(data["role"]),
+        "lifecycle": Lifecycle(data["lifecycle"]),
+        "lease_reply": tuple(lease_from_json(x) for x in data["lease_reply"]),
+        "held": dict.fromkeys(data["held"]),
+    }
+    return Worker(**{**data, **special})
+
+
+def _dump_mesh(mesh: Mesh | None) -> dict[str, Any] | None:
+    if mesh is None:
+        return None
+    data = {name: getattr(mesh, name) for name in Mesh.__slots__}
+    data["members"] = [asdict(m) for m in mesh.members]
+    return data
+
+
+def _load_mesh(data: dict[str, Any] | None) -> Mesh | None:
+    if data is None:
+        return None
+    return Mesh(**{**data, "members": tuple(Member(**m) for m in data["members"])})

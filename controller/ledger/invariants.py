@@ -1,0 +1,164 @@
+"""What is always true of the ledger's state (DESIGN: conservation, single training, staleness, order).
+
+``check_counts`` is constant time and runs after every event where the ledger is checked;
+``check`` recomputes everything from the tasks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from controller.ledger.commands import Kind
+from controller.ledger.state import State
+from controller.ledger.tasks import Stand
+
+
+def check_counts(s: State) -> list[str]:
+    """Conservation by the counters, and what must hold between events too."""
+    t = s.tasks
+    parts = len(t.pending) + t.leased + len(t.ready) + t.in_step + t.trained
+    problems = []
+    if parts + t.dropped.total() != t.cursor:
+        problems.append(f"{t.cursor} tasks dispatched, {parts} + {t.dropped.total()} accounted for")
+    if s.facts is not None and t.trained != s.versions.step * s.run.groups_per_step:
+        problems.append(f"{t.trained} groups trained in {s.versions.step} steps")
+    if min(t.leased, t.in_step, t.trained) < 0:
+        problems.append("a count is negative")
+    step = s.steps.open
+    if step is not None and step.step != s.versions.step + 1:
+        problems.append(f"step {step.step} is open after step {s.versions.step}")
+    return problems
+
+
+def check(s: State) -> list[str]:
+    """All invariants, from scratch; one line for each that does not hold."""
+    if s.facts is None:
+        return []
+    return [
+        *check_counts(s),
+        *_partition(s),
+        *_owners(s),
+        *_steps(s),
+        *_staleness(s),
+        *_versions(s),
+        *_fleet(s),
+    ]
+
+
+def _partition(s: State) -> Iterator[str]:
+    t = s.tasks
+    stands = Counter(x.stand for x in t.records.values() if x.kind is Kind.TRAIN)
+    uncovered = sum(len(g) for g in s.steps.history.values())
+    for stand, count in (
+        (Stand.PENDING, len(t.pending)),
+        (Stand.LEASED, t.leased),
+        (Stand.READY, len(t.ready)),
+        (Stand.IN_STEP, t.in_step),
+        (Stand.TRAINED, uncovered),
+    ):
+        if stands[stand] != count:
+            yield f"{stands[stand]} tasks are {stand}, {count} are counted"
+    for ordinal in t.pending:
+        task = t.records.get(f"t{ordinal}")
+        if task is None or task.stand is not Stand.PENDING:
+            yield f"t{ordinal} is queued but not pending"
+    for task_id in t.ready:
+        if t.records[task_id].stand is not Stand.READY or t.records[task_id].group is None:
+            yield f"{task_id} is among the ready but not ready"
+
+
+def _owners(s: State) -> Iterator[str]:
+    held = {}
+    for worker in s.fleet.workers.values():
+        if worker.held and not worker.alive:
+            yield f"{worker.worker_id} is {worker.lifecycle} and holds {len(worker.held)} tasks"
+        for task_id in worker.held:
+            if task_id in held:
+                yield f"{task_id} has two owners"
+            held[task_id] = worker.worker_id
+    for task in s.tasks.records.values():
+        owner = held.pop(task.task_id, None)
+        if task.stand is Stand.LEASED and owner != task.owner:
+            yield f"{task.task_id} is leased to {task.owner}, held by {owner}"
+        if task.stand is not Stand.LEASED and owner is not None:
+            yield f"{task.task_id} is {task.stand} and held by {owner}"
+        if len(task.failures) >= s.run.max_attempts:
+            yield f"{task.task_id} failed {len(task.failures)} times and is not quarantined"
+    yield from (f"{task_id} is held by {w} and finished" for task_id, w in held.items())
+
+
+def _steps(s: State) -> Iterator[str]:
+    seen: dict[str, str] = {}
+    compositions = [(f"step {n}", g) for n, g in s.steps.history.items()]
+    compositions += [(f"step {n}, to be trained again", g) for n, g in s.steps.replay.items()]
+    step = s.steps.open
+    if step is not None:
+        compositions.append((f"open step {step.step}", step.groups))
+    for name, groups in compositions:
+        if len(groups) != s.run.groups_per_step:
+            yield f"{name} has {len(groups)} groups"
+        for task_id in groups:
+            if task_id in seen:
+                yield f"{task_id} is in {seen[task_id]} and in {name}"
+            seen[task_id] = name
+            if task_id not in s.tasks.records:
+                yield f"{task_id} of {name} is not in memory"
+    if any(n <= s.versions.step for n in s.steps.replay):
+        yield "a committed step is to be trained again"
+    if any(n > s.versions.step or n <= s.versions.checkpoint.step for n in s.steps.history):
+        yield "a composition is kept for a step that is covered or not committed"
+    if step is None:
+        return
+    dealt = sorted(i for shard in step.shards.values() for i in shard)
+    if dealt != list(range(len(step.groups))):
+        yield f"the shards of step {step.step} are not a partition of its groups"
+    mesh = s.fleet.mesh
+    if mesh is None or mesh.epoch != step.mesh_epoch:
+        yield f"step {step.step} belongs to epoch {step.mesh_epoch}, not to the mesh"
+    elif set(step.shards) != {m.worker_id for m in mesh.members}:
+        yield f"step {step.step} is dealt to others than the members of epoch {mesh.epoch}"
+    elif not set(step.votes) <= set(step.shards):
+        yield f"a stranger has voted for step {step.step}"
+
+
+def _staleness(s: State) -> Iterator[str]:
+    batches = [(n, g) for n, g in [*s.steps.history.items(), *s.steps.replay.items()]]
+    if s.steps.open is not None:
+        batches.append((s.steps.open.step, s.steps.open.groups))
+    for n, groups in batches:
+        for task_id in groups:
+            task = s.tasks.records.get(task_id)
+            if task is None or task.group is None:
+                continue
+            staleness = s.versions.staleness(task.group.min_version, n)
+            if staleness > s.run.max_staleness:
+                yield f"{task_id} is {staleness} steps old in step {n}"
+
+
+def _versions(s: State) -> Iterator[str]:
+    v = s.versions
+    if v.step_of(v.version) != v.step:
+        yield f"version {v.version} stands after step {v.step_of(v.version)}, not {v.step}"
+    firsts = [line.first_version for line in v.lines]
+    if firsts != sorted(set(firsts)):
+        yield f"version lines do not rise: {firsts}"
+    if v.step > s.run.steps:
+        yield f"{v.step} steps of {s.run.steps} are committed"
+    if v.checkpoint.step > v.step:
+        yield f"the newest checkpoint is of step {v.checkpoint.step}, after step {v.step}"
+
+
+def _fleet(s: State) -> Iterator[str]:
+    f, newest = s.fleet, s.versions.version
+    for worker in f.workers.values():
+        if max(worker.state_version, worker.loaded_version) > newest:
+            yield f"{worker.worker_id} has a version that was never committed"
+    if f.mesh is not None:
+        if f.mesh.epoch != f.mesh_epoch:
+            yield f"the mesh is of epoch {f.mesh.epoch}, the newest is {f.mesh_epoch}"
+        if not f.mesh.broken and any(f.member(m) is None for m in f.mesh.members):
+            yield f"epoch {f.mesh.epoch} stands with a dead member"
+    for link in f.links.values():
+        if link.epoch > f.link_epoch:
+            yield f"link {link.epoch} is newer than the newest, {f.link_epoch}"

@@ -1,0 +1,126 @@
+"""The ledger: everything the service promises, as a pure state machine.
+
+    command ──► decide ──► events ──► apply ──► state
+                  ▲                               │
+                  └───────── reads ───────────────┘
+
+``execute`` decides a command and everything that follows from it (a step that can open, a mesh that
+can form, a run that is complete). It reads no clock, does no I/O and draws no random number: the
+same commands at the same times give the same events, and applying the events to an empty ledger
+gives the same state.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+from controller.ledger import commands as cmd
+from controller.ledger import core, leasing, membership, running, stepping
+from controller.ledger.events import Event
+from controller.ledger.fleet import Worker
+from controller.ledger.invariants import check, check_counts
+from controller.ledger.state import Phase, State, apply
+
+
+class BrokenInvariant(Exception):
+    """The ledger would have broken a promise. A bug: never survivable."""
+
+
+class Ledger:
+    """``checked``: verify the cheap invariants after every event, and raise BrokenInvariant."""
+
+    def __init__(self, *, checked: bool = False) -> None:
+        self.state = State()
+        self.checked = checked
+        self._events: list[Event] = []
+
+    def execute(self, command: cmd.Command, now: float) -> tuple[tuple[Event, ...], Any]:
+        """Decides and applies. Returns the events, for the journal, and the command's reply.
+
+        ``now``: Unix seconds. Raises ``Refused``, with nothing changed, where the command is not
+        allowed. The reply may leave only once the events are durable.
+        """
+        if self.state.phase is Phase.NONE and not isinstance(command, cmd.StartRun | cmd.BeginTerm):
+            raise cmd.Refused("unknown", "no run has been started")
+        events: list[Event] = []
+        self._events = events
+        reply = _HANDLERS[type(command)](self, command, now)
+        return tuple(events), reply
+
+    def apply(self, event: Event) -> None:
+        """Makes an event of the journal true. Events must come in journal order, each once."""
+        apply(self.state, event)
+        if self.checked:
+            problems = check_counts(self.state)
+            if problems:
+                raise BrokenInvariant(f"after {event}: " + "; ".join(problems))
+
+    def check(self) -> list[str]:
+        """Every invariant, from scratch. One line for each that does not hold; linear in tasks."""
+        return check(self.state)
+
+    def take_garbage(self) -> list[tuple[str, int]]:
+        """(task id, attempt) of payloads that nobody needs once the events so far are durable."""
+        garbage, self.state.garbage = self.state.garbage, []
+        return garbage
+
+    def to_snapshot(self) -> dict[str, Any]:
+        """The state as JSON-able values; shares nothing with it that changes later."""
+        return self.state.dump()
+
+    @classmethod
+    def from_snapshot(cls, data: dict[str, Any], *, checked: bool = False) -> Ledger:
+        ledger = cls(checked=checked)
+        ledger.state = State.load(data)
+        return ledger
+
+    def fingerprint(self) -> str:
+        """Equal for equal states, order of everything included."""
+        return json.dumps(self.to_snapshot(), separators=(",", ":"))
+
+    # ---- what decisions use ---------------------------------------------------------------
+
+    def emit(self, event: Event) -> None:
+        self.apply(event)
+        self._events.append(event)
+
+    def caller(self, worker_id: str, incarnation: int) -> Worker:
+        return core.caller(self.state, worker_id, incarnation)
+
+    def settle_fleet(self, now: float) -> None:
+        membership.settle_mesh(self)
+        stepping.settle_step(self, now)
+        membership.settle_links(self)
+        self.settle_evals(now)
+
+    def settle_evals(self, now: float) -> None:
+        running.settle_evals(self, now)
+        running.settle_end(self, now)
+
+    def mend_mesh(self, now: float) -> None:
+        membership.mend_mesh(self)
+        self.settle_fleet(now)
+
+
+_HANDLERS: dict[type[Any], Callable[[Ledger, Any, float], Any]] = {
+    cmd.StartRun: running.start_run,
+    cmd.BeginTerm: running.begin_term,
+    cmd.Register: membership.register,
+    cmd.DeclareDead: membership.declare_dead,
+    cmd.Observe: membership.observe,
+    cmd.LeaseTasks: leasing.lease,
+    cmd.AcceptGroup: leasing.accept,
+    cmd.ReturnTask: leasing.give_back,
+    cmd.ExpireLease: leasing.expire,
+    cmd.BreakMesh: membership.break_mesh,
+    cmd.FormMesh: membership.form_mesh,
+    cmd.BreakLink: membership.break_link,
+    cmd.CastVote: stepping.vote,
+    cmd.RecordCheckpoint: stepping.record_checkpoint,
+    cmd.Scale: running.scale,
+    cmd.Drain: membership.drain,
+    cmd.Pause: running.pause,
+    cmd.Stop: running.stop,
+}

@@ -1,0 +1,322 @@
+"""Who belongs to the fleet, and what the mesh and the weights links look like because of it.
+
+- Joins and leaves of the mesh wait for the end of the open step; a death does not.
+- While a member of the mesh lives that holds the newest state, the step it is in goes on. When
+  nobody living holds that state, the run goes back to the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+from controller.ledger.commands import (
+    BreakLink,
+    BreakMesh,
+    DeclareDead,
+    Drain,
+    FormMesh,
+    Observe,
+    Refused,
+    Register,
+    Role,
+)
+from controller.ledger.core import Decider
+from controller.ledger.events import (
+    Drained,
+    LinkAssigned,
+    Member,
+    MeshBroken,
+    MeshFormed,
+    RolledBack,
+    StepAborted,
+    WorkerChanged,
+    WorkerDied,
+    WorkerRegistered,
+)
+from controller.ledger.fleet import Lifecycle, Worker
+from controller.ledger.leasing import release
+from controller.ledger.state import Phase
+from controller.ledger.stepping import redeal
+
+
+def register(d: Decider, c: Register, now: float) -> None:
+    fleet = d.state.fleet
+    known = fleet.workers.get(c.worker_id)
+    if known is not None and known.incarnation == c.incarnation:
+        if not known.alive:
+            raise Refused("fenced", f"this process of {c.worker_id} is {known.lifecycle}")
+        return
+    if c.incarnation in fleet.retired.get(c.worker_id, ()):
+        raise Refused("fenced", f"{c.worker_id} is another process now")
+    believed = c.state_version
+    if believed > d.state.versions.version:
+        raise Refused("invalid", f"state {believed} was never committed")
+    if known is not None:
+        if believed <= known.diverged_version:
+            believed = -1
+        if known.alive:
+            _depart(d, known, WorkerDied(c.worker_id, known.incarnation, "replaced", ""), now)
+    d.emit(
+        WorkerRegistered(
+            worker_id=c.worker_id,
+            incarnation=c.incarnation,
+            role=c.role,
+            host=c.host,
+            pid=c.pid,
+            tensor_host=c.tensor_host,
+            ranks=c.ranks,
+            state_version=believed,
+        )
+    )
+    d.settle_fleet(now)
+
+
+def declare_dead(d: Decider, c: DeclareDead, now: float) -> None:
+    worker = d.state.fleet.current(c.worker_id, c.incarnation)
+    if worker is not None:
+        _depart(d, worker, WorkerDied(c.worker_id, c.incarnation, c.how, c.detail), now)
+        d.settle_fleet(now)
+
+
+def observe(d: Decider, c: Observe, now: float) -> None:
+    worker = d.caller(c.worker_id, c.incarnation)
+    newest = d.state.versions.version
+    state_version = worker.state_version
+    # A replica's word can only make it a holder of the newest state: a report that was under way
+    # during a commit is older than the vote, and a diverged replica does not know that it is.
+    if worker.diverged_version < c.state_version == newest:
+        state_version = newest
+    loaded = worker.loaded_version
+    if loaded < c.loaded_version <= newest:
+        loaded = c.loaded_version
+    lifecycle = _next_lifecycle(worker.lifecycle, Lifecycle(c.lifecycle))
+    if (lifecycle, state_version, loaded) == (
+        worker.lifecycle,
+        worker.state_version,
+        worker.loaded_version,
+    ):
+        return
+    event = WorkerChanged(c.worker_id, c.incarnation, str(lifecycle), state_version, loaded)
+    if lifecycle is Lifecycle.STOPPED:
+        _depart(d, worker, event, now)
+    else:
+        d.emit(event)
+    d.settle_fleet(now)
+
+
+_ORDER = (Lifecycle.STARTING, Lifecycle.RUNNING, Lifecycle.DRAINING, Lifecycle.STOPPED)
+
+
+def _next_lifecycle(now: Lifecycle, said: Lifecycle) -> Lifecycle:
+    """A process only grows older; a report that says otherwise was overtaken."""
+    if said not in _ORDER:
+        return now
+    return max(now, said, key=_ORDER.index)
+
+
+def drain(d: Decider, c: Drain, now: float) -> str:
+    requests = d.state.requests
+    if c.request_id in requests:
+        return requests[c.request_id]
+    worker = d.state.fleet.workers.get(c.worker_id)
+    if worker is None or not worker.alive:
+        raise Refused("unknown", f"no living worker {c.worker_id!r}")
+    d.emit(Drained(c.request_id, c.worker_id))
+    d.settle_fleet(now)
+    return requests[c.request_id]
+
+
+def _depart(d: Decider, worker: Worker, event: WorkerDied | WorkerChanged, now: float) -> None:
+    """The worker leaves the fleet, by death or with a goodbye; what it holds goes to others."""
+    s = d.state
+    died = isinstance(event, WorkerDied)
+    for task_id in list(worker.held):
+        task = s.tasks.records[task_id]
+        detail = event.how if isinstance(event, WorkerDied) else ""
+        reason = "owner_died" if died else "owner_stopped"
+        release(d, task, worker, reason, counts=died, detail=detail)
+    mesh = s.fleet.mesh
+    member = mesh is not None and mesh.rank(worker.worker_id, worker.incarnation) >= 0
+    d.emit(event)
+    if not member:
+        return
+    assert mesh is not None
+    if not mesh.broken:
+        d.emit(MeshBroken(mesh.epoch, "member_died", worker.worker_id))
+        mend_mesh(d)
+    else:
+        _abort_hopeless_step(d)
+
+
+def break_mesh(d: Decider, c: BreakMesh, now: float) -> None:
+    d.caller(c.worker_id, c.incarnation)
+    mesh = d.state.fleet.mesh
+    if mesh is None or mesh.broken or mesh.epoch != c.epoch:
+        return
+    if mesh.rank(c.worker_id, c.incarnation) >= 0:
+        d.emit(MeshBroken(mesh.epoch, "peer_error", f"{c.worker_id}: {c.detail}"))
+
+
+def form_mesh(d: Decider, c: FormMesh, now: float) -> None:
+    mesh = d.state.fleet.mesh
+    if mesh is not None and mesh.broken:
+        mend_mesh(d)
+        d.settle_fleet(now)
+
+
+def mend_mesh(d: Decider) -> None:
+    """Forms the epoch after a broken one: at once with its survivors while a step is open."""
+    s = d.state
+    mesh = s.fleet.mesh
+    assert mesh is not None and mesh.broken
+    _abort_hopeless_step(d)
+    if s.steps.open is None:
+        _form(d, _wanted_members(d) or [])
+        return
+    survivors = [w for m in mesh.members if (w := s.fleet.member(m)) is not None]
+    _form(d, survivors)
+    assert s.fleet.mesh is not None
+    redeal(d, s.fleet.mesh)
+
+
+def _abort_hopeless_step(d: Decider) -> None:
+    s = d.state
+    mesh, step = s.fleet.mesh, s.steps.open
+    if step is None:
+        return
+    members = mesh.members if mesh else ()
+    survivors = [w for m in members if (w := s.fleet.member(m)) is not None]
+    if all(w.state_version != s.versions.version for w in survivors):
+        d.emit(StepAborted(step.step, "no living member holds the state before it"))
+
+
+def settle_mesh(d: Decider) -> None:
+    """Between steps: takes in who is ready, lets go who leaves."""
+    s = d.state
+    if s.ended or s.steps.open is not None:
+        return
+    mesh = s.fleet.mesh
+    survivors = [w for m in mesh.members if (w := s.fleet.member(m))] if mesh else []
+    if mesh is not None and mesh.broken and survivors:
+        return  # whoever watches the evidence says when: FormMesh
+    wanted = _wanted_members(d)
+    if wanted is None:
+        return
+    if mesh is not None and not mesh.broken:
+        current = [(m.worker_id, m.incarnation) for m in mesh.members]
+        if current == [(w.worker_id, w.incarnation) for w in wanted]:
+            return
+        stays = any(w.state_version == s.versions.version for w in survivors)
+        if stays and (s.phase is Phase.STOPPING or s.versions.step >= s.run.steps):
+            return  # nobody needs to join for the last checkpoint
+        d.emit(MeshBroken(mesh.epoch, "membership"))
+    _form(d, wanted)
+
+
+def _wanted_members(d: Decider) -> list[Worker] | None:
+    """Members of the next epoch in rank order; None: leave it as it is for now."""
+    s = d.state
+    mesh = s.fleet.mesh
+    staying = [w for m in (mesh.members if mesh else ()) if (w := s.fleet.member(m))]
+    others = sorted(
+        (w for w in s.fleet.living(Role.POLICY) if w not in staying), key=lambda w: w.worker_id
+    )
+    wanted = [w for w in [*staying, *others] if w.joinable]
+    newest = s.versions.version
+    if any(w.state_version == newest for w in wanted):
+        return wanted
+    holders = [w for w in [*staying, *others] if w.state_version == newest]
+    if not holders:
+        return wanted
+    # The only replicas with the state are leaving or not ready. A leaving one stays until another
+    # has been seeded; for one that is coming the others wait.
+    leaving = next((w for w in holders if w.leaving), None)
+    return None if leaving is None else [leaving, *wanted]
+
+
+def _form(d: Decider, workers: list[Worker]) -> None:
+    s = d.state
+    if not workers:
+        return
+    newest = s.versions.version
+    restore = all(w.state_version != newest for w in workers)
+    checkpoint = s.versions.checkpoint
+    if restore and newest != s.versions.restore_version:
+        d.emit(
+            RolledBack(
+                step=checkpoint.step,
+                version=newest + 1,
+                from_step=s.versions.step,
+                from_version=newest,
+                checkpoint_path=checkpoint.path,
+            )
+        )
+    version = s.versions.version
+    members = tuple(
+        Member(
+            w.worker_id, w.incarnation, w.tensor_host, not restore and w.state_version != version
+        )
+        for w in workers
+    )
+    source = next((r for r, w in enumerate(workers) if w.state_version == version), -1)
+    d.emit(
+        MeshFormed(
+            epoch=s.fleet.mesh_epoch + 1,
+            members=members,
+            state_version=version,
+            step=s.versions.step,
+            source_rank=source,
+            restore=restore,
+            checkpoint_path=checkpoint.path if restore else "",
+        )
+    )
+
+
+def settle_links(d: Decider) -> None:
+    """One link for every living rollout worker, from a replica that holds the newest state."""
+    s = d.state
+    if s.ended:
+        return
+    publisher = s.fleet.publisher(s.versions.version)
+    if publisher is None:
+        return
+    for receiver in s.fleet.living(Role.ROLLOUT):
+        link = s.fleet.links.get(receiver.worker_id)
+        if link is None or not _serves(d, link):
+            _assign(d, publisher, receiver)
+
+
+def _serves(d: Decider, link: LinkAssigned) -> bool:
+    """A link stays with its publisher while that is a member and holds the newest state."""
+    s = d.state
+    fleet = s.fleet
+    sender = fleet.current(link.publisher, link.publisher_incarnation)
+    return (
+        sender is not None
+        and sender.state_version == s.versions.version
+        and fleet.mesh is not None
+        and fleet.mesh.rank(sender.worker_id, sender.incarnation) >= 0
+        and fleet.current(link.receiver, link.receiver_incarnation) is not None
+    )
+
+
+def break_link(d: Decider, c: BreakLink, now: float) -> None:
+    d.caller(c.worker_id, c.incarnation)
+    fleet = d.state.fleet
+    link = next((x for x in fleet.links.values() if x.epoch == c.epoch), None)
+    if link is None or c.worker_id not in (link.publisher, link.receiver):
+        return
+    publisher = fleet.publisher(d.state.versions.version)
+    receiver = fleet.current(link.receiver, link.receiver_incarnation)
+    if publisher is not None and receiver is not None:
+        _assign(d, publisher, receiver)
+
+
+def _assign(d: Decider, publisher: Worker, receiver: Worker) -> None:
+    d.emit(
+        LinkAssigned(
+            epoch=d.state.fleet.link_epoch + 1,
+            publisher=publisher.worker_id,
+            publisher_incarnation=publisher.incarnation,
+            receiver=receiver.worker_id,
+            receiver_incarnation=receiver.incarnation,
+        )
+    )

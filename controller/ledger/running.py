@@ -1,0 +1,144 @@
+"""The run as a whole: its start, its leaders, evaluations, what people ask for, its end."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from controller.ledger.commands import BeginTerm, Pause, Refused, Role, Scale, StartRun, Stop
+from controller.ledger.core import Decider
+from controller.ledger.events import (
+    EvalRecorded,
+    EvalScheduled,
+    Paused,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    Scaled,
+    StepAborted,
+    StopRequested,
+    TaskDropped,
+    TermBegun,
+    facts_to_json,
+)
+from controller.ledger.state import Phase, State
+from controller.ledger.tasks import Stand
+
+_MOST_WORKERS = 10_000
+
+
+def start_run(d: Decider, c: StartRun, now: float) -> None:
+    s = d.state
+    if s.facts is None:
+        d.emit(RunStarted(c.facts, now))
+        d.settle_fleet(now)
+        return
+    before, after = facts_to_json(s.facts), facts_to_json(c.facts)
+    differing = [k for k in before if k != "desired" and before[k] != after[k]]
+    if differing:
+        raise Refused(
+            "invalid",
+            f"run {s.facts.run_name!r} was started with other settings: "
+            + ", ".join(f"{k} was {before[k]!r}, is {after[k]!r}" for k in differing),
+        )
+
+
+def begin_term(d: Decider, c: BeginTerm, now: float) -> None:
+    s = d.state
+    if (c.term, c.controller_id) == (s.term, s.leader):
+        return
+    if c.term <= s.term:
+        raise Refused("fenced", f"term {c.term} is over; {s.leader} leads term {s.term}")
+    d.emit(TermBegun(c.term, c.controller_id, now))
+
+
+def settle_evals(d: Decider, now: float) -> None:
+    """Schedules the rounds that are due; closes those that are complete."""
+    s = d.state
+    if s.phase is Phase.NONE or s.ended:
+        return
+    run, step = s.run, s.versions.step
+    due = step % run.eval_every == 0 or step >= run.steps
+    if run.eval_rows and due and s.phase is Phase.OPEN and not s.evals.scheduled(step):
+        d.emit(EvalScheduled(step, s.versions.version_of(step), run.eval_rows))
+    for round_ in [r for r in s.evals.rounds.values() if r.open == 0]:
+        mean = round_.reward_sum / round_.count if round_.count else 0.0
+        version = s.versions.version_of(round_.step)
+        d.emit(EvalRecorded(round_.step, version, mean, round_.count))
+
+
+def settle_end(d: Decider, now: float) -> None:
+    """Ends the run once nothing is left to do, or to wait for."""
+    s = d.state
+    if s.ended or s.phase is Phase.NONE or s.steps.open is not None:
+        return
+    v = s.versions
+    covered = v.checkpoint.step >= v.step
+    if s.phase is Phase.STOPPING:
+        if covered or not s.fleet.holders(v.version):
+            _drop_leftovers(d)
+            d.emit(RunFinished(s.reason, now))
+    elif v.step >= s.run.steps and covered and not s.evals.rounds:
+        _drop_leftovers(d)
+        d.emit(RunFinished("completed", now))
+
+
+def _drop_leftovers(d: Decider) -> None:
+    s = d.state
+    for step in sorted(s.steps.replay):
+        d.emit(StepAborted(step, "run_ended"))
+    for task in list(s.tasks.records.values()):
+        if task.stand is not Stand.TRAINED:
+            d.emit(TaskDropped(task.task_id, task.attempt, "run_ended", verdict="superseded"))
+
+
+def scale(d: Decider, c: Scale, now: float) -> str:
+    requests = d.state.requests
+    if c.request_id in requests:
+        return requests[c.request_id]
+    _check_desired(c.desired)
+    d.emit(Scaled(c.request_id, dict(c.desired)))
+    return requests[c.request_id]
+
+
+def _check_desired(desired: Mapping[str, int]) -> None:
+    roles = [str(role) for role in Role]
+    for role, count in desired.items():
+        if role not in roles:
+            raise Refused("invalid", f"there is no role {role!r}: one of {', '.join(roles)}")
+        if not 1 <= count <= _MOST_WORKERS:
+            raise Refused("invalid", f"{role}={count}: at least 1, at most {_MOST_WORKERS}")
+    if not desired:
+        raise Refused("invalid", "no count given: policy=N, rollout=N")
+
+
+def pause(d: Decider, c: Pause, now: float) -> str:
+    requests = d.state.requests
+    if c.request_id in requests:
+        return requests[c.request_id]
+    _refuse_if_over(d.state)
+    d.emit(Paused(c.request_id, c.paused))
+    d.settle_fleet(now)
+    return requests[c.request_id]
+
+
+def stop(d: Decider, c: Stop, now: float) -> str:
+    s = d.state
+    if c.request_id in s.requests:
+        return s.requests[c.request_id]
+    _refuse_if_over(s)
+    if c.failed:
+        if s.steps.open is not None:
+            d.emit(StepAborted(s.steps.open.step, "run_ended"))
+        _drop_leftovers(d)
+        d.emit(RunFailed(c.request_id, c.reason, now))
+    else:
+        d.emit(StopRequested(c.request_id, c.reason))
+        d.settle_fleet(now)
+    return s.requests[c.request_id]
+
+
+def _refuse_if_over(s: State) -> None:
+    if s.phase is Phase.NONE:
+        raise Refused("unknown", "no run has been started")
+    if s.ended:
+        raise Refused("stopped", f"the run has {s.phase}")

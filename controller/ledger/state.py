@@ -1,0 +1,283 @@
+"""The whole state of a run, and what each event does to it.
+
+State changes only here and in the nouns' ``apply_*`` methods; nothing here decides. ``dump`` and
+``load`` are exact: a loaded state behaves, and dumps, like the one it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from controller.ledger import events as ev
+from controller.ledger.commands import Kind, RunFacts
+from controller.ledger.evals import Evals
+from controller.ledger.fleet import Fleet
+from controller.ledger.steps import StepBook
+from controller.ledger.tasks import Stand, Task, TaskBook
+from controller.ledger.versions import Versions
+
+_REQUESTS_KEPT = 256
+
+
+class Phase(StrEnum):
+    NONE = "none"  # no run yet
+    OPEN = "open"
+    STOPPING = "stopping"  # asked to end: no new step, no new lease
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class State:
+    facts: RunFacts | None = None
+    phase: Phase = Phase.NONE
+    paused: bool = False
+    reason: str = ""
+    """Why the run was asked to stop, or failed."""
+    started_t: float = 0.0
+    ended_t: float = 0.0
+    term: int = 0
+    leader: str = ""
+    terms: int = 0
+    """Leaders so far."""
+    desired: dict[str, int] = field(default_factory=dict)
+    requests: dict[str, str] = field(default_factory=dict)
+    """Replies to the last admin requests, by request id."""
+    tasks: TaskBook = field(default_factory=TaskBook)
+    steps: StepBook = field(default_factory=StepBook)
+    fleet: Fleet = field(default_factory=Fleet)
+    versions: Versions = field(default_factory=Versions)
+    evals: Evals = field(default_factory=Evals)
+    garbage: list[tuple[str, int]] = field(default_factory=list)
+    """(task id, attempt) of payloads nobody needs any more. Not part of a snapshot."""
+
+    @property
+    def ended(self) -> bool:
+        return self.phase in (Phase.FINISHED, Phase.FAILED)
+
+    @property
+    def run(self) -> RunFacts:
+        assert self.facts is not None
+        return self.facts
+
+    def remember(self, request_id: str, reply: str) -> None:
+        self.requests[request_id] = reply
+        if len(self.requests) > _REQUESTS_KEPT:
+            del self.requests[next(iter(self.requests))]
+
+    def dump(self) -> dict[str, Any]:
+        return {
+            "facts": None if self.facts is None else ev.facts_to_json(self.facts),
+            "phase": str(self.phase),
+            "paused": self.paused,
+            "reason": self.reason,
+            "started_t": self.started_t,
+            "ended_t": self.ended_t,
+            "term": self.term,
+            "leader": self.leader,
+            "terms": self.terms,
+            "desired": dict(self.desired),
+            "requests": [[k, v] for k, v in self.requests.items()],
+            "tasks": self.tasks.dump(),
+            "steps": self.steps.dump(),
+            "fleet": self.fleet.dump(),
+            "versions": self.versions.dump(),
+            "evals": self.evals.dump(),
+        }
+
+    @classmethod
+    def load(cls, data: dict[str, Any]) -> State:
+        return cls(
+            facts=None if data["facts"] is None else ev.facts_from_json(data["facts"]),
+            phase=Phase(data["phase"]),
+            paused=data["paused"],
+            reason=data["reason"],
+            started_t=data["started_t"],
+            ended_t=data["ended_t"],
+            term=data["term"],
+            leader=data["leader"],
+            terms=data["terms"],
+            desired=dict(data["desired"]),
+            requests=dict(data["requests"]),
+            tasks=TaskBook.load(data["tasks"]),
+            steps=StepBook.load(data["steps"]),
+            fleet=Fleet.load(data["fleet"]),
+            versions=Versions.load(data["versions"]),
+            evals=Evals.load(data["evals"]),
+        )
+
+
+def apply(state: State, event: ev.Event) -> None:
+    """Makes ``event`` true of ``state``. Deterministic; never fails on an event that was decided."""
+    _APPLY[type(event)](state, event)
+
+
+def _started(s: State, e: ev.RunStarted) -> None:
+    s.facts = e.facts
+    s.desired = dict(e.facts.desired)
+    s.phase = Phase.OPEN
+    s.started_t = s.steps.last_commit_t = e.t
+
+
+def _term(s: State, e: ev.TermBegun) -> None:
+    s.term = e.term
+    s.leader = e.controller_id
+    s.terms += 1
+
+
+def _leased(s: State, e: ev.TasksLeased) -> None:
+    s.fleet.apply_leased(e)
+    for lease in e.leases:
+        s.tasks.apply_leased(lease, e.worker_id)
+        task = s.tasks.records[lease.task_id]
+        if task.kind is Kind.EVAL:
+            s.evals.lease(task.eval_step, task.ordinal)
+
+
+def _accepted(s: State, e: ev.GroupAccepted) -> None:
+    s.tasks.apply_accepted(e)
+    del s.fleet.workers[e.worker_id].held[e.group.task_id]
+
+
+def _released(s: State, e: ev.TaskReleased) -> None:
+    s.tasks.apply_released(e)
+    s.fleet.workers[e.worker_id].held.pop(e.task_id, None)
+    task = s.tasks.records[e.task_id]
+    if task.kind is Kind.EVAL:
+        s.evals.release(task.eval_step, task.ordinal)
+
+
+def _dropped(s: State, e: ev.TaskDropped) -> None:
+    task = s.tasks.records[e.task_id]
+    if task.stand is Stand.LEASED:
+        s.fleet.workers[task.owner].held.pop(e.task_id, None)
+    if task.kind is Kind.EVAL:
+        s.evals.drop(task.eval_step, task.ordinal)
+    elif task.stand is not Stand.PENDING:
+        s.garbage.append((e.task_id, e.attempt))
+    s.tasks.apply_dropped(e)
+
+
+def _eval_scheduled(s: State, e: ev.EvalScheduled) -> None:
+    s.evals.apply_scheduled(e)
+    for row in range(e.rows):
+        task_id = f"e{e.step}.{row}"
+        s.tasks.records[task_id] = Task(
+            task_id, Kind.EVAL, row, stand=Stand.PENDING, eval_step=e.step
+        )
+
+
+def _eval_done(s: State, e: ev.EvalTaskDone) -> None:
+    task = s.tasks.records[e.task_id]
+    s.fleet.workers[e.worker_id].held.pop(e.task_id, None)
+    s.evals.score(task.eval_step, e.reward_mean)
+    s.tasks.forget(task, "duplicate")
+
+
+def _rolled_back(s: State, e: ev.RolledBack) -> None:
+    s.versions.apply_rollback(e)
+    s.tasks.untrain(s.steps.apply_rollback(e.step))
+
+
+def _opened(s: State, e: ev.StepOpened) -> None:
+    if not e.replay:
+        s.tasks.take_into_step(e.groups)
+    s.steps.apply_opened(e)
+
+
+def _committed(s: State, e: ev.StepCommitted) -> None:
+    assert s.steps.open is not None and s.fleet.mesh is not None
+    s.tasks.train(s.steps.open.groups)
+    s.steps.apply_committed(e, ((m.worker_id, m.incarnation) for m in s.fleet.mesh.members))
+    s.versions.commit(e.version)
+    s.fleet.apply_committed(e.version)
+
+
+def _aborted(s: State, e: ev.StepAborted) -> None:
+    step = s.steps.open
+    if step is None or step.step != e.step:  # a lost step that will not be trained again
+        s.tasks.back_to_ready(s.steps.replay.pop(e.step))
+        return
+    s.steps.open = None
+    if step.replay:
+        s.steps.replay[step.step] = step.groups
+    else:
+        s.tasks.back_to_ready(step.groups)
+
+
+def _checkpointed(s: State, e: ev.CheckpointRecorded) -> None:
+    s.versions.apply_checkpoint(e)
+    covered = s.steps.apply_checkpoint(e.step)
+    s.garbage.extend((task_id, s.tasks.records[task_id].attempt) for task_id in covered)
+    s.tasks.cover(covered)
+
+
+def _scaled(s: State, e: ev.Scaled) -> None:
+    s.desired.update(e.desired)
+    wanted = ", ".join(f"{role}={n}" for role, n in sorted(s.desired.items()))
+    s.remember(e.request_id, f"wanted now: {wanted}")
+
+
+def _drained(s: State, e: ev.Drained) -> None:
+    s.fleet.apply_drained(e)
+    s.remember(e.request_id, f"{e.worker_id} finishes what it holds and leaves")
+
+
+def _paused(s: State, e: ev.Paused) -> None:
+    s.paused = e.paused
+    s.remember(e.request_id, "paused" if e.paused else "resumed")
+
+
+def _stop_requested(s: State, e: ev.StopRequested) -> None:
+    s.phase = Phase.STOPPING
+    s.reason = e.reason
+    s.remember(e.request_id, "the run ends after the open step")
+
+
+def _finished(s: State, e: ev.RunFinished) -> None:
+    s.phase = Phase.FINISHED
+    s.ended_t = e.t
+    s.evals.rounds.clear()
+
+
+def _failed(s: State, e: ev.RunFailed) -> None:
+    s.phase = Phase.FAILED
+    s.reason = e.reason
+    s.ended_t = e.t
+    s.evals.rounds.clear()
+    s.remember(e.request_id, f"the run has failed: {e.reason}")
+
+
+_APPLY: dict[type[Any], Callable[[State, Any], None]] = {
+    ev.RunStarted: _started,
+    ev.TermBegun: _term,
+    ev.WorkerRegistered: lambda s, e: s.fleet.apply_registered(e),
+    ev.WorkerDied: lambda s, e: s.fleet.apply_died(e),
+    ev.WorkerChanged: lambda s, e: s.fleet.apply_changed(e),
+    ev.TasksLeased: _leased,
+    ev.GroupAccepted: _accepted,
+    ev.TaskReleased: _released,
+    ev.TaskDropped: _dropped,
+    ev.MeshBroken: lambda s, e: s.fleet.apply_mesh_broken(e),
+    ev.MeshFormed: lambda s, e: s.fleet.apply_mesh_formed(e),
+    ev.RolledBack: _rolled_back,
+    ev.LinkAssigned: lambda s, e: s.fleet.apply_link(e),
+    ev.StepOpened: _opened,
+    ev.StepDealt: lambda s, e: s.steps.apply_dealt(e),
+    ev.VoteCast: lambda s, e: s.steps.apply_vote(e),
+    ev.StepCommitted: _committed,
+    ev.StepAborted: _aborted,
+    ev.CheckpointRecorded: _checkpointed,
+    ev.EvalScheduled: _eval_scheduled,
+    ev.EvalTaskDone: _eval_done,
+    ev.EvalRecorded: lambda s, e: s.evals.apply_recorded(e),
+    ev.Scaled: _scaled,
+    ev.Drained: _drained,
+    ev.Paused: _paused,
+    ev.StopRequested: _stop_requested,
+    ev.RunFinished: _finished,
+    ev.RunFailed: _failed,
+}

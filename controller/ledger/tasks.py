@@ -1,0 +1,238 @@
+"""Tasks: one prompt occurrence each, and where it stands.
+
+Every task ever dispatched is exactly one of: pending, leased, ready, in a step, trained, dropped.
+Tasks come from a cursor over the endless shuffled data set (``t0``, ``t1``, ...); a task that lost
+its owner waits in ``pending`` and goes out before any new one, lowest ordinal first.
+
+Finished tasks leave the memory: trained ones with the checkpoint that covers their step, dropped
+ones at once. Counters remain, and the last few thousand outcomes, so that a repeated submission
+gets the answer the first one got.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from controller.ledger.commands import GroupFacts, Kind, LeasedTask
+from controller.ledger.events import GroupAccepted, TaskDropped, TaskReleased
+
+_OUTCOMES_KEPT = 4096
+
+
+class Stand(StrEnum):
+    PENDING = "pending"  # waits for a lease, after an earlier try
+    LEASED = "leased"  # an owner works at it
+    READY = "ready"  # training group accepted, waits for a step
+    IN_STEP = "in_step"  # in the open step, or reserved for a step that is trained again
+    TRAINED = "trained"  # its step is committed
+    # dropped, and trained under a checkpoint: not in memory any more
+
+
+TRANSITIONS: dict[Stand | None, frozenset[Stand | None]] = {
+    None: frozenset({Stand.LEASED}),
+    Stand.PENDING: frozenset({Stand.LEASED, None}),
+    Stand.LEASED: frozenset({Stand.PENDING, Stand.READY, None}),
+    Stand.READY: frozenset({Stand.IN_STEP, None}),
+    Stand.IN_STEP: frozenset({Stand.TRAINED, Stand.READY}),
+    Stand.TRAINED: frozenset({Stand.IN_STEP, None}),
+}
+"""Where a training task may go from where; None is "not in memory": not yet dispatched, dropped,
+or trained under a checkpoint."""
+
+
+@dataclass(slots=True)
+class Task:
+    task_id: str
+    kind: Kind
+    ordinal: int
+    """Train: position in the endless data order. Eval: row of the held-out set."""
+    stand: Stand | None = None
+    attempt: int = 0
+    owner: str = ""
+    """Worker id of the lease, current or last."""
+    failures: tuple[str, ...] = ()
+    """One line for each try that counts towards quarantine."""
+    group: GroupFacts | None = None
+    eval_step: int = -1
+
+
+@dataclass(slots=True)
+class TaskBook:
+    """The training tasks, and the records of evaluation tasks under way."""
+
+    records: dict[str, Task] = field(default_factory=dict)
+    cursor: int = 0
+    """Training tasks dispatched so far."""
+    pending: list[int] = field(default_factory=list)
+    """Heap of ordinals."""
+    leased: int = 0
+    ready: dict[str, None] = field(default_factory=dict)
+    """In order of acceptance."""
+    in_step: int = 0
+    trained: int = 0
+    """On the surviving line."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    outcomes: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Of tasks that left the memory: last attempt, and what a repeat of it is told."""
+
+    @property
+    def position(self) -> int:
+        """Groups that are trained or on their way: what a new task would queue behind."""
+        return self.trained + self.in_step + len(self.ready) + self.leased
+
+    # ---- what events do -------------------------------------------------------------------
+
+    def apply_leased(self, lease: LeasedTask, owner: str) -> None:
+        task = self.records.get(lease.task_id)
+        if task is None:
+            task = Task(lease.task_id, Kind.TRAIN, self.cursor)
+            self.records[lease.task_id] = task
+            self.cursor += 1
+        elif task.kind is Kind.TRAIN:
+            heapq.heappop(self.pending)
+        self._move(task, Stand.LEASED)
+        task.attempt = lease.attempt
+        task.owner = owner
+        if task.kind is Kind.TRAIN:
+            self.leased += 1
+
+    def apply_accepted(self, event: GroupAccepted) -> None:
+        task = self.records[event.group.task_id]
+        self._move(task, Stand.READY)
+        self.leased -= 1
+        task.group = event.group
+        self.ready[task.task_id] = None
+
+    def apply_released(self, event: TaskReleased) -> None:
+        task = self.records[event.task_id]
+        self._move(task, Stand.PENDING)
+        if event.counts:
+            task.failures += (f"{event.worker_id}: {event.reason} {event.detail}".strip(),)
+        if task.kind is Kind.TRAIN:
+            self.leased -= 1
+            heapq.heappush(self.pending, task.ordinal)
+
+    def apply_dropped(self, event: TaskDropped) -> None:
+        task = self.records[event.task_id]
+        before = task.stand
+        self._move(task, None)
+        if task.kind is Kind.TRAIN:
+            if before is Stand.PENDING:
+                self.pending.remove(task.ordinal)
+                heapq.heapify(self.pending)
+            elif before is Stand.LEASED:
+                self.leased -= 1
+            else:
+                del self.ready[task.task_id]
+            self.dropped[event.reason] += 1
+        self.forget(task, event.verdict)
+
+    def take_into_step(self, task_ids: Iterable[str]) -> None:
+        for task_id in task_ids:
+            self._move(self.records[task_id], Stand.IN_STEP)
+            del self.ready[task_id]
+            self.in_step += 1
+
+    def back_to_ready(self, task_ids: Iterable[str]) -> None:
+        for task_id in task_ids:
+            self._move(self.records[task_id], Stand.READY)
+            self.ready[task_id] = None
+            self.in_step -= 1
+
+    def train(self, task_ids: Iterable[str]) -> None:
+        for task_id in task_ids:
+            self._move(self.records[task_id], Stand.TRAINED)
+            self.in_step -= 1
+            self.trained += 1
+
+    def untrain(self, task_ids: Iterable[str]) -> None:
+        """The step they were trained in is lost; they are kept for the same step again."""
+        for task_id in task_ids:
+            self._move(self.records[task_id], Stand.IN_STEP)
+            self.trained -= 1
+            self.in_step += 1
+
+    def cover(self, task_ids: Iterable[str]) -> None:
+        """A checkpoint covers their step: nothing can bring them back."""
+        for task_id in task_ids:
+            task = self.records[task_id]
+            self._move(task, None)
+            self.forget(task, "duplicate")
+
+    def forget(self, task: Task, verdict: str) -> None:
+        """Takes a finished task out of memory."""
+        del self.records[task.task_id]
+        self.outcomes[task.task_id] = (task.attempt, verdict)
+        if len(self.outcomes) > _OUTCOMES_KEPT:
+            del self.outcomes[next(iter(self.outcomes))]
+
+    @staticmethod
+    def _move(task: Task, to: Stand | None) -> None:
+        assert to in TRANSITIONS[task.stand] or task.kind is Kind.EVAL, (
+            f"{task.task_id}: {task.stand} to {to}"
+        )
+        task.stand = to
+
+    # ---- snapshot -------------------------------------------------------------------------
+
+    def dump(self) -> dict[str, Any]:
+        return {
+            "records": [_dump_task(t) for t in self.records.values()],
+            "cursor": self.cursor,
+            "pending": sorted(self.pending),
+            "leased": self.leased,
+            "ready": list(self.ready),
+            "in_step": self.in_step,
+            "trained": self.trained,
+            "dropped": dict(self.dropped),
+            "outcomes": [[k, *v] for k, v in self.outcomes.items()],
+        }
+
+    @classmethod
+    def load(cls, data: dict[str, Any]) -> TaskBook:
+        tasks = [_load_task(t) for t in data["records"]]
+        return cls(
+            records={t.task_id: t for t in tasks},
+            cursor=data["cursor"],
+            pending=list(data["pending"]),
+            leased=data["leased"],
+            ready=dict.fromkeys(data["ready"]),
+            in_step=data["in_step"],
+            trained=data["trained"],
+            dropped=Counter(data["dropped"]),
+            outcomes={k: (attempt, verdict) for k, attempt, verdict in data["outcomes"]},
+        )
+
+
+def _dump_task(task: Task) -> list[Any]:
+    return [
+        task.task_id,
+        str(task.kind),
+        task.ordinal,
+        None if task.stand is None else str(task.stand),
+        task.attempt,
+        task.owner,
+        list(task.failures),
+        None if task.group is None else list(astuple(task.group)),
+        task.eval_step,
+    ]
+
+
+def _load_task(data: list[Any]) -> Task:
+    task_id, kind, ordinal, stand, attempt, owner, failures, group, eval_step = data
+    return Task(
+        task_id=task_id,
+        kind=Kind(kind),
+        ordinal=ordinal,
+        stand=None if stand is None else Stand(stand),
+        attempt=attempt,
+        owner=owner,
+        failures=tuple(failures),
+        group=None if group is None else GroupFacts(*group),
+        eval_step=eval_step,
+    )

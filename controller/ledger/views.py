@@ -1,0 +1,286 @@
+"""What the shell reads of the ledger: directives, plans, counts, payloads. Pure functions.
+
+The shell turns these into messages; nothing here knows of protobuf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from controller.ledger.commands import Kind, Role
+from controller.ledger.events import Member
+from controller.ledger.fleet import Worker
+from controller.ledger.state import Phase, State
+from controller.ledger.tasks import Stand
+
+
+@dataclass(frozen=True, slots=True)
+class MeshView:
+    epoch: int
+    members: tuple[Member, ...]
+    state_version: int
+    step: int
+    source_rank: int
+    restore: bool
+    checkpoint_path: str
+
+
+@dataclass(frozen=True, slots=True)
+class LinkView:
+    epoch: int
+    publisher: Member
+    receiver: Member
+
+
+@dataclass(frozen=True, slots=True)
+class DirectiveView:
+    """What should be true of one worker now."""
+
+    lifecycle: str
+    """running, draining, stopped or rejoin."""
+    mesh: MeshView | None
+    links: tuple[LinkView, ...]
+    version: int
+    cancelled: tuple[tuple[str, int], ...]
+    """(task id, attempt) the worker holds and that are no longer its own."""
+    paused: bool
+    checkpoint_step: int
+    """Wanted: a checkpoint of this step or, if that has passed, of any later one; 0 for none."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlanView:
+    """One replica's part of the open step."""
+
+    step: int
+    round: int
+    mesh_epoch: int
+    version: int
+    next_version: int
+    shard: tuple[tuple[str, int], ...]
+    """(task id, attempt)."""
+    total_tokens: int
+    total_sequences: int
+    total_groups: int
+    rank: int
+    size: int
+    lines: tuple[tuple[int, int], ...]
+    """(first version, offset), newest line first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Training tasks: dispatched is the sum of the others."""
+
+    dispatched: int
+    pending: int
+    leased: int
+    ready: int
+    in_step: int
+    trained: int
+    dropped: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StatusView:
+    run_id: str
+    run_name: str
+    phase: str
+    """waiting, running, paused, stopping, finished or failed."""
+    reason: str
+    leader: str
+    term: int
+    step: int
+    total_steps: int
+    version: int
+    mesh_epoch: int
+    counts: Counts
+    desired: dict[str, int]
+    metrics: dict[str, float]
+    failovers: int
+    mesh_rebuilds: int
+    rollbacks: int
+    checkpoint_step: int
+    samples_trained: int
+    tokens_trained: int
+
+
+def directive(
+    state: State,
+    worker_id: str,
+    incarnation: int,
+    held: Iterable[tuple[str, int]] = (),
+) -> DirectiveView:
+    """``held``: (task id, attempt) that the worker's last report named."""
+    worker = state.fleet.current(worker_id, incarnation)
+    version = state.versions.version
+    cancelled = tuple(ref for ref in held if not _owns(state, worker_id, *ref))
+    if worker is None or state.ended:
+        lifecycle = "stopped" if state.ended else "rejoin"
+        return DirectiveView(lifecycle, None, (), version, cancelled, state.paused, 0)
+    return DirectiveView(
+        lifecycle=_lifecycle(state, worker),
+        mesh=_mesh(state, worker),
+        links=_links(state, worker),
+        version=version,
+        cancelled=cancelled,
+        paused=state.paused,
+        checkpoint_step=wanted_checkpoint(state) if worker.role is Role.POLICY else 0,
+    )
+
+
+def wanted_checkpoint(state: State) -> int:
+    v = state.versions
+    if state.phase is Phase.STOPPING:
+        end = v.step + (1 if state.steps.open else 0)
+        return end if end > v.checkpoint.step else 0
+    return v.wanted_checkpoint(state.run.checkpoint_every, state.run.steps)
+
+
+def _owns(state: State, worker_id: str, task_id: str, attempt: int) -> bool:
+    task = state.tasks.records.get(task_id)
+    return (
+        task is not None
+        and task.stand is Stand.LEASED
+        and task.owner == worker_id
+        and task.attempt == attempt
+    )
+
+
+def _lifecycle(state: State, worker: Worker) -> str:
+    if not worker.leaving:
+        return "running"
+    mesh = state.fleet.mesh
+    member = mesh is not None and mesh.rank(worker.worker_id, worker.incarnation) >= 0
+    busy = member if worker.role is Role.POLICY else bool(worker.held)
+    return "draining" if busy else "stopped"
+
+
+def _mesh(state: State, worker: Worker) -> MeshView | None:
+    mesh = state.fleet.mesh
+    if mesh is None or mesh.broken or mesh.rank(worker.worker_id, worker.incarnation) < 0:
+        return None
+    return MeshView(
+        epoch=mesh.epoch,
+        members=mesh.members,
+        state_version=mesh.state_version,
+        step=mesh.step,
+        source_rank=mesh.source_rank,
+        restore=mesh.restore,
+        checkpoint_path=mesh.checkpoint_path,
+    )
+
+
+def _links(state: State, worker: Worker) -> tuple[LinkView, ...]:
+    views = []
+    for link in state.fleet.links.values():
+        if worker.worker_id not in (link.publisher, link.receiver):
+            continue
+        sender = state.fleet.current(link.publisher, link.publisher_incarnation)
+        receiver = state.fleet.current(link.receiver, link.receiver_incarnation)
+        if sender is not None and receiver is not None:
+            views.append(LinkView(link.epoch, _end(sender), _end(receiver)))
+    return tuple(views)
+
+
+def _end(worker: Worker) -> Member:
+    return Member(worker.worker_id, worker.incarnation, worker.tensor_host, False)
+
+
+def plan(
+    state: State, worker_id: str, incarnation: int, mesh_epoch: int, state_version: int
+) -> tuple[str, PlanView | None]:
+    """(open, wait, epoch_over or finished; the plan if open) for a replica that formed ``mesh_epoch``
+    and holds the state of ``state_version``."""
+    mesh = state.fleet.mesh
+    if state.ended or state.versions.step >= state.run.steps:
+        return "finished", None
+    rank = mesh.rank(worker_id, incarnation) if mesh is not None else -1
+    if mesh is None or mesh.broken or mesh.epoch != mesh_epoch or rank < 0:
+        return "epoch_over", None
+    step = state.steps.open
+    if step is None or state_version != step.version:
+        return "wait", None
+    records = state.tasks.records
+    groups = [g for task_id in step.groups if (g := records[task_id].group) is not None]
+    shard = [step.groups[i] for i in step.shards[worker_id]]
+    return "open", PlanView(
+        step=step.step,
+        round=step.round,
+        mesh_epoch=step.mesh_epoch,
+        version=step.version,
+        next_version=step.version + 1,
+        shard=tuple((task_id, records[task_id].attempt) for task_id in shard),
+        total_tokens=sum(g.tokens for g in groups),
+        total_sequences=sum(g.sequences for g in groups),
+        total_groups=len(groups),
+        rank=rank,
+        size=len(mesh.members),
+        lines=tuple((x.first_version, x.offset) for x in reversed(state.versions.lines)),
+    )
+
+
+def counts(state: State) -> Counts:
+    t = state.tasks
+    return Counts(
+        dispatched=t.cursor,
+        pending=len(t.pending),
+        leased=t.leased,
+        ready=len(t.ready),
+        in_step=t.in_step,
+        trained=t.trained,
+        dropped=dict(t.dropped),
+    )
+
+
+def phase(state: State) -> str:
+    if state.phase is Phase.NONE:
+        return "waiting"
+    if state.phase is not Phase.OPEN:
+        return str(state.phase)
+    if state.paused:
+        return "paused"
+    mesh = state.fleet.mesh
+    return "running" if mesh is not None and not mesh.broken else "waiting"
+
+
+def status(state: State) -> StatusView:
+    facts = state.facts
+    return StatusView(
+        run_id=facts.run_id if facts else "",
+        run_name=facts.run_name if facts else "",
+        phase=phase(state),
+        reason=state.reason,
+        leader=state.leader,
+        term=state.term,
+        step=state.versions.step,
+        total_steps=facts.steps if facts else 0,
+        version=state.versions.version,
+        mesh_epoch=state.fleet.mesh_epoch,
+        counts=counts(state),
+        desired=dict(state.desired),
+        metrics=dict(state.steps.metrics),
+        failovers=max(0, state.terms - 1),
+        mesh_rebuilds=state.fleet.mesh_rebuilds,
+        rollbacks=state.versions.rollbacks,
+        checkpoint_step=state.versions.checkpoint.step,
+        samples_trained=state.steps.samples_trained,
+        tokens_trained=state.steps.tokens_trained,
+    )
+
+
+def payload_ref(state: State, task_id: str) -> tuple[str, int] | None:
+    """(task id, attempt) of the stored payload of an accepted group; None where there is none."""
+    task = state.tasks.records.get(task_id)
+    if task is None or task.kind is not Kind.TRAIN or task.group is None:
+        return None
+    return task_id, task.attempt
+
+
+def live_payloads(state: State) -> set[tuple[str, int]]:
+    """Payloads that a step, or its repetition after a rollback, may still need.
+
+    A new leader deletes the others: an earlier one may have died between journal and deletion.
+    """
+    return {ref for task_id in state.tasks.records if (ref := payload_ref(state, task_id))}
