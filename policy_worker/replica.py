@@ -3,7 +3,7 @@
     controller ◄──► rank 0 (the worker) ──spawns──► ranks 1..n-1
                       │   commands (JSON, gloo)  ──►  obey, in order
                       │   agree / gather         ◄──► every rank says how it went
-                      └── epoch-over word (shared memory) ─► read between slices of a collective
+                      └── "epoch n is over" (shared memory) ◄► read between slices of a collective
 
 - Only rank 0 talks to the controller. The others do what it tells them, in the order it says it.
 - A rank that dies ends the replica: its followers carry PR_SET_PDEATHSIG, and rank 0 exits at once
@@ -40,6 +40,9 @@ log = logging.getLogger(__name__)
 
 FOREVER = timedelta(days=365)
 """Between two commands lies however long the rollouts take. Death is noticed by other means."""
+
+
+_EPOCH = struct.Struct("=q")
 
 
 class ReplicaBroken(Exception):
@@ -91,10 +94,10 @@ class Replica:
         """Collective."""
 
     def end_epoch(self, epoch: int) -> None:
-        """Leader, from any thread: mesh epochs up to ``epoch`` are over, for all ranks."""
+        """Any rank, any thread, without blocking: mesh epochs up to ``epoch`` are over for all."""
 
     def epoch_over(self, epoch: int) -> bool:
-        """Any rank, any thread, without blocking: whether the leader has ended ``epoch``."""
+        """Any rank, any thread, without blocking: whether a rank has ended ``epoch``."""
         return False
 
     def close(self) -> None:
@@ -111,13 +114,13 @@ class RankedReplica(Replica):
         size: int,
         identity: str,
         store: dist.Store,
-        word: mmap.mmap,
+        epochs: mmap.mmap,
         device_type: str,
         children: Sequence[subprocess.Popen[bytes]] = (),
     ) -> None:
         super().__init__(identity)
         self.rank, self.size, self.store = rank, size, store
-        self._word = word
+        self._epochs = epochs
         self._children = children
         self._closing = threading.Event()
         for child in children:
@@ -188,11 +191,16 @@ class RankedReplica(Replica):
         self.agree(True)
 
     def end_epoch(self, epoch: int) -> None:
-        if epoch > struct.unpack("<q", self._word[:8])[0]:
-            self._word[:8] = struct.pack("<q", epoch)
+        # Each rank writes a word of its own: two writers of one word could undo each other.
+        if epoch > self._ended_by(self.rank):
+            _EPOCH.pack_into(self._epochs, self.rank * _EPOCH.size, epoch)
 
     def epoch_over(self, epoch: int) -> bool:
-        return bool(struct.unpack("<q", self._word[:8])[0] >= epoch)
+        return any(self._ended_by(rank) >= epoch for rank in range(self.size))
+
+    def _ended_by(self, rank: int) -> int:
+        (epoch,) = _EPOCH.unpack_from(self._epochs, rank * _EPOCH.size)
+        return int(epoch)
 
     def close(self) -> None:
         if self._closing.is_set():
@@ -233,6 +241,11 @@ def lead(
     """
     if size == 1:
         return Replica()
+    if device_type == "cuda" and torch.cuda.device_count() < size:
+        raise ReplicaBroken(
+            f"fleet.policy_ranks = {size}, but this process sees {torch.cuda.device_count()} CUDA "
+            "devices: a rank needs one of its own"
+        )
     if threading.current_thread() is not threading.main_thread():
         # PR_SET_PDEATHSIG fires when the *thread* that spawned the child ends.
         raise RuntimeError("a replica must be started from the main thread")
@@ -244,7 +257,7 @@ def lead(
     children = []
     with tempfile.TemporaryFile() as shared:
         shared.truncate(mmap.PAGESIZE)
-        word = mmap.mmap(shared.fileno(), mmap.PAGESIZE)
+        epochs = mmap.mmap(shared.fileno(), mmap.PAGESIZE)
         for rank in range(1, size):
             env = os.environ | {
                 "OMP_NUM_THREADS": str(threads),
@@ -256,7 +269,7 @@ def lead(
                         "identity": identity,
                         "port": store.port,
                         "parent": os.getpid(),
-                        "word": shared.fileno(),
+                        "epochs": shared.fileno(),
                         "device": device_type,
                         "threads": threads,
                     }
@@ -276,7 +289,7 @@ def lead(
             size=size,
             identity=identity,
             store=store,
-            word=word,
+            epochs=epochs,
             device_type=device_type,
             children=children,
         )
@@ -291,15 +304,15 @@ def follow() -> tuple[RankedReplica, str]:
     die_with_parent()
     settings = json.loads(os.environ[RANK_SETTINGS])
     torch.set_num_threads(settings["threads"])
-    word = mmap.mmap(settings["word"], mmap.PAGESIZE, prot=mmap.PROT_READ)
-    os.close(settings["word"])
+    epochs = mmap.mmap(settings["epochs"], mmap.PAGESIZE)
+    os.close(settings["epochs"])
     store = dist.TCPStore("127.0.0.1", settings["port"], None, timeout=timedelta(minutes=5))
     replica = RankedReplica(
         rank=settings["rank"],
         size=settings["size"],
         identity=settings["identity"],
         store=store,
-        word=word,
+        epochs=epochs,
         device_type=settings["device"],
     )
     return replica, store.get("config").decode()

@@ -44,71 +44,98 @@ def run(ranks: int, scenario: str, /, **arguments: Any) -> Any:
     return json.loads(out)
 
 
-def train(
+def trainer(
     replica: Replica,
     *,
     config: str,
     run_dir: str,
     steps: int,
-    resume: str | None = None,
+    url: str = "",
+    mesh_rank: int = 0,
+    mesh_size: int = 1,
+    then_resume: str | None = None,
 ) -> dict[str, Any]:
-    """Some steps on packed rows dealt out to the ranks, then a checkpoint and the whole weights."""
-    from safetensors.torch import save_file
+    """Some steps through the Trainer as member ``mesh_rank`` of a mesh of replicas, and a checkpoint.
 
+    Then, with ``then_resume``, that checkpoint instead, and as many steps from it. Whole weights go
+    to ``run_dir`` as trained-, resumed- and continued-<mesh_rank>.safetensors.
+    """
     from paceline.config.schema import Config
-    from policy_worker.checkpoint import Checkpointer
-    from policy_worker.sharding import gathered_weights, load_sharded_state, local_weights
+    from policy_worker.sharding import local_weights
+    from policy_worker.trainer import Epoch, Trainer
 
     parsed = Config.model_validate_json(config)
-    state = load_sharded_state(parsed, replica, CPU)
-    checkpointer = Checkpointer(Path(run_dir), parsed, replica)
-    if resume:
-        checkpointer.restore(state, resume)
-    losses = [_step(state, replica, state.step + 1) for _ in range(steps)]
-    state.version = state.step
-    info = checkpointer.save_async(state).result()
-    weights = {name: tensor.contiguous() for name, tensor in gathered_weights(state)}
-    if replica.leads:
-        save_file(weights, Path(run_dir) / f"weights-{replica.size}-ranks.safetensors")
-    checkpointer.close()
+    worker = Trainer(parsed, CPU, replica=replica)
+    elements = replica.gather(sum(t.numel() for _, t in local_weights(worker.state)))
+    if not replica.leads:
+        worker.obey()
+        return {}
+    worker.attach(Path(run_dir))
+    worker.form(Epoch(1, mesh_rank, mesh_size, url, "ranks", "127.0.0.1"), lambda: False)
+    worker.restore("", 0, 0)
+    trained = [_step(worker, mesh_rank, mesh_size) for _ in range(steps)]
+    _save_weights(worker, Path(run_dir) / f"trained-{mesh_rank}.safetensors")
+    info = worker.save().result() if mesh_rank == 0 else None
+    continued = []
+    if then_resume:
+        worker.restore(then_resume, steps, steps)
+        _save_weights(worker, Path(run_dir) / f"resumed-{mesh_rank}.safetensors")
+        continued = [_step(worker, mesh_rank, mesh_size) for _ in range(steps)]
+        _save_weights(worker, Path(run_dir) / f"continued-{mesh_rank}.safetensors")
+    worker.close()
     return {
-        "losses": losses,
-        "checkpoint": str(info.path),
-        "elements": replica.gather(sum(t.numel() for _, t in local_weights(state))),
+        "trained": trained,
+        "continued": continued,
+        "elements": elements,
+        "checkpoint": str(info.path) if info else None,
     }
 
 
-def _step(state: Any, replica: Replica, step: int) -> dict[str, float]:
-    import numpy as np
+def _step(worker: Any, mesh_rank: int, mesh_size: int) -> dict[str, Any]:
+    from policy_worker.gradients import StepFacts
 
-    from policy_worker.batch import decode
-    from policy_worker.logprobs import score
-    from policy_worker.optimizer import learning_rate, set_learning_rate
-    from policy_worker.packing import pack, plan_rows
-    from policy_worker.sharding import squared_norm
-    from policy_worker.state import local_tensor
+    step = worker.state.step + 1
+    groups = _groups(step)
+    completions = [c for group in groups for c in group.completions]
+    tokens = sum(len(c.tokens) // 4 for c in completions)
+    facts = StepFacts(step, worker.state.version, tokens, len(completions))
+    mine = groups[mesh_rank::mesh_size]
+    # Dealt in two rounds, as after the loss of a member.
+    for shard in (mine[:1], mine):
+        missing = worker.begin(facts, [(g.task.task_id, g.task.attempt) for g in shard])
+        worker.add([g for g in mine if (g.task.task_id, g.task.attempt) in missing])
+    stats = worker.reduce()
+    said = {
+        "loss": stats.entries["loss"][:2],
+        "norm": stats.mean("grad_norm"),
+        "digest": worker.digest(),
+    }
+    worker.commit(step)
+    return said
+
+
+def _save_weights(worker: Any, path: Path) -> None:
+    from safetensors.torch import save_file
+
+    save_file({name: tensor.clone() for name, tensor in worker.whole_weights()}, path)
+
+
+def _groups(step: int) -> list[Any]:
     from tests.helpers.policy_models import random_groups
 
-    batch = decode(random_groups(6, group_size=4, seed=step))
-    last = state.model.config.vocab_size - 1
-    batch.tokens.clip(0, last, out=batch.tokens)
-    batch.prompt_tokens.clip(0, last, out=batch.prompt_tokens)
-    rows = plan_rows(batch, np.arange(len(batch.length)), 64)
-    rows = rows[: len(rows) // 2 * 2]  # a forward is collective: as many for each of two ranks
-    total = 0.0
-    for row in rows[replica.rank :: replica.size]:
-        loss = -score(state.model, pack(batch, row, CPU), 1.0).logprobs.sum() / 100
-        loss.backward()
-        total += float(loss.detach())
-    gradients = [local_tensor(p.grad) for p in state.model.parameters()]
-    norm = float(squared_norm(gradients, replica).sqrt())
-    for gradient in gradients:
-        gradient.mul_(min(1.0, 1.0 / norm))
-    set_learning_rate(state.optimizer, learning_rate(step, state.config.train))
-    state.optimizer.step()
-    state.optimizer.zero_grad()
-    state.step = step
-    return {"loss": float(replica.all_sum(torch.tensor(total))), "norm": norm}
+    # Token ids below 15, the vocabulary of the tiny model.
+    groups = random_groups(5, group_size=4, seed=step)
+    for group in groups:
+        group.prompt_tokens = _below(group.prompt_tokens, 15)
+        for completion in group.completions:
+            completion.tokens = _below(completion.tokens, 15)
+    return groups
+
+
+def _below(tokens: bytes, limit: int) -> bytes:
+    import numpy as np
+
+    return (np.frombuffer(tokens, "<i4") % limit).astype("<i4").tobytes()
 
 
 def talk(replica: Replica) -> dict[str, Any]:
@@ -132,9 +159,10 @@ def talk(replica: Replica) -> dict[str, Any]:
 
 
 def _end_epoch(replica: Replica) -> list[list[bool]]:
-    if replica.leads:
+    if replica.rank == 1:
         replica.end_epoch(5)
-        replica.end_epoch(4)
+    if replica.leads:
+        replica.end_epoch(3)
     replica.barrier()
     return replica.gather([replica.epoch_over(epoch) for epoch in (4, 5, 6)])
 
@@ -163,7 +191,7 @@ def main() -> None:
     if replica.leads:
         print(json.dumps(result))
         replica.close()
-    else:
+    elif scenario != "trainer":  # whose followers have heard it
         assert replica.next_command() == {"op": "stop"}
 
 
