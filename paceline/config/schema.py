@@ -212,6 +212,9 @@ class ControllerConfig(Section):
     """Journal events between snapshots."""
     max_message_mb: Positive = 64
     """Largest gRPC message accepted, MiB."""
+    payload_dir: str | None = None
+    """Directory, seen by every controller, for the tokens of accepted groups, for runs whose
+    payloads outgrow the memory of Redis; none: in Redis."""
 
 
 class AuthConfig(Section):

@@ -1,0 +1,1 @@
+"""The control plane: a replicated controller around a pure ledger."""

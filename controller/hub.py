@@ -1,0 +1,109 @@
+"""Who waits for what inside the leader: long polls, by topic.
+
+A topic is woken once what it stands for is durable. Waiters then ask the ledger again: a wake-up
+carries no news of its own, so one too many does no harm, and one too few cannot happen, because a
+waiter names the state of the topic it has already seen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+
+class Topic:
+    """Wakes all waiters at once."""
+
+    def __init__(self) -> None:
+        self.turn = 0
+        """Rises with every wake-up."""
+        self._waiters: set[asyncio.Future[None]] = set()
+
+    def wake(self) -> None:
+        self.turn += 1
+        waiters, self._waiters = self._waiters, set()
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def wait(self, seen: int, timeout_s: float) -> bool:
+        """Waits until ``turn`` is past ``seen``; False after ``timeout_s`` seconds."""
+        if self.turn != seen:
+            return True
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiters.add(waiter)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await waiter
+            return True
+        except TimeoutError:
+            return False
+        finally:
+            self._waiters.discard(waiter)
+
+
+_ENDINGS = ("StopRequested", "RunFinished", "RunFailed")
+
+WAKES: Mapping[str, frozenset[str]] = {
+    # What can make a task admissible, or end the waiting for one.
+    "lease": frozenset(
+        {
+            "RunStarted",
+            "StepCommitted",
+            "StepAborted",
+            "TaskReleased",
+            "TaskDropped",
+            "WorkerChanged",
+            "WorkerDied",
+            "RolledBack",
+            "EvalScheduled",
+            "Paused",
+            "Drained",
+            *_ENDINGS,
+        }
+    ),
+    "plan": frozenset({"StepOpened", "StepDealt", "MeshBroken", "MeshFormed", *_ENDINGS}),
+    "vote": frozenset({"StepCommitted", "StepAborted", "StepDealt", "MeshBroken", *_ENDINGS}),
+}
+"""Topic to the types of events that wake it."""
+
+SILENT = frozenset(
+    {"TasksLeased", "GroupAccepted", "VoteCast", "StepOpened", "StepDealt", "EvalTaskDone"}
+)
+"""Types of events that no directive depends on."""
+
+
+class Hub:
+    """The topics of one leader."""
+
+    def __init__(self) -> None:
+        self.topics = {name: Topic() for name in WAKES}
+        self.journal = Topic()
+        """Something was appended: for those who follow the events."""
+
+    @property
+    def lease(self) -> Topic:
+        return self.topics["lease"]
+
+    @property
+    def plan(self) -> Topic:
+        return self.topics["plan"]
+
+    @property
+    def vote(self) -> Topic:
+        return self.topics["vote"]
+
+    def announce(self, events: Iterable[Mapping[str, Any]]) -> None:
+        """Wakes the topics that these durable events concern."""
+        kinds = {event["type"] for event in events}
+        for name, topic in self.topics.items():
+            if kinds & WAKES[name]:
+                topic.wake()
+        self.journal.wake()
+
+    def wake_all(self) -> None:
+        """The leader steps down: nobody waits on it any longer."""
+        for topic in self.topics.values():
+            topic.wake()
+        self.journal.wake()

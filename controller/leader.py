@@ -1,0 +1,380 @@
+"""The leader: an imperative shell around the pure ledger, for as long as it holds the lease.
+
+    handlers ─execute─► ledger ─events─► appender ─flush─► journal (Redis)
+    reports  ─observe─► liveness ─tick─► commands ─┘            │ durable
+                                                                ├─► replies, long polls (hub)
+                                                                ├─► directives (sessions)
+                                                                ├─► run files (thread)
+                                                                └─► payloads that may go, snapshots
+
+Loops, and what ends them:
+    append   one flush after the other; ends with Deposed when the fence refuses one
+    renew    extends the lease three times in its length; ends with Deposed when it is another's
+    tick     asks liveness whom to declare dead; silent while appends do not go through
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from controller.appender import Appender, Batch
+from controller.election import Election
+from controller.errors import NotLeading
+from controller.hub import SILENT, Hub
+from controller.journal import START, Deposed, Journal, Position, Snapshot
+from controller.ledger.commands import BeginTerm, Command, RunFacts, StartRun
+from controller.ledger.events import GroupAccepted
+from controller.ledger.fleet import Worker
+from controller.ledger.views import live_payloads
+from controller.liveness import Liveness
+from controller.messages import directive_of
+from controller.payloads import PayloadStore, Ref
+from controller.replica import Replica
+from controller.rows import Rows
+from controller.runfiles import RunFiles
+from controller.sessions import Session, Sessions
+from controller.validation import GroupLimits
+from paceline.config.schema import Config
+from paceline.log import event
+from paceline.v1 import admin_pb2, worker_pb2
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.02
+PATIENCE_S = 2.0
+"""How long a request waits for an outage to end before its caller is told to come again."""
+
+
+@dataclass(slots=True)
+class Plant:
+    """What a controller has whether it leads or not."""
+
+    config: Config
+    run_dir: Path
+    controller_id: str
+    redis_url: str
+    journal: Journal
+    election: Election
+    payloads: PayloadStore
+    config_digest: str
+    config_json: str
+    rows: Rows
+
+
+@dataclass(slots=True)
+class _Closing:
+    """What a batch does once it is durable."""
+
+    directives: list[tuple[Session, worker_pb2.Directive]]
+    obsolete: list[Ref]
+    snapshot: dict[str, Any] | None
+
+
+class Leader:
+    """One term. Thrown away with all its memory when the term ends."""
+
+    def __init__(self, plant: Plant, replica: Replica, term: int) -> None:
+        config = plant.config
+        self.plant = plant
+        self.term = term
+        self.ledger = replica.ledger
+        self.limits = GroupLimits.of(config)
+        self.hub = Hub()
+        self.sessions = Sessions(term, self._directive)
+        self.liveness = Liveness(
+            lease_ttl_s=config.fleet.lease_ttl_s,
+            suspect_grace_s=config.fleet.suspect_grace_s,
+            wedged_after_s=config.fleet.wedged_after_s,
+        )
+        self.files = RunFiles(plant.run_dir, may_write=lambda: plant.election.holds_lease)
+        self._held_lines: list[Batch] | None = []
+        """Batches to be written once the lines before them are; None: those are."""
+        self.appender = Appender(
+            plant.journal,
+            term=term,
+            at=replica.at,
+            on_flush=self._close_batch,
+            on_durable=self._batch_durable,
+        )
+        self._snapshot_at = replica.snapshot_at
+        self._events_since_snapshot = 0
+        self._chores: set[asyncio.Task[None]] = set()
+        self._ended: Exception | None = None
+
+    # ---- what handlers use ----------------------------------------------------------------
+
+    async def execute(self, command: Command) -> Any:
+        """Decides ``command`` and returns its reply once all it rests on is durable.
+
+        Raises Refused where the ledger refuses, NotLeading or Deposed where this process no longer
+        leads: the caller asks the next leader.
+        """
+        await self.ready()
+        reply = self.decide(command)
+        await self.appender.durable()
+        return reply
+
+    def decide(self, command: Command) -> Any:
+        """The reply, before it may leave: await ``appender.durable()`` first."""
+        events, reply = self.ledger.execute(command, time.time())
+        if events:
+            self.appender.add(events)
+        return reply
+
+    def decide_group(self, command: Command, ref: Ref, payload: bytes) -> Any:
+        """As ``decide``, for AcceptGroup: ``payload`` is stored if the group becomes ready."""
+        events, reply = self.ledger.execute(command, time.time())
+        if events:
+            for decided in events:
+                if isinstance(decided, GroupAccepted) and decided.group.task_id == ref[0]:
+                    self.appender.add_payload(ref, payload)
+            self.appender.add(events)
+        return reply
+
+    async def ready(self) -> None:
+        """Returns when this leader may decide. Raises NotLeading after a while of waiting."""
+        if self.active:
+            return
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                await self.appender.flowing()
+                while not self.active:
+                    if self._ended is not None:
+                        raise NotLeading("stepped down")
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            raise NotLeading(self.appender.trouble or "the leader's lease has run out") from None
+
+    @property
+    def active(self) -> bool:
+        """Appends go through and the lease is ours by our own clock."""
+        return not self.appender.trouble and self._ended is None and self.plant.election.holds_lease
+
+    @property
+    def version(self) -> int:
+        """Newest committed version."""
+        return int(self.ledger.state.versions.version)
+
+    @property
+    def trouble(self) -> str:
+        """Why nothing can be decided now, in words; empty: it can."""
+        if self.appender.trouble:
+            return self.appender.trouble
+        return "" if self.plant.election.holds_lease else "waiting for the lease"
+
+    def describe(self, worker: Worker, status: admin_pb2.WorkerStatus) -> None:
+        """Adds what only the leader knows of a living worker: its heartbeat and what it said."""
+        key = (worker.worker_id, worker.incarnation)
+        status.heartbeat_age_s = self.liveness.age(*key, time.monotonic())
+        if self.liveness.suspect(*key):
+            status.state = "suspect"
+        pulse = self.liveness.pulses.get(key)
+        if pulse is not None:
+            status.activity = pulse.activity
+            for name, value in pulse.gauges.items():
+                status.gauges[name] = value
+
+    # ---- the term -------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Leads until deposed (raises Deposed) or cancelled (hands the lease over)."""
+        self.appender_task = asyncio.create_task(self.appender.run(), name="append")
+        loops = [
+            self.appender_task,
+            asyncio.create_task(self._renew(), name="renew"),
+            asyncio.create_task(self._begin(), name="begin"),
+        ]
+        try:
+            done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_EXCEPTION)
+            for task in done:
+                task.result()
+        except asyncio.CancelledError:
+            await self._hand_over()
+            raise
+        finally:
+            await self._end(loops)
+
+    async def _begin(self) -> None:
+        before = self.appender.at
+        facts = self._facts()
+        self.decide(StartRun(facts))
+        self.decide(BeginTerm(self.term, self.plant.controller_id))
+        now = time.monotonic()
+        self.liveness.start(self.ledger.state, now)
+        await self.appender.durable()
+        event(
+            log,
+            "leading",
+            term=self.term,
+            at=self.appender.at.entry,
+            step=self.ledger.state.versions.step,
+        )
+        self._chore(self._write_missing_lines(before))
+        self._chore(self._sweep_orphans())
+        await self._tick()
+
+    def _facts(self) -> RunFacts:
+        config, rows = self.plant.config, self.plant.rows
+        return RunFacts(
+            run_id=config.run.name,
+            run_name=config.run.name,
+            seed=config.run.seed,
+            steps=config.train.steps,
+            groups_per_step=config.train.groups_per_step,
+            group_size=config.rollout.group_size,
+            max_staleness=config.train.max_staleness,
+            max_attempts=config.fleet.max_attempts,
+            dataset_rows=rows.train_rows,
+            eval_rows=rows.eval_rows,
+            eval_every=config.train.eval_every,
+            checkpoint_every=config.train.checkpoint_every,
+            filter_uninformative=config.train.filter_uninformative,
+            shuffle=config.data.shuffle,
+            desired={"policy": config.fleet.policy, "rollout": config.fleet.rollout},
+            data_digest=rows.digest,
+            config_digest=self.plant.config_digest,
+        )
+
+    async def _renew(self) -> None:
+        lease_s = self.plant.config.controller.leader_lease_s
+        lapsed = False
+        while True:
+            await asyncio.sleep(lease_s / 4)
+            try:
+                async with asyncio.timeout(lease_s):
+                    if not await self.plant.election.renew(self.term):
+                        raise Deposed("the lease is another controller's")
+            except (RedisError, OSError, TimeoutError) as error:
+                if not self.plant.election.holds_lease and not lapsed:
+                    lapsed = True
+                    event(log, "lease lapsed", why=type(error).__name__, level=logging.WARNING)
+                    # Workers must not hang on a controller that may already be succeeded.
+                    self.sessions.close_all()
+                    self.hub.wake_all()
+                continue
+            if lapsed:
+                lapsed = False
+                event(log, "lease regained", term=self.term)
+                # Their silence was ours: everyone gets the full time again.
+                self.liveness.start(self.ledger.state, time.monotonic())
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            if not self.active:
+                continue
+            for command in self.liveness.tick(self.ledger.state, time.monotonic()):
+                event(log, "liveness", command=command)
+                self.decide(command)
+
+    async def _hand_over(self) -> None:
+        """A wanted end: what was decided is made durable, then a standby may take over at once."""
+        try:
+            async with asyncio.timeout(1.0):
+                await self.appender.durable()
+                await self.plant.election.release()
+        except (RedisError, OSError, TimeoutError) as error:
+            event(log, "lease not released", why=type(error).__name__, level=logging.WARNING)
+
+    async def _end(self, loops: Sequence[asyncio.Task[Any]]) -> None:
+        self._ended = NotLeading("stepped down")
+        for task in [*loops, *self._chores]:
+            task.cancel()
+        await asyncio.gather(*loops, *self._chores, return_exceptions=True)
+        self.appender.abandon(self._ended)
+        self.sessions.close_all()
+        self.hub.wake_all()
+        await asyncio.to_thread(self.files.close)
+
+    # ---- a batch's way --------------------------------------------------------------------
+
+    def _close_batch(self, batch: Batch) -> _Closing:
+        """The ledger stands exactly at the batch's end: what depends on that is taken now."""
+        kinds = {type(e).__name__ for e in batch.events}
+        directives = [] if kinds <= SILENT else self.sessions.collect()
+        obsolete = self.ledger.take_garbage()
+        self._events_since_snapshot += len(batch.events)
+        snapshot = None
+        if self._events_since_snapshot >= self.plant.config.controller.snapshot_every:
+            self._events_since_snapshot = 0
+            snapshot = self.ledger.to_snapshot()
+        return _Closing(directives, obsolete, snapshot)
+
+    def _batch_durable(self, batch: Batch) -> None:
+        closing: _Closing = batch.attachment
+        self.hub.announce(batch.json)
+        self.sessions.deliver(closing.directives)
+        if self._held_lines is None:
+            self.files.record(batch.at.entry, batch.t, batch.json)
+        else:
+            self._held_lines.append(batch)
+        if closing.obsolete:
+            self._chore(self._delete_payloads(closing.obsolete))
+        if closing.snapshot is not None:
+            self._chore(self._save_snapshot(Snapshot(batch.at, closing.snapshot, batch.t)))
+
+    def _directive(self, session: Session) -> worker_pb2.Directive:
+        return directive_of(
+            self.ledger.state, session.worker_id, session.incarnation, session.report
+        )
+
+    # ---- chores ---------------------------------------------------------------------------
+
+    def _chore(self, coro: Any) -> None:
+        task = asyncio.create_task(coro)
+        self._chores.add(task)
+        task.add_done_callback(self._chores.discard)
+
+    async def _save_snapshot(self, snapshot: Snapshot) -> None:
+        try:
+            await self.plant.journal.save_snapshot(
+                snapshot, term=self.term, trim_before=self._snapshot_at
+            )
+        except (RedisError, OSError, Deposed) as error:
+            # Only replay gets longer; the next one is due in as many events.
+            event(log, "snapshot not saved", why=str(error), level=logging.WARNING)
+            return
+        self._snapshot_at = snapshot.at.entry
+        event(log, "snapshot", at=snapshot.at.entry, entries=snapshot.at.number)
+
+    async def _delete_payloads(self, refs: list[Ref]) -> None:
+        try:
+            await self.plant.payloads.delete(refs)
+        except (RedisError, OSError) as error:
+            # The next leader sweeps what is left.
+            event(log, "payloads not deleted", why=str(error), level=logging.WARNING)
+
+    async def _write_missing_lines(self, end: Position) -> None:
+        """First what earlier leaders journalled and did not write, then what waited meanwhile."""
+        position = await self.files.opened() or START
+        try:
+            while entries := await self.plant.journal.scan(position, until=end.entry):
+                for entry in entries:
+                    self.files.record(entry.at.entry, entry.t, entry.events)
+                position = entries[-1].at.entry
+        except (RedisError, OSError) as error:
+            event(log, "run files have a gap", why=str(error), level=logging.WARNING)
+        held, self._held_lines = self._held_lines or [], None
+        for batch in held:
+            self.files.record(batch.at.entry, batch.t, batch.json)
+
+    async def _sweep_orphans(self) -> None:
+        """Payloads that no accepted group needs: left by a leader that died before deleting them."""
+        try:
+            found = await self.plant.payloads.list()
+        except (RedisError, OSError):
+            return
+        # Looked up now and not before the listing: what came in meanwhile is known by now.
+        needed = live_payloads(self.ledger.state)
+        orphans = [ref for ref in found if ref not in needed]
+        if orphans:
+            await self._delete_payloads(orphans)
+            event(log, "orphaned payloads deleted", count=len(orphans))

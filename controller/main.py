@@ -1,0 +1,355 @@
+"""The controller process.
+
+    server ──requests──► Leader            while this process leads
+                     └─► refusal + hint    while it stands by
+    role loop:  follow the journal ──lease free──► acquire a term ──► lead ──deposed──► follow anew
+    herald:     says in Redis once a second who and where this process is; learns of the others
+
+The server is up before the data set is read and before Redis is asked for anything but its address:
+a process that cannot lead yet can say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from controller import service_admin, service_policy, service_rollout, service_worker
+from controller.election import Election
+from controller.errors import BadStart, NotLeading
+from controller.hub import Topic
+from controller.journal import Deposed, Journal, JournalGap
+from controller.keys import Keys
+from controller.leader import Leader, Plant
+from controller.ledger.commands import Refused
+from controller.ledger.state import State
+from controller.payloads import FilePayloads, PayloadStore, RedisPayloads
+from controller.replica import Replica
+from controller.rows import Rows
+from controller.service import Services, bind, new_server
+from controller.service_worker import differences
+from paceline.auth import AuthError, read_token
+from paceline.config.load import fleet_digest
+from paceline.config.schema import Config
+from paceline.leader_lease import LeaderIdentity
+from paceline.log import event
+from paceline.redis_client import connect
+from paceline.redis_server import NoRedis, ensure_redis
+
+log = logging.getLogger(__name__)
+
+HERALD_S = 1.0
+STALE_PEER_S = 3600.0
+FOLLOW_MS = 50
+GRACE_S = 0.3
+
+HANDLERS: dict[str, Any] = {
+    "WorkerService.Register": service_worker.register,
+    "WorkerService.Session": service_worker.session,
+    "WorkerService.ReportPeerError": service_worker.report_peer_error,
+    "RolloutService.LeaseTasks": service_rollout.lease_tasks,
+    "RolloutService.SubmitGroups": service_rollout.submit_groups,
+    "RolloutService.ReturnTasks": service_rollout.return_tasks,
+    "PolicyService.NextPlan": service_policy.next_plan,
+    "PolicyService.FetchGroups": service_policy.fetch_groups,
+    "PolicyService.Vote": service_policy.vote,
+    "PolicyService.RecordCheckpoint": service_policy.record_checkpoint,
+    "AdminService.GetStatus": service_admin.get_status,
+    "AdminService.WatchEvents": service_admin.watch_events,
+    "AdminService.ReportExit": service_admin.report_exit,
+    "AdminService.Scale": service_admin.scale,
+    "AdminService.Drain": service_admin.drain,
+    "AdminService.Pause": service_admin.pause,
+    "AdminService.Stop": service_admin.stop,
+}
+
+
+class Controller:
+    """One controller, leading or standing by."""
+
+    def __init__(
+        self, config: Config, run_dir: Path, identity: LeaderIdentity, redis_url: str
+    ) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        self.identity = identity
+        self.keys = Keys(config.run.name)
+        self.redis_url = redis_url
+        self.redis = connect(redis_url, timeout_s=2.0)
+        self.payloads: PayloadStore = (
+            FilePayloads(Path(config.controller.payload_dir) / config.run.name)
+            if config.controller.payload_dir
+            else RedisPayloads(self.redis, self.keys)
+        )
+        self.journal = Journal(self.redis, self.keys, self.payloads)
+        self.election = Election(
+            self.redis, self.keys, identity, lease_s=config.controller.leader_lease_s
+        )
+        self.leader: Leader | None = None
+        self.replica: Replica | None = None
+        self.peers: dict[str, dict[str, Any]] = {}
+        self.hint = ""
+        """Address of the leader, as the lease names it."""
+        self.trouble = "waiting for Redis"
+        """Of a standby; empty once it follows the journal."""
+        self._config_digest, self._config_json = fleet_digest(config)
+        self._topic = Topic()
+        self._rows: asyncio.Task[Rows] | None = None
+
+    # ---- what handlers ask ----------------------------------------------------------------
+
+    def leading(self) -> Leader:
+        """The leader in this process. Raises NotLeading with a hint."""
+        if self.leader is None:
+            raise NotLeading(
+                f"{self.identity.controller_id} stands by: {self.trouble or 'another one leads'}",
+                self.hint,
+            )
+        return self.leader
+
+    @property
+    def state(self) -> State:
+        """The ledger's state, live or as far as it was followed."""
+        if self.leader is not None:
+            return self.leader.ledger.state
+        return self.replica.ledger.state if self.replica is not None else State()
+
+    @property
+    def journal_topic(self) -> Topic:
+        """Woken when the journal has grown."""
+        return self.leader.hub.journal if self.leader is not None else self._topic
+
+    # ---- loops ----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Follows and leads by turns until cancelled. Raises BadStart where it can never lead."""
+        self._rows = asyncio.create_task(Rows.load(self.config))
+        herald = asyncio.create_task(self._herald())
+        try:
+            while True:
+                try:
+                    term = await self._stand_by()
+                    await self._lead(term)
+                except Deposed as why:
+                    event(log, "stepping down", why=str(why), level=logging.WARNING)
+                except (RedisError, OSError, JournalGap) as error:
+                    self._say_trouble(f"waiting for Redis ({type(error).__name__})")
+                    await self._revive_redis()
+                    await asyncio.sleep(0.1)
+        finally:
+            herald.cancel()
+            self._rows.cancel()
+            await asyncio.gather(herald, self._rows, return_exceptions=True)
+
+    async def _stand_by(self) -> int:
+        """Keeps a hot copy of the ledger until the lease is free and ours; the new term."""
+        await self._agree_on_config()
+        self.replica = replica = await Replica.load(self.journal)
+        self._say_trouble("")
+        event(log, "standing by", at=replica.at.entry)
+        while True:
+            if await replica.follow(self.journal, block_ms=FOLLOW_MS):
+                self._topic.wake()
+            holder = await self.election.holder()
+            if holder is not None:
+                self.hint = holder.address if holder.nonce != self.identity.nonce else ""
+                continue
+            self.hint = ""
+            if self._rows is not None and self._rows.done():
+                # A data set that cannot be read must end the process, not one candidacy.
+                self._rows.result()
+                term = await self.election.acquire(replica.ledger.state.term)
+                if term is not None:
+                    return term
+
+    async def _lead(self, term: int) -> None:
+        assert self.replica is not None and self._rows is not None
+        # Nobody else can append from here on: what is read now is the end.
+        await self.replica.catch_up(self.journal)
+        plant = self._plant(self._rows.result())
+        leader = self.leader = Leader(plant, self.replica, term)
+        self.replica = None
+        self._topic.wake()
+        try:
+            await leader.run()
+        except Refused as refusal:
+            raise BadStart(str(refusal)) from refusal
+        finally:
+            self.leader = None
+            leader.hub.wake_all()
+
+    async def _agree_on_config(self) -> None:
+        """The first controller of a run writes down what all of its processes must agree on."""
+        await self.redis.set(self.keys.config, self._config_json, nx=True)
+        agreed = (await self.redis.get(self.keys.config) or b"").decode()
+        if agreed != self._config_json:
+            raise BadStart(
+                f"run {self.config.run.name!r} is under way with another config: "
+                f"{differences(agreed, self._config_json)}. Use the run's config, or choose another "
+                "run.name"
+            )
+
+    def _plant(self, rows: Rows) -> Plant:
+        return Plant(
+            config=self.config,
+            run_dir=self.run_dir,
+            controller_id=self.identity.controller_id,
+            redis_url=self.redis_url,
+            journal=self.journal,
+            election=self.election,
+            payloads=self.payloads,
+            config_digest=self._config_digest,
+            config_json=self._config_json,
+            rows=rows,
+        )
+
+    async def _herald(self) -> None:
+        """Publishes this process and learns of the others. Redis being away is no reason to stop."""
+        while True:
+            state = "leader" if self.leader is not None else "standby"
+            mine = {
+                "address": self.identity.address,
+                "pid": self.identity.pid,
+                "host": self.identity.host,
+                "state": state,
+                "t": time.time(),
+            }
+            self.peers[self.identity.controller_id] = mine
+            try:
+                await self.redis.hset(
+                    self.keys.controllers, self.identity.controller_id, json.dumps(mine)
+                )
+                found = await self.redis.hgetall(self.keys.controllers)
+            except (RedisError, OSError):
+                pass
+            else:
+                peers = {name.decode(): json.loads(value) for name, value in found.items()}
+                self.peers = {
+                    name: peer
+                    for name, peer in peers.items()
+                    if peer["t"] > time.time() - STALE_PEER_S
+                }
+            await asyncio.sleep(HERALD_S)
+
+    async def _revive_redis(self) -> None:
+        """The embedded server has no other guardian where roles are started by hand."""
+        if self.config.redis.url is None:
+            with contextlib.suppress(NoRedis, OSError):
+                await asyncio.to_thread(ensure_redis, self.run_dir, self.config.redis)
+
+    def _say_trouble(self, trouble: str) -> None:
+        if trouble and trouble != self.trouble:
+            event(log, "standby cut off", why=trouble, level=logging.WARNING)
+        self.trouble = trouble
+
+
+async def serve(
+    config: Config,
+    *,
+    run_dir: Path,
+    controller_id: str,
+    port: int | None = None,
+    advertise: str | None = None,
+) -> None:
+    """Runs one controller until SIGTERM or SIGINT, then hands the lease over and returns.
+
+    ``port``: to bind; default: ``controller.port``, 0 for any free one. ``advertise``: host name or
+    address under which others reach this one. Raises BadStart with what is wrong and the remedy.
+    """
+    token = _check_bind(config)
+    _make_run_dir(run_dir)
+    server = new_server(config)
+    bound = bind(server, config, config.controller.port if port is None else port)
+    try:
+        endpoint = await asyncio.to_thread(ensure_redis, run_dir, config.redis)
+    except NoRedis as error:
+        raise BadStart(str(error)) from error
+    host = advertise or _reachable(config.controller.host)
+    identity = LeaderIdentity(
+        controller_id=controller_id,
+        address=f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}",
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        nonce=secrets.token_hex(8),
+    )
+    controller = Controller(config, run_dir, identity, endpoint.url)
+    server.add_generic_rpc_handlers((Services(controller, HANDLERS, token),))
+    await server.start()
+    _write_address(run_dir, identity)
+    event(log, "serving", address=identity.address, pid=identity.pid)
+    await _until_signal(controller)
+    await server.stop(GRACE_S)
+    await controller.redis.aclose()
+
+
+async def _until_signal(controller: Controller) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    running = asyncio.create_task(controller.run())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if running.done():
+        running.result()
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+
+
+def _check_bind(config: Config) -> str | None:
+    """The token to demand. Raises BadStart for a bind to the world without one."""
+    try:
+        token = read_token(config.auth)
+    except AuthError as error:
+        raise BadStart(str(error)) from error
+    host = config.controller.host
+    try:
+        loopback = ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        loopback = host == "localhost"
+    if not loopback and token is None:
+        raise BadStart(
+            f"controller.host = {host!r} is not loopback: anyone who reaches it could steer the run. "
+            "Set auth.token_file (and auth.tls_cert, auth.tls_key), or bind to 127.0.0.1"
+        )
+    return token
+
+
+def _make_run_dir(run_dir: Path) -> None:
+    try:
+        (run_dir / "controllers").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadStart(
+            f"run directory {run_dir} cannot be made ({error.strerror}): choose another with --run-dir"
+        ) from error
+
+
+def _reachable(host: str) -> str:
+    """An address for others where the server is bound to all of them."""
+    if host not in ("0.0.0.0", "::"):
+        return host
+    name = socket.gethostname()
+    try:
+        return socket.gethostbyname(name)
+    except OSError:
+        return name
+
+
+def _write_address(run_dir: Path, identity: LeaderIdentity) -> None:
+    path = run_dir / "controllers" / f"{identity.controller_id}.json"
+    partial = path.with_suffix(".part")
+    partial.write_text(json.dumps({"address": identity.address, "pid": identity.pid}) + "\n")
+    partial.replace(path)

@@ -1,0 +1,77 @@
+"""The leader's run files, written in a thread of their own, behind the journal.
+
+A new leader first writes what an earlier one had journalled and not yet written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import queue
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+Item = tuple[str, float, Sequence[Mapping[str, Any]]]
+"""Journal position, unix seconds, events."""
+
+
+class RunFiles:
+    """Feeds a ``Recorder``. A disk that fails is logged once and never stops the run."""
+
+    def __init__(self, run_dir: Path, *, may_write: Callable[[], bool]) -> None:
+        """``may_write`` says whether this process still leads: a deposed leader that wakes up must
+        not write lines beside those of its successor."""
+        self._run_dir = run_dir
+        self._may_write = may_write
+        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._closing = threading.Event()
+        self._opened: concurrent.futures.Future[str | None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._serve, name="run-files", daemon=True)
+        self._thread.start()
+
+    async def opened(self) -> str | None:
+        """Where in the journal the files end; None: they are empty."""
+        return await asyncio.wrap_future(self._opened)
+
+    def record(self, position: str, t: float, events: Sequence[Mapping[str, Any]]) -> None:
+        """Takes one journal entry; returns at once."""
+        self._queue.put((position, t, events))
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Writes what was taken, if this process still may, then closes the files."""
+        self._closing.set()
+        self._queue.put(None)
+        self._thread.join(timeout_s)
+
+    def _serve(self) -> None:
+        try:
+            recorder = Recorder(self._run_dir)
+        except (OSError, ValueError) as error:
+            log.error("run files cannot be opened error=%s", error)
+            self._opened.set_result(None)
+            return
+        self._opened.set_result(recorder.last_position)
+        failed = False
+        while (item := self._queue.get()) is not None:
+            while not self._may_write():
+                if self._closing.wait(0.05):
+                    return
+            position, t, events = item
+            try:
+                for event in events:
+                    recorder.record(position, t, event)
+            except OSError as error:
+                if not failed:
+                    log.error("run files cannot be written error=%s", error)
+                failed = True
+        try:
+            recorder.close()
+        except OSError as error:
+            log.error("run files cannot be closed error=%s", error)

@@ -1,0 +1,30 @@
+"""Lua scripts, run by digest, loaded again after a Redis restart."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import NoScriptError
+
+
+class Script:
+    """One script. Replies are what Redis returns: integers, bytes, lists of them."""
+
+    def __init__(self, source: str) -> None:
+        self.source = source
+        self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+
+    def queue(self, pipe: Any, keys: Sequence[str], args: Sequence[Any]) -> None:
+        """Adds the call to a pipeline. NoScriptError in its place means: ``load``, then repeat."""
+        pipe.evalsha(self.sha, len(keys), *keys, *args)
+
+    async def load(self, redis: Any) -> None:
+        await redis.script_load(self.source)
+
+    async def run(self, redis: Any, keys: Sequence[str], args: Sequence[Any]) -> Any:
+        try:
+            return await redis.evalsha(self.sha, len(keys), *keys, *args)
+        except NoScriptError:
+            return await redis.eval(self.source, len(keys), *keys, *args)

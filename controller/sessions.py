@@ -1,0 +1,109 @@
+"""Sessions of workers: their reports in, their directives out.
+
+- A directive is built when a batch is closed, so it says exactly what that batch makes true, and
+  leaves only once the batch is durable.
+- Every report is answered, by the same directive again where nothing changed, so that a worker can
+  tell a leader that hangs from one that has nothing to say.
+- One sequence counts all directives of a term; a worker that reconnects never sees it fall.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from paceline.v1 import worker_pb2
+
+
+@dataclass(eq=False, slots=True)
+class Session:
+    """One open stream of one incarnation."""
+
+    worker_id: str
+    incarnation: int
+    report: worker_pb2.Report
+    """The newest one."""
+    latest: worker_pb2.Directive | None = None
+    """Newest directive that may leave."""
+    content: bytes = b""
+    """Of the newest directive built, without term and seq."""
+    due: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when ``latest`` is to be sent, or the session is closed."""
+    closed: bool = False
+
+    def close(self) -> None:
+        self.closed = True
+        self.due.set()
+
+
+Build = Callable[[Session], worker_pb2.Directive]
+"""What should be true of the session's worker now, without term and seq."""
+
+
+class Sessions:
+    """All open sessions of one leader. At most one a worker id: a newer stream ends the older."""
+
+    def __init__(self, term: int, build: Build) -> None:
+        self._term = term
+        self._build = build
+        self._seq = 0
+        self._open: dict[str, Session] = {}
+
+    def open(self, report: worker_pb2.Report) -> Session:
+        session = Session(report.caller.worker_id, report.caller.incarnation, report)
+        older = self._open.get(session.worker_id)
+        if older is not None:
+            older.close()
+        self._open[session.worker_id] = session
+        return session
+
+    def close(self, session: Session) -> bool:
+        """Forgets a session; True where it was its worker's current one."""
+        session.close()
+        if self._open.get(session.worker_id) is session:
+            del self._open[session.worker_id]
+            return True
+        return False
+
+    def close_all(self) -> None:
+        for session in list(self._open.values()):
+            session.close()
+
+    def of(self, worker_id: str) -> Session | None:
+        return self._open.get(worker_id)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(list(self._open.values()))
+
+    def collect(self) -> list[tuple[Session, worker_pb2.Directive]]:
+        """The directives that differ from what was built before, for ``deliver``."""
+        changed = []
+        for session in self._open.values():
+            directive = self.refresh(session)
+            if directive is not None:
+                changed.append((session, directive))
+        return changed
+
+    def refresh(self, session: Session) -> worker_pb2.Directive | None:
+        """What should be true of the session's worker by now; None where nothing changed."""
+        directive = self._build(session)
+        content = directive.SerializeToString(deterministic=True)
+        if content == session.content:
+            return None
+        session.content = content
+        self._seq += 1
+        directive.term = self._term
+        directive.seq = self._seq
+        return directive
+
+    def deliver(self, changed: Iterable[tuple[Session, worker_pb2.Directive]]) -> None:
+        for session, directive in changed:
+            self.send(session, directive)
+
+    @staticmethod
+    def send(session: Session, directive: worker_pb2.Directive | None) -> None:
+        """Lets ``directive`` leave, or the one before again; never an older one than before."""
+        if directive is not None and (session.latest is None or directive.seq > session.latest.seq):
+            session.latest = directive
+        session.due.set()

@@ -1,0 +1,97 @@
+"""The leader's lease in Redis, as anyone may read it, and its early release by a launcher.
+
+A launcher that saw the leading process end need not wait for the lease to run out: it deletes the
+lease, if it still names that very process, and a standby takes over at once. The term, not the
+lease, fences the journal, so an early release can never let two leaders write.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import redis
+
+from paceline.redis_client import connect_sync
+
+DELETE_IF_EQUAL = """
+if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
+return 0
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderIdentity:
+    """One process as a candidate; its JSON form is the value of the lease."""
+
+    controller_id: str
+    address: str
+    host: str
+    pid: int
+    nonce: str
+    """Drawn at start: a process of the same id and pid after a restart is another candidate."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, value: str | bytes) -> LeaderIdentity:
+        return cls(**json.loads(value))
+
+
+def lease_key(run_id: str) -> str:
+    return f"paceline:{run_id}:leader"
+
+
+def controllers_key(run_id: str) -> str:
+    """Hash: controller id to JSON {address, pid, host, state, t}."""
+    return f"paceline:{run_id}:controllers"
+
+
+def read_leader(url: str, run_id: str) -> LeaderIdentity | None:
+    """Who holds the lease now; None for nobody or where Redis does not answer."""
+    try:
+        with _client(url) as client:
+            value = client.get(lease_key(run_id))
+    except (redis.RedisError, OSError):
+        return None
+    return LeaderIdentity.from_json(value) if value else None
+
+
+def read_controllers(url: str, run_id: str) -> dict[str, dict[str, Any]]:
+    """What every controller last said of itself, by id; empty where Redis does not answer."""
+    try:
+        with _client(url) as client:
+            found = client.hgetall(controllers_key(run_id))
+    except (redis.RedisError, OSError):
+        return {}
+    return {name.decode(): json.loads(value) for name, value in found.items()}
+
+
+def release_dead(url: str, run_id: str, controller_id: str, pid: int) -> bool:
+    """Deletes the lease if it names process ``pid`` of ``controller_id`` on this host.
+
+    Only for callers that know that process has ended. Returns True where a lease was released;
+    False also where Redis does not answer, since the lease then runs out by itself.
+    """
+    try:
+        with _client(url) as client:
+            value = client.get(lease_key(run_id))
+            if not value:
+                return False
+            leader = LeaderIdentity.from_json(value)
+            if (leader.controller_id, leader.pid, leader.host) != (
+                controller_id,
+                pid,
+                socket.gethostname(),
+            ):
+                return False
+            return bool(client.eval(DELETE_IF_EQUAL, 1, lease_key(run_id), value))
+    except (redis.RedisError, OSError):
+        return False
+
+
+def _client(url: str) -> Any:
+    return connect_sync(url, timeout_s=1.0)
