@@ -1,0 +1,267 @@
+"""Who is alive, by evidence; pure: time and sightings go in, commands for the ledger come out.
+
+Evidence, and what it is worth:
+
+- The launcher saw the process exit: dead at once.
+- The session broke: *suspect*. Not dead: the same happens when a network hiccups.
+- A peer reports a failed collective while a worker is suspect: its grace is ``suspect_grace_s``.
+  Without a suspect the report kills nobody; the members just form the next epoch.
+- Not heard of for ``lease_ttl_s``: dead, suspect or not. This is how a hung process ends.
+- Heard of, busy, and no progress for ``wedged_after_s``: wedged, dead.
+
+A replica that is heard of and not busy is never removed, however long it does nothing: there is no
+transition from idle to dead. It would evict a healthy replica that merely waits for work.
+
+Nothing here is journalled. A new leader starts with a fresh lease for everybody and learns the rest
+from the reports; until it has heard from every member of a broken mesh, it forms no new one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from controller.ledger import Ledger
+from controller.ledger.commands import Command, DeclareDead, ExpireLease, FormMesh
+from controller.ledger.state import State
+from controller.ledger.tasks import Stand
+
+FORM_DELAY_S = 0.05
+"""A collective's error often outruns the broken session of the peer that caused it."""
+FORM_DELAY_MAX_S = 2.0
+"""Ceiling of the delay after epochs that broke one after the other without a commit."""
+
+Key = tuple[str, int]
+"""(worker id, incarnation)."""
+
+
+class Limits(Protocol):
+    """Time limits, seconds; the fleet section of the config is one."""
+
+    @property
+    def lease_ttl_s(self) -> float: ...
+    @property
+    def suspect_grace_s(self) -> float: ...
+    @property
+    def wedged_after_s(self) -> float: ...
+
+
+class _Caller(Protocol):
+    @property
+    def worker_id(self) -> str: ...
+    @property
+    def incarnation(self) -> int: ...
+
+
+class _Ref(Protocol):
+    @property
+    def task_id(self) -> str: ...
+    @property
+    def attempt(self) -> int: ...
+
+
+class Sighting(Protocol):
+    """What liveness reads of a worker's report."""
+
+    @property
+    def caller(self) -> _Caller: ...
+    @property
+    def progress(self) -> int: ...
+    @property
+    def busy(self) -> bool: ...
+    @property
+    def held_leases(self) -> Sequence[_Ref]: ...
+
+
+@dataclass(slots=True)
+class Pulse:
+    """What is known of one incarnation of a worker."""
+
+    heard_t: float
+    spoke: bool = False
+    """Heard of since this leader began."""
+    suspect_since: float | None = None
+    """When its session broke; none while it has one, or has yet to open its first."""
+    progress: int = -1
+    busy: bool = False
+    progress_t: float = 0.0
+    held: frozenset[tuple[str, int]] = frozenset()
+    """Leases its last report named."""
+    news: bool = False
+    """A report came since the last tick."""
+    unnamed: dict[tuple[str, int], float] = field(default_factory=dict)
+    """Leases of the ledger that its reports do not name, and since when."""
+
+
+class Liveness:
+    """Times are of one monotonic clock of the leader; seconds."""
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self.pulses: dict[Key, Pulse] = {}
+        self._broken_epoch = 0
+        self._broken_t = 0.0
+        """Epoch whose end has been noticed, and when."""
+        self._breaks = 0
+        self._breaks_step = -1
+        """Epochs that broke in a row, without a commit after this step."""
+        self._error_epoch = 0
+        """Newest epoch of which a failed collective was reported."""
+
+    # ---- sightings ------------------------------------------------------------------------
+
+    def begin(self, ledger: Ledger, now: float) -> None:
+        """This controller leads from now on: a fresh lease for everybody."""
+        self.pulses = {
+            (w.worker_id, w.incarnation): Pulse(now, progress_t=now)
+            for w in ledger.state.fleet.workers.values()
+            if w.alive
+        }
+        self._broken_epoch = self._breaks = 0
+        mesh = ledger.state.fleet.mesh
+        self._error_epoch = mesh.epoch if mesh is not None and mesh.broken else 0
+
+    def heard(self, worker_id: str, incarnation: int, now: float) -> None:
+        """Any request of the worker: its process lives, whatever became of its session."""
+        pulse = self.pulses.setdefault((worker_id, incarnation), Pulse(now, progress_t=now))
+        pulse.heard_t = now
+        pulse.spoke = True
+
+    def observe(self, report: Sighting, now: float) -> None:
+        """A report came in over the worker's session."""
+        key = (report.caller.worker_id, report.caller.incarnation)
+        pulse = self.pulses.setdefault(key, Pulse(now, progress_t=now))
+        pulse.heard_t = now
+        pulse.spoke = True
+        pulse.suspect_since = None
+        if report.progress != pulse.progress or not report.busy or not pulse.busy:
+            pulse.progress_t = now
+        pulse.progress, pulse.busy = report.progress, report.busy
+        pulse.held = frozenset((ref.task_id, ref.attempt) for ref in report.held_leases)
+        pulse.news = True
+
+    def session_lost(self, worker_id: str, incarnation: int, now: float) -> None:
+        pulse = self.pulses.get((worker_id, incarnation))
+        if pulse is not None and pulse.suspect_since is None:
+            pulse.suspect_since = now
+
+    def peer_error(self, worker_id: str, incarnation: int, epoch: int, now: float) -> None:
+        """A worker reported that a collective of mesh ``epoch`` failed."""
+        self._error_epoch = max(self._error_epoch, epoch)
+
+    # ---- conclusions ----------------------------------------------------------------------
+
+    def suspect(self, worker_id: str, incarnation: int) -> bool:
+        pulse = self.pulses.get((worker_id, incarnation))
+        return pulse is not None and pulse.suspect_since is not None
+
+    def age(self, worker_id: str, incarnation: int, now: float) -> float:
+        """Seconds since the worker was last heard of; -1 where it never was."""
+        pulse = self.pulses.get((worker_id, incarnation))
+        return -1.0 if pulse is None else now - pulse.heard_t
+
+    def held(self, worker_id: str, incarnation: int) -> frozenset[tuple[str, int]]:
+        pulse = self.pulses.get((worker_id, incarnation))
+        return frozenset() if pulse is None else pulse.held
+
+    def tick(self, ledger: Ledger, now: float) -> list[Command]:
+        """Everything the evidence says by ``now``, in the order to execute it.
+
+        Conclusions that the ledger has not followed come again.
+        """
+        state = ledger.state
+        self._forget(state, now)
+        if state.ended:
+            return []
+        self._watch_mesh(state, now)
+        commands: list[Command] = []
+        dead: set[Key] = set()
+        for key, pulse in self.pulses.items():
+            verdict = self._verdict(state, key, pulse, now)
+            if verdict is not None:
+                how, detail = verdict
+                dead.add(key)
+                commands.append(DeclareDead(*key, how, detail))
+                continue
+            self._compare_leases(state, key, pulse, now)
+            commands.extend(
+                ExpireLease(task_id, attempt)
+                for (task_id, attempt), since in pulse.unnamed.items()
+                if now - since >= self.limits.lease_ttl_s
+            )
+        if self._may_form(state, dead, now):
+            commands.append(FormMesh())
+        return commands
+
+    def _compare_leases(self, state: State, key: Key, pulse: Pulse, now: float) -> None:
+        """Which leases the worker's reports have not named, and since when."""
+        unnamed = {}
+        if pulse.news:
+            pulse.news = False
+            for task_id in state.fleet.workers[key[0]].held:
+                ref = (task_id, state.tasks.records[task_id].attempt)
+                if ref not in pulse.held:
+                    unnamed[ref] = pulse.unnamed.get(ref, now)
+        else:
+            for ref, since in pulse.unnamed.items():
+                task = state.tasks.records.get(ref[0])
+                if task is not None and task.stand is Stand.LEASED and task.attempt == ref[1]:
+                    unnamed[ref] = since
+        pulse.unnamed = unnamed
+
+    def _verdict(self, state: State, key: Key, pulse: Pulse, now: float) -> tuple[str, str] | None:
+        silent_s = now - pulse.heard_t
+        if silent_s >= self.limits.lease_ttl_s:
+            return "lease", f"not heard of for {silent_s:.1f} s"
+        if pulse.suspect_since is not None and self._accused(state, key):
+            lost_s = now - pulse.suspect_since
+            if lost_s >= self.limits.suspect_grace_s:
+                return "suspect", f"session lost for {lost_s:.1f} s and a collective failed"
+        if pulse.busy and now - pulse.progress_t >= self.limits.wedged_after_s:
+            return "wedged", f"busy without progress for {now - pulse.progress_t:.0f} s"
+        return None
+
+    def _accused(self, state: State, key: Key) -> bool:
+        """Whether a peer of the worker's mesh has reported a failed collective."""
+        mesh = state.fleet.mesh
+        if mesh is None or not mesh.broken or mesh.epoch != self._error_epoch:
+            return False
+        return mesh.rank(*key) >= 0
+
+    def _watch_mesh(self, state: State, now: float) -> None:
+        mesh = state.fleet.mesh
+        if mesh is None or not mesh.broken:
+            return
+        if mesh.epoch != self._broken_epoch:
+            self._breaks = self._breaks + 1 if self._breaks_step == state.versions.step else 1
+            self._breaks_step = state.versions.step
+            self._broken_epoch, self._broken_t = mesh.epoch, now
+
+    @property
+    def _form_delay(self) -> float:
+        return min(FORM_DELAY_S * 2.0 ** (self._breaks - 1), FORM_DELAY_MAX_S)
+
+    def _may_form(self, state: State, dead: set[Key], now: float) -> bool:
+        """Once every member of the broken epoch is either dead or known to be there."""
+        mesh = state.fleet.mesh
+        if mesh is None or not mesh.broken:
+            return False
+        members = [(m.worker_id, m.incarnation) for m in mesh.members if state.fleet.member(m)]
+        living = [key for key in members if key not in dead]
+        for key in living:
+            pulse = self.pulses.get(key)
+            if pulse is None or not pulse.spoke or pulse.suspect_since is not None:
+                return False
+        if not living or (living == members and now - self._broken_t < self._form_delay):
+            return False
+        self._broken_t = now
+        return True
+
+    def _forget(self, state: State, now: float) -> None:
+        """Drops the pulses of those who left; whoever joined unseen starts with a fresh lease."""
+        living = {(w.worker_id, w.incarnation) for w in state.fleet.workers.values() if w.alive}
+        for key in self.pulses.keys() - living:
+            del self.pulses[key]
+        for key in sorted(living - self.pulses.keys()):
+            self.pulses[key] = Pulse(now, progress_t=now)
