@@ -1,0 +1,278 @@
+"""Runs ``paceline up`` for a benchmark and says how fast it went and where CPU time went.
+
+The clock starts at the commit of the last warm-up step and stops at the commit of the last step:
+imports, start-up, the first weights transfer and the export at the end are no part of it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+DEMO = REPOSITORY / "examples" / "digit_sort"
+RESULTS = REPOSITORY / "benchmarks" / "results"
+SCRATCH = REPOSITORY / "runs" / "bench"
+ROLES = {
+    "redis-server": "redis",
+    "controller": "controller",
+    "policy_worker": "policy",
+    "rollout_worker": "rollout",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """What a run came to, warm-up steps left out."""
+
+    samples_per_s: float
+    step_s: float
+    steps: int
+    means: Mapping[str, float]
+    """Mean of each step metric."""
+    rewards: Sequence[float]
+    """Training reward of every step, warm-up included."""
+    cpu_s_per_step: Mapping[str, float]
+    """CPU seconds by role."""
+    summary: Mapping[str, Any]
+    run_dir: Path = field(repr=False)
+
+
+def run_fleet(
+    name: str,
+    overrides: Mapping[str, object],
+    *,
+    warm_up: int,
+    config: Path = DEMO / "digit_sort.toml",
+    timeout_s: float = 900.0,
+) -> Fleet:
+    """Runs the demo's config with ``overrides`` (dotted name to value) in runs/bench/``name``.
+
+    Raises RuntimeError, with the end of its output, where the run fails.
+    """
+    run_dir = SCRATCH / name
+    run_dir.mkdir(parents=True, exist_ok=True)
+    command = [str(Path(sysconfig.get_path("scripts")) / "paceline"), "up", str(config)]
+    command += ["--run-dir", str(run_dir), "--fresh"]
+    for dotted, value in {"run.name": name.replace("/", "-"), **overrides}.items():
+        command += ["--set", f"{dotted}={_toml(value)}"]
+    watch = _CpuWatch()
+    with (run_dir.parent / f"{run_dir.name}.log").open("w") as log:
+        process = subprocess.Popen(
+            command,
+            cwd=REPOSITORY,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+        )
+        watch.start(process.pid, run_dir)
+        try:
+            status = process.wait(timeout_s)
+        finally:
+            watch.stop()
+            if process.poll() is None:
+                process.terminate()
+                process.wait(30)
+    if status != 0:
+        tail = Path(log.name).read_text()[-2000:]
+        raise RuntimeError(f"{name}: paceline up ended with status {status}\n{tail}")
+    return _read(run_dir, warm_up, watch)
+
+
+def _read(run_dir: Path, warm_up: int, watch: _CpuWatch) -> Fleet:
+    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["kind"] == "step"]
+    rows.sort(key=lambda row: row["step"])
+    measured = rows[warm_up:]
+    begun, ended = rows[warm_up - 1]["t"], rows[-1]["t"]
+    seconds = ended - begun
+    names = [n for n, v in measured[-1].items() if isinstance(v, int | float)]
+    return Fleet(
+        samples_per_s=sum(row["samples"] for row in measured) / seconds,
+        step_s=seconds / len(measured),
+        steps=len(rows),
+        means={
+            n: sum(row.get(n) or 0.0 for row in measured) / len(measured)
+            for n in names
+            if n not in ("t", "step", "version", "n")
+        },
+        rewards=[row["reward_mean"] for row in rows],
+        cpu_s_per_step={
+            role: used / len(measured) for role, used in watch.between(begun, ended).items()
+        },
+        summary=json.loads((run_dir / "summary.json").read_text()),
+        run_dir=run_dir,
+    )
+
+
+class _CpuWatch:
+    """Samples the CPU time of a fleet's processes a few times a second, by role."""
+
+    INTERVAL_S = 0.25
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._samples: list[tuple[float, dict[str, float]]] = []
+
+    def start(self, pid: int, run_dir: Path) -> None:
+        self._thread = threading.Thread(target=self._run, args=(pid, str(run_dir)), daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._over.set()
+        self._thread.join()
+
+    def between(self, begun: float, ended: float) -> dict[str, float]:
+        """CPU seconds by role between two unix times, from the nearest samples."""
+        if len(self._samples) < 2:
+            return {}
+        first = min(self._samples, key=lambda s: abs(s[0] - begun))[1]
+        last = min(self._samples, key=lambda s: abs(s[0] - ended))[1]
+        return {role: last[role] - first.get(role, 0.0) for role in last}
+
+    def _run(self, pid: int, run_dir: str) -> None:
+        roles: dict[int, str] = {}
+        while not self._over.wait(self.INTERVAL_S):
+            used: dict[str, float] = {}
+            for process in self._processes(pid, run_dir):
+                try:
+                    if process.pid not in roles:
+                        roles[process.pid] = _role(process.cmdline())
+                    times = process.cpu_times()
+                except psutil.Error:
+                    continue
+                role = roles[process.pid]
+                used[role] = used.get(role, 0.0) + times.user + times.system
+            self._samples.append((time.time(), used))
+
+    def _processes(self, pid: int, run_dir: str) -> list[psutil.Process]:
+        try:
+            root = psutil.Process(pid)
+            found = [root, *root.children(recursive=True)]
+        except psutil.Error:
+            return []
+        # Redis has a session of its own and outlives its starter: it is no descendant for long.
+        known = {process.pid for process in found}
+        for process in psutil.process_iter(["name", "cwd"]):
+            info = process.info
+            if info["name"] == "redis-server" and (info["cwd"] or "").startswith(run_dir):
+                if process.pid not in known:
+                    found.append(process)
+        return found
+
+
+def _role(command: Sequence[str]) -> str:
+    for word in command:
+        for mark, role in ROLES.items():
+            if Path(word).name == mark or word == mark:
+                return role
+    return "supervisor"
+
+
+def _toml(value: object) -> str:
+    """A value as an override takes it."""
+    return json.dumps(value) if not isinstance(value, str) else value
+
+
+def machine() -> dict[str, Any]:
+    """What a reader must know to compare numbers."""
+    import platform
+
+    import torch
+
+    model = platform.processor()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+        "load_at_start": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+    }
+
+
+def child(module: str, *arguments: object, timeout_s: float = 1800.0) -> dict[str, Any]:
+    """Runs ``python -m module arguments`` and returns the JSON object it prints last."""
+    done = subprocess.run(
+        [sys.executable, "-m", module, *map(str, arguments)],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{module} failed:\n{done.stderr[-2000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def model_of(size: str) -> Path:
+    """The warm-started model; the larger one is trained once and kept in runs/bench."""
+    if size == "0.1M":
+        return DEMO / "model-0.1M"
+    path = SCRATCH / f"model-{size}"
+    if not (path / "tokenizer.json").is_file():
+        subprocess.run(
+            [sys.executable, "-m", "examples.digit_sort.warm_start", "--size", size]
+            + ["--out", str(path)],
+            cwd=REPOSITORY,
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+    return path
+
+
+def exact_match(model_dir: Path) -> float:
+    """Greedy exact match on all held-out prompts, through transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    torch.set_num_threads(1)
+    rows = [json.loads(line) for line in (DEMO / "held_out.jsonl").read_text().splitlines()]
+    tokenizer = AutoTokenizer.from_pretrained(model_dir, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
+    prompts = tokenizer([row["prompt"] for row in rows], return_tensors="pt", padding=True)
+    with torch.no_grad():
+        output = model.generate(**prompts, max_new_tokens=24, do_sample=False)
+    start = prompts["input_ids"].shape[1]
+    right = 0
+    for row, tokens in zip(rows, output[:, start:].tolist(), strict=True):
+        ended = tokenizer.eos_token_id in tokens
+        right += ended and tokenizer.decode(tokens, skip_special_tokens=True) == row["answer"]
+    return right / len(rows)
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """A Markdown table with aligned columns."""
+    cells = [list(map(str, header)), *[list(map(str, row)) for row in rows]]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(header))]
+    lines = [
+        "| " + " | ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)) + " |"
+        for row in cells
+    ]
+    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
+    return "\n".join(lines)
+
+
+def write(name: str, result: Mapping[str, Any], out: Path | None = None) -> Path:
+    """Writes benchmarks/results/``name``.json."""
+    path = out or RESULTS / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n")
+    return path
