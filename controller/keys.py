@@ -33,6 +33,11 @@ class Keys:
         return f"paceline:{self.run_id}:config"
 
     @property
+    def payloads_at(self) -> str:
+        """Directory of the payloads; empty where they are in Redis."""
+        return f"paceline:{self.run_id}:payloads-at"
+
+    @property
     def leader(self) -> str:
         return lease_key(self.run_id)
 

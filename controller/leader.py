@@ -89,11 +89,7 @@ class Leader:
         self.limits = GroupLimits.of(config)
         self.hub = Hub()
         self.sessions = Sessions(term, self._directive)
-        self.liveness = Liveness(
-            lease_ttl_s=config.fleet.lease_ttl_s,
-            suspect_grace_s=config.fleet.suspect_grace_s,
-            wedged_after_s=config.fleet.wedged_after_s,
-        )
+        self.liveness = Liveness(config.fleet)
         self.files = RunFiles(plant.run_dir, may_write=lambda: plant.election.holds_lease)
         self._held_lines: list[Batch] | None = []
         """Batches to be written once the lines before them are; None: those are."""
@@ -176,10 +172,10 @@ class Leader:
         status.heartbeat_age_s = self.liveness.age(*key, time.monotonic())
         if self.liveness.suspect(*key):
             status.state = "suspect"
-        pulse = self.liveness.pulses.get(key)
-        if pulse is not None:
-            status.activity = pulse.activity
-            for name, value in pulse.gauges.items():
+        session = self.sessions.of(worker.worker_id)
+        if session is not None and session.incarnation == worker.incarnation:
+            status.activity = session.report.activity
+            for name, value in session.report.gauges.items():
                 status.gauges[name] = value
 
     # ---- the term -------------------------------------------------------------------------
@@ -208,7 +204,7 @@ class Leader:
         self.decide(StartRun(facts))
         self.decide(BeginTerm(self.term, self.plant.controller_id))
         now = time.monotonic()
-        self.liveness.start(self.ledger.state, now)
+        self.liveness.begin(self.ledger, now)
         await self.appender.durable()
         event(
             log,
@@ -264,14 +260,14 @@ class Leader:
                 lapsed = False
                 event(log, "lease regained", term=self.term)
                 # Their silence was ours: everyone gets the full time again.
-                self.liveness.start(self.ledger.state, time.monotonic())
+                self.liveness.begin(self.ledger, time.monotonic())
 
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
             if not self.active:
                 continue
-            for command in self.liveness.tick(self.ledger.state, time.monotonic()):
+            for command in self.liveness.tick(self.ledger, time.monotonic()):
                 event(log, "liveness", command=command)
                 self.decide(command)
 

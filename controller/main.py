@@ -88,9 +88,11 @@ class Controller:
         self.keys = Keys(config.run.name)
         self.redis_url = redis_url
         self.redis = connect(redis_url, timeout_s=2.0)
+        shared = config.controller.payload_dir
+        self._payload_dir = str((Path(shared) / config.run.name).resolve()) if shared else ""
         self.payloads: PayloadStore = (
-            FilePayloads(Path(config.controller.payload_dir) / config.run.name)
-            if config.controller.payload_dir
+            FilePayloads(Path(self._payload_dir))
+            if self._payload_dir
             else RedisPayloads(self.redis, self.keys)
         )
         self.journal = Journal(self.redis, self.keys, self.payloads)
@@ -192,6 +194,13 @@ class Controller:
 
     async def _agree_on_config(self) -> None:
         """The first controller of a run writes down what all of its processes must agree on."""
+        await self.redis.set(self.keys.payloads_at, self._payload_dir, nx=True)
+        agreed = (await self.redis.get(self.keys.payloads_at) or b"").decode()
+        if agreed != self._payload_dir:
+            raise BadStart(
+                f"run {self.config.run.name!r} keeps its payloads in {agreed or 'Redis'}: set "
+                f"controller.payload_dir so, not {self._payload_dir or 'none'}"
+            )
         await self.redis.set(self.keys.config, self._config_json, nx=True)
         agreed = (await self.redis.get(self.keys.config) or b"").decode()
         if agreed != self._config_json:

@@ -100,6 +100,9 @@ class FilePayloads:
 
         await asyncio.to_thread(remove)
 
+    def has(self, ref: Ref) -> bool:
+        return self._path(ref).exists()
+
     def _path(self, ref: Ref) -> Path:
         # Task ids were checked at the door: letters, digits and dots only.
         return self._directory / f"{ref[0]}-{ref[1]}.group"

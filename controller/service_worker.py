@@ -67,7 +67,7 @@ async def register(
             state_version=request.state_version,
         )
     )
-    leader.liveness.registered(worker_id, incarnation, time.monotonic())
+    leader.liveness.heard(worker_id, incarnation, time.monotonic())
     fleet = plant.config.fleet
     return worker_pb2.RegisterReply(
         run_id=plant.config.run.name,
@@ -90,7 +90,6 @@ async def session(
         return
     check_report(first)
     current = leader.sessions.open(first)
-    leader.liveness.session_opened(current.worker_id, current.incarnation, time.monotonic())
     reader = asyncio.create_task(_read(leader, current, first, reports))
     try:
         while True:
@@ -108,7 +107,7 @@ async def session(
     finally:
         reader.cancel()
         if leader.sessions.close(current):
-            leader.liveness.session_closed(current.worker_id, current.incarnation, time.monotonic())
+            leader.liveness.session_lost(current.worker_id, current.incarnation, time.monotonic())
 
 
 async def _read(
@@ -138,11 +137,11 @@ async def _observe(leader: Leader, current: Session, report: worker_pb2.Report) 
     worker_id, incarnation = current.worker_id, current.incarnation
     if not leader.active:
         # Nothing can be decided now; the same directive again says that this controller lives.
-        _heard(leader, report)
+        leader.liveness.observe(report, time.monotonic())
         leader.sessions.send(current, None)
         return
     if leader.ledger.state.fleet.current(worker_id, incarnation) is not None:
-        _heard(leader, report)
+        leader.liveness.observe(report, time.monotonic())
         leader.decide(
             Observe(
                 worker_id=worker_id,
@@ -158,21 +157,6 @@ async def _observe(leader: Leader, current: Session, report: worker_pb2.Report) 
     leader.sessions.send(current, directive)
 
 
-def _heard(leader: Leader, report: worker_pb2.Report) -> None:
-    leader.liveness.heard(
-        leader.ledger.state,
-        report.caller.worker_id,
-        report.caller.incarnation,
-        time.monotonic(),
-        progress=report.progress,
-        busy=report.busy,
-        held=[(ref.task_id, ref.attempt) for ref in report.held_leases],
-        mesh_epoch=report.mesh_epoch,
-        gauges=dict(report.gauges),
-        activity=report.activity,
-    )
-
-
 async def report_peer_error(
     controller: Controller, request: worker_pb2.PeerError
 ) -> worker_pb2.PeerErrorReply:
@@ -184,7 +168,7 @@ async def report_peer_error(
     await leader.execute(kind(worker_id, incarnation, request.epoch, request.detail[:512]))
     # An error of an epoch that is over says nothing about the members of the present one.
     if not request.is_link and request.epoch == leader.ledger.state.fleet.mesh_epoch:
-        leader.liveness.peer_error(time.monotonic())
+        leader.liveness.peer_error(worker_id, incarnation, request.epoch, time.monotonic())
     return worker_pb2.PeerErrorReply()
 
 
