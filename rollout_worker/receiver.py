@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import torch
 
-from paceline import log
+from paceline import log, threads
 from paceline.mesh import EpochCancelled, MeshError, ProcessMesh, UnsettledBuffer
 from paceline.v1 import worker_pb2
 from paceline.weights import (
@@ -28,6 +28,8 @@ from paceline.weights import (
 )
 
 _log = logging.getLogger(__name__)
+
+_CLOSE_S = 5.0
 
 
 class Receiver:
@@ -56,9 +58,11 @@ class Receiver:
         self._lock = threading.Lock()
         self._handing_over = threading.Lock()
         self._link: _Link | None = None
+        self._threads: list[threading.Thread] = []
         self._version = -1
         self.last_transfer_s = 0.0
         """Duration of the newest complete transfer, from its announcement to intact in memory."""
+        threads.on_exit(self._withdraw)
 
     @property
     def version(self) -> int:
@@ -76,12 +80,8 @@ class Receiver:
             self._link = None
             if link is not None:
                 self._link = _Link(link.epoch, link.publisher.worker_id)
-                threading.Thread(
-                    target=self._serve,
-                    args=(self._link,),
-                    name=f"receive-{link.epoch}",
-                    daemon=True,
-                ).start()
+                thread = threads.start(self._serve, f"receive-{link.epoch}", [self._link])
+                self._threads = [t for t in self._threads if t.is_alive()] + [thread]
 
     def formed_epochs(self) -> list[int]:
         """Epoch of the link, if it is formed and healthy."""
@@ -89,7 +89,11 @@ class Receiver:
             return [self._link.epoch] if self._link is not None and self._link.formed else []
 
     def close(self) -> None:
-        """Withdraws the link. Does not wait for its thread."""
+        """Withdraws the link and waits for its thread, which ends as soon as on_weights lets it."""
+        self._withdraw()
+        threads.join(self._threads, _CLOSE_S)
+
+    def _withdraw(self) -> None:
         self.set_link(None)
 
     def _serve(self, link: _Link) -> None:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from paceline.config.schema import Config
+from paceline.data import DataError, Message, prompt_of
 
 
 class TokenizerError(Exception):
@@ -63,19 +64,20 @@ class PromptTokenizer:
         )
 
     def prompt(self, row: dict[str, Any]) -> Prompt:
-        """Tokenises the row's prompt field. Raises BadPrompt."""
-        field = self._data.prompt_field
-        value = row.get(field)
-        if isinstance(value, str) and not self._data.chat:
-            # A prompt that spells out its own special tokens gets no second set of them.
-            text = value
-            tokens = self._tokenizer(value, add_special_tokens=True).input_ids
-            tokens = self._without_end(tokens)
+        """Tokenises the row's prompt. Raises BadPrompt."""
+        try:
+            content = prompt_of(row, self._data)
+        except DataError as error:
+            raise BadPrompt("malformed_row", str(error)) from None
+        if isinstance(content, str):
+            text = content
+            tokens = self._without_end(self._tokenizer(text).input_ids)
         else:
-            text = self._templated(field, value)
+            # The template writes the special tokens itself.
+            text = self._templated(content)
             tokens = self._tokenizer(text, add_special_tokens=False).input_ids
         if not tokens:
-            raise BadPrompt("malformed_row", f"field {field!r} gives no tokens")
+            raise BadPrompt("malformed_row", f"{self._data.prompt_field!r} gives no tokens")
         if len(tokens) > self.limit:
             raise BadPrompt("prompt_too_long", f"{len(tokens)} tokens, at most {self.limit}")
         return Prompt(np.array(tokens, dtype=np.int32), text)
@@ -98,23 +100,11 @@ class PromptTokenizer:
             tokens = tokens[:-1]
         return tokens
 
-    def _templated(self, field: str, value: Any) -> str:
-        if isinstance(value, str):
-            messages = [{"role": "user", "content": value}]
-        elif isinstance(value, list) and all(
-            isinstance(m, dict) and isinstance(m.get("role"), str) and "content" in m for m in value
-        ):
-            messages = list(value)
-        elif value is None:
-            raise BadPrompt("malformed_row", f"the row has no field {field!r}")
-        else:
-            raise BadPrompt(
-                "malformed_row", f"field {field!r} is neither a string nor a list of chat messages"
-            )
-        if self._data.system_prompt:
-            messages = [{"role": "system", "content": self._data.system_prompt}, *messages]
+    def _templated(self, messages: list[Message]) -> str:
         if not self._tokenizer.chat_template:
-            raise BadPrompt("malformed_row", "chat messages, but the tokenizer has no chat template")
+            raise BadPrompt(
+                "malformed_row", "chat messages, but the tokenizer has no chat template"
+            )
         # A template is a program that comes with the tokenizer and fails in its own ways.
         try:
             return str(

@@ -1,7 +1,7 @@
 """One step of continuous batching. Single-threaded; the engine's thread owns it.
 
-    step:  take newcomers ──► prefill (each distinct prompt once) ──► first token of each
-           decode one token of every row ──► rows that ended leave, the last rows close the gaps
+step:  take newcomers ──► prefill (each distinct prompt once) ──► first token of each
+       decode one token of every row ──► rows that ended leave, the last rows close the gaps
 """
 
 from __future__ import annotations

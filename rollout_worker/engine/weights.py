@@ -29,7 +29,9 @@ class WeightTable:
         unknown = [n for n in tensors if n not in self._by_name and n not in self._buffers]
         if unknown:
             raise WeightsRefused(f"weights unknown to the model: {_some(unknown)}")
-        missing = [names[0] for names in self._names.values() if not any(n in tensors for n in names)]
+        missing = [
+            names[0] for names in self._names.values() if not any(n in tensors for n in names)
+        ]
         if missing:
             raise WeightsRefused(f"weights missing: {_some(missing)}")
         targets = self._by_name | self._buffers

@@ -1,0 +1,45 @@
+"""Rates of the engine, from differences of its counters."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+
+import psutil
+
+from rollout_worker.engine.base import Engine, EngineStats
+
+WINDOW_S = 5.0
+
+
+class Gauges:
+    """Rates over the last few seconds. Read on every report."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._process = psutil.Process()
+        self._readings: deque[tuple[float, EngineStats]] = deque()
+        self.sequences_per_s = 0.0
+
+    def read(self) -> dict[str, float]:
+        """tokens_per_s, samples_per_s, engine_idle_fraction, running, waiting, swap_s (total time
+        that generation stood still for weights), rss_bytes."""
+        now, stats = time.monotonic(), self._engine.stats()
+        self._readings.append((now, stats))
+        while len(self._readings) > 2 and self._readings[1][0] < now - WINDOW_S:
+            self._readings.popleft()
+        then, before = self._readings[0]
+        span = now - then
+        gauges = {
+            "running": float(stats.running),
+            "waiting": float(stats.waiting),
+            "swap_s": stats.swap_s,
+            "rss_bytes": float(self._process.memory_info().rss),
+        }
+        if span > 0.05:
+            self.sequences_per_s = (stats.samples - before.samples) / span
+            gauges["tokens_per_s"] = (stats.tokens - before.tokens) / span
+            gauges["samples_per_s"] = self.sequences_per_s
+            gauges["engine_idle_fraction"] = min(1.0, (stats.idle_s - before.idle_s) / span)
+        gauges.update(stats.extra)
+        return gauges

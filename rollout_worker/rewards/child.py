@@ -1,0 +1,133 @@
+"""A process of the scoring pool: jobs in, scores out, as length-prefixed JSON over pipes.
+
+    python -m rollout_worker.rewards.child FUNCTIONS_JSON TIMEOUT_S BEAT_FD
+
+It writes into shared memory when each call starts and for which job, so that its parent can tell a
+call that hangs from a process that is busy, and whose call it is, at no cost per call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import mmap
+import os
+import signal
+import struct
+import sys
+import time
+from typing import Any
+
+from rollout_worker.rewards.functions import Reward, RewardError, load
+from rollout_worker.rewards.score import Job, ScoringFailed, score
+
+HEADER = struct.Struct("<I")
+BEAT = struct.Struct("<dQ")
+"""Time of the newest sign of life (monotonic, seconds), and the job in whose call the process is; 0:
+in none."""
+_BEAT_S = 0.1
+_PR_SET_PDEATHSIG = 1
+
+
+def main() -> int:
+    functions, timeout_s, beat_fd = json.loads(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
+    parent = os.getppid()
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != parent:
+            return 1
+    # Ctrl-C reaches the whole terminal; when to end is the worker's decision.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # What a reward prints must not get among the scores.
+    out = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    shared = mmap.mmap(beat_fd, BEAT.size)
+    try:
+        rewards = load(functions)
+    except RewardError as error:
+        _write(out, {"error": str(error)})
+        return 2
+    _write(
+        out,
+        {
+            "ready": [[r.component, r.weight] for r in rewards],
+            "waits": all(r.waits for r in rewards),
+        },
+    )
+    asyncio.run(_Child(rewards, timeout_s, shared, out).run())
+    return 0
+
+
+class _Child:
+    def __init__(
+        self, rewards: list[Reward], timeout_s: float, shared: mmap.mmap, out: Any
+    ) -> None:
+        self._rewards = rewards
+        self._timeout_s = timeout_s
+        self._shared = shared
+        self._out = out
+        self._jobs: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        reader = asyncio.StreamReader()
+        loop = asyncio.get_running_loop()
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        beating = asyncio.create_task(self._beat_always())
+        try:
+            while (message := await read_message(reader)) is not None:
+                task = asyncio.create_task(self._serve(message))
+                self._jobs.add(task)
+                task.add_done_callback(self._jobs.discard)
+        finally:
+            beating.cancel()
+
+    async def _serve(self, message: dict[str, Any]) -> None:
+        started = time.monotonic()
+        answer: dict[str, Any] = {"id": message["id"]}
+
+        def calling(entered: bool) -> None:
+            self._beat(message["id"] if entered else 0)
+
+        try:
+            answer["scores"] = await score(
+                self._rewards, Job(**message["job"]), timeout_s=self._timeout_s, calling=calling
+            )
+        except ScoringFailed as failure:
+            answer |= {"reason": failure.reason, "detail": str(failure)}
+        answer["seconds"] = time.monotonic() - started
+        self._beat(0)
+        _write(self._out, answer)
+
+    def _beat(self, job: int) -> None:
+        BEAT.pack_into(self._shared, 0, time.monotonic(), job)
+
+    async def _beat_always(self) -> None:
+        while True:
+            self._beat(0)
+            await asyncio.sleep(_BEAT_S)
+
+
+async def read_message(reader: asyncio.StreamReader) -> dict[str, Any] | None:
+    """The next JSON object; None at the end of the stream."""
+    try:
+        (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
+        message: dict[str, Any] = json.loads(await reader.readexactly(size))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    return message
+
+
+def encode_message(message: dict[str, Any]) -> bytes:
+    body = json.dumps(message, separators=(",", ":")).encode()
+    return HEADER.pack(len(body)) + body
+
+
+def _write(out: Any, message: dict[str, Any]) -> None:
+    left = memoryview(encode_message(message))
+    while left:
+        left = left[out.write(left) :]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""From names in the config to functions that can be called. Imports no torch: the pool's processes
+start with this module."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rollout_worker.rewards.builtin import exact_match, format_reward, math_verify
+
+_BUILTIN: dict[str, Callable[..., float]] = {"exact_match": exact_match, "math_verify": math_verify}
+_FORMAT = "format:"
+
+
+class RewardError(Exception):
+    """A reward function cannot be used; one line for people."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    """One function of the weighted sum. ``component``: the name its value is reported under."""
+
+    component: str
+    weight: float
+    call: Callable[..., Any]
+    accepts: frozenset[str] | None
+    """Keyword arguments to hand over; None: all there are."""
+    batch: bool
+    """Takes ``completions``, all of a group, and returns a value for each."""
+    waits: bool
+    """A coroutine function."""
+
+    def select(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        if self.accepts is None:
+            return dict(arguments)
+        return {name: value for name, value in arguments.items() if name in self.accepts}
+
+
+def weights_of(functions: Sequence[str] | Mapping[str, float]) -> dict[str, float]:
+    """Names and weights as the config has them; a plain list weighs each with 1.
+
+    Raises RewardError where there is none or one is named twice.
+    """
+    if isinstance(functions, Mapping):
+        weights = {name: float(weight) for name, weight in functions.items()}
+    else:
+        weights = dict.fromkeys(functions, 1.0)
+        if len(weights) != len(functions):
+            raise RewardError("reward.functions: a function is named twice")
+    if not weights:
+        raise RewardError("reward.functions: name at least one, for example exact_match")
+    return weights
+
+
+def load(functions: Sequence[str] | Mapping[str, float]) -> list[Reward]:
+    """Imports every function. Raises RewardError, naming the function and what is wrong with it."""
+    rewards: list[Reward] = []
+    for name, weight in weights_of(functions).items():
+        call = _find(name)
+        taken = {reward.component for reward in rewards}
+        component = base = _component(name)
+        for number in range(2, len(taken) + 3):
+            if component not in taken:
+                break
+            component = f"{base[:60]}-{number}"
+        rewards.append(_describe(name, component, weight, call))
+    return rewards
+
+
+def _find(name: str) -> Callable[..., Any]:
+    if name in _BUILTIN:
+        return _BUILTIN[name]
+    if name.startswith(_FORMAT):
+        try:
+            return format_reward(name.removeprefix(_FORMAT))
+        except re.error as error:
+            raise RewardError(f"reward {name!r}: not a regular expression: {error}") from None
+    module_name, colon, attribute = name.partition(":")
+    if not colon or not module_name or not attribute:
+        raise RewardError(
+            f"reward {name!r}: neither built in ({', '.join(_BUILTIN)}, format:REGEX) nor of the "
+            f"form package.module:function"
+        )
+    # Modules beside the user's config are found as they are for `python -m`.
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    # The user's module may fail in any way while it is imported.
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        line = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise RewardError(
+            f"reward {name!r}: cannot import {module_name}: {type(error).__name__}: {line}"
+        ) from error
+    target: Any = module
+    for part in attribute.split("."):
+        if not hasattr(target, part):
+            raise RewardError(f"reward {name!r}: {module_name} has no {attribute!r}")
+        target = getattr(target, part)
+    if not callable(target):
+        raise RewardError(f"reward {name!r}: it is not a function")
+    return target  # type: ignore[no-any-return]
+
+
+def _component(name: str) -> str:
+    if name.startswith(_FORMAT):
+        return "format"
+    return re.sub(r"[^A-Za-z0-9_.:/-]", "_", name)[-64:]
+
+
+def _describe(name: str, component: str, weight: float, call: Callable[..., Any]) -> Reward:
+    try:
+        parameters = inspect.signature(call).parameters.values()
+    except (TypeError, ValueError):
+        raise RewardError(f"reward {name!r}: its parameters cannot be read") from None
+    names = frozenset(p.name for p in parameters if p.kind is not p.VAR_KEYWORD)
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    if any(p.kind is p.POSITIONAL_ONLY for p in parameters):
+        raise RewardError(f"reward {name!r}: parameters must be usable by name")
+    batch = "completions" in names
+    if not batch and "completion" not in names and not open_ended:
+        raise RewardError(
+            f"reward {name!r}: it takes neither 'completion' nor 'completions' "
+            f"(see docs/rewards.md for the parameters it may take)"
+        )
+    waits = inspect.iscoroutinefunction(call) or inspect.iscoroutinefunction(
+        getattr(call, "__call__", None)  # noqa: B004
+    )
+    return Reward(component, weight, call, None if open_ended else names, batch, waits)

@@ -1,0 +1,136 @@
+"""The scoring pool: a few processes that may hang or die without harm to the worker.
+
+    score(job) ──► least loaded process with room ──► scores
+                        │ ended or hung
+                        ├─ this job's call was running ──► reward_crashed | reward_timeout
+                        ├─ another's was ───────────────► again in the pool
+                        └─ cannot be told ──────────────► again in a process of its own
+
+A lost process is replaced at once. No job is ever blamed for another one's crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.log import event
+from rollout_worker.rewards.functions import RewardError
+from rollout_worker.rewards.process import ProcessLost, ScoringProcess
+from rollout_worker.rewards.score import Components, Job, ScoringFailed
+
+logger = logging.getLogger(__name__)
+
+_DEPTH = 2
+"""Jobs in a process whose functions do not wait: one running, one at hand."""
+_DEPTH_WAITING = 128
+"""Jobs in a process whose functions only wait (for a sandbox, a judge)."""
+
+
+class ScoringPool:
+    def __init__(
+        self, functions: Sequence[str] | Mapping[str, float], *, processes: int, timeout_s: float
+    ) -> None:
+        self._functions = functions
+        self._timeout_s = timeout_s
+        self._processes = [self._new() for _ in range(processes)]
+        self._depth = _DEPTH
+        self._room = asyncio.Condition()
+        self._replacing: set[asyncio.Task[None]] = set()
+        self.components: list[tuple[str, float]] = []
+
+    async def start(self) -> None:
+        """Imports the functions in every process. Raises RewardError with one line."""
+        results = await asyncio.gather(
+            *(process.start() for process in self._processes), return_exceptions=True
+        )
+        for result in results:
+            if isinstance(result, BaseException):
+                await self.close()
+                raise result
+        first = self._processes[0]
+        self.components = first.components
+        self._depth = _DEPTH_WAITING if first.waits else _DEPTH
+
+    async def score(self, job: Job) -> tuple[Components, float]:
+        """Components for each completion, and seconds spent on them. Raises ScoringFailed."""
+        while True:
+            process = await self._take()
+            try:
+                return _unpack(await process.run(job))
+            except ProcessLost as lost:
+                self._replace(process)
+                if lost.guilty:
+                    raise _blame(lost) from None
+                if lost.guilty is None:
+                    return await self._alone(job)
+            finally:
+                async with self._room:
+                    self._room.notify()
+
+    async def close(self) -> None:
+        for task in self._replacing:
+            task.cancel()
+        await asyncio.gather(*self._replacing, return_exceptions=True)
+        await asyncio.gather(*(process.close() for process in self._processes))
+
+    async def _take(self) -> ScoringProcess:
+        async with self._room:
+            while True:
+                alive = [p for p in self._processes if not p.lost and p.jobs < self._depth]
+                if alive:
+                    return min(alive, key=lambda p: p.jobs)
+                await self._room.wait()
+
+    async def _alone(self, job: Job) -> tuple[Components, float]:
+        process = self._new()
+        try:
+            await process.start()
+            return _unpack(await process.run(job))
+        except ProcessLost as lost:
+            raise _blame(lost) from None
+        except RewardError as error:
+            raise ScoringFailed("reward_crashed", str(error)) from None
+        finally:
+            await process.close()
+
+    def _new(self) -> ScoringProcess:
+        return ScoringProcess(self._functions, self._timeout_s)
+
+    def _replace(self, process: ScoringProcess) -> None:
+        if process not in self._processes:
+            return
+        event(logger, "scoring process lost, starting another", logging.WARNING)
+        fresh = self._new()
+        # Until it has started it takes no jobs.
+        fresh.lost = True
+        self._processes[self._processes.index(process)] = fresh
+        task = asyncio.create_task(self._restart(process, fresh))
+        self._replacing.add(task)
+        task.add_done_callback(self._replacing.discard)
+
+    async def _restart(self, old: ScoringProcess, fresh: ScoringProcess) -> None:
+        await old.close()
+        while True:
+            try:
+                await fresh.start()
+                break
+            except (RewardError, OSError) as error:
+                # It could be imported before: an exhausted machine, say. Jobs wait meanwhile.
+                event(logger, "scoring process does not start", logging.ERROR, error=error)
+                await asyncio.sleep(1.0)
+        fresh.lost = False
+        async with self._room:
+            self._room.notify_all()
+
+
+def _unpack(answer: Mapping[str, Any]) -> tuple[Components, float]:
+    if "scores" not in answer:
+        raise ScoringFailed(answer["reason"], answer["detail"])
+    return answer["scores"], answer["seconds"]
+
+
+def _blame(lost: ProcessLost) -> ScoringFailed:
+    return ScoringFailed("reward_timeout" if lost.hung else "reward_crashed", str(lost))
