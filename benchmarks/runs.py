@@ -166,9 +166,9 @@ class _CpuWatch:
         known = {process.pid for process in found}
         for process in psutil.process_iter(["name", "cwd"]):
             info = process.info
-            if info["name"] == "redis-server" and (info["cwd"] or "").startswith(run_dir):
-                if process.pid not in known:
-                    found.append(process)
+            ours = info["name"] == "redis-server" and (info["cwd"] or "").startswith(run_dir)
+            if ours and process.pid not in known:
+                found.append(process)
         return found
 
 
@@ -229,8 +229,10 @@ def model_of(size: str) -> Path:
     path = SCRATCH / f"model-{size}"
     if not (path / "tokenizer.json").is_file():
         subprocess.run(
-            [sys.executable, "-m", "examples.digit_sort.warm_start", "--size", size]
-            + ["--out", str(path)],
+            [
+                *(sys.executable, "-m", "examples.digit_sort.warm_start"),
+                *("--size", size, "--out", str(path)),
+            ],
             cwd=REPOSITORY,
             check=True,
             stdout=subprocess.DEVNULL,
