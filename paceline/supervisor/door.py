@@ -107,7 +107,7 @@ def _rewards(config: Config) -> Iterator[str]:
                 re.compile(name.removeprefix("format:"))
             except re.error as error:
                 yield f"reward.functions: {name}: not a regular expression: {error}"
-        elif not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", name):
+        elif not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name):
             yield (
                 f"reward.functions: {name} is not a reward. Write {', '.join(BUILT_IN_REWARDS)}, "
                 "format:REGEX or package.module:function"
@@ -123,8 +123,8 @@ def _import_problem(name: str) -> str:
     """Imports in a process of its own: what a user's module loads must not stay in this one."""
     module, _, function = name.partition(":")
     code = (
-        "import importlib, sys; sys.path.insert(0, '');"
-        f"f = getattr(importlib.import_module({module!r}), {function!r});"
+        "import importlib, operator, sys; sys.path.insert(0, '');"
+        f"f = operator.attrgetter({function!r})(importlib.import_module({module!r}));"
         "sys.exit(0 if callable(f) else 'not a function')"
     )
     try:

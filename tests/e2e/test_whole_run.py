@@ -1,0 +1,150 @@
+"""A whole fleet of real processes: 1 Redis, 2 controllers, 2 policy replicas, 2 rollout workers."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.local_run import Up, paceline, write_run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+
+Start = Callable[..., Up]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    running: list[Up] = []
+
+    def begin(*options: str, **sections: dict) -> Up:
+        config = tmp_path / "run.toml"
+        if not config.exists():
+            config = write_run(tmp_path, **sections)
+        running.append(Up(config, tmp_path / "run", *options))
+        return running[-1]
+
+    yield begin
+    for up in running:
+        up.close()
+
+
+def assert_sound(up: Up, steps: int) -> None:
+    """The run finished, every sample is accounted for, and nothing is left running."""
+    summary = up.summary()
+    assert summary["status"] == "finished", up.said()
+    assert summary["steps"] == steps
+    assert summary["samples_lost"] == 0
+    assert summary["samples_duplicated"] == 0
+    assert summary["ledger_ok"] is True, summary["ledger_problems"]
+    assert summary["samples_trained"] == steps * 4 * 4
+    assert summary["max_staleness"] <= 2
+    steps_seen = [row["step"] for row in up.metrics() if row["kind"] == "step"]
+    assert sorted(set(steps_seen)) == list(range(1, steps + 1))
+    assert up.alive() == []
+
+
+def test_a_run_from_start_to_exported_model(start: Start) -> None:
+    up = start()
+    up.until(lambda: up.step() >= 1)
+    status = up.status()
+    assert status["term"] > 0
+    assert {c["state"] for c in status["controllers"]} == {"leader", "standby"}
+    assert {w["worker_id"] for w in status["workers"]} == {
+        *("policy-0", "policy-1", "rollout-0", "rollout-1")
+    }
+    assert up.wait() == 0, up.said()
+    assert_sound(up, steps=6)
+
+    evaluations = [row["step"] for row in up.metrics() if row["kind"] == "eval"]
+    assert evaluations == [0, 3, 6]
+    verified = paceline("ledger", "verify", "--run-dir", str(up.run_dir))
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert up.alive() == [], "the Redis started for the check was stopped"
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoModelForCausalLM.from_pretrained(up.run_dir / "export")
+    AutoTokenizer.from_pretrained(up.run_dir / "export")
+
+    again = start()
+    assert again.wait() == 2
+    assert "is finished (6 steps)" in again.said()
+
+
+def test_leader_replica_and_rollout_worker_killed_in_one_run(start: Start) -> None:
+    up = start(train={"steps": 30, "checkpoint_every": 10, "eval_every": 15})
+    up.until(lambda: up.step() >= 2)
+    first = up.leader()
+    up.kill(first)
+    up.until(lambda: len(up.events("TermBegun")) >= 2)
+    after = up.step()
+    up.until(lambda: up.step() > after)
+    up.kill("policy-0")
+    up.until(lambda: any(e["worker_id"] == "policy-0" for e in up.events("WorkerDied")))
+    up.kill("rollout-1")
+    assert up.wait(200) == 0, up.said()
+    assert_sound(up, steps=30)
+    summary = up.summary()
+    assert summary["controller_failovers"] >= 1
+    assert summary["mesh_rebuilds"] >= 1
+    died = {e["worker_id"] for e in up.events("WorkerDied")}
+    assert {"policy-0", "rollout-1"} <= died
+
+
+def test_an_interrupted_run_leaves_nothing_and_goes_on_later(start: Start) -> None:
+    up = start(train={"steps": 12, "checkpoint_every": 2})
+    up.until(lambda: up.events("CheckpointRecorded"))
+    up.process.send_signal(signal.SIGINT)
+    assert up.wait(60) == 130, up.said()
+    assert up.summary()["status"] == "interrupted"
+    assert up.alive() == []
+
+    again = start()
+    assert again.wait() == 0, again.said()
+    assert_sound(again, steps=12)
+
+
+def test_two_interrupts_end_it_at_once(start: Start) -> None:
+    up = start(train={"steps": 500})
+    up.until(lambda: up.step() >= 1)
+    up.process.send_signal(signal.SIGINT)
+    up.process.send_signal(signal.SIGTERM)
+    assert up.wait(20) == 130, up.said()
+    assert up.alive() == []
+
+
+def test_everything_killed_at_once_goes_on_with_exact_accounting(start: Start) -> None:
+    up = start(train={"steps": 12, "checkpoint_every": 2})
+    up.until(lambda: up.events("CheckpointRecorded"))
+    up.close()
+
+    again = start()
+    assert again.wait() == 0, again.said()
+    assert_sound(again, steps=12)
+
+
+def test_a_worker_that_cannot_start_ends_the_run_with_its_line(
+    start: Start, tmp_path: Path
+) -> None:
+    write_run(tmp_path)
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"not weights")
+    up = start()
+    assert up.wait(100) == 1
+    assert up.summary()["status"] == "failed"
+    assert "policy-" in up.summary()["reason"] or "rollout-" in up.summary()["reason"]
+    assert "Traceback" not in up.output.read_text()
+    assert up.alive() == []
+
+
+def test_scale_and_drain_while_the_run_goes_on(start: Start) -> None:
+    up = start(train={"steps": 40, "eval_every": 40}, fleet={"policy": 1, "rollout": 1})
+    up.until(lambda: up.step() >= 1)
+    where = ("--run-dir", str(up.run_dir))
+    assert paceline("scale", "rollout=2", *where).returncode == 0
+    up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerRegistered")))
+    assert paceline("scale", "rollout=1", *where).returncode == 0
+    assert up.wait(200) == 0, up.said()
+    assert_sound(up, steps=40)
