@@ -1,0 +1,285 @@
+"""How much work the controller's leader takes, durably.
+
+    python -m benchmarks.control_plane [--clients 1 8 64] [--seconds 15] [--groups-total 100000]
+
+A real leader process with a real Redis (append-only file, fsync every second) on one side; on the
+other, in a process of its own, K rollout clients and one policy replica, each with its own
+connection and session. The closed loop:
+
+- a rollout client leases ``--tasks`` tasks in one request, then submits each group in a request of
+  its own, 16 completions of 256 (or 16) token ids with log-probabilities and a version span each,
+  waits for the verdict, and leases again when all are in;
+- the policy replica asks for the next plan, votes, records a checkpoint when one is wanted, and with
+  ``--fetch`` reads the payloads of its shard back before it votes, as a trainer does;
+- every reply leaves the leader only after its events are in Redis.
+
+``max_staleness`` is high, so that no lease waits for training. A group counts when its verdict came
+back within the measured window. Latencies are those of single requests; ``leader_cpu`` is the share
+of one core that the leader used, ``groups_per_cpu_s`` what it would reach with a core of its own.
+Load and leader share the machine's cores: the rate is what is left for the leader.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+PAYLOADS = {"16x256": 256, "16x16": 16}
+COMPLETIONS = 16
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 64])
+    parser.add_argument("--payloads", nargs="+", choices=PAYLOADS, default=list(PAYLOADS))
+    parser.add_argument("--seconds", type=float, default=15.0, help="measured window of each row")
+    parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before it")
+    parser.add_argument("--tasks", type=int, default=8, help="tasks a lease")
+    parser.add_argument("--fetch", action="store_true", help="the policy replica reads payloads")
+    parser.add_argument(
+        "--groups-total", type=int, default=0, help="one more row: growth over so many"
+    )
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/control_plane.json"))
+    parser.add_argument("--load", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+    if args.load:
+        asyncio.run(_load(json.loads(args.load)))
+        return
+    rows = []
+    for payload in args.payloads:
+        for clients in args.clients:
+            rows.append(_measure(args, payload, clients, args.seconds, 0))
+            _print_row(rows[-1], header=len(rows) == 1)
+    if args.groups_total:
+        rows.append(_measure(args, "16x16", 64, 0.0, args.groups_total))
+        _print_row(rows[-1], header=False)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    machine = {"cores": os.cpu_count(), "tasks_a_lease": args.tasks, "fetch": args.fetch}
+    args.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
+    print(f"written to {args.out}")
+
+
+def _print_row(row: dict[str, Any], *, header: bool) -> None:
+    columns = {
+        "payload": 8,
+        "clients": 8,
+        "groups_per_s": 13,
+        "tokens_per_s": 13,
+        "steps_per_s": 12,
+        "p50_ms": 8,
+        "p99_ms": 8,
+        "lease_p99_ms": 13,
+        "submit_p99_ms": 14,
+        "leader_cpu": 11,
+        "groups_per_cpu_s": 17,
+        "rss_first_mb": 13,
+        "rss_mb": 8,
+    }
+    if header:
+        print("".join(name.rjust(width) for name, width in columns.items()), flush=True)
+    cells = []
+    for name, width in columns.items():
+        value = row[name]
+        cells.append((f"{value:.4g}" if isinstance(value, float) else str(value)).rjust(width))
+    print("".join(cells), flush=True)
+
+
+def _measure(
+    args: argparse.Namespace, payload: str, clients: int, seconds: float, total: int
+) -> dict[str, Any]:
+    """One row: a fresh run with its own Redis and leader."""
+    with tempfile.TemporaryDirectory(prefix="paceline-bench-") as name:
+        directory = Path(name)
+        config = write_config(directory, group_size=COMPLETIONS, max_tokens=PAYLOADS[payload])
+        with LeaderProcess(directory, config) as leader:
+            order = {
+                "config": str(config),
+                "address": leader.address,
+                "pid": leader.process.pid,
+                "clients": clients,
+                "tokens": PAYLOADS[payload],
+                "tasks": args.tasks,
+                "fetch": args.fetch,
+                "warm_up": args.warm_up,
+                "seconds": seconds,
+                "total": total,
+            }
+            output = subprocess.run(
+                [sys.executable, "-m", "benchmarks.control_plane", "--load", json.dumps(order)],
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
+            ).stdout
+    return {"payload": payload, "clients": clients, **json.loads(output)}
+
+
+def write_config(directory: Path, **overrides: Any) -> Path:
+    """A config for load: endless steps, a staleness that never holds a lease back."""
+    data = directory / "rows.jsonl"
+    data.write_text(
+        "".join(json.dumps({"prompt": f"s{i}=", "answer": "0"}) + "\n" for i in range(1000))
+    )
+    path = directory / "load.toml"
+    path.write_text(
+        f"""
+[run]
+name = "load"
+[model]
+path = "none"
+[data]
+path = "{data}"
+max_prompt_tokens = 64
+[train]
+steps = 1000000
+groups_per_step = {overrides.get("groups_per_step", 64)}
+max_staleness = {overrides.get("max_staleness", 64)}
+checkpoint_every = {overrides.get("checkpoint_every", 20)}
+[rollout]
+group_size = {overrides.get("group_size", 16)}
+max_tokens = {overrides.get("max_tokens", 256)}
+"""
+    )
+    return path
+
+
+class LeaderProcess:
+    """A controller in a process of its own; stops it and its Redis at the end."""
+
+    def __init__(self, directory: Path, config: Path, controller_id: str = "controller-0") -> None:
+        self.run_dir = directory / "run"
+        self._file = self.run_dir / "controllers" / f"{controller_id}.json"
+        self._file.unlink(missing_ok=True)
+        self.log = directory / f"{controller_id}.log"
+        with self.log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "controller", str(config)),
+                    *("--run-dir", str(self.run_dir), "--id", controller_id, "--port", "0"),
+                ],
+                stderr=log,
+            )
+
+    @property
+    def address(self) -> str:
+        """Waits until the process has published it."""
+        deadline = time.monotonic() + 30
+        while not self._file.exists():
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(self.log.read_text())
+            time.sleep(0.01)
+        return str(json.loads(self._file.read_text())["address"])
+
+    def __enter__(self) -> LeaderProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        from paceline.redis_server import stop_redis
+
+        self.process.terminate()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        stop_redis(self.run_dir)
+
+
+async def _load(order: dict[str, Any]) -> None:
+    """The load process; prints one JSON object."""
+    import psutil
+
+    from benchmarks.load import FakePolicy, FakeRollout, Timings
+    from paceline.config.load import load_config
+
+    config = load_config(order["config"], [])
+    addresses = [order["address"]]
+    policy = FakePolicy(config, addresses, "policy-0", fetch=order["fetch"])
+    rollouts = [
+        FakeRollout(
+            config, addresses, f"rollout-{i}", tokens=order["tokens"], tasks_a_lease=order["tasks"]
+        )
+        for i in range(order["clients"])
+    ]
+    workers = [policy, *rollouts]
+    await asyncio.gather(*(worker.start() for worker in workers))
+    ended = False
+    tasks = [asyncio.create_task(worker.work(lambda: ended)) for worker in workers]
+    leader = psutil.Process(order["pid"])
+    await asyncio.sleep(order["warm_up"])
+    for worker in workers:
+        worker.timings = Timings()
+    rss = [leader.memory_info().rss]
+    cpu = leader.cpu_times()
+    began = time.perf_counter()
+
+    def groups() -> int:
+        return sum(rollout.timings.groups for rollout in rollouts)
+
+    while (
+        groups() < order["total"]
+        if order["total"]
+        else time.perf_counter() - began < order["seconds"]
+    ):
+        await asyncio.sleep(0.25)
+        rss.append(leader.memory_info().rss)
+    seconds = time.perf_counter() - began
+    after = leader.cpu_times()
+    cpu_s = after.user + after.system - cpu.user - cpu.system
+    counted = groups()
+    result = _summary(workers, counted, seconds, cpu_s, rss, order["tokens"])
+    ended = True
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    await asyncio.gather(*(worker.stop(goodbye=False) for worker in workers))
+    json.dump(result, sys.stdout)
+
+
+def _summary(
+    workers: list[Any], groups: int, seconds: float, cpu_s: float, rss: list[int], tokens: int
+) -> dict[str, Any]:
+    import numpy as np
+
+    times = {
+        kind: [t for worker in workers for t in getattr(worker.timings, kind)]
+        for kind in ("lease", "submit", "plan", "vote")
+    }
+    # A plan may have waited for its groups: that is not the leader's doing.
+    requests = times["lease"] + times["submit"] + times["vote"]
+
+    def ms(values: list[float], q: float) -> float:
+        return float(np.percentile(values, q) * 1e3) if values else 0.0
+
+    third = len(rss) // 3
+    return {
+        "groups": groups,
+        "seconds": seconds,
+        "groups_per_s": groups / seconds,
+        "tokens_per_s": groups * COMPLETIONS * tokens / seconds,
+        "steps_per_s": workers[0].timings.steps / seconds,
+        "requests_per_s": len(requests) / seconds,
+        "p50_ms": ms(requests, 50),
+        "p99_ms": ms(requests, 99),
+        "lease_p99_ms": ms(times["lease"], 99),
+        "submit_p99_ms": ms(times["submit"], 99),
+        "vote_p99_ms": ms(times["vote"], 99),
+        "leader_cpu": cpu_s / seconds,
+        "groups_per_cpu_s": groups / cpu_s if cpu_s else 0.0,
+        "rss_first_mb": max(rss[: third + 1]) / 2**20,
+        "rss_mb": max(rss) / 2**20,
+        "refused": sum(worker.timings.refused for worker in workers),
+        "errors": sum(worker.timings.errors for worker in workers),
+    }
+
+
+if __name__ == "__main__":
+    main()
