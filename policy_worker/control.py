@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -47,9 +48,15 @@ class Control:
             tensor_host=tensor_host,
             ranks=config.fleet.policy_ranks,
         )
-        self._session.on_directive(lambda _: self._wake.set())
+        self._session.on_directive(self._heard)
         self._session.on_rejoin(lambda _: self._wake.set())
         self._running: Future[None] | None = None
+        self._stopped_at: float | None = None
+
+    def _heard(self, directive: worker_pb2.Directive) -> None:
+        if directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED and self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+        self._wake.set()
 
     def on_directive(self, callback: Callable[[worker_pb2.Directive], None]) -> None:
         """``callback`` runs on the background thread and must not block."""
@@ -83,11 +90,16 @@ class Control:
 
     @property
     def stopped(self) -> bool:
-        directive = self._session.directive
-        return directive is not None and directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED
+        """The controller has told this worker to leave."""
+        return self._stopped_at is not None
+
+    @property
+    def stopped_for_s(self) -> float:
+        """Seconds since then; 0 before."""
+        return 0.0 if self._stopped_at is None else time.monotonic() - self._stopped_at
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Blocks until ``done()``; it is asked whenever a directive or an answer came.
+        """Blocks until ``done()``; it is asked whenever a directive or an answer came, and each second.
 
         Raises what ended the session, if something did.
         """
@@ -97,7 +109,7 @@ class Control:
                 self._running.result()
             if done():
                 return
-            self._wake.wait()
+            self._wake.wait(1.0)
 
     def call(self, method: str, request: Any, over: Callable[[], bool]) -> Any | None:
         """The reply; None where ``over()`` turned true first. Waits out controller failures.

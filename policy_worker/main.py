@@ -12,8 +12,8 @@
                └─ STOPPED ────────► finish checkpoints, exit 0
 
 What ends each wait: NextPlan and fetch, a directive with another epoch; form, reduce, seed and
-receive, the same, within 20 ms; Vote, only its outcome, a new incarnation or STOPPED: whether a
-step was committed is never guessed. A failed collective is reported once, then this replica waits
+receive, the same, within 20 ms; Vote, only its outcome, a new incarnation or (3 s later) STOPPED:
+whether a step was committed is never guessed. A failed collective is reported once, then this replica waits
 for the controller's next epoch like everybody else.
 
 Threads: training here; session and calls in control.py's; weights in publisher.py's; checkpoint
@@ -54,6 +54,8 @@ log = logging.getLogger(__name__)
 
 PLAN_WAIT_S = 10.0
 """How long the controller may hold a NextPlan or Vote request. Being asked again costs little."""
+LAST_ANSWER_S = 3.0
+"""How long after STOPPED an answer to a vote is waited for: nobody may be left to give it."""
 
 
 def run(
@@ -107,6 +109,7 @@ class PolicyWorker:
         self.activity = "loading the model"
         self.formed = 0
         self.over = 0
+        self.newest_epoch = 0
         self.published = -1
         self.saved = -1
         self.publisher: Publisher | None = None
@@ -141,8 +144,12 @@ class PolicyWorker:
             run_id=reply.run_id,
             device=self.trainer.device,
             on_link_error=self.link_broke,
+            host=self.host,
         )
         self.control.on_directive(self.follow_links)
+        self.control.on_directive(self.end_epochs)
+        if (directive := self.control.directive) is not None:
+            self.end_epochs(directive)
         self.lifecycle = worker_pb2.LIFECYCLE_RUNNING
         try:
             while (directive := self.next_directive()) is not None:
@@ -351,13 +358,17 @@ class PolicyWorker:
                 "PolicyService.Vote",
                 request,
                 lambda: (
-                    self.control.caller.incarnation != caller.incarnation or self.control.stopped
+                    self.control.caller.incarnation != caller.incarnation
+                    # STOPPED may overtake the answer that says the last step is committed.
+                    or self.control.stopped_for_s > LAST_ANSWER_S
                 ),
             )
             if reply is None or reply.outcome == policy_pb2.OUTCOME_RETRY:
                 return None
             if reply.outcome == policy_pb2.OUTCOME_COMMITTED:
                 return int(reply.version)
+            if self.control.stopped:
+                return None
 
     # -- weights and checkpoints ----------------------------------------------------------------
 
@@ -365,6 +376,13 @@ class PolicyWorker:
         """On the session's thread: links form while the training thread computes."""
         if self.publisher is not None:
             self.publisher.set_links(self.own_links(directive))
+
+    def end_epochs(self, directive: worker_pb2.Directive) -> None:
+        """On the session's thread: the training thread may have had its share of a collective and
+        wait for another rank of this replica, which waits for a peer that is gone."""
+        self.newest_epoch = max(self.newest_epoch, directive.mesh.epoch)
+        current = self.control.mesh
+        self.trainer.replica.end_epoch(self.newest_epoch - (current is not None))
 
     def own_links(self, directive: worker_pb2.Directive) -> list[worker_pb2.WeightsLink]:
         own = self.control.caller.incarnation
@@ -427,9 +445,15 @@ class PolicyWorker:
             self.control.post(
                 "PolicyService.RecordCheckpoint",
                 request,
-                lambda reply: self.trainer.checkpointer.delete(list(reply.obsolete_paths)),
+                lambda reply: self.delete_checkpoints(request.path, list(reply.obsolete_paths)),
             )
         )
+
+    def delete_checkpoints(self, newest: str, obsolete: list[str]) -> None:
+        """Of the checkpoints that no rollback needs, oldest first, the configured number stays."""
+        if newest not in obsolete:
+            obsolete = obsolete[: max(0, len(obsolete) + 1 - self.config.train.keep_checkpoints)]
+        self.trainer.checkpointer.delete(obsolete)
 
     # -- what others see of this process ----------------------------------------------------------
 
@@ -467,7 +491,8 @@ class PolicyWorker:
     def sleep(self, directive: worker_pb2.Directive, activity: str) -> None:
         """Until a newer directive comes."""
         self.rest(activity)
-        self.control.wait(lambda: self.control.directive is not directive)
+        # STOPPED may have come before ``directive`` was looked at: then no newer one ever comes.
+        self.control.wait(lambda: self.control.stopped or self.control.directive is not directive)
 
     # -- the end --------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ def make_group(task_id, prompt, completions, rewards, *, logprobs=None, versions
     return group
 
 
-def random_groups(count, *, group_size, seed, shortest=1, longest=9, first=0):
+def random_groups(count, *, group_size, seed, shortest=1, longest=9, first=0, vocab=VOCAB):
     """``count`` groups of random tokens, lengths, log-probs near log(1/VOCAB), rewards 0 or 1."""
     rng = np.random.default_rng(seed)
     groups = []
@@ -77,8 +77,8 @@ def random_groups(count, *, group_size, seed, shortest=1, longest=9, first=0):
         groups.append(
             make_group(
                 f"t{first + g}",
-                rng.integers(0, VOCAB, rng.integers(2, 8)),
-                [rng.integers(0, VOCAB, n) for n in lengths],
+                rng.integers(0, vocab, rng.integers(2, 8)),
+                [rng.integers(0, vocab, n) for n in lengths],
                 rng.integers(0, 2, group_size).astype(float).tolist(),
                 logprobs=[-3 + 0.3 * rng.standard_normal(n).clip(-2, 2) for n in lengths],
             )
