@@ -144,7 +144,10 @@ class Checkpointer:
     def delete(self, paths: Iterable[str | Path]) -> None:
         """Removes checkpoints in the background. Ignores what is not a checkpoint of this run."""
         chosen = [Path(p) for p in paths]
-        self._writer.submit(self._delete, chosen)
+        try:
+            self._writer.submit(self._delete, chosen)
+        except RuntimeError:  # closed: the controller's answer to the last checkpoint comes late
+            self._delete(chosen)
 
     def close(self) -> None:
         """Waits for the writes under way."""

@@ -11,6 +11,7 @@ joins rank i of all replicas can add slices up, seed them and compare them witho
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -24,6 +25,9 @@ from policy_worker.model import load_model
 from policy_worker.optimizer import build_optimizer
 from policy_worker.replica import Replica
 from policy_worker.state import TrainState, local_tensor
+
+# It warns of in-place operations on what the root returns; nothing here does any.
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
 def load_sharded_state(config: Config, replica: Replica, device: torch.device) -> TrainState:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import time
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -12,6 +16,7 @@ from policy_worker.checkpoint import Checkpointer, read_meta
 from policy_worker.export import export
 from tests.helpers import ranks
 from tests.helpers.redis_process import throwaway_redis
+from tests.helpers.small_controller import SmallController
 from tests.helpers.train_states import all_bits, assert_same_bits, tiny_config, tiny_state
 
 STEPS = 3
@@ -44,15 +49,16 @@ def runs(tmp_path_factory):
                 mesh_rank=rank,
                 mesh_size=2,
                 then_resume=one["checkpoint"],
+                then_hang=True,
                 **arguments,
             )
             for rank in range(2)
         ]
-        mesh = []
-        for member in members:
-            out, err = member.communicate(timeout=100)
-            assert member.returncode == 0, err
-            mesh.append(json.loads(out))
+        out, err = members[0].communicate(timeout=100)
+        assert members[0].returncode == 0, err
+        mesh = [json.loads(out), json.loads(members[1].stdout.readline())]
+        members[1].kill()  # hung on purpose
+        members[1].communicate()
     return folder, config, one, two, mesh
 
 
@@ -71,6 +77,14 @@ def test_two_replicas_of_two_ranks_stay_identical_and_train_the_same(runs):
         assert_same_bits(_weights(folder / "mesh", phase, 0), _weights(folder / "mesh", phase, 1))
     _assert_same_training("trained", [one], mesh)
     _assert_close(_weights(folder / "one", "trained"), _weights(folder / "mesh", "trained"))
+
+
+def test_rank_that_waits_for_a_hung_peer_is_freed_when_the_epoch_ends(runs):
+    """Rank 0 had its reduction and waits for rank 1, which waits for a stopped process."""
+    *_, mesh = runs
+    error, seconds = mesh[0]["freed"]
+    assert error in ("EpochCancelled", "MeshError")
+    assert 0.4 < seconds < 3.0
 
 
 def test_each_rank_stores_about_half(runs):
@@ -111,6 +125,61 @@ def test_export_from_two_ranks_equals_the_gathered_weights(runs, tmp_path):
     folder, _, _, two, _ = runs
     out = export(two["checkpoint"], None, tmp_path / "out")
     assert_same_bits(load_file(out / "model.safetensors"), _weights(folder / "two", "trained"))
+
+
+def test_death_of_one_rank_costs_its_replica_and_not_the_step(runs, tmp_path):
+    """Real workers: rank 1 of policy-1 is killed as its replica votes; policy-0 trains its groups."""
+    folder, config, *_ = runs
+    toml = tmp_path / "run.toml"
+    toml.write_text(_toml(config) + "[fleet]\npolicy_ranks = 2\n")
+    with throwaway_redis(folder / "redis") as url:
+        steps = [ranks.groups_of(step) for step in range(1, STEPS + 1)]
+        controller = SmallController(url, str(tmp_path), steps, at_start=2)
+        workers = [_start_worker(toml, controller.address, f"policy-{i}") for i in range(2)]
+        victims: list[psutil.Process] = []
+        seconds: list[float] = []
+
+        def kill(name: str, step: int) -> None:
+            if (name, step) == ("policy-1", 2) and not victims:
+                victims.extend(psutil.Process(workers[1].pid).children())
+                begun = time.monotonic()
+                victims[0].kill()
+                assert workers[1].wait(10) == 1
+                seconds.append(time.monotonic() - begun)
+                raise ConnectionResetError("the voter is dead")
+
+        controller.on_vote = kill
+        assert workers[0].wait(90) == 0
+        controller.close()
+    assert len(victims) == 1
+    assert not victims[0].is_running()
+    assert seconds[0] < 3
+    assert controller.deaths[0] == "policy-1"
+    assert controller.step == STEPS
+    assert all(len(digests) == 1 for digests in controller.digests.values())
+    # All of step 2's groups are in it, each once: the weights are those of the undisturbed run.
+    state = tiny_state(config)
+    Checkpointer(tmp_path, config).restore(state, controller.checkpoint[0])
+    assert state.step == STEPS
+    _assert_close(_weights(folder / "one", "trained"), dict(state.named_weights()))
+
+
+def _toml(config) -> str:
+    settings = config.model_dump(mode="json", exclude_unset=True)
+    settings["train"]["checkpoint_every"] = STEPS
+    lines = []
+    for section, fields in settings.items():
+        lines.append(f"[{section}]")
+        lines += [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
+    return "\n".join([*lines, ""])
+
+
+def _start_worker(toml, address, worker_id) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "policy_worker", str(toml)]
+    with toml.with_name(f"{worker_id}.log").open("wb") as log:
+        return subprocess.Popen(
+            [*command, "--controllers", address, "--id", worker_id], cwd=ranks.ROOT, stderr=log
+        )
 
 
 def _made(folder) -> str:

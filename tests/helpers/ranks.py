@@ -7,11 +7,14 @@ Rank 0 prints the scenario's result as one line of JSON.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -54,16 +57,20 @@ def trainer(
     mesh_rank: int = 0,
     mesh_size: int = 1,
     then_resume: str | None = None,
+    then_hang: bool = False,
 ) -> dict[str, Any]:
     """Some steps through the Trainer as member ``mesh_rank`` of a mesh of replicas, and a checkpoint.
 
     Then, with ``then_resume``, that checkpoint instead, and as many steps from it. Whole weights go
-    to ``run_dir`` as trained-, resumed- and continued-<mesh_rank>.safetensors.
+    to ``run_dir`` as trained-, resumed- and continued-<mesh_rank>.safetensors. Then, with
+    ``then_hang``, a step in which rank 1 of member 1 stops, and which member 0 therefore cannot end.
     """
     from paceline.config.schema import Config
     from policy_worker.sharding import local_weights
     from policy_worker.trainer import Epoch, Trainer
 
+    if then_hang and mesh_rank == 1 and replica.rank == 1:
+        _stop_in_reduction(2 * steps + 1)
     parsed = Config.model_validate_json(config)
     worker = Trainer(parsed, CPU, replica=replica)
     elements = replica.gather(sum(t.numel() for _, t in local_weights(worker.state)))
@@ -82,20 +89,54 @@ def trainer(
         _save_weights(worker, Path(run_dir) / f"resumed-{mesh_rank}.safetensors")
         continued = [_step(worker, mesh_rank, mesh_size) for _ in range(steps)]
         _save_weights(worker, Path(run_dir) / f"continued-{mesh_rank}.safetensors")
-    worker.close()
-    return {
+    result = {
         "trained": trained,
         "continued": continued,
         "elements": elements,
         "checkpoint": str(info.path) if info else None,
     }
+    if then_hang:
+        if mesh_rank == 1:
+            print(json.dumps(result), flush=True)
+        result["freed"] = _step_until_freed(worker, mesh_rank, mesh_size)
+    worker.close()
+    return result
+
+
+def _stop_in_reduction(number: int) -> None:
+    """This process stops when it is about to start its ``number``-th reduction, from 1."""
+    from paceline.mesh import ProcessMesh
+
+    start, count = ProcessMesh.all_reduce_async, itertools.count(1)
+
+    def all_reduce_async(self: Any, buffer: Any) -> Any:
+        if next(count) == number:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return start(self, buffer)
+
+    ProcessMesh.all_reduce_async = all_reduce_async  # type: ignore[method-assign]
+
+
+def _step_until_freed(worker: Any, mesh_rank: int, mesh_size: int) -> list[Any]:
+    """A step whose epoch another thread ends after 0.5 s: the error, and seconds it took to come."""
+    from paceline.mesh import EpochCancelled, MeshError
+
+    ended = threading.Timer(0.5, worker.replica.end_epoch, (1,))
+    if mesh_rank == 0:
+        ended.start()
+    begun = time.monotonic()
+    try:
+        _step(worker, mesh_rank, mesh_size)
+    except (EpochCancelled, MeshError) as error:
+        return [type(error).__name__, time.monotonic() - begun]
+    return ["none", time.monotonic() - begun]
 
 
 def _step(worker: Any, mesh_rank: int, mesh_size: int) -> dict[str, Any]:
     from policy_worker.gradients import StepFacts
 
     step = worker.state.step + 1
-    groups = _groups(step)
+    groups = groups_of(step)
     completions = [c for group in groups for c in group.completions]
     tokens = sum(len(c.tokens) // 4 for c in completions)
     facts = StepFacts(step, worker.state.version, tokens, len(completions))
@@ -120,11 +161,12 @@ def _save_weights(worker: Any, path: Path) -> None:
     save_file({name: tensor.clone() for name, tensor in worker.whole_weights()}, path)
 
 
-def _groups(step: int) -> list[Any]:
+def groups_of(step: int) -> list[Any]:
+    """The groups of a step, the same in every process."""
     from tests.helpers.policy_models import random_groups
 
     # Token ids below 15, the vocabulary of the tiny model.
-    groups = random_groups(5, group_size=4, seed=step)
+    groups = random_groups(5, group_size=4, seed=step, first=5 * step)
     for group in groups:
         group.prompt_tokens = _below(group.prompt_tokens, 15)
         for completion in group.completions:
