@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from paceline import threads
 from paceline.rendezvous import EpochCancelled, MeshError, Rendezvous, local_address
 from paceline.transport import GlooTransport, Handle, NcclTransport, agree_on_nccl
 
@@ -46,12 +47,12 @@ class Forming:
         self._done = threading.Event()
         self._made: list[GlooTransport | NcclTransport] = []
         self._error: BaseException | None = None
-        threading.Thread(target=self._run, name="mesh-form", daemon=True).start()
+        threads.start(self._run, "mesh-form")
 
     def wait(self, cancelled: Callable[[], bool]) -> bool:
         """False if cancelled first. Raises MeshError at the timeout."""
         while not self._done.wait(SLICE_S):
-            if cancelled():
+            if cancelled() or threads.exiting.is_set():
                 self._give_up()
                 return False
             if time.monotonic() >= self._deadline:
@@ -92,7 +93,7 @@ class Forming:
 
     def _build(self) -> None:
         url, key, rank, size, device, timeout_s, host = self._arguments
-        meeting = Rendezvous(url, key, cancelled=self._given_up.is_set, timeout_s=timeout_s)
+        meeting = Rendezvous(url, key, cancelled=self._is_over, timeout_s=timeout_s)
         try:
             host = host or local_address(url)
             meeting.claim(rank)
@@ -109,6 +110,9 @@ class Forming:
                 NcclTransport(meeting, device=device, **common)
         finally:
             meeting.close()
+
+    def _is_over(self) -> bool:
+        return self._given_up.is_set() or threads.exiting.is_set()
 
     def _register(self, side: GlooTransport | NcclTransport) -> None:
         with self._lock:
@@ -128,18 +132,16 @@ class Graveyard:
         self._lock = threading.Lock()
         self._graves: list[tuple[list[Any], list[Handle]]] = []
         self._thread: threading.Thread | None = None
-        self._pause = threading.Event()
 
     def bury(self, sides: list[Any], running: list[Handle]) -> None:
         with self._lock:
             self._graves.append((sides, running))
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="mesh-drop", daemon=True)
-                self._thread.start()
+                self._thread = threads.start(self._run, "mesh-drop")
 
     def _run(self) -> None:
         while True:
-            self._pause.wait(_LOOK_S)
+            threads.exiting.wait(_LOOK_S)
             with self._lock:
                 dead = [g for g in self._graves if all(h.poll(0.0) for h in g[1])]
                 self._graves = [g for g in self._graves if g not in dead]
@@ -147,7 +149,7 @@ class Graveyard:
                 # Here, outside the lock, the last references go.
                 dead.pop()
             with self._lock:
-                if not self._graves:
+                if not self._graves or threads.exiting.is_set():
                     self._thread = None
                     return
 

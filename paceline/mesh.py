@@ -12,16 +12,15 @@ Invariants:
 
 from __future__ import annotations
 
-import atexit
 import threading
 import time
-import weakref
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from paceline import threads
 from paceline.formation import SLICE_S, Forming, first_line, graveyard
 from paceline.rendezvous import EpochCancelled, MeshError
 from paceline.transport import GlooTransport, Handle, NcclTransport
@@ -29,8 +28,6 @@ from paceline.transport import GlooTransport, Handle, NcclTransport
 __all__ = ["EpochCancelled", "Handle", "MeshError", "ProcessMesh", "UnsettledBuffer"]
 
 _SETTLE_S = 10.0
-
-_living: weakref.WeakSet[ProcessMesh] = weakref.WeakSet()
 
 
 class UnsettledBuffer(RuntimeError):
@@ -64,7 +61,7 @@ class ProcessMesh:
         self._device_side = device_side
         self._abandoned = threading.Event()
         self._running: list[Handle] = []
-        _living.add(self)
+        threads.on_exit(self.abandon)
 
     @classmethod
     def form(
@@ -237,10 +234,3 @@ class _CopyBack:
     def result(self) -> None:
         self._inner.result()
         self._buffer.copy_(self._staged)
-
-
-@atexit.register
-def _sever_all() -> None:
-    # An operation that is still running would keep the interpreter from ending.
-    for mesh in list(_living):
-        mesh.abandon()

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from paceline import sockets
+from paceline import sockets, threads
 from paceline.rendezvous import MeshError, RedisStore, Rendezvous
 
 # Operations end by completion or by being severed, never by torch's own clock: a healthy peer may
@@ -142,7 +142,7 @@ class _Pairwise:
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], _PairwiseWork] | None]
         self._jobs = queue.SimpleQueue()
         self._closed = False
-        threading.Thread(target=self._run, name="mesh-pairwise", daemon=True).start()
+        threads.start(self._run, "mesh-pairwise")
 
     def start(self, post: Callable[[], Any]) -> Handle:
         work = _PairwiseWork()
@@ -258,7 +258,7 @@ class NcclTransport:
             return
         self._severed.set()
         if self._group is not None:
-            threading.Thread(target=self._group.abort, name="mesh-abort", daemon=True).start()
+            threads.start(self._group.abort, "mesh-abort")
 
     @property
     def severed(self) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from paceline import log
+from paceline import log, threads
 from paceline.mesh import EpochCancelled, MeshError, ProcessMesh, UnsettledBuffer
 from paceline.v1 import worker_pb2
 from paceline.weights import (
@@ -32,6 +32,8 @@ from paceline.weights import (
 )
 
 _log = logging.getLogger(__name__)
+
+_CLOSE_S = 5.0
 
 
 class Publisher:
@@ -58,6 +60,8 @@ class Publisher:
         self._changed = threading.Condition()
         self._newest: Snapshot | None = None
         self._links: dict[int, _Link] = {}
+        self._threads: list[threading.Thread] = []
+        threads.on_exit(self._withdraw)
         self.last_transfer_s = 0.0
         """Duration of the newest complete transfer, acknowledgement included."""
 
@@ -89,13 +93,9 @@ class Publisher:
                 self._links.pop(epoch).withdrawn.set()
             for epoch, link in wanted.items():
                 if epoch not in self._links:
-                    self._links[epoch] = _Link(epoch, link.receiver.worker_id)
-                    threading.Thread(
-                        target=self._serve,
-                        args=(self._links[epoch],),
-                        name=f"publish-{epoch}",
-                        daemon=True,
-                    ).start()
+                    self._links[epoch] = started = _Link(epoch, link.receiver.worker_id)
+                    thread = threads.start(self._serve, f"publish-{epoch}", [started])
+                    self._threads = [t for t in self._threads if t.is_alive()] + [thread]
             self._changed.notify_all()
 
     def formed_epochs(self) -> list[int]:
@@ -104,7 +104,11 @@ class Publisher:
             return sorted(e for e, link in self._links.items() if link.formed)
 
     def close(self) -> None:
-        """Withdraws all links. Does not wait for their threads."""
+        """Withdraws all links and waits for their threads, which end at once."""
+        self._withdraw()
+        threads.join(self._threads, _CLOSE_S)
+
+    def _withdraw(self) -> None:
         self.set_links([])
 
     def _serve(self, link: _Link) -> None:

@@ -15,29 +15,30 @@ from paceline.mesh import EpochCancelled, MeshError, ProcessMesh
 from tests.helpers.redis_process import throwaway_redis
 
 CPU = torch.device("cpu")
+WARM_UP = 60
 REBUILDS = 200
-ELEMENTS = 250_000
+ELEMENTS = 500_000
 
 
 def test_rebuilds_grow_neither_threads_nor_descriptors_nor_memory(tmp_path: Path) -> None:
     me = psutil.Process()
     with throwaway_redis(tmp_path) as url:
-        for epoch in range(20):
+        for epoch in range(WARM_UP):
             rebuild(url, epoch)
         dropped()
         before = me.num_threads(), me.num_fds(), me.memory_info().rss
         peak_threads = 0
-        for epoch in range(20, 20 + REBUILDS):
+        for epoch in range(WARM_UP, WARM_UP + REBUILDS):
             rebuild(url, epoch)
             peak_threads = max(peak_threads, me.num_threads())
         dropped()
         after = me.num_threads(), me.num_fds(), me.memory_info().rss
     assert after[0] <= before[0]
     assert after[1] <= before[1]
-    # 200 leaked buffers alone would be 400 MB; allocators round.
-    assert after[2] - before[2] < 20 << 20
-    # Old groups go while new ones come, not at the end.
-    assert peak_threads < before[0] + 100
+    # The buffers of 200 groups of two are 800 MB; the allocator's arenas settle only slowly.
+    assert after[2] - before[2] < 100 << 20
+    # Old groups (four threads each, two a rebuild) go while new ones come, not at the end.
+    assert peak_threads < before[0] + 2 * REBUILDS
 
 
 def rebuild(url: str, epoch: int) -> None:
