@@ -13,7 +13,7 @@ connection and session. The closed loop:
   ``--fetch`` reads the payloads of its shard back before it votes, as a trainer does;
 - every reply leaves the leader only after its events are in Redis.
 
-``max_staleness`` is high, so that no lease waits for training. A group counts when its verdict came
+A step is 256 groups (4,096 samples). ``max_staleness`` is high, so that no lease waits for training. A group counts when its verdict came
 back within the measured window. Latencies are those of single requests; ``leader_cpu`` is the share
 of one core that the leader used, ``groups_per_cpu_s`` what it would reach with a core of its own.
 Load and leader share the machine's cores: the rate is what is left for the leader.
@@ -31,6 +31,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any
+
+from benchmarks.processes import Controllers, write_config
 
 PAYLOADS = {"16x256": 256, "16x16": 16}
 COMPLETIONS = 16
@@ -99,12 +101,22 @@ def _measure(
     """One row: a fresh run with its own Redis and leader."""
     with tempfile.TemporaryDirectory(prefix="paceline-bench-") as name:
         directory = Path(name)
-        config = write_config(directory, group_size=COMPLETIONS, max_tokens=PAYLOADS[payload])
-        with LeaderProcess(directory, config) as leader:
+        config = write_config(
+            directory,
+            train={
+                "steps": 1_000_000,
+                "groups_per_step": 256,
+                "max_staleness": 16,
+                "checkpoint_every": 20,
+            },
+            rollout={"group_size": COMPLETIONS, "max_tokens": PAYLOADS[payload]},
+        )
+        with Controllers(directory, config) as controllers:
+            leader = controllers.start()
             order = {
                 "config": str(config),
                 "address": leader.address,
-                "pid": leader.process.pid,
+                "pid": leader.pid,
                 "clients": clients,
                 "tokens": PAYLOADS[payload],
                 "tasks": args.tasks,
@@ -120,77 +132,6 @@ def _measure(
                 text=True,
             ).stdout
     return {"payload": payload, "clients": clients, **json.loads(output)}
-
-
-def write_config(directory: Path, **overrides: Any) -> Path:
-    """A config for load: endless steps, a staleness that never holds a lease back."""
-    data = directory / "rows.jsonl"
-    data.write_text(
-        "".join(json.dumps({"prompt": f"s{i}=", "answer": "0"}) + "\n" for i in range(1000))
-    )
-    path = directory / "load.toml"
-    path.write_text(
-        f"""
-[run]
-name = "load"
-[model]
-path = "none"
-[data]
-path = "{data}"
-max_prompt_tokens = 64
-[train]
-steps = 1000000
-groups_per_step = {overrides.get("groups_per_step", 64)}
-max_staleness = {overrides.get("max_staleness", 64)}
-checkpoint_every = {overrides.get("checkpoint_every", 20)}
-[rollout]
-group_size = {overrides.get("group_size", 16)}
-max_tokens = {overrides.get("max_tokens", 256)}
-"""
-    )
-    return path
-
-
-class LeaderProcess:
-    """A controller in a process of its own; stops it and its Redis at the end."""
-
-    def __init__(self, directory: Path, config: Path, controller_id: str = "controller-0") -> None:
-        self.run_dir = directory / "run"
-        self._file = self.run_dir / "controllers" / f"{controller_id}.json"
-        self._file.unlink(missing_ok=True)
-        self.log = directory / f"{controller_id}.log"
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "controller", str(config)),
-                    *("--run-dir", str(self.run_dir), "--id", controller_id, "--port", "0"),
-                ],
-                stderr=log,
-            )
-
-    @property
-    def address(self) -> str:
-        """Waits until the process has published it."""
-        deadline = time.monotonic() + 30
-        while not self._file.exists():
-            if self.process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(self.log.read_text())
-            time.sleep(0.01)
-        return str(json.loads(self._file.read_text())["address"])
-
-    def __enter__(self) -> LeaderProcess:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        from paceline.redis_server import stop_redis
-
-        self.process.terminate()
-        try:
-            self.process.wait(10)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-        stop_redis(self.run_dir)
 
 
 async def _load(order: dict[str, Any]) -> None:

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 
 FIRST_RETRY_S = 0.02
 LAST_RETRY_S = 0.5
+CROWD = 4
+LINGER_S = 0.002
 
 
 @dataclass(slots=True, eq=False)
@@ -98,8 +100,10 @@ class Appender:
         """Flushes for ever. Raises Deposed."""
         while True:
             await self._wanted.wait()
-            # Whoever is ready to run decides first: it costs nothing and makes the batch larger.
-            await asyncio.sleep(0)
+            # Whoever is ready to run decides first; where many are waiting already, more are about
+            # to come, and a larger batch costs them less than it costs to wait.
+            crowded = len(self._open.waiters) >= CROWD
+            await asyncio.sleep(LINGER_S if crowded else 0)
             self._wanted.clear()
             if self._open.events:
                 await self._flush()

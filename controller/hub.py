@@ -69,9 +69,18 @@ WAKES: Mapping[str, frozenset[str]] = {
 """Topic to the types of events that wake it."""
 
 SILENT = frozenset(
-    {"TasksLeased", "GroupAccepted", "VoteCast", "StepOpened", "StepDealt", "EvalTaskDone"}
+    {
+        "TasksLeased",
+        "GroupAccepted",
+        "VoteCast",
+        "StepOpened",
+        "StepDealt",
+        "EvalTaskDone",
+        "WorkerChanged",
+    }
 )
-"""Types of events that no directive depends on."""
+"""Types of events that no directive depends on; a worker's change concerns its own alone, and that
+is looked at with every report."""
 
 
 class Hub:

@@ -48,7 +48,9 @@ from paceline.v1 import admin_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.02
+TICK_S = 0.05
+MENDING_TICK_S = 0.02
+"""While a mesh is to be formed."""
 PATIENCE_S = 2.0
 """How long a request waits for an outage to end before its caller is told to come again."""
 
@@ -264,7 +266,9 @@ class Leader:
 
     async def _tick(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S)
+            mesh = self.ledger.state.fleet.mesh
+            mending = mesh is not None and mesh.broken
+            await asyncio.sleep(MENDING_TICK_S if mending else TICK_S)
             if not self.active:
                 continue
             for command in self.liveness.tick(self.ledger, time.monotonic()):

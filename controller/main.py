@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import ipaddress
 import json
 import logging
@@ -279,6 +280,7 @@ async def serve(
     """
     token = _check_bind(config)
     _make_run_dir(run_dir)
+    _calm_garbage_collector()
     server = new_server(config)
     bound = bind(server, config, config.controller.port if port is None else port)
     try:
@@ -335,6 +337,14 @@ def _check_bind(config: Config) -> str | None:
             "Set auth.token_file (and auth.tls_cert, auth.tls_key), or bind to 127.0.0.1"
         )
     return token
+
+
+def _calm_garbage_collector() -> None:
+    """Requests make no cycles worth hunting for every few hundred objects, and the modules never
+    become garbage: collecting as often as by default took a tenth of the leader's time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def _make_run_dir(run_dir: Path) -> None:

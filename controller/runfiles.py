@@ -1,6 +1,8 @@
 """The leader's run files, written in a thread of their own, behind the journal.
 
-A new leader first writes what an earlier one had journalled and not yet written.
+A new leader first writes what an earlier one had journalled and not yet written. The thread looks
+for work a few times a second: woken for every entry it would fight the event loop for the
+interpreter.
 """
 
 from __future__ import annotations
@@ -8,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import logging
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from typing import Any
 from paceline.recorder import Recorder
 
 log = logging.getLogger(__name__)
+
+LOOK_S = 0.2
 
 Item = tuple[str, float, Sequence[Mapping[str, Any]]]
 """Journal position, unix seconds, events."""
@@ -30,8 +34,9 @@ class RunFiles:
         not write lines beside those of its successor."""
         self._run_dir = run_dir
         self._may_write = may_write
-        self._queue: queue.SimpleQueue[Item | None] = queue.SimpleQueue()
+        self._items: deque[Item] = deque()
         self._closing = threading.Event()
+        self._failed = False
         self._opened: concurrent.futures.Future[str | None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._serve, name="run-files", daemon=True)
         self._thread.start()
@@ -42,12 +47,11 @@ class RunFiles:
 
     def record(self, position: str, t: float, events: Sequence[Mapping[str, Any]]) -> None:
         """Takes one journal entry; returns at once."""
-        self._queue.put((position, t, events))
+        self._items.append((position, t, events))
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Writes what was taken, if this process still may, then closes the files."""
         self._closing.set()
-        self._queue.put(None)
         self._thread.join(timeout_s)
 
     def _serve(self) -> None:
@@ -55,23 +59,27 @@ class RunFiles:
             recorder = Recorder(self._run_dir)
         except (OSError, ValueError) as error:
             log.error("run files cannot be opened error=%s", error)
+            self._failed = True
             self._opened.set_result(None)
             return
         self._opened.set_result(recorder.last_position)
-        failed = False
-        while (item := self._queue.get()) is not None:
-            while not self._may_write():
-                if self._closing.wait(0.05):
-                    return
-            position, t, events = item
-            try:
-                for event in events:
-                    recorder.record(position, t, event)
-            except OSError as error:
-                if not failed:
-                    log.error("run files cannot be written error=%s", error)
-                failed = True
+        closing = False
+        while not closing:
+            # Looked at before the items: those that came before the call to close are written.
+            closing = self._closing.wait(LOOK_S)
+            self._write(recorder)
         try:
             recorder.close()
         except OSError as error:
             log.error("run files cannot be closed error=%s", error)
+
+    def _write(self, recorder: Recorder) -> None:
+        while self._items and self._may_write():
+            position, t, events = self._items.popleft()
+            try:
+                for event in events:
+                    recorder.record(position, t, event)
+            except OSError as error:
+                if not self._failed:
+                    log.error("run files cannot be written error=%s", error)
+                self._failed = True

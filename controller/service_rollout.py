@@ -69,16 +69,22 @@ async def lease_tasks(
         raise Invalid(f"max_tasks must be 1 to {MAX_TASKS}, not {request.max_tasks}")
     if request.lease_seq < 1:
         raise Invalid("lease_seq counts from 1")
-    command = LeaseTasks(
-        worker_id=worker_id,
-        incarnation=incarnation,
-        lease_seq=request.lease_seq,
-        max_tasks=min(request.max_tasks, MAX_LEASED),
-        loaded_version=check_version(request.loaded_version, leader.version, "loaded_version"),
-    )
+    loaded_version = check_version(request.loaded_version, leader.version, "loaded_version")
     while True:
         seen = leader.hub.lease.turn
-        result: LeaseResult = await leader.execute(command)
+        worker = leader.ledger.state.fleet.current(worker_id, incarnation)
+        if worker is not None:
+            # Newer weights may have been loaded while the request waited.
+            loaded_version = max(loaded_version, worker.loaded_version)
+        result: LeaseResult = await leader.execute(
+            LeaseTasks(
+                worker_id=worker_id,
+                incarnation=incarnation,
+                lease_seq=request.lease_seq,
+                max_tasks=min(request.max_tasks, MAX_LEASED),
+                loaded_version=loaded_version,
+            )
+        )
         left_s = deadline - time.monotonic()
         if result.leases or result.empty_reason == "stopped" or left_s <= 0:
             break

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 ATTEMPT_S = 3.0
 """How long one controller may take to answer, beyond the wait that the request itself asks for."""
 FIRST_BACKOFF_S = 0.02
-LAST_BACKOFF_S = 0.5
+LAST_BACKOFF_S = 0.25
 
 RETRIED = frozenset(
     {

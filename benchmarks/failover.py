@@ -1,0 +1,114 @@
+"""How long nobody leads after the leader is killed.
+
+    python -m benchmarks.failover [--trials 20] [--hint]
+
+Two real controllers with the default lease and a real Redis. In each trial the leader gets kill -9
+while a client calls it in a closed loop (each call is a registration, so it is journalled); measured
+is the time from the kill to the first reply of the new leader. Then the killed controller is started
+again, and the next trial begins once it stands by. With ``--hint`` the lease of the dead process is
+released as a supervisor does that saw it end (paceline.leader_lease.release_dead).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import secrets
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.processes import ControllerProcess, Controllers, write_config
+from paceline.client import ControlPlane
+from paceline.config.load import fleet_digest, load_config
+from paceline.leader_lease import release_dead
+from paceline.v1 import admin_pb2, common_pb2, worker_pb2
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument(
+        "--hint", action="store_true", help="release the lease as a supervisor does"
+    )
+    parser.add_argument("--out", type=Path, default=None)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="paceline-failover-") as name:
+        directory = Path(name)
+        with Controllers(directory, write_config(directory)) as controllers:
+            seconds = asyncio.run(_trials(controllers, args.trials, args.hint))
+    row: dict[str, Any] = {
+        "trials": len(seconds),
+        "hint": args.hint,
+        "median_s": statistics.median(seconds),
+        "max_s": max(seconds),
+        "min_s": min(seconds),
+        "seconds": seconds,
+    }
+    print(f"{'trials':>8}{'hint':>8}{'median_s':>10}{'max_s':>8}")
+    print(f"{row['trials']:>8}{args.hint!s:>8}{row['median_s']:>10.3f}{row['max_s']:>8.3f}")
+    out = args.out or Path(f"benchmarks/results/failover{'_hint' if args.hint else ''}.json")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(row, indent=2) + "\n")
+    print(f"written to {out}")
+
+
+async def _trials(controllers: Controllers, trials: int, hint: bool) -> list[float]:
+    processes: dict[str, ControllerProcess] = {}
+    for number in range(2):
+        process = controllers.start(f"controller-{number}")
+        processes[process.id] = process
+    control = ControlPlane([p.address for p in processes.values()])
+    config = load_config(controllers.config, [])
+    seconds = []
+    for _ in range(trials):
+        leader = await _settled(control, processes)
+        before = await _journalled_call(control, config)
+        killed = time.perf_counter()
+        processes[leader].kill()
+        if hint:
+            await asyncio.to_thread(
+                release_dead, controllers.redis_url, "load", leader, processes[leader].pid
+            )
+        await _journalled_call(control, config)
+        seconds.append(time.perf_counter() - killed)
+        assert control.address != processes[leader].address, (before, control.address)
+        port = int(processes[leader].address.rsplit(":", 1)[1])
+        processes[leader] = await asyncio.to_thread(controllers.start, leader, port)
+    await control.close()
+    return seconds
+
+
+async def _settled(control: ControlPlane, processes: dict[str, ControllerProcess]) -> str:
+    """Id of the leader, once the other one stands by."""
+    while True:
+        status = await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), None)
+        pids = {c.controller_id: (c.pid, c.state) for c in status.controllers}
+        wanted = {p.id: p.pid for p in processes.values()}
+        states = sorted(state for _, state in pids.values())
+        if {i: pid for i, (pid, _) in pids.items()} == wanted and states == ["leader", "standby"]:
+            return next(i for i, (_, state) in pids.items() if state == "leader")
+        await asyncio.sleep(0.1)
+
+
+async def _journalled_call(control: ControlPlane, config: Any) -> str:
+    digest, canonical = fleet_digest(config)
+    request = worker_pb2.RegisterRequest(
+        caller=common_pb2.Caller(worker_id="rollout-0", incarnation=secrets.randbits(63) | 1),
+        role=common_pb2.ROLE_ROLLOUT,
+        host="h",
+        pid=1,
+        config_digest=digest,
+        config_json=canonical,
+        state_version=-1,
+        ranks=1,
+    )
+    await control.call("WorkerService.Register", request, None)
+    return control.address
+
+
+if __name__ == "__main__":
+    main()
