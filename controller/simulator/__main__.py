@@ -1,0 +1,44 @@
+"""``python -m controller.simulator``: fuzz the ledger, reproduce a seed, or plan a fleet."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import traceback
+from collections import Counter
+
+from controller.simulator.faults import run_schedule
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m controller.simulator", description=__doc__)
+    parser.add_argument("--seeds", type=int, default=1, help="number of schedules")
+    parser.add_argument("--seed", type=int, default=0, help="the first one")
+    parser.add_argument("--verbose", action="store_true", help="print every journal entry")
+    arguments = parser.parse_args()
+    began = time.monotonic()
+    failed = 0
+    totals: Counter[str] = Counter()
+    for seed in range(arguments.seed, arguments.seed + arguments.seeds):
+        try:
+            world = run_schedule(seed, trace=arguments.verbose)
+        except Exception as error:
+            failed += 1
+            print(f"seed {seed}: {type(error).__name__}: {error}")
+            print(f"  again: python -m controller.simulator --seed {seed} --verbose")
+            if arguments.verbose:
+                traceback.print_exc()
+            continue
+        totals.update(world.oracle.counts)
+        totals["terms"] += world.oracle.term
+    seconds = time.monotonic() - began
+    print(
+        f"{arguments.seeds} schedules, {failed} failed, {seconds:.1f} s; "
+        + ", ".join(f"{n} {name}" for name, n in totals.items())
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

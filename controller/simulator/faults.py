@@ -1,0 +1,242 @@
+"""Schedules: what a seed makes of the fleet, and everything that goes wrong in it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+from controller.ledger import commands as cmd
+from controller.simulator.loop import Process
+from controller.simulator.policy import PolicyWorker
+from controller.simulator.world import Shape, World
+
+FATES = ("kills", "fails", "bad")
+
+
+def draw_shape(rng: random.Random) -> Shape:
+    """A small run in a bad neighbourhood."""
+    steps = rng.randrange(3, 8)
+    mean_generate = rng.choice([0.5, 1.0, 2.0])
+    group_s = rng.choice([0.05, 0.15, 0.4])
+    messy = rng.random()
+    fates = {rng.randrange(30): rng.choice(FATES) for _ in range(rng.choice([0, 0, 1, 2]))}
+    facts = cmd.RunFacts(
+        run_id="sim",
+        run_name="sim",
+        seed=rng.randrange(1 << 30),
+        steps=steps,
+        groups_per_step=rng.randrange(1, 6),
+        group_size=2,
+        max_staleness=rng.choice([0, 0, 1, 1, 2, 4]),
+        max_attempts=rng.choice([2, 3, 3, 5]),
+        dataset_rows=rng.choice([1, 7, 50]),
+        eval_rows=rng.choice([0, 0, 2, 3]),
+        eval_every=rng.randrange(1, 5),
+        checkpoint_every=rng.randrange(1, 5),
+        filter_uninformative=rng.random() < 0.3,
+        shuffle=rng.random() < 0.8,
+        desired={"policy": 2, "rollout": 2},
+    )
+    return Shape(
+        facts=facts,
+        controllers=rng.choice([1, 2, 2, 3]),
+        policy=rng.choice([1, 2, 2, 3]),
+        rollout=rng.choice([1, 2, 2, 3]),
+        slots=rng.choice([1, 2, 4]),
+        group_s=lambda r: r.uniform(0.5, 1.5) * group_s,
+        generate_s=lambda r: r.expovariate(1.0 / mean_generate),
+        loss=0.03 * messy,
+        duplicate=0.06 * messy,
+        delay=rng.choice([0.005, 0.02]),
+        torn=rng.choice([0.0, 0.0, 0.05]),
+        fates=fates,
+    )
+
+
+def plan_faults(world: World, until: float) -> None:
+    """Draws faults and when they strike, from the world's own seed."""
+    rng = world.rng
+    count = rng.choice([0, 2, 4, 6, 8, 12])
+    for _ in range(count):
+        strike = rng.choice(_FAULTS)
+        world.loop.after(rng.uniform(0.5, until), strike, world)
+
+
+def _workers(world: World, prefix: str = "") -> list[Process]:
+    return [w for w in world.workers.values() if w.alive and w.name.startswith(prefix)]
+
+
+def _kill_worker(world: World) -> None:
+    victims = _workers(world)
+    if victims:
+        victim = world.rng.choice(victims)
+        world.crash(world.workers[victim.name])
+
+
+def _kill_all_policy(world: World) -> None:
+    for victim in _workers(world, "policy"):
+        world.crash(world.workers[victim.name])
+
+
+def _kill_leader(world: World) -> None:
+    name = world.store.holder or world.controller_names[0]
+    world.crash_controller(name, world.rng.uniform(0.3, 4.0))
+
+
+def _kill_controllers(world: World) -> None:
+    for name in world.controller_names:
+        world.crash_controller(name, world.rng.uniform(0.5, 3.0))
+
+
+def _power_cut(world: World) -> None:
+    _kill_controllers(world)
+    for victim in _workers(world):
+        world.crash(world.workers[victim.name])
+    _redis_away(world)
+
+
+def _stop_one(world: World) -> None:
+    """SIGSTOP, and SIGCONT later: longer than any lease, or not."""
+    victims = [p for p in world.everyone() if p.alive and not p.stopped]
+    if victims:
+        _freeze(world, world.rng.choice(victims), world.rng.choice([0.5, 1.5, 5.0]))
+
+
+def _stop_leader(world: World) -> None:
+    leader = world.controllers.get(world.store.holder)
+    if leader is not None and leader.alive and not leader.stopped:
+        _freeze(world, leader, world.rng.choice([0.8, 1.5, 4.0]))
+
+
+def _freeze(world: World, victim: Process, delay: float) -> None:
+    victim.stop()
+    world.loop.after(delay, victim.resume)
+
+
+def _redis_away(world: World) -> None:
+    if not world.store.process.stopped:
+        for process in [*world.controllers.values()]:
+            _cut(world, process.name, "redis", world.rng.uniform(0.3, 3.0))
+
+
+def _partition(world: World) -> None:
+    """One process loses some others for a while."""
+    rng = world.rng
+    names = [p.name for p in world.everyone()]
+    one = rng.choice(names)
+    delay = rng.choice([0.5, 2.0, 6.0])
+    for other in names:
+        if other != one and rng.random() < 0.6:
+            _cut(world, one, other, delay)
+
+
+def _leader_without_redis(world: World) -> None:
+    if world.store.holder:
+        _cut(world, world.store.holder, "redis", world.rng.uniform(0.8, 4.0))
+
+
+def _cut(world: World, a: str, b: str, delay: float) -> None:
+    world.network.cut(a, b)
+    world.loop.after(delay, world.network.mend, a, b)
+
+
+def _drop_session(world: World) -> None:
+    """A connection breaks and the worker lives."""
+    workers = list(world.workers.values())
+    victim = world.rng.choice(workers)
+    for controller in world.controllers.values():
+        controller.post(controller.session_lost, victim.worker_id, victim.incarnation)
+
+
+def _drain_one(world: World) -> None:
+    rng = world.rng
+    command = cmd.Drain(f"drain-{rng.random()}", rng.choice(list(world.workers)))
+    world.ask(command)
+    if rng.random() < 0.5:
+        world.ask(command)
+
+
+def _join_one(world: World) -> None:
+    role = world.rng.choice(["policy", "rollout"])
+    world.start_worker(f"{role}-{len(world.workers)}")
+
+
+def _pause(world: World) -> None:
+    rng = world.rng
+    key = rng.random()
+    world.ask(cmd.Pause(f"pause-{key}", True))
+    world.loop.after(rng.uniform(0.5, 3.0), world.ask, cmd.Pause(f"resume-{key}", False))
+
+
+def _scale(world: World) -> None:
+    command = cmd.Scale(f"scale-{world.rng.random()}", {"rollout": world.rng.randrange(1, 4)})
+    world.ask(command)
+    world.ask(command)
+
+
+def _wedge(world: World) -> None:
+    victims = _workers(world, "policy")
+    if victims:
+        world.workers[world.rng.choice(victims).name].wedged = True
+
+
+def _flip_bit(world: World) -> None:
+    """One replica's weights differ from now on; it does not know."""
+    mesh = world.oracle.ledger.state.fleet.mesh
+    if mesh is None or mesh.broken or len(mesh.members) < 2:
+        return
+    member = mesh.members[world.rng.randrange(1, len(mesh.members))]
+    worker = world.workers.get(member.worker_id)
+    if isinstance(worker, PolicyWorker) and worker.alive and worker.state:
+        world.oracle.corrupt()
+        worker.state += "!"
+
+
+def _stop_run(world: World) -> None:
+    if world.rng.random() < 0.1:
+        world.ask(cmd.Stop("stop", "enough"))
+
+
+_FAULTS: tuple[Callable[[World], None], ...] = (
+    _kill_worker,
+    _kill_worker,
+    _kill_worker,
+    _kill_all_policy,
+    _kill_leader,
+    _kill_leader,
+    _kill_controllers,
+    _power_cut,
+    _stop_one,
+    _stop_one,
+    _stop_leader,
+    _stop_leader,
+    _redis_away,
+    _partition,
+    _partition,
+    _leader_without_redis,
+    _drop_session,
+    _drain_one,
+    _join_one,
+    _pause,
+    _scale,
+    _wedge,
+    _flip_bit,
+    _stop_run,
+)
+
+
+def run_schedule(seed: int, *, fenced: bool = True, trace: bool = False) -> World:
+    """Runs one seed to its end. Raises what it found."""
+    rng = random.Random(seed * 2654435761 % (1 << 32))
+    shape = draw_shape(rng)
+    if not fenced:
+        shape = Shape(**{**shape.__dict__, "fenced": False})
+    world = World(seed, shape)
+    if trace:
+        world.trace = lambda now, entry: print(
+            *(f"{now:8.3f} {entry.term} {event}" for event in entry.events), sep="\n"
+        )
+    until = world.rng.uniform(5.0, 25.0)
+    plan_faults(world, until)
+    world.run(quiet_after=until + 8.0)
+    return world

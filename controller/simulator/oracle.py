@@ -1,0 +1,271 @@
+"""An independent accountant: what must be true of the journal, worked out without the ledger.
+
+It sees every entry as it lands, keeps its own books of leases, votes and steps, and beside them a
+checked ledger that applies the same events. What a client was told is compared with what it was
+told before.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any
+
+from controller.ledger import Ledger
+from controller.ledger import events as ev
+from controller.ledger.commands import AcceptGroup, CastVote, LeaseTasks, RunFacts
+from controller.simulator.store import Entry
+
+
+class Violation(Exception):
+    """A promise was broken."""
+
+
+def next_state(before: str, groups: frozenset[str]) -> str:
+    """The model of an optimizer step: weights after training ``groups`` from ``before``."""
+    text = before + "|" + ",".join(sorted(groups))
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+class Oracle:
+    def __init__(self, facts: RunFacts, *, checked: bool = True) -> None:
+        self.facts = facts
+        self.checked = checked
+        self.ledger = Ledger(checked=checked)
+        self.term = 0
+        self.versions: dict[int, int] = {0: 0}
+        """Step that a version stands after."""
+        self.states: dict[int, str] = {0: "initial"}
+        """Right weights of every version; once corrupted, as the first replica had them."""
+        self.by_step = ["initial"]
+        self.corrupted = False
+        self._damaged = -1
+        """A replica's memory was damaged on purpose, at this version: from then on weights need only
+        be equal, not right."""
+        self.line: list[tuple[str, ...]] = []
+        """Compositions of the surviving steps."""
+        self.lost: dict[int, tuple[str, ...]] = {}
+        self.leases: dict[str, tuple[int, str, int, bool]] = {}
+        """Task to (attempt, worker, incarnation, still running)."""
+        self.accepted: dict[str, ev.GroupAccepted] = {}
+        self.dropped: set[str] = set()
+        self.living: dict[str, int] = {}
+        self.members: dict[str, int] = {}
+        self.votes: dict[str, str] = {}
+        self.open: ev.StepOpened | None = None
+        self.epochs = {"mesh": 0, "link": 0}
+        self.finished: str = ""
+        self.told: dict[Any, Any] = {}
+        self.counts = {"entries": 0, "events": 0, "commits": 0, "rollbacks": 0, "deaths": 0}
+        self.max_staleness = 0
+        self.staleness_sum = 0.0
+
+    # ---- the journal ----------------------------------------------------------------------
+
+    def landed(self, entry: Entry) -> None:
+        self.counts["entries"] += 1
+        if entry.term < self.term:
+            raise Violation(f"term {entry.term} wrote after term {self.term} had begun")
+        self.term = entry.term
+        for event in entry.events:
+            self.counts["events"] += 1
+            look = getattr(self, f"_on_{type(event).__name__}", None)
+            if look is not None:
+                look(event)
+            self.ledger.apply(event)
+        problems = self.ledger.check() if self.checked else []
+        if problems:
+            raise Violation("; ".join(problems))
+
+    def _on_TermBegun(self, e: ev.TermBegun) -> None:
+        if e.term != self.term or e.term <= self.ledger.state.term:
+            raise Violation(f"term {e.term} began after term {self.ledger.state.term}")
+
+    def _on_WorkerRegistered(self, e: ev.WorkerRegistered) -> None:
+        if e.worker_id in self.living:
+            raise Violation(f"two living incarnations of {e.worker_id}")
+        self.living[e.worker_id] = e.incarnation
+
+    def _on_WorkerDied(self, e: ev.WorkerDied) -> None:
+        self.counts["deaths"] += 1
+        self._gone(e.worker_id, e.incarnation)
+
+    def _on_WorkerChanged(self, e: ev.WorkerChanged) -> None:
+        if e.lifecycle == "stopped":
+            self._gone(e.worker_id, e.incarnation)
+
+    def _gone(self, worker_id: str, incarnation: int) -> None:
+        if self.living.pop(worker_id, None) != incarnation:
+            raise Violation(f"{worker_id} died twice")
+        for task_id, (_, owner, of, running) in self.leases.items():
+            if running and (owner, of) == (worker_id, incarnation):
+                raise Violation(f"{task_id} died with its owner {worker_id}")
+
+    def _on_TasksLeased(self, e: ev.TasksLeased) -> None:
+        if self.living.get(e.worker_id) != e.incarnation:
+            raise Violation(f"{e.worker_id} leased after its death")
+        for lease in e.leases:
+            before = self.leases.get(lease.task_id)
+            if before is not None and (before[3] or lease.attempt != before[0] + 1):
+                raise Violation(f"{lease.task_id} leased twice: {before} and {lease}")
+            if lease.task_id in self.accepted or lease.task_id in self.dropped:
+                raise Violation(f"{lease.task_id} leased after it was finished")
+            self.leases[lease.task_id] = (lease.attempt, e.worker_id, e.incarnation, True)
+
+    def _end_lease(self, task_id: str, attempt: int, worker_id: str | None = None) -> None:
+        held = self.leases.get(task_id)
+        if held is None or not held[3] or held[0] != attempt:
+            raise Violation(f"{task_id}/{attempt} ended without being leased: {held}")
+        if worker_id is not None and held[1:3] != (worker_id, self.living.get(worker_id)):
+            raise Violation(f"{task_id} of {held[1]} was finished by {worker_id}")
+        self.leases[task_id] = (*held[:3], False)
+
+    def _on_GroupAccepted(self, e: ev.GroupAccepted) -> None:
+        task_id = e.group.task_id
+        if task_id in self.accepted:
+            raise Violation(f"{task_id} accepted twice")
+        self._end_lease(task_id, e.group.attempt, e.worker_id)
+        self.accepted[task_id] = e
+
+    def _on_EvalTaskDone(self, e: ev.EvalTaskDone) -> None:
+        self._end_lease(e.task_id, e.attempt, e.worker_id)
+
+    def _on_TaskReleased(self, e: ev.TaskReleased) -> None:
+        self._end_lease(e.task_id, e.attempt, e.worker_id)
+
+    def _on_TaskDropped(self, e: ev.TaskDropped) -> None:
+        if e.task_id in self.dropped:
+            raise Violation(f"{e.task_id} dropped twice")
+        self.dropped.add(e.task_id)
+        held = self.leases.get(e.task_id)
+        if held is not None and held[3]:
+            self._end_lease(e.task_id, e.attempt)
+
+    def _on_MeshFormed(self, e: ev.MeshFormed) -> None:
+        self._rise("mesh", e.epoch)
+        self.members = {m.worker_id: m.incarnation for m in e.members}
+        for worker_id, incarnation in self.members.items():
+            if self.living.get(worker_id) != incarnation:
+                raise Violation(f"epoch {e.epoch} has the dead member {worker_id}")
+
+    def _on_LinkAssigned(self, e: ev.LinkAssigned) -> None:
+        self._rise("link", e.epoch)
+
+    def _rise(self, what: str, epoch: int) -> None:
+        if epoch <= self.epochs[what]:
+            raise Violation(f"{what} epoch {epoch} after {self.epochs[what]}")
+        self.epochs[what] = epoch
+
+    def _on_StepOpened(self, e: ev.StepOpened) -> None:
+        if e.step != len(self.line) + 1:
+            raise Violation(f"step {e.step} opened after {len(self.line)} steps")
+        if e.step in self.lost and self.lost[e.step] != e.groups:
+            raise Violation(f"step {e.step} is repeated with other groups")
+        used = {task_id for groups in self.line for task_id in groups}
+        for task_id in e.groups:
+            if task_id in used or task_id in self.dropped or task_id not in self.accepted:
+                raise Violation(f"{task_id} is in step {e.step}, and used, dropped or not accepted")
+        self.open, self.votes = e, {}
+
+    def _on_StepDealt(self, e: ev.StepDealt) -> None:
+        self.votes = {}
+
+    def _on_StepAborted(self, e: ev.StepAborted) -> None:
+        if self.open is not None and self.open.step == e.step:
+            self.open = None
+        else:
+            self.lost.pop(e.step, None)
+
+    def _on_VoteCast(self, e: ev.VoteCast) -> None:
+        self.votes[e.worker_id] = e.digest
+
+    def _on_StepCommitted(self, e: ev.StepCommitted) -> None:
+        opened = self.open
+        if opened is None or opened.step != e.step:
+            raise Violation(f"step {e.step} committed without being open")
+        if set(self.votes) != set(self.members):
+            missing = sorted(set(self.members) - set(self.votes))
+            raise Violation(f"step {e.step} committed without the votes of {missing}")
+        if len(set(self.votes.values())) != 1:
+            raise Violation(f"step {e.step} committed with differing weights")
+        if e.version <= max(self.versions):
+            raise Violation(f"version {e.version} after {max(self.versions)}")
+        for task_id in opened.groups:
+            group = self.accepted[task_id].group
+            staleness = max(0, e.step - 1 - self.versions[group.min_version])
+            if staleness > self.facts.max_staleness:
+                raise Violation(f"{task_id} was trained {staleness} steps late")
+            self.max_staleness = max(self.max_staleness, staleness)
+            self.staleness_sum += staleness
+        self.line.append(opened.groups)
+        self.lost.pop(e.step, None)
+        self.versions[e.version] = e.step
+        if not self.corrupted:
+            state = next_state(self.states[opened.version], frozenset(opened.groups))
+            self.states[e.version] = state
+            self.by_step[e.step :] = [state]
+        self.open = None
+        self.counts["commits"] += 1
+
+    def _on_RolledBack(self, e: ev.RolledBack) -> None:
+        if e.version <= max(self.versions) or e.step > len(self.line):
+            raise Violation(f"rolled back to version {e.version} of step {e.step}")
+        for step in range(e.step, len(self.line)):
+            self.lost[step + 1] = self.line[step]
+        del self.line[e.step :]
+        self.versions[e.version] = e.step
+        if not self.corrupted:
+            self.states[e.version] = self.by_step[e.step]
+        self.counts["rollbacks"] += 1
+
+    def _on_RunFinished(self, e: ev.RunFinished) -> None:
+        self.finished = e.reason
+        if e.reason == "completed" and len(self.line) != self.facts.steps:
+            raise Violation(f"completed with {len(self.line)} steps of {self.facts.steps}")
+
+    # ---- what clients see -----------------------------------------------------------------
+
+    def replied(self, command: Any, reply: Any) -> None:
+        """A reply leaves: a repeated request must not learn anything else than before."""
+        if isinstance(command, LeaseTasks):
+            if reply.leases:
+                key: Any = (command.worker_id, command.incarnation, command.lease_seq)
+                self._same(("lease", *key), reply.leases)
+        elif isinstance(command, AcceptGroup):
+            key = ("group", command.worker_id, command.group.task_id, command.group.attempt)
+            code = reply.code
+            if code == "accepted" and key in self.told:
+                raise Violation(f"{key} accepted a second time")
+            if code == "superseded" and self.told.get(key) == "duplicate":
+                raise Violation(f"{key} was accepted, and is now {code}")
+            self._same(key, "duplicate" if code == "accepted" else code)
+        elif isinstance(command, CastVote) and reply.outcome != "pending":
+            round_ = (command.step, command.round, command.mesh_epoch)
+            self._same(("vote", command.worker_id, command.incarnation, *round_), reply)
+
+    def _same(self, key: Any, value: Any) -> None:
+        before = self.told.setdefault(key, value)
+        if before != value:
+            raise Violation(f"{key} was told {before}, and later {value}")
+
+    def corrupt(self) -> None:
+        self.corrupted = True
+        self._damaged = max(self.versions)
+
+    def holds(self, worker_id: str, version: int, state: str) -> None:
+        """A replica says what its weights of ``version`` are."""
+        if version <= self._damaged:
+            return
+        before = self.states.setdefault(version, state)
+        if before != state:
+            raise Violation(f"{worker_id} has other weights of version {version}")
+
+    def at_end(self) -> None:
+        """The run is over: nothing lost, nothing left behind."""
+        counts = self.ledger.state.tasks
+        trained = {task_id for groups in self.line for task_id in groups}
+        train_leases = {t for t in self.leases if t.startswith("t")}
+        lost = train_leases - trained - self.dropped
+        if lost or len(train_leases) != counts.cursor:
+            raise Violation(f"lost: {sorted(lost)}, dispatched {counts.cursor}")
+        if trained & self.dropped:
+            raise Violation(f"trained and dropped: {sorted(trained & self.dropped)}")
