@@ -17,7 +17,7 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from paceline.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
@@ -101,9 +101,9 @@ class LocalFleet:
             n: c.pid for n, c in self._children.items() if c.running and self._roles[n] in ROLES
         }
 
-    async def wait_workers(self, limit_s: float) -> None:
-        """Until every worker has ended by itself, at most ``limit_s`` seconds."""
-        tends = [t for name, t in self._tends.items() if self._roles.get(name) in ROLES]
+    async def wait_workers(self, names: Collection[str], limit_s: float) -> None:
+        """Until these workers have ended by themselves, at most ``limit_s`` seconds."""
+        tends = [t for name, t in self._tends.items() if name in names and name in self._roles]
         if tends:
             await asyncio.wait(tends, timeout=limit_s)
 

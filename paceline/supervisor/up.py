@@ -83,7 +83,7 @@ class LocalRun:
             await self._start_redis(fleet)
             fleet.start_all()
             status, reason = await self._watch(fleet, watch)
-            accounting = await self._wind_down(fleet, status)
+            accounting = await self._wind_down(fleet, watch, status)
             export = await self._export() if status == "finished" else None
         finally:
             await fleet.close()
@@ -155,11 +155,15 @@ class LocalRun:
         except NoRedis as error:
             self._console.note(str(error))
 
-    async def _wind_down(self, fleet: LocalFleet, status: str) -> Accounting | None:
-        """Workers first, controllers last, the journal read in between."""
-        if status == "finished":
-            # An interrupt ends the wait, not the run: all its steps are committed.
-            waiting = asyncio.create_task(fleet.wait_workers(FAREWELL_S))
+    async def _wind_down(
+        self, fleet: LocalFleet, watch: RunWatch, status: str
+    ) -> Accounting | None:
+        """Workers first, controllers last, then the accounting."""
+        if status == "finished" and watch.status is not None:
+            # Those that are still starting have nothing to finish. An interrupt ends the wait, not
+            # the run: all its steps are committed.
+            members = {w.worker_id for w in watch.status.workers if w.state != "dead"}
+            waiting = asyncio.create_task(fleet.wait_workers(members, FAREWELL_S))
             stop = asyncio.create_task(self._interrupted.wait())
             await asyncio.wait({waiting, stop}, return_when=asyncio.FIRST_COMPLETED)
             stop.cancel()

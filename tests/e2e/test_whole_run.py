@@ -10,7 +10,7 @@ import pytest
 
 from tests.helpers.local_run import Up, paceline, write_run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 Start = Callable[..., Up]
 
@@ -85,7 +85,7 @@ def test_leader_replica_and_rollout_worker_killed_in_one_run(start: Start) -> No
     up.kill("policy-0")
     up.until(lambda: any(e["worker_id"] == "policy-0" for e in up.events("WorkerDied")))
     up.kill("rollout-1")
-    assert up.wait(200) == 0, up.said()
+    assert up.wait() == 0, up.said()
     assert_sound(up, steps=30)
     summary = up.summary()
     assert summary["controller_failovers"] >= 1
@@ -98,7 +98,7 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on_later(start: Start) -> No
     up = start(train={"steps": 12, "checkpoint_every": 2})
     up.until(lambda: up.events("CheckpointRecorded"))
     up.process.send_signal(signal.SIGINT)
-    assert up.wait(60) == 130, up.said()
+    assert up.wait(120) == 130, up.said()
     assert up.summary()["status"] == "interrupted"
     assert up.alive() == []
 
@@ -112,7 +112,7 @@ def test_two_interrupts_end_it_at_once(start: Start) -> None:
     up.until(lambda: up.step() >= 1)
     up.process.send_signal(signal.SIGINT)
     up.process.send_signal(signal.SIGTERM)
-    assert up.wait(20) == 130, up.said()
+    assert up.wait(60) == 130, up.said()
     assert up.alive() == []
 
 
@@ -132,7 +132,7 @@ def test_a_worker_that_cannot_start_ends_the_run_with_its_line(
     write_run(tmp_path)
     (tmp_path / "model" / "model.safetensors").write_bytes(b"not weights")
     up = start()
-    assert up.wait(100) == 1
+    assert up.wait() == 1
     assert up.summary()["status"] == "failed"
     assert "policy-" in up.summary()["reason"] or "rollout-" in up.summary()["reason"]
     assert "Traceback" not in up.output.read_text()
@@ -146,5 +146,5 @@ def test_scale_and_drain_while_the_run_goes_on(start: Start) -> None:
     assert paceline("scale", "rollout=2", *where).returncode == 0
     up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerRegistered")))
     assert paceline("scale", "rollout=1", *where).returncode == 0
-    assert up.wait(200) == 0, up.said()
+    assert up.wait() == 0, up.said()
     assert_sound(up, steps=40)

@@ -40,7 +40,7 @@ def write_run(where: Path, *, rows: int = 64, **sections: dict[str, Any]) -> Pat
             "eval_path": str(where / "held_out.jsonl"),
             "max_prompt_tokens": 16,
         },
-        "reward": {"functions": ["format:^\\d"], "processes": 0},
+        "reward": {"functions": ["tests.helpers.slow_reward:digit_first"], "processes": 0},
         "train": {
             "steps": 6,
             "groups_per_step": 4,
@@ -82,7 +82,7 @@ class Up:
                 start_new_session=True,
             )
 
-    def wait(self, limit_s: float = 150.0) -> int:
+    def wait(self, limit_s: float = 240.0) -> int:
         """Exit status; what was printed is in the failure where it takes too long."""
         try:
             return self.process.wait(limit_s)
@@ -95,7 +95,7 @@ class Up:
             text += f"\n--- {log.name}\n" + log.read_text(errors="replace")[-3000:]
         return text
 
-    def until(self, true: Callable[[], object], limit_s: float = 90.0) -> None:
+    def until(self, true: Callable[[], object], limit_s: float = 150.0) -> None:
         """Polls until ``true()``; fails where the run ends or the time runs out first."""
         deadline = time.monotonic() + limit_s
         while not true():

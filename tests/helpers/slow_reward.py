@@ -1,0 +1,13 @@
+"""A reward that waits, as a sandbox or a judge does: steps then last long enough to be interrupted."""
+
+from __future__ import annotations
+
+import asyncio
+
+WAIT_S = 0.2
+
+
+async def digit_first(completion: str) -> float:
+    """1 where the completion begins with a digit."""
+    await asyncio.sleep(WAIT_S)
+    return float(completion[:1].isdigit())
