@@ -4,7 +4,7 @@ Invariants:
 
 - Every wait ends within one slice (20 ms) of ``cancelled()`` turning true, whatever the peers do.
 - abandon() never blocks, and reaches the peers: their operations of this epoch fail as well.
-- When wait() raises, nothing writes to the buffers of this mesh any more. What they hold is
+- When an operation or wait() raises, nothing writes to the buffers of this mesh any more. What they hold is
   garbage; what was not handed to the mesh is untouched. So reduce a scratch copy.
 - An abandoned group is dropped later, once no operation of it is running: rebuilding for ever does
   not grow threads, descriptors or memory.
@@ -146,12 +146,7 @@ class ProcessMesh:
         try:
             handle.result()
         except Exception as error:
-            over = self._abandoned.is_set() or self._cancelled()
-            self.abandon()
-            self._settle()
-            if over:
-                raise EpochCancelled("cancelled during an operation") from error
-            raise MeshError(first_line(error)) from error
+            raise self._failed(error) from error
         if handle in self._running:
             self._running.remove(handle)
 
@@ -164,7 +159,7 @@ class ProcessMesh:
         for side in sides:
             side.sever()
         if sides:
-            graveyard.bury(sides, list(self._running))
+            graveyard.bury(sides, self._running)
         # The graveyard holds the last references: only there may a group be dropped.
         self._host_side = self._device_side = None
 
@@ -176,14 +171,14 @@ class ProcessMesh:
     ) -> Handle:
         if not buffer.is_contiguous():
             raise ValueError("a mesh buffer must be contiguous")
+        host_side, device_side = self._host_side, self._device_side
         if self._abandoned.is_set() or self._cancelled():
             self.abandon()
+            # Operations started before this one may still write to their buffers.
+            self._settle()
             raise EpochCancelled("the epoch is over")
         if self.size == 1:
             return _Done()
-        host_side, device_side = self._host_side, self._device_side
-        if host_side is None:
-            raise EpochCancelled("the epoch is over")
         handle: Handle
         try:
             if buffer.device.type == "cpu":
@@ -196,11 +191,18 @@ class ProcessMesh:
                 if back:
                     handle = _CopyBack(handle, staged, buffer)
         except RuntimeError as error:
-            self.abandon()
-            self._settle()
-            raise MeshError(first_line(error)) from error
+            raise self._failed(error) from error
         self._running.append(handle)
         return handle
+
+    def _failed(self, error: Exception) -> EpochCancelled | MeshError:
+        """Ends the epoch after a failed operation; what to raise."""
+        over = self._abandoned.is_set() or self._cancelled()
+        self.abandon()
+        self._settle()
+        if over:
+            return EpochCancelled("cancelled during an operation")
+        return MeshError(first_line(error))
 
     def _settle(self) -> None:
         """Waits until nothing runs any more: a severed operation ends within milliseconds."""

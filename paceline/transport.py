@@ -120,6 +120,9 @@ class _GlooWork:
 
     def poll(self, seconds: float) -> bool:
         if not self._work.is_completed():
+            if seconds <= 0:
+                # torch takes a timeout of zero for none.
+                return False
             try:
                 self._work.wait(timedelta(seconds=seconds))
             except RuntimeError:
@@ -141,20 +144,24 @@ class _Pairwise:
     def __init__(self) -> None:
         self._jobs: queue.SimpleQueue[tuple[Callable[[], Any], _PairwiseWork] | None]
         self._jobs = queue.SimpleQueue()
+        self._lock = threading.Lock()
         self._closed = False
         threads.start(self._run, "mesh-pairwise")
 
     def start(self, post: Callable[[], Any]) -> Handle:
         work = _PairwiseWork()
-        if self._closed:
-            work.finish(MeshError("the mesh was abandoned"))
-        else:
-            self._jobs.put((post, work))
+        # Behind the lock: a job put after the closing mark would never end.
+        with self._lock:
+            if self._closed:
+                work.finish(MeshError("the mesh was abandoned"))
+            else:
+                self._jobs.put((post, work))
         return work
 
     def close(self) -> None:
-        self._closed = True
-        self._jobs.put(None)
+        with self._lock:
+            self._closed = True
+            self._jobs.put(None)
 
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
