@@ -325,7 +325,7 @@ class PolicyWorker:
                 wait_s=PLAN_WAIT_S,
             ),
             # A publisher or a checkpoint is asked for by directive, too: come back and look.
-            lambda: self.epoch_is_over(epoch) or self.wanted(),
+            lambda: self.epoch_is_over(epoch) or self.wanted() or self.control.stopped,
         )
         if reply is None or reply.state == policy_pb2.PLAN_STATE_WAIT:
             return None

@@ -33,7 +33,9 @@ def sequences_of(groups):
 
 @pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2"])
 @pytest.mark.parametrize("limit", [40, 1000])
-def test_packed_rows_equal_each_sequence_alone(family, limit):
+@pytest.mark.parametrize("short", [0, 64])
+def test_packed_rows_equal_each_sequence_alone(family, limit, short, monkeypatch):
+    monkeypatch.setattr(attention, "SHORT_LENGTH", short)
     model = tiny_network(family)
     groups = random_groups(5, group_size=3, seed=3)
     batch = decode(groups)
