@@ -157,7 +157,7 @@ def _fleet(s: State) -> Iterator[str]:
     if f.mesh is not None:
         if f.mesh.epoch != f.mesh_epoch:
             yield f"the mesh is of epoch {f.mesh.epoch}, the newest is {f.mesh_epoch}"
-        if not f.mesh.broken and any(f.member(m) is None for m in f.mesh.members):
+        if not s.ended and not f.mesh.broken and any(f.member(m) is None for m in f.mesh.members):
             yield f"epoch {f.mesh.epoch} stands with a dead member"
     for link in f.links.values():
         if link.epoch > f.link_epoch:

@@ -136,7 +136,7 @@ def _depart(d: Decider, worker: Worker, event: WorkerDied | WorkerChanged, now: 
     mesh = s.fleet.mesh
     member = mesh is not None and mesh.rank(worker.worker_id, worker.incarnation) >= 0
     d.emit(event)
-    if not member:
+    if not member or s.ended:
         return
     assert mesh is not None
     if not mesh.broken:

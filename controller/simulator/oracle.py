@@ -248,8 +248,9 @@ class Oracle:
             raise Violation(f"{key} was told {before}, and later {value}")
 
     def corrupt(self) -> None:
+        """Noticed at the replica's next vote: it may have cast one and be about to apply it."""
         self.corrupted = True
-        self._damaged = max(self.versions)
+        self._damaged = max(self.versions) + 1
 
     def holds(self, worker_id: str, version: int, state: str) -> None:
         """A replica says what its weights of ``version`` are."""

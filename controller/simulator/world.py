@@ -204,6 +204,7 @@ class World:
         self.network.loss = 0.0
         self.network.duplicate = min(self.network.duplicate, 0.01)
         self.torn = 0.0
+        self._unpause()
         self.loop.run(quiet_after + limit, self._over)
         state = self.oracle.ledger.state
         if not self.oracle.finished:
@@ -215,6 +216,12 @@ class World:
             names = [w.name for w in self.workers.values() if not w.exited and w.alive]
             raise Violation(f"the run has ended, and {names} do not")
         self.oracle.at_end()
+
+    def _unpause(self) -> None:
+        """The person who paused the run sees that it is, whatever order the requests came in."""
+        if self.oracle.ledger.state.paused:
+            self.ask(cmd.Pause(f"resume at {self.loop.now}", False))
+        self.loop.after(5.0, self._unpause)
 
     def _over(self) -> bool:
         return bool(self.oracle.finished) and all(
