@@ -160,7 +160,8 @@ class ControlPlane:
             call = self.bind(address, method)(request, metadata=self._metadata)
             try:
                 while True:
-                    reply = await asyncio.wait_for(call.read(), idle_s)
+                    async with asyncio.timeout(idle_s):
+                        reply = await call.read()
                     if reply is grpc.aio.EOF:
                         # The final status is raised by the read itself where it is an error.
                         return

@@ -202,7 +202,8 @@ class WorkerSession:
             self._sent.clear()
             self._poked.set()
             try:
-                await asyncio.wait_for(self._sent.wait(), flush_s)
+                async with asyncio.timeout(flush_s):
+                    await self._sent.wait()
             except TimeoutError:
                 pass
         self._closed.set()
@@ -252,7 +253,10 @@ class WorkerSession:
                 return
             self._sent.set()
             try:
-                await asyncio.wait_for(self._poked.wait(), self._heartbeat_s)
+                # Not wait_for: before Python 3.12 it swallows a cancellation that comes together
+                # with the event, and this loop would then never end.
+                async with asyncio.timeout(self._heartbeat_s):
+                    await self._poked.wait()
             except TimeoutError:
                 pass
 

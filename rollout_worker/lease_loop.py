@@ -124,6 +124,8 @@ class LeaseLoop:
 
     async def _nap(self) -> None:
         try:
-            await asyncio.wait_for(self._awake.wait(), _PAUSE_S)
+            # Not wait_for: before Python 3.12 it may swallow a cancellation.
+            async with asyncio.timeout(_PAUSE_S):
+                await self._awake.wait()
         except TimeoutError:
             pass

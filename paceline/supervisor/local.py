@@ -201,7 +201,8 @@ class LocalFleet:
                 self._note(f"{spec.name} ended ({how}); starting it again {when}")
                 self._mark(record, "waiting")
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._ending.wait(), delay_s or 0.001)
+                    async with asyncio.timeout(delay_s or 0.001):
+                        await self._ending.wait()
                 return True
 
     def _report_exit(self, spec: ChildSpec, child: Child, code: int) -> None:
