@@ -27,6 +27,7 @@ from redis.exceptions import RedisError
 
 from controller.appender import Appender, Batch
 from controller.election import Election
+from controller.ending import cancel_all
 from controller.errors import NotLeading
 from controller.hub import SILENT, Hub
 from controller.journal import START, Deposed, Journal, Position, Snapshot
@@ -280,15 +281,15 @@ class Leader:
         try:
             async with asyncio.timeout(1.0):
                 await self.appender.durable()
+                # The next leader goes on after the last line, so there must be one by then.
+                await asyncio.to_thread(self.files.close)
                 await self.plant.election.release()
         except (RedisError, OSError, TimeoutError) as error:
             event(log, "lease not released", why=type(error).__name__, level=logging.WARNING)
 
     async def _end(self, loops: Sequence[asyncio.Task[Any]]) -> None:
         self._ended = NotLeading("stepped down")
-        for task in [*loops, *self._chores]:
-            task.cancel()
-        await asyncio.gather(*loops, *self._chores, return_exceptions=True)
+        await cancel_all([*loops, *self._chores])
         self.appender.abandon(self._ended)
         self.sessions.close_all()
         self.hub.wake_all()

@@ -29,6 +29,7 @@ from redis.exceptions import RedisError
 
 from controller import service_admin, service_policy, service_rollout, service_worker
 from controller.election import Election
+from controller.ending import cancel_all
 from controller.errors import BadStart, NotLeading
 from controller.hub import Topic
 from controller.journal import Deposed, Journal, JournalGap
@@ -152,9 +153,7 @@ class Controller:
                     await self._revive_redis()
                     await asyncio.sleep(0.1)
         finally:
-            herald.cancel()
-            self._rows.cancel()
-            await asyncio.gather(herald, self._rows, return_exceptions=True)
+            await cancel_all([herald, self._rows])
 
     async def _stand_by(self) -> int:
         """Keeps a hot copy of the ledger until the lease is free and ours; the new term."""
@@ -278,6 +277,7 @@ async def serve(
     ``port``: to bind; default: ``controller.port``, 0 for any free one. ``advertise``: host name or
     address under which others reach this one. Raises BadStart with what is wrong and the remedy.
     """
+    stop = _on_signal()
     token = _check_bind(config)
     _make_run_dir(run_dir)
     _calm_garbage_collector()
@@ -300,24 +300,29 @@ async def serve(
     await server.start()
     _write_address(run_dir, identity)
     event(log, "serving", address=identity.address, pid=identity.pid)
-    await _until_signal(controller)
+    await _run_until(stop, controller)
     await server.stop(GRACE_S)
     await controller.redis.aclose()
 
 
-async def _until_signal(controller: Controller) -> None:
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+async def _run_until(stop: asyncio.Event, controller: Controller) -> None:
     running = asyncio.create_task(controller.run())
     stopping = asyncio.create_task(stop.wait())
     await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
     if running.done():
         running.result()
-    running.cancel()
-    await asyncio.gather(running, return_exceptions=True)
+    # Longer than a leader takes to hand over.
+    await cancel_all([running], again_s=2.0)
+
+
+def _on_signal() -> asyncio.Event:
+    """Set by SIGTERM and SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
 
 
 def _check_bind(config: Config) -> str | None:

@@ -1,0 +1,22 @@
+"""How tasks are ended for sure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+AGAIN_S = 0.2
+
+
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]], *, again_s: float = AGAIN_S) -> None:
+    """Cancels ``tasks`` every ``again_s`` seconds until every one has ended.
+
+    Once is not enough: a cancellation that meets a Redis time limit as it runs out comes back as a
+    time-out, which a loop that survives outages takes for one.
+    """
+    pending = {task for task in tasks if not task.done()}
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=again_s)
