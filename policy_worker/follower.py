@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from policy_worker.parent import die_with_parent
@@ -35,4 +36,8 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    status = main()
+    # Nothing is left to be done, and to take an interpreter full of torch apart takes seconds, for
+    # which rank 0 would wait.
+    sys.stderr.flush()
+    os._exit(status)
