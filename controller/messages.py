@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from controller.leader import Leader
     from controller.main import Controller
 
+SILENT_S = 5.0
+"""A controller says in Redis every second that it is there."""
 ROLES = {Role.POLICY: common_pb2.ROLE_POLICY, Role.ROLLOUT: common_pb2.ROLE_ROLLOUT}
 _LIFECYCLES = {
     "running": worker_pb2.LIFECYCLE_RUNNING,
@@ -131,13 +133,15 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
         _add_worker(reply, state, worker, leader)
     now = time.time()
     for controller_id, seen in sorted(controller.peers.items()):
+        age_s = max(0.0, now - seen["t"])
         reply.controllers.add(
             controller_id=controller_id,
             address=seen["address"],
-            state=seen["state"],
+            # A dead leader's last word must not be shown as its state.
+            state=seen["state"] if age_s < SILENT_S else "silent",
             pid=seen["pid"],
             host=seen["host"],
-            heartbeat_age_s=max(0.0, now - seen["t"]),
+            heartbeat_age_s=age_s,
         )
     return reply
 
