@@ -1,0 +1,216 @@
+"""Malformed, oversized, non-finite, duplicate and unknown submissions: refused, nothing changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from benchmarks.load import FakeRollout, make_group
+from controller.journal import Journal
+from controller.keys import Keys
+from controller.payloads import RedisPayloads
+from controller.replica import Replica
+from controller.validation import GroupLimits, Invalid, InvalidGroup, check_group
+from paceline.client import ControlPlane, RequestRefused
+from paceline.redis_client import connect
+from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2, worker_pb2
+from tests.helpers.controllers import (
+    addresses,
+    config_of,
+    running_controllers,
+    until,
+    working_fleet,
+)
+
+LIMITS = GroupLimits(group_size=4, max_sequence_tokens=80)
+TASK = common_pb2.TaskRef(task_id="t0", attempt=1)
+
+
+def group(version: int = 0) -> rollout_pb2.Group:
+    return make_group(TASK, completions=4, tokens=16, version=version)
+
+
+def floats(*values: float) -> bytes:
+    return np.array(values, dtype="<f4").tobytes()
+
+
+def _set(path: str, value: object) -> Callable[[rollout_pb2.Group], None]:
+    def change(message: rollout_pb2.Group) -> None:
+        setattr(message.completions[0], path, value)
+
+    return change
+
+
+MALFORMED: dict[str, Callable[[rollout_pb2.Group], None]] = {
+    "no completions": lambda g: g.ClearField("completions"),
+    "one completion too few": lambda g: g.completions.pop() and None,
+    "one completion too many": lambda g: g.completions.append(g.completions[0]),
+    "empty tokens": _set("tokens", b""),
+    "tokens cut in the middle": _set("tokens", b"\0" * 63),
+    "negative token": _set("tokens", np.full(16, -1, dtype="<i4").tobytes()),
+    "too many tokens": lambda g: g.completions[0].MergeFrom(
+        rollout_pb2.Completion(tokens=b"\1\0\0\0" * 81, logprobs=b"\0" * 324)
+    ),
+    "fewer log-probs than tokens": _set("logprobs", floats(*[-1.0] * 15)),
+    "log-prob not a number": _set("logprobs", floats(*[-1.0] * 15, float("nan"))),
+    "log-prob infinite": _set("logprobs", floats(*[-1.0] * 15, float("-inf"))),
+    "log-prob above zero": _set("logprobs", floats(*[-1.0] * 15, 0.5)),
+    "reward not a number": _set("reward", float("nan")),
+    "reward infinite": _set("reward", float("inf")),
+    "no finish reason": _set("finish_reason", rollout_pb2.FINISH_REASON_UNSPECIFIED),
+    "mask of the wrong length": _set("loss_mask", b"\1" * 15),
+    "mask with other values": _set("loss_mask", b"\2" * 16),
+    "no versions": lambda g: g.completions[0].ClearField("versions"),
+    "versions cover too little": lambda g: setattr(g.completions[0].versions[0], "length", 15),
+    "version that does not exist": lambda g: setattr(g.completions[0].versions[0], "version", 7),
+    "negative version": lambda g: setattr(g.completions[0].versions[0], "version", -1),
+    "component not finite": lambda g: g.completions[0].reward_components.update(
+        {"x": float("inf")}
+    ),
+    "no prompt": lambda g: g.ClearField("prompt_tokens"),
+    "kind of another task": lambda g: setattr(g, "kind", rollout_pb2.TASK_KIND_EVAL),
+    "task id that is none": lambda g: setattr(g.task, "task_id", "../../etc"),
+    "attempt zero": lambda g: setattr(g.task, "attempt", 0),
+    "negative seconds": lambda g: setattr(g, "generate_s", -1.0),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_group_is_refused(name: str) -> None:
+    message = group()
+    MALFORMED[name](message)
+    with pytest.raises((InvalidGroup, Invalid)):
+        check_group(message, LIMITS, newest_version=3)
+
+
+def test_facts_of_a_group_count_what_will_be_trained() -> None:
+    message = group()
+    first = message.completions[0]
+    del first.versions[:]
+    first.versions.add(version=1, length=10)
+    first.versions.add(version=3, length=6)
+    first.loss_mask = b"\0" * 8 + b"\1" * 8
+    facts = check_group(message, LIMITS, newest_version=3)
+    assert (facts.sequences, facts.prompt_tokens, facts.tokens) == (4, 16, 3 * 16 + 8)
+    assert (facts.min_version, facts.max_version) == (0, 3)
+    assert facts.version_sum == 1 * 2 + 3 * 6
+    assert facts.reward_mean == 0.5 and facts.reward_std == 0.5 and facts.reward_max == 1.0
+
+
+async def test_refused_submissions_change_nothing(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1, controller={"max_message_mb": 1}) as controllers:
+        redis, keys = connect(controllers.redis_url), Keys("load")
+        journal = Journal(redis, keys, RedisPayloads(redis, keys))
+
+        async def ledger() -> str:
+            return (await Replica.load(journal)).ledger.fingerprint()
+
+        async with working_fleet(controllers, rollouts=0):
+            worker = FakeRollout(config_of(controllers), addresses(controllers), "rollout-0")
+            await worker.start()
+            await until(lambda: worker.version >= 0)
+            lease = (await worker.lease()).leases[0]
+            good = worker.group_for(lease)
+            assert (await worker.submit(good)).verdict == rollout_pb2.VERDICT_ACCEPTED
+            before, payloads = await ledger(), await RedisPayloads(redis, keys).list()
+
+            for change in MALFORMED.values():
+                bad = rollout_pb2.Group()
+                bad.CopyFrom(good)
+                change(bad)
+                result = await worker.submit(bad)
+                assert result.verdict == rollout_pb2.VERDICT_INVALID and result.message
+            assert (await worker.submit(good)).verdict == rollout_pb2.VERDICT_DUPLICATE
+            unknown = make_group(
+                common_pb2.TaskRef(task_id="t999", attempt=1), completions=4, tokens=16, version=0
+            )
+            assert (await worker.submit(unknown)).verdict == rollout_pb2.VERDICT_UNKNOWN_TASK
+            huge = rollout_pb2.Group()
+            huge.CopyFrom(good)
+            huge.prompt_text = "x" * (2 << 20)
+            with pytest.raises(RequestRefused, match="RESOURCE_EXHAUSTED"):
+                await worker.submit(huge)
+            for method, request in _bad_requests(worker.session.caller):
+                with pytest.raises(RequestRefused) as refusal:
+                    await worker.control.call(method, request)
+                assert refusal.value.code in (
+                    "INVALID_ARGUMENT",
+                    "FAILED_PRECONDITION",
+                    "NOT_FOUND",
+                ), refusal.value
+                assert refusal.value.message
+
+            assert await ledger() == before
+            assert await RedisPayloads(redis, keys).list() == payloads
+            await worker.stop(goodbye=False)
+        await redis.aclose()
+
+
+def _bad_requests(caller: common_pb2.Caller) -> list[tuple[str, object]]:
+    stranger = common_pb2.Caller(worker_id="rollout-0", incarnation=12345)
+    nobody = common_pb2.Caller(worker_id="ghost", incarnation=1)
+    nameless = common_pb2.Caller(worker_id="a b", incarnation=1)
+    nan = {"loss": common_pb2.Stat(sum=float("nan"), weight=1)}
+    lease, submit = "RolloutService.LeaseTasks", "RolloutService.SubmitGroups"
+    return [
+        (lease, rollout_pb2.LeaseRequest(caller=nameless, lease_seq=9, max_tasks=1)),
+        (lease, rollout_pb2.LeaseRequest(caller=stranger, lease_seq=9, max_tasks=1)),
+        (lease, rollout_pb2.LeaseRequest(caller=nobody, lease_seq=9, max_tasks=1)),
+        (lease, rollout_pb2.LeaseRequest(caller=caller, lease_seq=9, max_tasks=0)),
+        (lease, rollout_pb2.LeaseRequest(caller=caller, lease_seq=9, max_tasks=1, wait_s=-1)),
+        (
+            lease,
+            rollout_pb2.LeaseRequest(caller=caller, lease_seq=9, max_tasks=1, loaded_version=99),
+        ),
+        (submit, rollout_pb2.SubmitRequest(caller=stranger, groups=[group()])),
+        (
+            "RolloutService.ReturnTasks",
+            rollout_pb2.ReturnRequest(caller=caller, tasks=[rollout_pb2.ReturnedTask(task=TASK)]),
+        ),
+        ("PolicyService.NextPlan", policy_pb2.PlanRequest(caller=nobody)),
+        ("PolicyService.Vote", policy_pb2.VoteRequest(caller=caller, step=1)),
+        (
+            "PolicyService.Vote",
+            policy_pb2.VoteRequest(caller=caller, step=1, weights_digest="d", stats=nan),
+        ),
+        ("PolicyService.RecordCheckpoint", policy_pb2.CheckpointRequest(caller=caller)),
+        ("WorkerService.Register", worker_pb2.RegisterRequest(caller=caller)),
+        (
+            "WorkerService.Register",
+            worker_pb2.RegisterRequest(
+                caller=common_pb2.Caller(worker_id="w", incarnation=5),
+                role=common_pb2.ROLE_ROLLOUT,
+                ranks=1,
+                state_version=-1,
+                config_digest="other",
+                config_json='{"train":{"lr":1}}',
+            ),
+        ),
+        ("WorkerService.ReportPeerError", worker_pb2.PeerError(caller=caller)),
+        ("AdminService.Scale", admin_pb2.ScaleRequest(request_id="r", desired={"cook": 3})),
+        ("AdminService.Pause", admin_pb2.PauseRequest(paused=True)),
+    ]
+
+
+async def test_config_that_differs_is_refused_by_the_names_of_its_fields(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        other = config_of(controllers)
+        other = other.model_copy(update={"train": other.train.model_copy(update={"lr": 0.5})})
+        worker = FakeRollout(other, addresses(controllers), "rollout-0")
+        with pytest.raises(RequestRefused, match=r"train\.lr is 1e-06 in the run, 0\.5 here"):
+            await worker.start()
+        await worker.control.close()
+
+
+async def test_events_after_a_position_that_is_none_are_refused(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        control = ControlPlane(addresses(controllers))
+        with pytest.raises(RequestRefused, match="INVALID_ARGUMENT"):
+            async for _ in control.stream(
+                "AdminService.WatchEvents", admin_pb2.WatchRequest(after="yesterday")
+            ):
+                pass
+        await control.close()
