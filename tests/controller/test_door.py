@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime
-import os
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ import pytest
 from benchmarks.processes import write_config
 from paceline.client import ControlPlane, RequestRefused
 from paceline.v1 import admin_pb2
-from tests.helpers.controllers import addresses, config_of, running_controllers, status
+from tests.helpers.controllers import addresses, config_of, running_controllers, status, until
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 
@@ -86,8 +85,11 @@ def test_other_data_than_the_runs_is_refused(tmp_path: Path) -> None:
 
 async def _leads(address: str) -> None:
     control = ControlPlane([address])
-    while not (await status(control)).leader:
-        await asyncio.sleep(0.02)
+
+    async def leader() -> str:
+        return str((await status(control)).leader)
+
+    await until(leader)
     await control.close()
 
 
@@ -135,9 +137,7 @@ async def test_without_the_token_nothing_is_answered(
             with pytest.raises(RequestRefused, match="UNAUTHENTICATED"):
                 await status(control)
             with pytest.raises(RequestRefused, match="UNAUTHENTICATED"):
-                async for _ in control.stream(
-                    "AdminService.WatchEvents", admin_pb2.WatchRequest()
-                ):
+                async for _ in control.stream("AdminService.WatchEvents", admin_pb2.WatchRequest()):
                     pass
             await control.close()
         control = ControlPlane.from_config(config_of(controllers), where)
@@ -175,7 +175,7 @@ def _self_signed(directory: Path) -> tuple[Path, Path]:
     )
     if made.returncode:
         pytest.skip(f"openssl cannot make a certificate at {datetime.date.today()}")
-    os.chmod(key, 0o600)
+    key.chmod(0o600)
     return certificate, key
 
 
