@@ -139,3 +139,36 @@ def untouched_by_now(scratch: torch.Tensor) -> None:
     scratch.fill_(5.0)
     threading.Event().wait(0.2)
     assert bool((scratch == 5.0).all())
+
+
+class SlowToEnd:
+    """A transport whose operations go on for a while after they were severed."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def all_reduce(self, buffer: torch.Tensor) -> SlowToEnd:
+        return self
+
+    def sever(self) -> None:
+        threading.Timer(0.2, self.ended.set).start()
+
+    def poll(self, seconds: float) -> bool:
+        return self.ended.wait(seconds)
+
+    def result(self) -> None:
+        raise RuntimeError("severed")
+
+
+@pytest.mark.parametrize("moment", ["in a wait", "at a start"])
+def test_cancellation_is_told_only_after_the_last_operation_has_ended(moment: str) -> None:
+    over, transport = threading.Event(), SlowToEnd()
+    mesh = ProcessMesh(0, 2, CPU, over.is_set, transport)  # type: ignore[arg-type]
+    running = mesh.all_reduce_async(torch.ones(4))
+    over.set()
+    with pytest.raises(EpochCancelled):
+        if moment == "in a wait":
+            mesh.wait(running)
+        else:
+            mesh.all_reduce_async(torch.ones(4))
+    assert transport.ended.is_set()

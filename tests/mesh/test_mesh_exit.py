@@ -64,3 +64,22 @@ def test_exit_while_the_mesh_is(url: str, doing: str) -> None:
         output, errors = member.communicate(timeout=60)
         assert (member.returncode, output) == (7, ""), errors
         assert "Traceback" not in errors
+
+
+def test_exit_waits_for_threads_that_compute() -> None:
+    program = """
+import torch
+from paceline import threads
+torch.set_num_threads(1)
+def work():
+    threads.exiting.wait()
+    for _ in range(20):
+        torch.ones(300, 300) @ torch.ones(300, 300)
+        threads.threading.Event().wait(0.01)
+    print("finished", flush=True)
+threads.start(work, "worker")
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout == "finished\n"
