@@ -51,6 +51,9 @@ def drain(
 ) -> None:
     """Let one worker finish what it holds and leave.
 
+    Whoever starts the workers replaces it while the wanted number asks for one more; to have
+    fewer, use `paceline scale`.
+
     Example: paceline drain rollout-1 --run-dir runs/demo
     """
     _ask("Drain", {"worker_id": worker}, run_dir, controllers, token_file, tls_ca)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from paceline.supervisor.records import FleetRecord
 from tests.helpers.local_run import Up, paceline, write_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
@@ -139,12 +140,20 @@ def test_a_worker_that_cannot_start_ends_the_run_with_its_line(
     assert up.alive() == []
 
 
-def test_scale_and_drain_while_the_run_goes_on(start: Start) -> None:
-    up = start(train={"steps": 40, "eval_every": 40}, fleet={"policy": 1, "rollout": 1})
-    up.until(lambda: up.step() >= 1)
+def test_pause_scale_and_resume_while_the_run_goes_on(start: Start) -> None:
+    up = start(train={"steps": 20, "eval_every": 20}, fleet={"policy": 1, "rollout": 1})
     where = ("--run-dir", str(up.run_dir))
+    up.until(lambda: up.step() >= 1)
+    assert paceline("pause", *where).returncode == 0
+    assert up.status()["phase"] == "paused"
     assert paceline("scale", "rollout=2", *where).returncode == 0
     up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerRegistered")))
     assert paceline("scale", "rollout=1", *where).returncode == 0
+    up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerChanged")))
+    assert paceline("resume", *where).returncode == 0
     assert up.wait() == 0, up.said()
-    assert_sound(up, steps=40)
+    assert_sound(up, steps=20)
+    record = FleetRecord.read(up.run_dir)
+    assert record is not None
+    surplus = next(p for p in record.processes if p.name == "rollout-1")
+    assert (surplus.exit_code, len(surplus.ids)) == (0, 1), "it left by itself and stayed away"
