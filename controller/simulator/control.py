@@ -121,7 +121,11 @@ class Controller(Process):
         self.batches = 0
         self.seq = 0
         self.decide(cmd.StartRun(world.facts))
-        self.decide(cmd.BeginTerm(self.term, self.name))
+        try:
+            self.decide(cmd.BeginTerm(self.term, self.name))
+        except cmd.Refused:  # succeeded before it had read the journal
+            self.step_down()
+            return
         self.liveness.begin(ledger, self.loop.now)
         self.spawn(self._tick(self.term))
         self.spawn(self._sweep(self.term))
@@ -164,7 +168,7 @@ class Controller(Process):
             if self.leads:
                 for command in self.liveness.tick(self.ledger, self.loop.now):
                     self.decide(command)
-            await self.sleep(0.1)
+            await self.sleep(0.15)
 
     async def _sweep(self, term: int) -> None:
         """Deletes payloads that an earlier leader did not get round to."""

@@ -177,7 +177,7 @@ class Network:
             self.loop.after(late, self._arrive, source, target, fn, args)
 
     def _latency(self) -> float:
-        return self.delay * (0.5 + self.rng.expovariate(2.0))
+        return self.delay * (0.5 + self.rng.random())
 
     def _arrive(
         self, source: str, target: Process, fn: Callable[..., None], args: tuple[Any, ...]

@@ -63,7 +63,7 @@ class PolicyWorker(Worker):
     async def _until(self, future: Future, mesh: MeshView) -> bool:
         """Waits for ``future`` as long as the epoch is not called off; whether it is there."""
         while not future.done and self._current(mesh):
-            await self.within(future, 0.2)
+            await self.within(future, 0.5)
             self.check()
         return bool(future.done)
 
@@ -124,7 +124,7 @@ class PolicyWorker(Worker):
             if kind == "epoch_over":
                 return
             if kind != "open":
-                await self.news(0.3)
+                await self.news(0.6)
                 continue
             if not await self._accumulate(mesh, plan):
                 return
@@ -221,7 +221,7 @@ class PolicyWorker(Worker):
                     continue
                 if self.sent.get(link.epoch, -1) < self.state_version:
                     self.world.send_weights(self, link, self.state_version)
-            await self.sleep(0.2)
+            await self.sleep(0.4)
 
     def acknowledged(self, link_epoch: int, version: int) -> None:
         self.sent[link_epoch] = max(version, self.sent.get(link_epoch, -1))

@@ -44,20 +44,23 @@ class RolloutWorker(Worker):
                 raise Fenced("a request was fenced")
             free = self.slots - len(self.running)
             if free <= 0 or self.loaded_version < 0 or self.lifecycle == "draining":
-                await self.news(0.3)
+                await self.news(0.6)
                 continue
             self.lease_seq += 1
             result = await self.call(
                 cmd.LeaseTasks(
                     self.worker_id, self.incarnation, self.lease_seq, free, self.loaded_version
-                )
+                ),
+                patience=1.5,
             )
+            if result is None:  # gives up: what it may have been leased, nobody will ever work at
+                continue
             for lease in result.leases:
                 self.running[(lease.task_id, lease.attempt)] = Future()
                 self.spawn(self._generate(lease, self.incarnation))
             self.progress += 1
             if not result.leases:
-                await self.news(0.3)
+                await self.news(0.6)
 
     def directed(self, incarnation: int, order: tuple[int, int], view: object) -> None:
         super().directed(incarnation, order, view)  # type: ignore[arg-type]

@@ -25,10 +25,16 @@ class Client(Process):
         self.world = world
         self._leader = world.rng.choice(world.controller_names)
 
-    async def call(self, command: Any) -> Any:
-        """The reply; repeats the same request, at whatever controller, until there is one."""
+    async def call(self, command: Any, patience: float = 1e9) -> Any:
+        """The reply; repeats the same request, at whatever controller, until there is one.
+
+        None after ``patience`` seconds: the request may have had its effect.
+        """
         rng = self.world.rng
+        last = self.loop.now + patience
         while True:
+            if self.loop.now > last:
+                return None
             future = Future()
             target = self.world.controllers[self._leader]
             self.world.network.send(self.name, target, self._serve, target, command, future)

@@ -1,0 +1,152 @@
+"""The schedules can fail: with any one guard removed, some do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from controller.ledger import commands as cmd
+from controller.ledger import core, leasing, stepping
+from controller.ledger import ledger as ledger_module
+from controller.ledger import state as state_module
+from controller.ledger.steps import StepBook, deal
+from controller.ledger.tasks import Stand
+from controller.ledger.versions import Versions
+from controller.liveness import Liveness
+from controller.simulator.faults import run_schedule
+
+SEEDS = range(250)
+
+
+def first_failure(**options: Any) -> int | None:
+    for seed in SEEDS:
+        try:
+            run_schedule(seed, **options)
+        except Exception:
+            return seed
+    return None
+
+
+def no_lease_idempotency(patch: pytest.MonkeyPatch) -> None:
+    def lease(d: Any, c: cmd.LeaseTasks, now: float) -> Any:
+        worker = d.caller(c.worker_id, c.incarnation)
+        fresh = cmd.LeaseTasks(
+            c.worker_id, c.incarnation, worker.lease_seq + 1, c.max_tasks, c.loaded_version
+        )
+        return leasing.lease(d, fresh, now)
+
+    patch.setitem(ledger_module._HANDLERS, cmd.LeaseTasks, lease)
+
+
+def no_submission_idempotency(patch: pytest.MonkeyPatch) -> None:
+    """A group of the newest attempt is taken whatever became of the task meanwhile."""
+    held = leasing._holds
+    patch.setattr(
+        leasing, "_holds", lambda t, w, a: held(t, w, a) or (t.owner == w and t.attempt == a)
+    )
+
+
+def no_owner_check(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(leasing, "_holds", lambda task, w, a: task.stand is Stand.LEASED)
+
+
+def no_incarnation_fence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(core, "caller", lambda state, w, i: state.fleet.workers[w])
+
+
+def no_staleness_check(patch: pytest.MonkeyPatch) -> None:
+    """Neither at acceptance nor when a step opens."""
+    patch.setattr(Versions, "staleness", lambda self, version, step: 0)
+
+    def choose(d: Any, step: int) -> tuple[str, ...] | None:
+        wanted = d.state.run.groups_per_step
+        ready = tuple(d.state.tasks.ready)
+        return ready[:wanted] if len(ready) >= wanted else None
+
+    patch.setattr(stepping, "_choose", choose)
+
+
+def no_admission_limit(patch: pytest.MonkeyPatch) -> None:
+    """Without the limit work is thrown away as stale; staleness itself is still refused."""
+    no_staleness_check(patch)
+    patch.setattr(leasing, "admissible", lambda state, loaded: 8)
+
+
+def no_commit_vote(patch: pytest.MonkeyPatch) -> None:
+    """The first vote commits."""
+
+    def vote(d: Any, c: cmd.CastVote, now: float) -> Any:
+        result = stepping.vote(d, c, now)
+        if result.outcome != "pending":
+            return result
+        stepping._commit(d, d.state.steps.open, now)
+        return cmd.VoteResult("committed", d.state.versions.version)
+
+    patch.setitem(ledger_module._HANDLERS, cmd.CastVote, vote)
+
+
+def no_memory_of_commits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StepBook, "committed", lambda self, step, round_, epoch: None)
+
+
+def no_digest_comparison(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(stepping, "diverged", lambda mesh, step: ())
+
+
+def no_stickiness_of_shards(patch: pytest.MonkeyPatch) -> None:
+    """A lost member's step is dealt from scratch."""
+    patch.setattr(stepping, "deal", lambda costs, members, kept=None: deal(costs, members[::-1]))
+
+
+def no_payloads_after_commit(patch: pytest.MonkeyPatch) -> None:
+    committed = state_module._committed
+
+    def forget(s: Any, e: Any) -> None:
+        groups = s.steps.open.groups
+        committed(s, e)
+        s.garbage.extend((t, s.tasks.records[t].attempt) for t in groups)
+
+    patch.setitem(state_module._APPLY, state_module.ev.StepCommitted, forget)
+
+
+def no_lease_expiry(patch: pytest.MonkeyPatch) -> None:
+    """Silent workers live for ever."""
+    patch.setattr(Liveness, "_verdict", lambda self, state, key, pulse, now: None)
+
+
+def no_expiry_of_unnamed_leases(patch: pytest.MonkeyPatch) -> None:
+    """A lease whose reply was lost belongs to its owner for ever."""
+    patch.setitem(ledger_module._HANDLERS, cmd.ExpireLease, lambda d, c, now: None)
+
+
+MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
+    no_lease_idempotency,
+    no_submission_idempotency,
+    no_owner_check,
+    no_incarnation_fence,
+    no_staleness_check,
+    no_admission_limit,
+    no_commit_vote,
+    no_memory_of_commits,
+    no_digest_comparison,
+    no_stickiness_of_shards,
+    no_payloads_after_commit,
+    no_lease_expiry,
+    no_expiry_of_unnamed_leases,
+)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_schedules_fail_without(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    assert first_failure() is not None
+
+
+@pytest.mark.timeout(0)
+def test_schedules_fail_without_the_fence_on_appends() -> None:
+    assert first_failure(fenced=False) is not None
