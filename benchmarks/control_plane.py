@@ -11,6 +11,7 @@ connection and session. The closed loop:
   waits for the verdict, and leases again when all are in;
 - the policy replica asks for the next plan, votes, records a checkpoint when one is wanted, and with
   ``--fetch`` reads the payloads of its shard back before it votes, as a trainer does;
+- with ``--groups-a-submit`` more than 1, a client hands in that many groups in one request;
 - every reply leaves the leader only after its events are in Redis.
 
 A step is 256 groups (4,096 samples). ``max_staleness`` is high, so that no lease waits for training. A group counts when its verdict came
@@ -45,6 +46,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=15.0, help="measured window of each row")
     parser.add_argument("--warm-up", type=float, default=3.0, help="seconds before it")
     parser.add_argument("--tasks", type=int, default=8, help="tasks a lease")
+    parser.add_argument("--groups-a-submit", type=int, default=1)
     parser.add_argument("--fetch", action="store_true", help="the policy replica reads payloads")
     parser.add_argument(
         "--groups-total", type=int, default=0, help="one more row: growth over so many"
@@ -65,7 +67,13 @@ def main() -> None:
         rows.append(_measure(args, "16x16", 64, 0.0, args.groups_total))
         _print_row(rows[-1], header=False)
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    machine = {"cores": os.cpu_count(), "tasks_a_lease": args.tasks, "fetch": args.fetch}
+    machine = {
+        "cores": os.cpu_count(),
+        "load_average": os.getloadavg()[0],
+        "tasks_a_lease": args.tasks,
+        "groups_a_submit": args.groups_a_submit,
+        "fetch": args.fetch,
+    }
     args.out.write_text(json.dumps({"machine": machine, "rows": rows}, indent=2) + "\n")
     print(f"written to {args.out}")
 
@@ -82,6 +90,7 @@ def _print_row(row: dict[str, Any], *, header: bool) -> None:
         "lease_p99_ms": 13,
         "submit_p99_ms": 14,
         "leader_cpu": 11,
+        "load_cpu": 9,
         "groups_per_cpu_s": 17,
         "rss_first_mb": 13,
         "rss_mb": 8,
@@ -120,6 +129,7 @@ def _measure(
                 "clients": clients,
                 "tokens": PAYLOADS[payload],
                 "tasks": args.tasks,
+                "groups_a_submit": args.groups_a_submit,
                 "fetch": args.fetch,
                 "warm_up": args.warm_up,
                 "seconds": seconds,
@@ -146,7 +156,12 @@ async def _load(order: dict[str, Any]) -> None:
     policy = FakePolicy(config, addresses, "policy-0", fetch=order["fetch"])
     rollouts = [
         FakeRollout(
-            config, addresses, f"rollout-{i}", tokens=order["tokens"], tasks_a_lease=order["tasks"]
+            config,
+            addresses,
+            f"rollout-{i}",
+            tokens=order["tokens"],
+            tasks_a_lease=order["tasks"],
+            groups_a_submit=order["groups_a_submit"],
         )
         for i in range(order["clients"])
     ]
@@ -159,7 +174,7 @@ async def _load(order: dict[str, Any]) -> None:
     for worker in workers:
         worker.timings = Timings()
     rss = [leader.memory_info().rss]
-    cpu = leader.cpu_times()
+    cpu, own = leader.cpu_times(), time.process_time()
     began = time.perf_counter()
 
     def groups() -> int:
@@ -175,8 +190,10 @@ async def _load(order: dict[str, Any]) -> None:
     seconds = time.perf_counter() - began
     after = leader.cpu_times()
     cpu_s = after.user + after.system - cpu.user - cpu.system
+    load_cpu_s = time.process_time() - own
     counted = groups()
     result = _summary(workers, counted, seconds, cpu_s, rss, order["tokens"])
+    result["load_cpu"] = load_cpu_s / seconds
     ended = True
     for task in tasks:
         task.cancel()

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -105,8 +105,10 @@ class FakeRollout(FakeWorker):
         *,
         tokens: int = 16,
         tasks_a_lease: int = 4,
+        groups_a_submit: int = 1,
     ) -> None:
         super().__init__(config, addresses, worker_id)
+        self.groups_a_submit = groups_a_submit
         self.tokens = tokens
         self.tasks_a_lease = tasks_a_lease
         self.lease_seq = 0
@@ -171,15 +173,19 @@ class FakeRollout(FakeWorker):
         return template
 
     async def submit(self, group: rollout_pb2.Group) -> rollout_pb2.SubmitResult:
+        request = rollout_pb2.SubmitRequest(caller=self.session.caller, groups=[group])
+        return (await self.submit_request(request))[0]
+
+    async def submit_request(
+        self, request: rollout_pb2.SubmitRequest
+    ) -> Sequence[rollout_pb2.SubmitResult]:
         began = time.perf_counter()
-        reply = await self.control.call(
-            "RolloutService.SubmitGroups",
-            rollout_pb2.SubmitRequest(caller=self.session.caller, groups=[group]),
-            None,
-        )
+        reply = await self.control.call("RolloutService.SubmitGroups", request, None)
         self.timings.submit.append(time.perf_counter() - began)
-        self.held.pop(group.task.task_id, None)
-        return reply.results[0]
+        for group in request.groups:
+            self.held.pop(group.task.task_id, None)
+        results: Sequence[rollout_pb2.SubmitResult] = reply.results
+        return results
 
     async def work(self, stopped: Callable[[], bool]) -> None:
         """Leases and submits until ``stopped``."""
@@ -191,12 +197,15 @@ class FakeRollout(FakeWorker):
                 reply = await self.lease()
                 if reply.empty_reason == rollout_pb2.EMPTY_REASON_STOPPED:
                     return
-                for lease in reply.leases:
-                    result = await self.submit(self.group_for(lease))
-                    if result.verdict == rollout_pb2.VERDICT_ACCEPTED:
-                        self.timings.groups += 1
-                    else:
-                        self.timings.refused += 1
+                for start in range(0, len(reply.leases), self.groups_a_submit):
+                    some = reply.leases[start : start + self.groups_a_submit]
+                    request = rollout_pb2.SubmitRequest(caller=self.session.caller)
+                    for lease in some:
+                        request.groups.add().CopyFrom(self.group_for(lease))
+                    for result in await self.submit_request(request):
+                        accepted = result.verdict == rollout_pb2.VERDICT_ACCEPTED
+                        self.timings.groups += accepted
+                        self.timings.refused += not accepted
             except RequestRefused:
                 # Declared dead meanwhile: the session registers anew.
                 self.timings.errors += 1
