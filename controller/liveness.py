@@ -7,7 +7,8 @@ Evidence, and what it is worth:
 - A peer reports a failed collective while a worker is suspect: its grace is ``suspect_grace_s``.
   Without a suspect the report kills nobody; the members just form the next epoch.
 - Not heard of for ``lease_ttl_s``: dead, suspect or not. This is how a hung process ends.
-- Heard of, busy, and no progress for ``wedged_after_s``: wedged, dead.
+- Heard of, busy, and no progress for ``wedged_after_s``: wedged, dead. Of several that are stuck
+  in one collective, only the first: the others may have waited for it, and get their time anew.
 
 A replica that is heard of and not busy is never removed, however long it does nothing: there is no
 transition from idle to dead. It would evict a healthy replica that merely waits for work.
@@ -177,12 +178,13 @@ class Liveness:
         self._watch_mesh(state, now)
         commands: list[Command] = []
         dead: set[Key] = set()
-        for key, pulse in self.pulses.items():
+        for key, pulse in sorted(self.pulses.items(), key=lambda item: item[1].progress_t):
             verdict = self._verdict(state, key, pulse, now)
             if verdict is not None:
                 how, detail = verdict
                 dead.add(key)
                 commands.append(DeclareDead(*key, how, detail))
+                self._excuse_peers(state, key, now)
                 continue
             self._compare_leases(state, key, pulse, now)
             commands.extend(
@@ -193,6 +195,16 @@ class Liveness:
         if self._may_form(state, dead, now):
             commands.append(FormMesh())
         return commands
+
+    def _excuse_peers(self, state: State, key: Key, now: float) -> None:
+        """Whoever is stuck in a collective with a dead member was waiting for it."""
+        mesh = state.fleet.mesh
+        if mesh is None or mesh.rank(*key) < 0:
+            return
+        for member in mesh.members:
+            pulse = self.pulses.get((member.worker_id, member.incarnation))
+            if pulse is not None:
+                pulse.progress_t = now
 
     def _compare_leases(self, state: State, key: Key, pulse: Pulse, now: float) -> None:
         """Which leases the worker's reports have not named, and since when."""
