@@ -52,20 +52,20 @@ class Rows:
 
     async def of(self, leases: Sequence[LeasedTask]) -> list[str]:
         """Each task's row as a JSON object, in order."""
-        missing = {key for lease in leases if (key := (lease.kind, lease.index)) not in self._cache}
-        # Off the event loop: a row may come from a slow disk, and the leader has a lease to renew.
-        found = await asyncio.to_thread(self._read, missing) if missing else {}
-        rows = []
-        for lease in leases:
-            key = (lease.kind, lease.index)
-            row = found.get(key)
-            if row is None:
-                self._cache.move_to_end(key)
-                row = self._cache[key]
-            rows.append(row)
-        for key, row in found.items():
-            self._remember(key, row)
-        return rows
+        keys = [(lease.kind, lease.index) for lease in leases]
+        # Taken out before the wait: other requests may push these rows out of the cache during it.
+        rows = {key: self._cache[key] for key in keys if key in self._cache}
+        for key in rows:
+            self._cache.move_to_end(key)
+        missing = set(keys) - rows.keys()
+        if missing:
+            # Off the event loop: a row may come from a slow disk, and the leader has a lease to
+            # renew.
+            found = await asyncio.to_thread(self._read, missing)
+            for key, row in found.items():
+                self._remember(key, row)
+            rows |= found
+        return [rows[key] for key in keys]
 
     def _read(self, keys: set[tuple[Kind, int]]) -> dict[tuple[Kind, int], str]:
         found = {}
