@@ -31,7 +31,7 @@ from controller.ending import cancel_all
 from controller.errors import NotLeading
 from controller.hub import SILENT, Hub
 from controller.journal import START, Deposed, Journal, Position, Snapshot
-from controller.ledger.commands import BeginTerm, Command, RunFacts, StartRun
+from controller.ledger.commands import BeginTerm, Command, Refused, RunFacts, StartRun
 from controller.ledger.events import GroupAccepted
 from controller.ledger.fleet import Worker
 from controller.ledger.views import live_payloads
@@ -274,7 +274,11 @@ class Leader:
                 continue
             for command in self.liveness.tick(self.ledger, time.monotonic()):
                 event(log, "liveness", command=command)
-                self.decide(command)
+                try:
+                    self.decide(command)
+                except Refused as refusal:
+                    # Overtaken by a request since the evidence was looked at.
+                    event(log, "liveness overtaken", why=str(refusal), level=logging.WARNING)
 
     async def _hand_over(self) -> None:
         """A wanted end: what was decided is made durable, then a standby may take over at once."""
