@@ -51,8 +51,9 @@ def controller(
     if index >= len(addresses):
         raise BadInput(f"--index {index}: --controllers names {len(addresses)} addresses, from 0")
     where = run_dir or Path("runs") / settings.run.name
-    port = addresses[index].rpartition(":")[2]
+    host, _, port = addresses[index].rpartition(":")
     arguments = ["--run-dir", str(where), "--id", f"controller-{index}", "--port", port]
+    arguments += ["--advertise", host.strip("[]")]
     _become("controller", config, arguments, overrides, threads=1)
 
 

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import signal
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from paceline.config.schema import RedisConfig
+from paceline.redis_server import ensure_redis, stop_redis
+from paceline.supervisor.launch import free_ports
 from paceline.supervisor.records import FleetRecord
-from tests.helpers.local_run import Up, paceline, write_run
+from tests.helpers.local_run import ROOT, Up, paceline, write_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -157,3 +163,45 @@ def test_pause_scale_and_resume_while_the_run_goes_on(start: Start) -> None:
     assert record is not None
     surplus = next(p for p in record.processes if p.name == "rollout-1")
     assert (surplus.exit_code, len(surplus.ids)) == (0, 1), "it left by itself and stayed away"
+
+
+def test_every_role_started_by_hand(tmp_path: Path) -> None:
+    config = write_run(tmp_path, train={"steps": 2, "eval_every": 2})
+    run_dir = tmp_path / "run"
+    ports = free_ports("127.0.0.1", 2)
+    controllers = ",".join(f"127.0.0.1:{port}" for port in ports)
+    common = (str(config), "--controllers", controllers, "--run-dir", str(run_dir))
+    commands = {
+        "rollout": ("rollout", *common),
+        "policy": ("policy", *common, "--id", "trainer"),
+        "first": ("controller", *common, "--index", "0"),
+        "second": ("controller", *common, "--index", "1"),
+    }
+    processes = {}
+    try:
+        with (tmp_path / "out").open("ab") as out:
+            for name, arguments in commands.items():
+                command = [sys.executable, "-m", "paceline", *arguments]
+                processes[name] = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)
+        said = tmp_path / "out"
+        for name in ("rollout", "policy"):
+            assert processes[name].wait(240) == 0, said.read_text()
+        shown = paceline("status", "--json", "--controllers", controllers)
+        status = json.loads(shown.stdout)
+        assert status["phase"] == "finished"
+        assert {c["address"] for c in status["controllers"]} == set(controllers.split(","))
+        assert "trainer" in {w["worker_id"] for w in status["workers"]}
+        for name in ("first", "second"):
+            processes[name].terminate()
+            assert processes[name].wait(60) == 0, said.read_text()
+        shown = paceline("ledger", "verify", "--redis-url", redis_url(run_dir), "--run", "tiny")
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+        stop_redis(run_dir)
+
+
+def redis_url(run_dir: Path) -> str:
+    return ensure_redis(run_dir, RedisConfig()).url
