@@ -1,4 +1,9 @@
-"""``python -m controller.simulator``: fuzz the ledger, reproduce a seed, or plan a fleet."""
+"""``python -m controller.simulator``: fuzz the ledger, reproduce a seed, or plan a fleet.
+
+--seeds 1000                      that many schedules
+--seed 42 --verbose               one schedule, with every journal entry
+--plan policy=4 rollout=16 --step-s 2 --generate-s 10
+"""
 
 from __future__ import annotations
 
@@ -9,14 +14,43 @@ import traceback
 from collections import Counter
 
 from controller.simulator.faults import run_schedule
+from controller.simulator.plan import Fleet, forecast, parse, show
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m controller.simulator", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m controller.simulator",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--seeds", type=int, default=1, help="number of schedules")
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--verbose", action="store_true", help="print every journal entry")
+    parser.add_argument("--plan", nargs="+", metavar="ROLE=N", help="policy=N rollout=N slots=N")
+    parser.add_argument("--step-s", type=float, help="one replica alone on a step, seconds")
+    parser.add_argument("--generate-s", type=float, help="mean time of a group, seconds")
+    parser.add_argument("--spread", type=float, help="sigma of its logarithm")
+    parser.add_argument("--transfer-s", type=float, help="delay of messages and weights, seconds")
+    parser.add_argument("--groups-per-step", type=int)
+    parser.add_argument("--max-staleness", type=int)
+    parser.add_argument("--steps", type=int)
     arguments = parser.parse_args()
+    return _plan(parser, arguments) if arguments.plan else _fuzz(arguments)
+
+
+def _plan(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    names = ["step_s", "generate_s", "spread", "transfer_s"]
+    names += ["groups_per_step", "max_staleness", "steps"]
+    given = {n: value for n in names if (value := getattr(arguments, n)) is not None}
+    try:
+        fleet = Fleet(**parse(arguments.plan), **given)
+    except ValueError as error:
+        parser.error(str(error))
+    print(show(fleet, forecast(fleet, arguments.seed)))
+    return 0
+
+
+def _fuzz(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
     failed = 0
     totals: Counter[str] = Counter()
@@ -26,7 +60,7 @@ def main() -> int:
         except Exception as error:
             failed += 1
             print(f"seed {seed}: {type(error).__name__}: {error}")
-            print(f"  again: python -m controller.simulator --seed {seed} --verbose")
+            print(f"  again: python -m controller.simulator --seed {seed} --verbose", flush=True)
             if arguments.verbose:
                 traceback.print_exc()
             continue

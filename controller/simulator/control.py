@@ -173,8 +173,8 @@ class Controller(Process):
     async def _sweep(self, term: int) -> None:
         """Deletes payloads that an earlier leader did not get round to."""
         store = self.world.store
-        stored = await store.call(self, 0.5, lambda: set(store.payloads))
-        if stored is TIMEOUT or self.ledger is None or self.term != term:
+        stored = await store.call(self, 0.5, store.list_payloads, term)
+        if stored is TIMEOUT or stored is None or self.ledger is None or self.term != term:
             return
         orphans = sorted(stored - views.live_payloads(self.ledger.state))
         await store.call(self, 0.5, store.delete_payloads, orphans)

@@ -13,6 +13,7 @@ from typing import Any
 from controller.ledger import Ledger
 from controller.ledger import events as ev
 from controller.ledger.commands import AcceptGroup, CastVote, LeaseTasks, RunFacts
+from controller.ledger.views import PlanView
 from controller.simulator.store import Entry
 
 
@@ -51,6 +52,7 @@ class Oracle:
         self.living: dict[str, int] = {}
         self.members: dict[str, int] = {}
         self.votes: dict[str, str] = {}
+        self.shards: dict[str, tuple[int, ...]] = {}
         self.open: ev.StepOpened | None = None
         self.epochs = {"mesh": 0, "link": 0}
         self.finished: str = ""
@@ -164,10 +166,14 @@ class Oracle:
         for task_id in e.groups:
             if task_id in used or task_id in self.dropped or task_id not in self.accepted:
                 raise Violation(f"{task_id} is in step {e.step}, and used, dropped or not accepted")
-        self.open, self.votes = e, {}
+        self.open, self.votes, self.shards = e, {}, dict(e.shards)
 
     def _on_StepDealt(self, e: ev.StepDealt) -> None:
         self.votes = {}
+        for worker_id, before in self.shards.items():
+            if worker_id in e.shards and not set(before) <= set(e.shards[worker_id]):
+                raise Violation(f"groups that {worker_id} may have computed were dealt to another")
+        self.shards = dict(e.shards)
 
     def _on_StepAborted(self, e: ev.StepAborted) -> None:
         if self.open is not None and self.open.step == e.step:
@@ -256,6 +262,16 @@ class Oracle:
         before = self.states.setdefault(version, state)
         if before != state:
             raise Violation(f"{worker_id} has other weights of version {version}")
+
+    def may_train(self, worker_id: str, incarnation: int, plan: PlanView) -> bool:
+        """Whether the plan still is what the journal says."""
+        step, mesh = self.ledger.state.steps.open, self.ledger.state.fleet.mesh
+        return (
+            step is not None
+            and (step.step, step.version) == (plan.step, plan.version)
+            and mesh is not None
+            and mesh.rank(worker_id, incarnation) >= 0
+        )
 
     def at_end(self) -> None:
         """The run is over: nothing lost, nothing left behind."""

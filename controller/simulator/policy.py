@@ -32,7 +32,7 @@ class PolicyWorker(Worker):
         self.epoch = 0
         """Newest epoch it has set out to form; it never comes back to one."""
         self.accumulated: set[str] = set()
-        self.accumulated_for = (0, 0)
+        self.accumulated_for = (0, 0, 0, 0)
         self.saved_step = 0
         self.saving = False
         self.sent: dict[int, int] = {}
@@ -74,6 +74,7 @@ class PolicyWorker(Worker):
         epoch = world.epochs.setdefault(mesh.epoch, Epoch(world, mesh))
         rank = next(r for r, m in enumerate(mesh.members) if (m.worker_id, m.incarnation) == me)
         if mesh.restore:
+            self.accumulated.clear()
             await self.sleep(world.rng.uniform(0.1, 0.6))
             self.state = world.checkpoints[mesh.checkpoint_path].state
             self._hold(mesh.state_version)
@@ -140,20 +141,21 @@ class PolicyWorker(Worker):
 
     async def _accumulate(self, mesh: MeshView, plan: PlanView) -> bool:
         """Gradients of the shard, on top of what an earlier round has accumulated already."""
-        if self.accumulated_for != (plan.step, plan.version):
-            self.accumulated.clear()
-            self.accumulated_for = (plan.step, plan.version)
+        facts = (plan.step, plan.version, plan.total_tokens, plan.total_sequences)
         shard = {task_id for task_id, _ in plan.shard}
-        if not self.accumulated <= shard:
-            raise Violation(f"{self.name}: groups it had computed were dealt to another")
+        # Opened anew after an abort, the same step may have other groups.
+        if self.accumulated_for != facts or not self.accumulated <= shard:
+            self.accumulated.clear()
+            self.accumulated_for = facts
         self.busy = True
         for task_id, attempt in plan.shard:
             if task_id in self.accumulated:
                 continue
             if (task_id, attempt) not in self.world.store.payloads:
-                if not self._current(mesh):
-                    return False
-                raise Violation(f"the payload of {task_id}/{attempt} is gone")
+                if self.world.oracle.may_train(self.worker_id, self.incarnation, plan):
+                    raise Violation(f"the payload of {task_id}/{attempt} is gone")
+                await self.news()  # it asks for what others have committed without it
+                return False
             await (Future() if self.wedged else self.sleep(self.world.group_s()))
             self.check()
             self.accumulated.add(task_id)

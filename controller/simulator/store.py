@@ -99,6 +99,10 @@ class Store:
         if term == self.term and (self.snapshot is None or self.snapshot[0] < at):
             self.snapshot = (at, state)
 
+    def list_payloads(self, term: int) -> set[Ref] | None:
+        """What is stored; None to a deposed leader, which would take its successor's for orphans."""
+        return set(self.payloads) if term == self.term else None
+
     def delete_payloads(self, refs: list[Ref]) -> None:
         self.payloads.difference_update(refs)
 

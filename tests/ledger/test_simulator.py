@@ -19,6 +19,8 @@ FIRST_SEED = 1_000_000
 NAMED = {
     21: "append repeated late, after the writer's next batch",
     5528: "candidate stopped between winning its term and reading the journal",
+    20682: "deposed leader swept payloads of its successor",
+    20039: "step opened anew after an abort, with other groups",
     1134: "bit flipped between a replica's vote and the commit",
 }
 """Schedules that once found something, in the ledger or in the model."""

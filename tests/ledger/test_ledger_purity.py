@@ -1,0 +1,36 @@
+"""The ledger and what is around it stay pure and light."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import controller.ledger
+
+LEDGER = Path(controller.ledger.__file__).parent
+IMPURE = {"time", "datetime", "random", "secrets", "os", "socket", "asyncio", "threading", "redis"}
+
+
+def test_the_ledger_has_no_clock_no_dice_and_no_io() -> None:
+    files = [*LEDGER.glob("*.py"), LEDGER.parent / "liveness.py"]
+    assert len(files) > 10
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            names: list[str] = []
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                names = [node.module or ""]
+            used = {name.partition(".")[0] for name in names}
+            assert not used & IMPURE, f"{file.name} imports {used & IMPURE}"
+
+
+def test_the_ledger_and_the_simulator_import_nothing_heavy() -> None:
+    code = (
+        "import sys, controller.simulator.__main__\n"
+        "heavy = {'torch', 'transformers', 'datasets', 'vllm', 'numpy', 'grpc', 'redis'}\n"
+        "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
