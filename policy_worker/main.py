@@ -16,8 +16,8 @@ receive, the same, within 20 ms; Vote, only its outcome, a new incarnation or (3
 whether a step was committed is never guessed. A failed collective is reported once, then this replica waits
 for the controller's next epoch like everybody else.
 
-Threads: training here; session and calls in control.py's; weights in publisher.py's; checkpoint
-files in checkpoint.py's.
+Threads: training here; session and calls in control.py's; what outlets.py hands over goes on in
+publisher.py's and checkpoint.py's.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ import logging
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 
-import psutil
 import torch
 
 from paceline import log as logs
@@ -41,12 +39,13 @@ from paceline.hosts import own_address
 from paceline.log import event
 from paceline.mesh import EpochCancelled, MeshError
 from paceline.v1 import policy_pb2, worker_pb2
-from policy_worker.checkpoint import CheckpointError, CheckpointInfo
+from policy_worker.checkpoint import CheckpointError
 from policy_worker.control import Control
 from policy_worker.gradients import StepFacts
 from policy_worker.model import ModelError, pick_device
-from policy_worker.publisher import Publisher
+from policy_worker.outlets import Outlets
 from policy_worker.replica import Replica, ReplicaBroken, lead
+from policy_worker.standing import Standing
 from policy_worker.stats import Stats
 from policy_worker.trainer import Epoch, Trainer
 
@@ -101,22 +100,12 @@ class PolicyWorker:
         self.worker_id = worker_id
         self.run_dir = run_dir
         self.host = tensor_host or own_address(controllers[0])
-        self.process = psutil.Process()
-        # What the report says; written here, read by the session's thread.
-        self.lifecycle = worker_pb2.LIFECYCLE_STARTING
-        self.progress = 0
-        self.busy = True
-        self.activity = "loading the model"
-        self.formed = 0
-        self.over = 0
+        self.standing = Standing()
+        self.outlets: Outlets | None = None
+        self.over = 0  # newest epoch that this replica knows to be over
         self.newest_epoch = 0
-        self.published = -1
-        self.saved = -1
-        self.publisher: Publisher | None = None
-        self.records: list[Future[None]] = []
         self.idle_since = time.monotonic()
         self.last_commit_s = 0.0
-        self.last_publish_s = 0.0
         self.control = Control(
             config, controllers, worker_id=worker_id, report=self.report, tensor_host=self.host
         )
@@ -139,18 +128,9 @@ class PolicyWorker:
         reply = self.control.register()
         self.rendezvous_url, self.run_id = reply.rendezvous_url, reply.run_id
         self.trainer.attach(self.run_dir or Path(reply.run_dir))
-        self.publisher = Publisher(
-            url=reply.rendezvous_url,
-            run_id=reply.run_id,
-            device=self.trainer.device,
-            on_link_error=self.link_broke,
-            host=self.host,
-        )
-        self.control.on_directive(self.follow_links)
+        self.outlets = Outlets(self.control, self.trainer, reply, self.host)
         self.control.on_directive(self.end_epochs)
-        if (directive := self.control.directive) is not None:
-            self.end_epochs(directive)
-        self.lifecycle = worker_pb2.LIFECYCLE_RUNNING
+        self.standing.lifecycle = worker_pb2.LIFECYCLE_RUNNING
         try:
             while (directive := self.next_directive()) is not None:
                 self.follow(directive)
@@ -165,8 +145,8 @@ class PolicyWorker:
         if directive is None:  # rejoining at this very moment
             return self.next_directive()
         draining = directive.lifecycle == worker_pb2.LIFECYCLE_DRAINING
-        if draining and self.lifecycle == worker_pb2.LIFECYCLE_RUNNING:
-            self.lifecycle = worker_pb2.LIFECYCLE_DRAINING
+        if draining and self.standing.lifecycle == worker_pb2.LIFECYCLE_RUNNING:
+            self.standing.lifecycle = worker_pb2.LIFECYCLE_DRAINING
             self.control.poke()
         if self.control.stopped or (draining and self.control.mesh is None):
             return None
@@ -174,9 +154,7 @@ class PolicyWorker:
 
     def follow(self, directive: worker_pb2.Directive) -> None:
         """One move towards what ``directive`` says; returns when there may be another to make."""
-        self.publish()
-        if directive.checkpoint_step == self.trainer.state.step:
-            self.save_checkpoint()
+        self.out.serve()
         mesh = self.control.mesh
         try:
             if mesh is None:
@@ -185,7 +163,7 @@ class PolicyWorker:
             elif mesh.epoch == self.over:
                 self.leave()
                 self.sleep(directive, "epoch over")
-            elif mesh.epoch != self.formed:
+            elif mesh.epoch != self.standing.mesh_epoch:
                 self.join(mesh)
             else:
                 self.take_step(mesh)
@@ -196,7 +174,7 @@ class PolicyWorker:
         except RequestRefused as error:
             # Of an incarnation or an epoch that is over; the next directive says what is true.
             event(log, "refused", logging.WARNING, error=error)
-            self.over = self.formed
+            self.over = self.standing.mesh_epoch
             self.leave()
 
     # -- membership -----------------------------------------------------------------------------
@@ -206,7 +184,7 @@ class PolicyWorker:
         self.leave()
         rank = [m.incarnation for m in mesh.members].index(self.control.caller.incarnation)
         begun = time.monotonic()
-        self.work(f"epoch {mesh.epoch}: forming")
+        self.standing.work(f"epoch {mesh.epoch}: forming")
         trainer = self.trainer
         trainer.form(
             Epoch(mesh.epoch, rank, len(mesh.members), self.rendezvous_url, self.run_id, self.host),
@@ -215,20 +193,20 @@ class PolicyWorker:
         needy = [i for i, member in enumerate(mesh.members) if member.needs_state]
         if mesh.restore:
             if trainer.state.version != mesh.state_version:
-                self.work(f"epoch {mesh.epoch}: restoring")
+                self.standing.work(f"epoch {mesh.epoch}: restoring")
                 trainer.restore(mesh.checkpoint_path, mesh.step, mesh.state_version)
         elif rank in needy:
-            self.work(f"epoch {mesh.epoch}: receiving the state")
+            self.standing.work(f"epoch {mesh.epoch}: receiving the state")
             trainer.receive(mesh.source_rank)
         elif needy and rank == mesh.source_rank:
-            self.work(f"epoch {mesh.epoch}: seeding {len(needy)}")
+            self.standing.work(f"epoch {mesh.epoch}: seeding {len(needy)}")
             trainer.seed(needy)
         if trainer.state.version != mesh.state_version:
             # The controller learns of it from the report and forms an epoch that seeds this one.
             raise MeshError(
                 f"holds version {trainer.state.version}, the epoch needs {mesh.state_version}"
             )
-        self.formed = mesh.epoch
+        self.standing.mesh_epoch = mesh.epoch
         self.control.poke()
         event(
             log,
@@ -244,13 +222,13 @@ class PolicyWorker:
     def leave(self) -> None:
         """Out of the mesh, local gradients kept."""
         self.trainer.abandon()
-        if self.formed:
-            self.formed = 0
+        if self.standing.mesh_epoch:
+            self.standing.mesh_epoch = 0
             self.control.poke()
 
     def collective_failed(self, mesh: worker_pb2.PolicyMesh | None, error: MeshError) -> None:
         """Says so once, then waits for the controller's next epoch like every other member."""
-        epoch = mesh.epoch if mesh is not None else self.formed
+        epoch = mesh.epoch if mesh is not None else self.standing.mesh_epoch
         event(log, "collective failed", logging.WARNING, epoch=epoch, error=error)
         self.over = epoch
         self.leave()
@@ -258,6 +236,13 @@ class PolicyWorker:
             "WorkerService.ReportPeerError",
             worker_pb2.PeerError(caller=self.control.caller, epoch=epoch, detail=str(error)),
         )
+
+    def end_epochs(self, directive: worker_pb2.Directive) -> None:
+        """On the session's thread: the training thread may have had its share of a collective and
+        wait for another rank of this replica, which waits for a peer that is gone."""
+        self.newest_epoch = max(self.newest_epoch, directive.mesh.epoch)
+        current = self.control.mesh
+        self.trainer.replica.end_epoch(self.newest_epoch - (current is not None))
 
     def epoch_is_over(self, epoch: int) -> bool:
         mesh = self.control.mesh
@@ -279,15 +264,15 @@ class PolicyWorker:
         times = Stats()
         fetched = time.monotonic()
         times.set("time_wait_s", fetched - self.idle_since)
-        self.work(f"step {plan.step}: computing {len(groups)} groups")
+        self.standing.work(f"step {plan.step}: computing {len(groups)} groups")
         self.trainer.add(groups)
         computed = time.monotonic()
         times.set("time_compute_s", computed - fetched)
-        self.work(f"step {plan.step}: reducing")
+        self.standing.work(f"step {plan.step}: reducing")
         stats = self.trainer.reduce()
         times.set("time_reduce_s", time.monotonic() - computed)
         times.set("time_commit_s", self.last_commit_s)
-        times.set("time_publish_s", self.last_publish_s)
+        times.set("time_publish_s", self.out.last_publish_s)
         stats.merge([times.entries])
         begun = time.monotonic()
         version = self.vote(plan, stats)
@@ -295,7 +280,7 @@ class PolicyWorker:
             self.over = mesh.epoch
             self.leave()
             return
-        self.work(f"step {plan.step}: committing")
+        self.standing.work(f"step {plan.step}: committing")
         self.trainer.commit(version)
         self.last_commit_s = time.monotonic() - begun
         self.control.poke()
@@ -308,14 +293,14 @@ class PolicyWorker:
             loss=stats.mean("loss"),
             ms=(time.monotonic() - fetched) * 1e3,
         )
-        self.publish()
+        self.out.publish()
         if self.trainer.state.step % self.config.train.checkpoint_every == 0:
-            self.save_checkpoint()
+            self.out.save_checkpoint()
         self.idle_since = time.monotonic()
 
     def next_plan(self, epoch: int) -> policy_pb2.StepPlan | None:
         """The open step's plan; None where there is none yet, or none to come in this epoch."""
-        self.rest(f"step {self.trainer.state.step + 1}: waiting for groups")
+        self.standing.rest(f"step {self.trainer.state.step + 1}: waiting for groups")
         reply = self.control.call(
             "PolicyService.NextPlan",
             policy_pb2.PlanRequest(
@@ -325,7 +310,7 @@ class PolicyWorker:
                 wait_s=PLAN_WAIT_S,
             ),
             # A publisher or a checkpoint is asked for by directive, too: come back and look.
-            lambda: self.epoch_is_over(epoch) or self.wanted() or self.control.stopped,
+            lambda: self.epoch_is_over(epoch) or self.out.wanted() or self.control.stopped,
         )
         if reply is None or reply.state == policy_pb2.PLAN_STATE_WAIT:
             return None
@@ -342,7 +327,7 @@ class PolicyWorker:
 
     def vote(self, plan: policy_pb2.StepPlan, stats: Stats) -> int | None:
         """The committed version; None where the step is to be done again."""
-        self.rest(f"step {plan.step}: voting")
+        self.standing.rest(f"step {plan.step}: voting")
         caller = self.control.caller
         request = policy_pb2.VoteRequest(
             caller=caller,
@@ -370,144 +355,45 @@ class PolicyWorker:
             if self.control.stopped:
                 return None
 
-    # -- weights and checkpoints ----------------------------------------------------------------
-
-    def follow_links(self, directive: worker_pb2.Directive) -> None:
-        """On the session's thread: links form while the training thread computes."""
-        if self.publisher is not None:
-            self.publisher.set_links(self.own_links(directive))
-
-    def end_epochs(self, directive: worker_pb2.Directive) -> None:
-        """On the session's thread: the training thread may have had its share of a collective and
-        wait for another rank of this replica, which waits for a peer that is gone."""
-        self.newest_epoch = max(self.newest_epoch, directive.mesh.epoch)
-        current = self.control.mesh
-        self.trainer.replica.end_epoch(self.newest_epoch - (current is not None))
-
-    def own_links(self, directive: worker_pb2.Directive) -> list[worker_pb2.WeightsLink]:
-        own = self.control.caller.incarnation
-        return [link for link in directive.links if link.publisher.incarnation == own]
-
-    def wanted(self) -> bool:
-        """A directive asks for something that the training thread does between steps."""
-        directive = self.control.directive
-        if directive is None:
-            return True
-        state = self.trainer.state
-        return (bool(self.own_links(directive)) and self.published != state.version) or (
-            directive.checkpoint_step == state.step
-            and state.step > 0
-            and self.saved != state.version
-            and self.trainer.rank == 0
-        )
-
-    def publish(self) -> None:
-        """Hands the newest weights to the publisher, where receivers are linked to this replica."""
-        directive, version = self.control.directive, self.trainer.state.version
-        if directive is None or version < 0 or self.published == version:
-            return
-        if self.publisher is None or not self.own_links(directive):
-            return
-        self.last_publish_s = self.publisher.publish(version, self.trainer.whole_weights())
-        self.published = version
-
-    def link_broke(self, epoch: int, detail: str) -> None:
-        """On the publisher's thread."""
-        self.control.post(
-            "WorkerService.ReportPeerError",
-            worker_pb2.PeerError(
-                caller=self.control.caller, epoch=epoch, is_link=True, detail=detail
-            ),
-        )
-
-    def save_checkpoint(self) -> None:
-        """Rank 0 of the mesh writes the present state, once, in the background."""
-        state = self.trainer.state
-        if self.trainer.rank != 0 or self.saved == state.version or state.step == 0:
-            return
-        self.saved = state.version
-        self.trainer.save().add_done_callback(self.checkpoint_written)
-
-    def checkpoint_written(self, future: Future[CheckpointInfo]) -> None:
-        """On the writer's thread."""
-        if future.exception() is not None:
-            return  # logged by the writer; the one before stays the newest
-        info = future.result()
-        request = policy_pb2.CheckpointRequest(
-            caller=self.control.caller,
-            step=info.step,
-            version=info.version,
-            path=str(info.path),
-            size_bytes=info.size_bytes,
-            seconds=info.seconds,
-        )
-        self.records.append(
-            self.control.post(
-                "PolicyService.RecordCheckpoint",
-                request,
-                lambda reply: self.delete_checkpoints(request.path, list(reply.obsolete_paths)),
-            )
-        )
-
-    def delete_checkpoints(self, newest: str, obsolete: list[str]) -> None:
-        """Of the checkpoints that no rollback needs, oldest first, the configured number stays."""
-        if newest not in obsolete:
-            obsolete = obsolete[: max(0, len(obsolete) + 1 - self.config.train.keep_checkpoints)]
-        self.trainer.checkpointer.delete(obsolete)
-
     # -- what others see of this process ----------------------------------------------------------
 
     def report(self) -> worker_pb2.Report:
-        """On the session's thread."""
-        trainer = getattr(self, "trainer", None)
-        publisher = self.publisher
-        return worker_pb2.Report(
-            lifecycle=self.lifecycle,
-            progress=self.progress,
-            busy=self.busy,
-            mesh_epoch=self.formed,
-            state_version=trainer.state.version if trainer is not None else -1,
-            link_epochs=publisher.formed_epochs() if publisher is not None else [],
-            gauges={"rss_bytes": float(self.process.memory_info().rss)},
-            activity=self.activity,
-        )
+        """On the session's thread; there is no session before there is a trainer."""
+        links = self.outlets.link_epochs if self.outlets is not None else []
+        return self.standing.report(self.trainer.state.version, links)
 
     def step_on(self) -> None:
         """The training thread got somewhere."""
-        self.progress += 1
-        if self.trainer.replica.size == 1:
+        self.standing.progress += 1
+        if self.outlets is not None and self.trainer.replica.size == 1:
             # A receiver that joins in the middle of a long step need not wait for its end: weights
             # do not change before the commit. With more ranks publishing is collective.
-            self.publish()
-
-    def work(self, activity: str) -> None:
-        self.progress += 1
-        self.busy, self.activity = True, activity
-
-    def rest(self, activity: str) -> None:
-        self.progress += 1
-        self.busy, self.activity = False, activity
+            self.outlets.publish()
 
     def sleep(self, directive: worker_pb2.Directive, activity: str) -> None:
         """Until a newer directive comes."""
-        self.rest(activity)
-        # STOPPED may have come before ``directive`` was looked at: then no newer one ever comes.
-        self.control.wait(lambda: self.control.stopped or self.control.directive is not directive)
+        self.standing.rest(activity)
+        self.control.wait(lambda: self.control.directive is not directive)
+
+    @property
+    def out(self) -> Outlets:
+        if self.outlets is None:
+            raise RuntimeError("not registered yet")
+        return self.outlets
 
     # -- the end --------------------------------------------------------------------------------
 
     def finish(self) -> None:
         """Completes what is under way: checkpoints are on disk and recorded before the last report."""
-        self.work("finishing")
+        self.standing.work("finishing")
         self.trainer.close()
-        for record in self.records:
-            record.result()
-        self.lifecycle = worker_pb2.LIFECYCLE_STOPPED
+        self.out.finish()
+        self.standing.lifecycle = worker_pb2.LIFECYCLE_STOPPED
         event(log, "finished", step=self.trainer.state.step, version=self.trainer.state.version)
 
     def close(self) -> None:
-        if self.publisher is not None:
-            self.publisher.close()
+        if self.outlets is not None:
+            self.outlets.close()
         self.trainer.abandon()
         self.control.close()
 

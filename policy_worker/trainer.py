@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import hashlib
-import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,15 +25,15 @@ import torch
 from torch import Tensor
 
 from paceline.config.schema import Config
-from paceline.log import event
 from paceline.mesh import EpochCancelled, Handle, MeshError, ProcessMesh
 from paceline.v1 import rollout_pb2
 from paceline.weights import weights_digest
 from policy_worker.checkpoint import Checkpointer, CheckpointInfo
 from policy_worker.gradients import Gradients, GroupKey, StepFacts
 from policy_worker.model import load_reference
-from policy_worker.optimizer import learning_rate, set_learning_rate
+from policy_worker.optimizer import learning_rate
 from policy_worker.replica import Replica
+from policy_worker.seeding import BUCKET, receive_state, send_state, state_tensors
 from policy_worker.sharding import (
     gathered_weights,
     load_sharded_state,
@@ -41,13 +41,9 @@ from policy_worker.sharding import (
     shard_model,
     squared_norm,
 )
-from policy_worker.state import TrainState, local_tensor
+from policy_worker.state import TrainState
 from policy_worker.stats import Stats
-
-log = logging.getLogger(__name__)
-
-BUCKET = 1 << 23
-"""Elements handed to the mesh at once: 32 MiB of float32."""
+from policy_worker.update import apply_update
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +188,8 @@ class Trainer:
         stats = Stats(self.gradients.stats.entries)
         others = self.replica.gather(stats.entries)[1:]
         stats.merge({n: (t, w, m) for n, (t, w, m) in other.items()} for other in others)
-        stats.set("grad_norm", self._norm)
+        # Stats are finite numbers; a norm that is not shows as 0, and the commit logs it.
+        stats.set("grad_norm", self._norm if math.isfinite(self._norm) else 0.0)
         stats.set("lr", learning_rate(self.state.step + 1, self._config.train))
         return stats
 
@@ -328,52 +325,18 @@ class Trainer:
     def _reload(self) -> None:
         """Back to model.path and zero moments, in place."""
         fresh = load_sharded_state(self._config, self.replica, self.device)
-        sources = [t for _, t in self._tensors(fresh)]
-        for (_, target), source in zip(self._tensors(self.state), sources, strict=True):
+        sources = list(state_tensors(fresh))
+        for target, source in zip(state_tensors(self.state), sources, strict=True):
             target.copy_(source)
 
-    def _tensors(self, state: TrainState) -> Iterable[tuple[str, Tensor]]:
-        """Every local tensor of the state, in the same order on all replicas."""
-        yield from local_weights(state)
-        for name, parameter in state.model.named_parameters():
-            for moment, value in sorted(state.optimizer.state.get(parameter, {}).items()):
-                yield f"{name}.{moment}", local_tensor(value)
-
     def _seed(self, peers: list[int]) -> None:
-        def send() -> None:
-            mesh = self._need_mesh()
-            header = torch.tensor([self.state.step, self.state.version], dtype=torch.int64)
-            for peer in peers:
-                mesh.send(header, peer)
-                for _, tensor in self._tensors(self.state):
-                    flat = tensor.contiguous().view(-1)
-                    for bucket in flat.split(BUCKET) if flat.numel() else ():
-                        mesh.send(bucket, peer)
-                        self._progress()
-
-        self._together(send)
+        self._together(lambda: send_state(self._need_mesh(), self.state, peers, self._progress))
 
     def _receive(self, source: int) -> None:
         self.gradients.clear()
         self._digest = (-1, "")
         self._initial = False
-        self.state.version = -1
-        header = torch.zeros(2, dtype=torch.int64)
-
-        def receive() -> None:
-            mesh = self._need_mesh()
-            mesh.recv(header, source)
-            for _, tensor in self._tensors(self.state):
-                # Into a buffer of its own: a parameter may be a view that is not contiguous.
-                flat = torch.empty(tensor.numel(), dtype=tensor.dtype, device=tensor.device)
-                for bucket in flat.split(BUCKET) if flat.numel() else ():
-                    mesh.recv(bucket, source)
-                    self._progress()
-                with torch.no_grad():
-                    tensor.copy_(flat.view(tensor.shape))
-
-        self._together(receive)
-        self.state.step, self.state.version = (int(x) for x in header.tolist())
+        self._together(lambda: receive_state(self._need_mesh(), self.state, source, self._progress))
 
     def _local_digest(self) -> str:
         mine = weights_digest(local_weights(self.state))
@@ -400,38 +363,16 @@ class Trainer:
         self._together(reduce)
         self._norm = float(squared_norm([scratch], self.replica).sqrt())
 
-    @torch.no_grad()
     def _commit(self, version: int) -> None:
-        scratch, config = self._scratch, self._config.train
-        assert scratch is not None
-        if torch.isfinite(torch.tensor(self._norm)):
-            if config.max_grad_norm is not None and self._norm > config.max_grad_norm:
-                scratch.mul_(config.max_grad_norm / (self._norm + 1e-6))
-            for parameter, view in zip(
-                self.gradients.parameters, self.gradients.views(scratch), strict=True
-            ):
-                _put_gradient(parameter, view)
-            set_learning_rate(self.state.optimizer, learning_rate(self.state.step + 1, config))
-            self.state.optimizer.step()
-        else:
-            # All replicas see the same number, so all leave the weights as they are.
-            event(log, "gradient not finite, update skipped", logging.ERROR, version=version)
-        self.gradients.clear()
-        self.state.step += 1
-        self.state.version = version
+        if self._scratch is None:
+            raise RuntimeError("nothing was reduced")
+        apply_update(self.state, self.gradients, self._scratch, self._norm, version)
         self._initial = False
 
     def _need_mesh(self) -> ProcessMesh:
         if self._mesh is None:
             raise EpochCancelled("no mesh")
         return self._mesh
-
-
-def _put_gradient(parameter: torch.nn.Parameter, view: Tensor) -> None:
-    """Makes ``view`` (this rank's part) the gradient of ``parameter``."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    local_tensor(parameter.grad).copy_(view)
 
 
 def _epoch_over(replica: Replica, epoch: int) -> Callable[[], bool]:
