@@ -25,6 +25,7 @@ import psutil
 import redis
 
 from paceline.config.schema import RedisConfig
+from paceline.ports import free_ports
 from paceline.redis_client import connect_sync, without_password
 
 START_LIMIT_S = 30.0
@@ -128,7 +129,7 @@ def _probe_existing(url: str) -> RedisEndpoint:
 def _start(home: Path, cfg: RedisConfig, password: str, port: int | None) -> RedisEndpoint:
     # The old port is kept, so that clients which only reconnect find the restarted server.
     if port is None or not _is_free(port):
-        port = _free_port()
+        (port,) = free_ports("127.0.0.1", 1)
         (home / "port").write_text(f"{port}\n")
     config = home / "redis.conf"
     _write_private(config, "\n".join(_settings(home, cfg, password, port)) + "\n")
@@ -268,12 +269,6 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _first_line(error: BaseException) -> str:

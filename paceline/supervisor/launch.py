@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.config.schema import Config
+from paceline.ports import free_ports
 from paceline.supervisor.child import ChildSpec
 
 WORKER_NICE = 5
@@ -71,18 +72,6 @@ def controller_ports(config: Config) -> list[int]:
     if first:
         return [first + index for index in range(count)]
     return free_ports(_bindable(config.controller.host), count)
-
-
-def free_ports(host: str, count: int) -> list[int]:
-    """Ports that nothing listens on now. All are held until all are known: no two are equal."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind((host, 0))
-        return [int(probe.getsockname()[1]) for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
 
 
 def taken_ports(host: str, ports: Sequence[int]) -> list[int]:

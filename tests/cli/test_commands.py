@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from paceline.cli import app
 from paceline.cli.common import BadInput, parse_addresses
-from paceline.supervisor.launch import free_ports
+from paceline.ports import free_ports
 
 COMMANDS = [
     *(["up"], ["controller"], ["policy"], ["rollout"], ["status"], ["events"], ["scale"]),

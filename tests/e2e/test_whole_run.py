@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from paceline.config.schema import RedisConfig
+from paceline.ports import free_ports
 from paceline.redis_server import ensure_redis, stop_redis
-from paceline.supervisor.launch import free_ports
 from paceline.supervisor.records import FleetRecord
 from tests.helpers.local_run import ROOT, Up, paceline, write_run
 

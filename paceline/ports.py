@@ -1,0 +1,49 @@
+"""Ports for servers that must find their port free again after a restart."""
+
+from __future__ import annotations
+
+import random
+import socket
+from pathlib import Path
+
+_LOWEST = 10240
+_EPHEMERAL = Path("/proc/sys/net/ipv4/ip_local_port_range")
+_ATTEMPTS = 1000
+
+
+def free_ports(host: str, count: int) -> list[int]:
+    """``count`` different ports that nothing is bound to on ``host`` now.
+
+    Below the range that outgoing connections get theirs from: one of that range, free now, may be
+    the near end of some connection when the server comes to bind it, or to bind it again.
+    Raises OSError where none is free.
+    """
+    draw = random.SystemRandom()
+    probes: list[socket.socket] = []
+    try:
+        for _ in range(_ATTEMPTS):
+            if len(probes) == count:
+                break
+            probe = socket.socket()
+            try:
+                probe.bind((host, draw.randrange(_LOWEST, _first_ephemeral())))
+            except OSError:
+                probe.close()
+                continue
+            # All are held until all are known: no two are equal.
+            probes.append(probe)
+        else:
+            raise OSError(f"no free port on {host or 'any address'}")
+        return [int(probe.getsockname()[1]) for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()
+
+
+def _first_ephemeral() -> int:
+    try:
+        first = int(_EPHEMERAL.read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        first = 32768
+    # Where a machine leaves no room below, any port is as good.
+    return first if first > _LOWEST + 1000 else 65536
