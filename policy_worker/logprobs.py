@@ -70,6 +70,10 @@ def make_scorer(model: nn.Module) -> None:
     layers = set(getattr(config, "layer_types", None) or PACKABLE_LAYERS)
     if not getattr(model, "_supports_attention_backend", False) or layers - PACKABLE_LAYERS:
         raise ValueError(f"{name} has layers that do not take an attention function")
+    if getattr(config, "attn_logit_softcapping", None) is not None:
+        raise ValueError(f"{name} caps attention scores, which packed attention does not do")
+    if any(hasattr(module, "sinks") for module in model.modules()):
+        raise ValueError(f"{name} has attention sinks, which packed attention does not do")
     if getattr(model, "get_output_embeddings", lambda: None)() is None:
         raise ValueError(f"{name} has no language-model head")
     # Same name: exports write it to config.json as the architecture.

@@ -130,6 +130,8 @@ class PolicyWorker:
         self.trainer.attach(self.run_dir or Path(reply.run_dir))
         self.outlets = Outlets(self.control, self.trainer, reply, self.host)
         self.control.on_directive(self.end_epochs)
+        if (directive := self.control.directive) is not None:  # came before the line above
+            self.end_epochs(directive)
         self.standing.lifecycle = worker_pb2.LIFECYCLE_RUNNING
         try:
             while (directive := self.next_directive()) is not None:
@@ -172,10 +174,9 @@ class PolicyWorker:
         except MeshError as error:
             self.collective_failed(mesh, error)
         except RequestRefused as error:
-            # Of an incarnation or an epoch that is over; the next directive says what is true.
-            event(log, "refused", logging.WARNING, error=error)
-            self.over = self.standing.mesh_epoch
-            self.leave()
+            # Usually of an incarnation that is over, and then so is this report. Otherwise the
+            # others must not wait in an epoch that this replica cannot go on in.
+            self.collective_failed(mesh, MeshError(f"refused by the controller: {error}"))
 
     # -- membership -----------------------------------------------------------------------------
 

@@ -126,6 +126,13 @@ def test_models_whose_layers_carry_state_are_refused():
         logprobs.make_scorer(model)
 
 
+def test_models_that_cap_attention_scores_are_refused():
+    model = tiny_network("gemma2", scorer=False)
+    model.config.attn_logit_softcapping = 50.0
+    with pytest.raises(ValueError, match="caps attention scores"):
+        logprobs.make_scorer(model)
+
+
 def test_attention_registration_is_repeatable():
     attention.register()
     attention.register()
