@@ -1,0 +1,68 @@
+"""What a person sees: a live table on a terminal, plain lines in a file."""
+
+from __future__ import annotations
+
+import io
+
+from rich.console import Console
+
+from paceline.cli.messages import as_dict
+from paceline.console import LiveConsole, PlainConsole, open_console
+from paceline.story import tell
+from paceline.v1 import admin_pb2, common_pb2
+
+
+def status(step: int) -> admin_pb2.StatusReply:
+    reply = admin_pb2.StatusReply(
+        run_name="demo", phase="running", leader="controller-0", term=1795234359712, step=step
+    )
+    reply.total_steps = 10
+    reply.metrics.update({"reward_mean": 0.5, "loss": 0.1, "samples_per_s": 1650.0})
+    reply.workers.add(worker_id="policy-0", role=common_pb2.ROLE_POLICY, state="running", version=3)
+    reply.workers.add(worker_id="rollout-9", role=common_pb2.ROLE_ROLLOUT, state="dead")
+    reply.controllers.add(controller_id="controller-0", state="leader")
+    return reply
+
+
+def test_live_table_shows_progress_fleet_and_events() -> None:
+    out = io.StringIO()
+    console = open_console(Console(file=out, force_terminal=True, width=120, height=50))
+    assert isinstance(console, LiveConsole)
+    console.show(status(3))
+    console.note("controller-0 leads")
+    console.close()
+    shown = out.getvalue()
+    for part in ("step 3/10", "1,650 samples/s", "policy-0", "controller-0 leads"):
+        assert part in shown
+    assert "rollout-9" not in shown, "the dead are not part of the fleet"
+
+
+def test_plain_lines_are_few_and_include_the_last_step() -> None:
+    out = io.StringIO()
+    console = open_console(Console(file=out, width=80))
+    assert isinstance(console, PlainConsole)
+    for step in range(11):
+        console.show(status(step))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "step 10/10" in lines[-1]
+
+
+def test_a_step_without_some_metrics_can_be_shown() -> None:
+    out = io.StringIO()
+    console = PlainConsole(Console(file=out))
+    console.show(admin_pb2.StatusReply(step=1, total_steps=2))
+    assert "step 1/2" in out.getvalue()
+
+
+def test_unknown_and_malformed_events_are_told_anyway() -> None:
+    assert tell({"type": "SomethingNew", "a": 1}) == "SomethingNew a=1"
+    assert tell({"type": "WorkerDied"}) == "WorkerDied"
+
+
+def test_status_json_keeps_numbers_and_names() -> None:
+    value = as_dict(status(3))
+    assert value["term"] == 1795234359712
+    assert value["workers"][0]["role"] == "policy"
+    assert value["workers"][0]["heartbeat_age_s"] == 0.0
+    assert value["metrics"]["samples_per_s"] == 1650.0
