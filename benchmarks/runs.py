@@ -244,7 +244,9 @@ def exact_match(model_dir: Path) -> float:
     """Greedy exact match on all held-out prompts, through transformers."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     torch.set_num_threads(1)
     rows = [json.loads(line) for line in (DEMO / "held_out.jsonl").read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(model_dir, padding_side="left")
