@@ -61,18 +61,20 @@ def _permute(seed: int, epoch: int, rows: int, position: int) -> int:
     bits = (rows - 1).bit_length()
     right_bits = bits // 2
     left_bits = bits - right_bits
+    left_mask, right_mask = (1 << left_bits) - 1, (1 << right_bits) - 1
     keys = _keys(seed, epoch)
-    value = position
+    left, right = position >> right_bits, position & right_mask
     while True:
-        for n in range(0, len(keys), 2):
-            left, right = value >> right_bits, value & ((1 << right_bits) - 1)
-            left ^= mix(keys[n], right) & ((1 << left_bits) - 1)
-            right ^= mix(keys[n + 1], left) & ((1 << right_bits) - 1)
-            value = (left << right_bits) | right
+        for one, other in keys:
+            h = (right + one) * 0xBF58476D1CE4E5B9 & _MASK
+            left ^= ((h ^ h >> 31) * 0x94D049BB133111EB & _MASK) >> 32 & left_mask
+            h = (left + other) * 0xBF58476D1CE4E5B9 & _MASK
+            right ^= ((h ^ h >> 31) * 0x94D049BB133111EB & _MASK) >> 32 & right_mask
+        value = left << right_bits | right
         if value < rows:
             return value
 
 
 @lru_cache(maxsize=8)
-def _keys(seed: int, epoch: int) -> tuple[int, ...]:
-    return tuple(mix(seed, epoch, 0x5EED, n) for n in range(6))
+def _keys(seed: int, epoch: int) -> tuple[tuple[int, int], ...]:
+    return tuple((mix(seed, epoch, n, 0), mix(seed, epoch, n, 1)) for n in range(3))

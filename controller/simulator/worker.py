@@ -166,7 +166,7 @@ class Worker(Client):
         self._order = order
         self._answered = self.loop.now
         self.directive = view
-        if view.lifecycle == "rejoin" and self.wedged:
+        if view.lifecycle in ("rejoin", "stopped") and self.wedged:
             self.world.crash(self)  # its launcher's part: the main loop cannot hear it
             return
         if view.lifecycle == "draining" and self.lifecycle == "running":
