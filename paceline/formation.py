@@ -5,6 +5,8 @@ Connecting cannot be interrupted, and dropping a group joins its threads.
 
 from __future__ import annotations
 
+import logging
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +17,8 @@ import torch
 from paceline import threads
 from paceline.rendezvous import EpochCancelled, MeshError, Rendezvous, local_address
 from paceline.transport import GlooTransport, Handle, NcclTransport, agree_on_nccl
+
+_log = logging.getLogger(__name__)
 
 SLICE_S = 0.02
 """Longest time between two looks at a cancelled flag."""
@@ -46,7 +50,7 @@ class Forming:
         self._given_up = threading.Event()
         self._done = threading.Event()
         self._made: list[GlooTransport | NcclTransport] = []
-        self._error: BaseException | None = None
+        self._failure: EpochCancelled | MeshError | None = None
         threads.start(self._run, "mesh-form")
 
     def wait(self, cancelled: Callable[[], bool]) -> bool:
@@ -61,11 +65,12 @@ class Forming:
         return True
 
     def result(self) -> tuple[GlooTransport, NcclTransport | None]:
-        if self._error is not None:
-            if isinstance(self._error, EpochCancelled | MeshError):
-                raise self._error
-            raise MeshError(first_line(self._error)) from self._error
-        host_side, device_side = self._made[0], self._made[1] if len(self._made) > 1 else None
+        if self._failure is not None:
+            raise self._failure
+        # Handed over, not shared: the store that a transport keeps refers back to this object, and
+        # a cycle would leave the drop to the garbage collector, in any thread at any time.
+        made, self._made = self._made, []
+        host_side, device_side = made[0], made[1] if len(made) > 1 else None
         assert isinstance(host_side, GlooTransport)
         assert device_side is None or isinstance(device_side, NcclTransport)
         return host_side, device_side
@@ -75,21 +80,29 @@ class Forming:
             self._given_up.set()
             for side in self._made:
                 side.sever()
-            if self._done.is_set() and self._made:
-                graveyard.bury(self._made, [])
+            if self._done.is_set():
+                self._bury()
 
     def _run(self) -> None:
         try:
             self._build()
-        except BaseException as error:
-            self._error = error
+        except (EpochCancelled, MeshError) as error:
+            # A copy without the traceback, which leads to the group and would keep it.
+            self._failure = type(error)(str(error))
+        except Exception as error:
+            _log.debug("forming %s failed", self._arguments[1], exc_info=True)
+            self._failure = MeshError(first_line(error))
         with self._lock:
             self._done.set()
-            if self._given_up.is_set() or self._error is not None:
+            if self._given_up.is_set() or self._failure is not None:
                 for side in self._made:
                     side.sever()
-                if self._made:
-                    graveyard.bury(self._made, [])
+                self._bury()
+
+    def _bury(self) -> None:
+        if self._made:
+            graveyard.bury(self._made, [])
+            self._made = []
 
     def _build(self) -> None:
         url, key, rank, size, device, timeout_s, host = self._arguments
@@ -158,4 +171,6 @@ graveyard = Graveyard()
 
 
 def first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+    """What ``error`` says, without gloo's place in its source and its advice."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return re.sub(r"^\[[^\]]*:\d+\] ", "", line).partition(". This is typically caused")[0]

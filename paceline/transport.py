@@ -27,6 +27,8 @@ from paceline.rendezvous import MeshError, RedisStore, Rendezvous
 # be silent for as long as its part of a step takes.
 _FOREVER = timedelta(days=7)
 
+_ABANDONED = "the mesh was abandoned"
+
 _forming = threading.Lock()
 
 
@@ -153,7 +155,7 @@ class _Pairwise:
         # Behind the lock: a job put after the closing mark would never end.
         with self._lock:
             if self._closed:
-                work.finish(MeshError("the mesh was abandoned"))
+                work.finish(_ABANDONED)
             else:
                 self._jobs.put((post, work))
         return work
@@ -166,37 +168,37 @@ class _Pairwise:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             post, work = job
-            error: Exception | None = None
-            try:
-                if self._closed:
-                    raise MeshError("the mesh was abandoned")
-                post().wait(_FOREVER)
-            except Exception as caught:
-                error = caught
-            work.finish(error)
+            failure = _ABANDONED if self._closed else None
+            if failure is None:
+                try:
+                    post().wait(_FOREVER)
+                except Exception as error:
+                    failure = str(error) or type(error).__name__
+            work.finish(failure)
             # The next job may be hours away: do not keep this one's buffer until then.
-            del job, post, work, error
+            del job, post, work
         while not self._jobs.empty():
             job = self._jobs.get()
             if job is not None:
-                job[1].finish(MeshError("the mesh was abandoned"))
+                job[1].finish(_ABANDONED)
 
 
 class _PairwiseWork:
     def __init__(self) -> None:
         self._done = threading.Event()
-        self._error: Exception | None = None
+        # Not the exception: its traceback leads back to this object, and to the whole group.
+        self._failure: str | None = None
 
-    def finish(self, error: Exception | None) -> None:
-        self._error = error
+    def finish(self, failure: str | None) -> None:
+        self._failure = failure
         self._done.set()
 
     def poll(self, seconds: float) -> bool:
         return self._done.wait(seconds)
 
     def result(self) -> None:
-        if self._error is not None:
-            raise self._error
+        if self._failure is not None:
+            raise MeshError(self._failure)
 
 
 class NcclTransport:
@@ -240,7 +242,7 @@ class NcclTransport:
         options._timeout = _FOREVER
         self._group = dist.ProcessGroupNCCL(self._store, rank, size, options)
         if self._severed.is_set():
-            raise MeshError("the mesh was abandoned")
+            raise MeshError(_ABANDONED)
         # Connect now, in the forming thread, so that no later operation blocks its caller.
         self._group.eager_connect_single_device(device)
 

@@ -175,15 +175,25 @@ class _Child:
         before = weights_digest([("g", gradients)])
         scratch = gradients.clone()
         print(json.dumps({"reducing": True}), flush=True)
+        started = time.perf_counter()
         try:
             self._mesh.all_reduce(scratch)
         finally:
+            took_ms = (time.perf_counter() - started) * 1e3
             assert weights_digest([("g", gradients)]) == before, "gradients changed"
-        return {"sum": float(scratch.double().sum()), "digest": weights_digest([("g", scratch)])}
+        return {
+            "sum": float(scratch.double().sum()),
+            "digest": weights_digest([("g", scratch)]),
+            "reduce_ms": took_ms,
+        }
 
     def do_usage(self) -> dict[str, Any]:
         import psutil
 
+        # Old groups are dropped in the background.
+        for thread in threading.enumerate():
+            if thread.name == "mesh-drop":
+                thread.join(20)
         me = psutil.Process()
         return {
             "threads": me.num_threads(),

@@ -51,7 +51,7 @@ def say(**fields: Any) -> None:
 
 def receiver(url: str, run_id: str, epoch: int) -> None:
     def staged(weights: StagedWeights) -> None:
-        say(version=weights.version, digest=weights.digest)
+        say(version=weights.version, digest=weights.digest, seconds=weights.seconds)
 
     end = Receiver(
         url=url,

@@ -1,0 +1,235 @@
+"""The tensor plane on gloo: forming, reducing, rebuilding after a fault, sending weights, leaks.
+
+    python -m benchmarks.mesh [--trials 20] [--out FILE]
+
+Real member processes with one thread each, real Redis, loopback. Faults: kill -9 of one of three
+members inside an all-reduce of 32 MB (survivors notice by themselves), and SIGSTOP of one (nobody
+can notice: the epoch is ended by hand, as the controller does after the lease). Measured from the
+fault, or from the end of the epoch, until both survivors hold the next epoch's sum.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import signal
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.runs import machine
+from paceline.v1 import worker_pb2
+from policy_worker.publisher import Publisher
+from tests.helpers import weights_end
+from tests.helpers.mesh_member import Crew, Member, crew_on
+from tests.helpers.redis_process import throwaway_redis
+
+MB = 1_000_000
+REDUCED_MB = (1, 8, 32)
+WEIGHTS_MB = (1, 16, 128, 512)
+TRANSFERS = 8
+REBUILDS = 200
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--out", type=Path, default=Path("benchmarks/results/mesh.json"))
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {"machine": machine()}
+    with (
+        tempfile.TemporaryDirectory(prefix="paceline-mesh-") as name,
+        throwaway_redis(Path(name)) as url,
+    ):
+        with crew_on(url) as crew:
+            result["form_ms"] = form(crew, args.trials)
+            show("forming an epoch, ms", result["form_ms"])
+            result["reduce"] = reduce(crew, args.trials)
+            show("all-reduce", result["reduce"])
+            result["fault_ms"] = [killed(crew, args.trials), stopped(crew, args.trials)]
+            show("one of three members lost, ms", result["fault_ms"])
+            result["leaks"] = leaks(crew)
+            show("rebuilds in one process", result["leaks"])
+        result["weights"] = [
+            weights(url, size_mb, receivers) for size_mb in WEIGHTS_MB for receivers in (1, 2)
+        ]
+        show("weights", result["weights"])
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.write_text(json.dumps(result, indent=2) + "\n")
+    print(f"written to {args.out}")
+
+
+def form(crew: Crew, trials: int) -> list[dict[str, Any]]:
+    rows = []
+    for size in (2, 3, 4):
+        members = crew.members(size)
+        took = [max(a["ms"] for a in crew.form(members)) for _ in range(trials)]
+        rows.append({"members": size, **spread(took)})
+    return rows
+
+
+def reduce(crew: Crew, trials: int) -> list[dict[str, Any]]:
+    rows = []
+    for size in (2, 3):
+        members = crew.members(size)
+        crew.form(members)
+        for megabytes in REDUCED_MB:
+            took = [max(ms(all_reduce(members, megabytes), "reduce_ms")) for _ in range(trials)]
+            middle = statistics.median(took)
+            rows.append(
+                {
+                    "members": size,
+                    "MB": megabytes,
+                    **spread(took),
+                    "MB/s": megabytes / middle * 1e3,
+                }
+            )
+    return rows
+
+
+def killed(crew: Crew, trials: int) -> dict[str, Any]:
+    first, last, again = [], [], []
+    while len(again) < trials:
+        members = crew.members(3)
+        crew.form(members)
+        start_reducing(members, 32)
+        fault = time.time()
+        members[2].kill()
+        answers = [member.answer() for member in members[:2]]
+        if any("error" not in answer for answer in answers):
+            # The all-reduce was over before the kill: no fault to recover from.
+            continue
+        first.append((min(ms(answers, "at")) - fault) * 1e3)
+        last.append((max(ms(answers, "at")) - fault) * 1e3)
+        again.append((recovered(crew, members[:2]) - fault) * 1e3)
+    return {
+        "fault": "kill -9",
+        "first_error": statistics.median(first),
+        "last_error": statistics.median(last),
+        "summed_again": statistics.median(again),
+        "summed_again_max": max(again),
+    }
+
+
+def stopped(crew: Crew, trials: int) -> dict[str, Any]:
+    first, last, again = [], [], []
+    for _ in range(trials):
+        members = crew.members(3)
+        crew.form(members)
+        members[2].signal(signal.SIGSTOP)
+        start_reducing(members[:2], 32)
+        try:
+            members[0].answer(timeout_s=0.2)
+        except queue.Empty:
+            pass
+        fault = time.time()
+        for member in members[:2]:
+            member.tell("cancel")
+        answers = [member.answer() for member in members[:2]]
+        first.append((min(ms(answers, "at")) - fault) * 1e3)
+        last.append((max(ms(answers, "at")) - fault) * 1e3)
+        again.append((recovered(crew, members[:2]) - fault) * 1e3)
+        members[2].kill()
+    return {
+        "fault": "SIGSTOP",
+        "first_error": statistics.median(first),
+        "last_error": statistics.median(last),
+        "summed_again": statistics.median(again),
+        "summed_again_max": max(again),
+    }
+
+
+def recovered(crew: Crew, survivors: Sequence[Member]) -> float:
+    """When the last survivor holds the sum of the next epoch."""
+    crew.form(list(survivors))
+    return max(ms(all_reduce(survivors, 1), "at"))
+
+
+def leaks(crew: Crew) -> list[dict[str, Any]]:
+    members = crew.members(2)
+    rows = []
+    for rebuild in range(REBUILDS + 1):
+        crew.form(members)
+        all_reduce(members, 1)
+        if rebuild % 50 == 0:
+            usage = members[0].ask("usage")
+            rows.append(
+                {
+                    "rebuilds": rebuild,
+                    "threads": usage["threads"],
+                    "descriptors": usage["descriptors"],
+                    "rss_MB": usage["rss"] / MB,
+                }
+            )
+    return rows
+
+
+def weights(url: str, size_mb: int, receivers: int) -> dict[str, Any]:
+    run_id = f"weights-{size_mb}-{receivers}"
+    publisher = Publisher(url=url, run_id=run_id, device=torch.device("cpu"), on_link_error=print)
+    ends = [weights_end.start("receiver", url, run_id, epoch) for epoch in range(receivers)]
+    publisher.set_links([worker_pb2.WeightsLink(epoch=epoch) for epoch in range(receivers)])
+    # About the number of tensors of a small model.
+    tensors = {f"t{i}": torch.randn(size_mb * MB // 4 // 100) for i in range(100)}
+    snapshot_s, transfer_s = [], []
+    try:
+        for version in range(TRANSFERS):
+            snapshot_s.append(publisher.publish(version, tensors.items()))
+            transfer_s.append(max(weights_end.next_line(end)["seconds"] for end in ends))
+    finally:
+        for end in ends:
+            end.kill()
+            end.wait()
+        publisher.close()
+    # The first transfer pays for fresh memory at both ends.
+    publish, transfer = statistics.median(snapshot_s[2:]), statistics.median(transfer_s[1:])
+    return {
+        "MB": size_mb,
+        "receivers": receivers,
+        "publish_ms": publish * 1e3,
+        "publish_first_ms": snapshot_s[0] * 1e3,
+        "transfer_ms": transfer * 1e3,
+        "MB/s each": size_mb / transfer,
+    }
+
+
+def start_reducing(members: Sequence[Member], megabytes: int) -> None:
+    for seed, member in enumerate(members):
+        member.tell("reduce", seed=seed, elements=megabytes * MB // 4)
+    for member in members:
+        member.answer()
+
+
+def all_reduce(members: Sequence[Member], megabytes: int) -> list[dict[str, Any]]:
+    start_reducing(members, megabytes)
+    return [member.answer() for member in members]
+
+
+def ms(answers: Sequence[dict[str, Any]], field: str) -> list[float]:
+    return [answer[field] for answer in answers]
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "max": max(values)}
+
+
+def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
+    print(f"\n{title}")
+    print("".join(f"{name:>18}" for name in rows[0]))
+    for row in rows:
+        print("".join(f"{cell(value):>18}" for value in row.values()))
+
+
+def cell(value: object) -> str:
+    return f"{value:.1f}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    main()
