@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from paceline import threads
+from paceline.nccl import NcclTransport, agree_on_nccl
 from paceline.rendezvous import EpochCancelled, MeshError, Rendezvous, local_address
-from paceline.transport import GlooTransport, Handle, NcclTransport, agree_on_nccl
+from paceline.transport import GlooTransport, Handle
 
 _log = logging.getLogger(__name__)
 

@@ -22,8 +22,9 @@ from torch import Tensor
 
 from paceline import threads
 from paceline.formation import SLICE_S, Forming, first_line, graveyard
+from paceline.nccl import NcclTransport
 from paceline.rendezvous import EpochCancelled, MeshError
-from paceline.transport import GlooTransport, Handle, NcclTransport
+from paceline.transport import GlooTransport, Handle
 
 __all__ = ["EpochCancelled", "Handle", "MeshError", "ProcessMesh", "UnsettledBuffer"]
 

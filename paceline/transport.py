@@ -1,4 +1,4 @@
-"""Process groups behind the mesh: gloo for host memory, NCCL for CUDA memory.
+"""The process group behind the mesh for host memory: gloo. (For CUDA memory: nccl.py.)
 
 A transport starts operations and hands out a handle for each; it is severed from any thread, at
 any time, without blocking, after which every operation of it ends in an error.
@@ -9,14 +9,11 @@ from __future__ import annotations
 import json
 import os
 import queue
-import socket
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, Protocol
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -25,9 +22,9 @@ from paceline.rendezvous import MeshError, RedisStore, Rendezvous
 
 # Operations end by completion or by being severed, never by torch's own clock: a healthy peer may
 # be silent for as long as its part of a step takes.
-_FOREVER = timedelta(days=7)
+FOREVER = timedelta(days=7)
 
-_ABANDONED = "the mesh was abandoned"
+ABANDONED = "the mesh was abandoned"
 
 _forming = threading.Lock()
 
@@ -83,14 +80,14 @@ class GlooTransport:
 
     def all_reduce(self, buffer: Tensor) -> Handle:
         options = dist.AllreduceOptions()
-        options.timeout = _FOREVER
+        options.timeout = FOREVER
         return _GlooWork(self._group.allreduce([buffer], options), buffer)
 
     def broadcast(self, buffer: Tensor, source: int) -> Handle:
         options = dist.BroadcastOptions()
         options.rootRank = source
         options.rootTensor = 0
-        options.timeout = _FOREVER
+        options.timeout = FOREVER
         return _GlooWork(self._group.broadcast([buffer], options), buffer)
 
     def send(self, buffer: Tensor, peer: int) -> Handle:
@@ -133,7 +130,7 @@ class _GlooWork:
         return True
 
     def result(self) -> None:
-        self._work.wait(_FOREVER)
+        self._work.wait(FOREVER)
 
 
 class _Pairwise:
@@ -155,7 +152,7 @@ class _Pairwise:
         # Behind the lock: a job put after the closing mark would never end.
         with self._lock:
             if self._closed:
-                work.finish(_ABANDONED)
+                work.finish(ABANDONED)
             else:
                 self._jobs.put((post, work))
         return work
@@ -168,10 +165,10 @@ class _Pairwise:
     def _run(self) -> None:
         while (job := self._jobs.get()) is not None:
             post, work = job
-            failure = _ABANDONED if self._closed else None
+            failure = ABANDONED if self._closed else None
             if failure is None:
                 try:
-                    post().wait(_FOREVER)
+                    post().wait(FOREVER)
                 except Exception as error:
                     failure = str(error) or type(error).__name__
             work.finish(failure)
@@ -180,7 +177,7 @@ class _Pairwise:
         while not self._jobs.empty():
             job = self._jobs.get()
             if job is not None:
-                job[1].finish(_ABANDONED)
+                job[1].finish(ABANDONED)
 
 
 class _PairwiseWork:
@@ -199,116 +196,6 @@ class _PairwiseWork:
     def result(self) -> None:
         if self._failure is not None:
             raise MeshError(self._failure)
-
-
-class NcclTransport:
-    """A NCCL group with a nonblocking communicator. Buffers: memory of ``device``.
-
-    Rank 0 hosts torch's TCPStore (NCCL does not take a store written in Python for granted) and
-    announces its address at the meeting.
-    """
-
-    def __init__(
-        self,
-        meeting: Rendezvous,
-        *,
-        rank: int,
-        size: int,
-        host: str,
-        device: torch.device,
-        timeout_s: float,
-        made: Callable[[NcclTransport], None],
-    ) -> None:
-        self._group: Any = None
-        self._severed = threading.Event()
-        self._device = device
-        made(self)
-        # By default torch's watchdog ends the whole process when a peer dies.
-        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-        os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, int(timeout_s))))
-        timeout = timedelta(seconds=timeout_s)
-        if rank == 0:
-            self._store = dist.TCPStore(
-                host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False
-            )
-            meeting.put("tcp", json.dumps([host, self._store.port]).encode())
-        else:
-            address = json.loads(meeting.get(["tcp"])[0])
-            self._store = dist.TCPStore(
-                str(address[0]), int(address[1]), size, is_master=False, timeout=timeout
-            )
-        options = dist.ProcessGroupNCCL.Options()
-        options.config.blocking = 0
-        options._timeout = _FOREVER
-        self._group = dist.ProcessGroupNCCL(self._store, rank, size, options)
-        if self._severed.is_set():
-            raise MeshError(_ABANDONED)
-        # Connect now, in the forming thread, so that no later operation blocks its caller.
-        self._group.eager_connect_single_device(device)
-
-    def all_reduce(self, buffer: Tensor) -> Handle:
-        return _NcclWork(self, self._group.allreduce([buffer]), buffer)
-
-    def broadcast(self, buffer: Tensor, source: int) -> Handle:
-        options = dist.BroadcastOptions()
-        options.rootRank = source
-        options.rootTensor = 0
-        return _NcclWork(self, self._group.broadcast([buffer], options), buffer)
-
-    def send(self, buffer: Tensor, peer: int) -> Handle:
-        return _NcclWork(self, self._group.send([buffer], peer, 0), buffer)
-
-    def recv(self, buffer: Tensor, peer: int) -> Handle:
-        return _NcclWork(self, self._group.recv([buffer], peer, 0), buffer)
-
-    def sever(self) -> None:
-        """Aborts the communicator in a thread: the call may wait for the device."""
-        if self._severed.is_set():
-            return
-        self._severed.set()
-        if self._group is not None:
-            threads.start(self._group.abort, "mesh-abort")
-
-    @property
-    def severed(self) -> bool:
-        return self._severed.is_set()
-
-
-class _NcclWork:
-    def __init__(self, transport: NcclTransport, work: Any, buffer: Tensor) -> None:
-        self._transport = transport
-        self._work = work
-        self._buffer = buffer
-        self._pause = threading.Event()
-
-    def poll(self, seconds: float) -> bool:
-        # There is nothing to await: completion is an event on the device.
-        deadline = time.monotonic() + seconds
-        pause_s = 0.0001
-        while not self._work.is_completed():
-            if time.monotonic() >= deadline:
-                return False
-            self._pause.wait(pause_s)
-            pause_s = min(pause_s * 2, 0.002)
-        return True
-
-    def result(self) -> None:
-        if self._transport.severed:
-            raise MeshError("the communicator was aborted")
-        self._work.wait()
-
-
-def agree_on_nccl(
-    meeting: Rendezvous, *, rank: int, size: int, device: torch.device, host: str
-) -> bool:
-    """Whether all members sit on CUDA devices of their own: only then can NCCL join them."""
-    identity = ""
-    if device.type == "cuda" and dist.is_nccl_available():
-        properties = torch.cuda.get_device_properties(device)
-        identity = f"{socket.gethostname()}/{host}/{getattr(properties, 'uuid', device.index)}"
-    meeting.put(f"device:{rank}", identity.encode())
-    everyone: Sequence[bytes] = meeting.get(f"device:{peer}" for peer in range(size))
-    return all(everyone) and len(set(everyone)) == size
 
 
 def _gloo_device(host: str) -> Any:
