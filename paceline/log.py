@@ -20,10 +20,14 @@ def setup(process: str, *, level: str = "INFO", stream: TextIO | None = None) ->
     root.setLevel(level)
 
 
-def event(logger: logging.Logger, message: str, /, level: int = logging.INFO, **fields: Any) -> None:
+def event(
+    logger: logging.Logger, message: str, /, level: int = logging.INFO, **fields: Any
+) -> None:
     """Logs ``message`` followed by ``key=value`` pairs."""
     if logger.isEnabledFor(level):
-        logger.log(level, "%s", " ".join([message, *(f"{k}={_show(v)}" for k, v in fields.items())]))
+        logger.log(
+            level, "%s", " ".join([message, *(f"{k}={_show(v)}" for k, v in fields.items())])
+        )
 
 
 def _show(value: Any) -> str:
