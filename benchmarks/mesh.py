@@ -173,7 +173,9 @@ def leaks(crew: Crew) -> list[dict[str, Any]]:
 
 def weights(url: str, size_mb: int, receivers: int) -> dict[str, Any]:
     run_id = f"weights-{size_mb}-{receivers}"
-    publisher = Publisher(url=url, run_id=run_id, device=torch.device("cpu"), on_link_error=print)
+    publisher = Publisher(
+        url=url, run_id=run_id, device=torch.device("cpu"), on_link_error=lambda epoch, detail: None
+    )
     ends = [weights_end.start("receiver", url, run_id, epoch) for epoch in range(receivers)]
     publisher.set_links([worker_pb2.WeightsLink(epoch=epoch) for epoch in range(receivers)])
     # About the number of tensors of a small model.
