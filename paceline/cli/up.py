@@ -12,6 +12,7 @@ from paceline.cli.common import ConfigArgument, RunDirOption, SetOption
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
+    from paceline.supervisor.records import FleetRecord
 
 
 def up(
@@ -21,14 +22,22 @@ def up(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Remove an earlier run in the directory first.")
     ] = False,
+    attach: Annotated[
+        bool,
+        typer.Option(
+            "--attach",
+            help="Take over the running processes of a fleet whose `paceline up` is gone.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything and start nothing.")
     ] = False,
 ) -> None:
     """Run a whole fleet on this machine, in the foreground, to the end of the run.
 
-    Started again on an unfinished run, it goes on where that one stopped. Ctrl-C stops every
-    process it started; twice: at once.
+    Started again on an unfinished run, it goes on where that one stopped: what an earlier session
+    left running is ended first, or, with --attach, taken over without interrupting it. Ctrl-C
+    stops every process of the fleet; twice: at once.
 
     Example: paceline up demo.toml --set train.steps=50 --run-dir runs/try1
     """
@@ -39,6 +48,11 @@ def up(
 
     settings = load_config(config, overrides or ())
     where = (run_dir or Path("runs") / settings.run.name).resolve()
+    if attach and fresh:
+        raise Refused("--attach takes a running fleet over, --fresh removes it: give one of them")
+    if attach:
+        with held(where):
+            raise typer.Exit(_run(settings, where, _fleet_left(settings, where)))
     check(settings, where)
     if dry_run:
         typer.echo(f"ready: {_fleet_line(settings)} in {where}")
@@ -58,7 +72,28 @@ def up(
         raise typer.Exit(_run(settings, where))
 
 
-def _run(settings: Config, where: Path) -> int:
+def _fleet_left(settings: Config, where: Path) -> FleetRecord:
+    """Record of the fleet in ``where``, which runs without its supervisor. Raises Refused."""
+    from paceline.cli.common import run_config
+    from paceline.supervisor.door import Refused
+    from paceline.supervisor.records import FleetRecord
+
+    record = FleetRecord.read(where)
+    known = {p.name for p in record.processes if p.role == "controller"} if record else set()
+    wanted = {f"controller-{index}" for index in range(settings.fleet.controllers)}
+    if record is None or not record.survivors() or not wanted <= known:
+        raise Refused(
+            f"--attach: no fleet runs in {where}. Without --attach the run is started, or goes on"
+        )
+    if run_config(where) != settings:
+        raise Refused(
+            f"--attach: the fleet in {where} runs with other settings (its config.toml). Give the "
+            "same ones, or leave --attach away: it is then ended and goes on with the new ones"
+        )
+    return record
+
+
+def _run(settings: Config, where: Path, earlier: FleetRecord | None = None) -> int:
     from paceline.console import open_console
     from paceline.supervisor.up import LocalRun
 
@@ -67,7 +102,7 @@ def _run(settings: Config, where: Path) -> int:
     console.note(f"{_fleet_line(settings)} in {where}")
 
     async def run() -> Any:
-        return await LocalRun(settings, where, console).run()
+        return await LocalRun(settings, where, console, earlier).run()
 
     outcome = asyncio.run(run())
     _print_outcome(outcome.summary, outcome.status, where)

@@ -1,4 +1,8 @@
-"""One child process: started in a session of its own, awaited, ended with everything it started."""
+"""One process of the fleet: started in a session of its own, awaited, ended with all it started.
+
+``Adopted`` is one that an earlier supervisor started: known by its id and start time, awaited
+through a descriptor of the process, its exit status unknown.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 from paceline.supervisor.records import ProcessId
+
+UNSEEN = -1000
+"""Exit code of a process that is not our child: nobody tells it to us."""
+WATCH_S = 0.2
+"""How often an adopted process is looked at where the system has no process descriptors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +43,11 @@ class Child:
     """A running process. Its own session: a terminal's Ctrl-C reaches only the supervisor."""
 
     def __init__(
-        self, spec: ChildSpec, process: asyncio.subprocess.Process, offset: int, identity: ProcessId
+        self,
+        spec: ChildSpec,
+        process: asyncio.subprocess.Process | None,
+        offset: int,
+        identity: ProcessId,
     ) -> None:
         self.spec = spec
         self.identity = identity
@@ -59,14 +74,20 @@ class Child:
                 os.setpriority(os.PRIO_PROCESS, process.pid, spec.nice)
             except OSError:
                 pass
-        return cls(spec, process, offset, ProcessId.of(process.pid))
+        try:
+            identity = ProcessId.of(process.pid)
+        except psutil.Error:
+            # It ended at once and has been reaped; its exit status says why.
+            identity = ProcessId(process.pid, time.time())
+        return cls(spec, process, offset, identity)
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self.identity.pid
 
     @property
     def running(self) -> bool:
+        assert self._process is not None
         return self._process.returncode is None
 
     @property
@@ -75,6 +96,7 @@ class Child:
 
     async def wait(self) -> int:
         """Exit status, negative for a signal. What the process left in its session is ended."""
+        assert self._process is not None
         code = await self._process.wait()
         self._signal_group(signal.SIGKILL)
         return code
@@ -82,7 +104,7 @@ class Child:
     def terminate(self) -> None:
         if self.running:
             # The process alone: it ends its own ranks and pools in its own order.
-            self._process.terminate()
+            os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """Ends the process and everything in its session, at once."""
@@ -102,9 +124,57 @@ class Child:
     def _signal_group(self, number: int) -> None:
         # The group's id is the process's own and stays taken while a member of the group lives.
         try:
-            os.killpg(self._process.pid, number)
+            os.killpg(self.pid, number)
         except (ProcessLookupError, PermissionError):
             pass
+
+
+class Adopted(Child):
+    """A running process that an earlier supervisor started and left behind."""
+
+    def __init__(self, spec: ChildSpec, identity: ProcessId) -> None:
+        """Raises ProcessLookupError where that very process is gone."""
+        super().__init__(spec, None, 0, identity)
+        self.began -= max(0.0, time.time() - identity.started)
+        self._ended = asyncio.Event()
+        self._watch = asyncio.create_task(self._watched(), name=f"watch {spec.name}")
+        if not identity.alive():
+            self._watch.cancel()
+            raise ProcessLookupError(f"{spec.name} ({identity.pid}) is gone")
+
+    @property
+    def running(self) -> bool:
+        return not self._ended.is_set() and self.identity.alive()
+
+    async def wait(self) -> int:
+        """Always UNSEEN. What the process left in its session is ended."""
+        await self._ended.wait()
+        self._signal_group(signal.SIGKILL)
+        return UNSEEN
+
+    async def _watched(self) -> None:
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            self._ended.set()
+            return
+        except (AttributeError, OSError):
+            while self.identity.alive():  # noqa: ASYNC110
+                # There is nothing to await: not our child, and no descriptor of it.
+                await asyncio.sleep(WATCH_S)
+            self._ended.set()
+            return
+        loop = asyncio.get_running_loop()
+        gone = asyncio.Event()
+        loop.add_reader(descriptor, gone.set)
+        try:
+            # The id may have been reused before the descriptor was there.
+            if self.identity.alive():
+                await gone.wait()
+        finally:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+        self._ended.set()
 
 
 async def end_all(children: Sequence[Child], patience_s: float) -> None:

@@ -19,11 +19,18 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 class Launcher:
     """Makes the ``ChildSpec`` of any process of a run."""
 
-    def __init__(self, config: Config, config_path: Path, run_dir: Path) -> None:
+    def __init__(
+        self,
+        config: Config,
+        config_path: Path,
+        run_dir: Path,
+        ports: Sequence[int] | None = None,
+    ) -> None:
+        """``ports``: of the controllers of a fleet that runs already; default: chosen now."""
         self._config = config
         self._config_path = config_path
         self._run_dir = run_dir
-        self.ports = controller_ports(config)
+        self.ports = list(ports) if ports else controller_ports(config)
 
     @property
     def addresses(self) -> list[str]:

@@ -23,7 +23,7 @@ from pathlib import Path
 from paceline.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.config.schema import Config
 from paceline.leader_lease import release_dead
-from paceline.supervisor.child import Child, ChildSpec, end_all
+from paceline.supervisor.child import UNSEEN, Adopted, Child, ChildSpec, end_all
 from paceline.supervisor.launch import Launcher
 from paceline.supervisor.records import FleetRecord, ProcessId, ProcessRecord
 from paceline.supervisor.restarts import GiveUp, Leave, Restart, RestartPolicy
@@ -43,7 +43,9 @@ class LocalFleet:
         run_dir: Path,
         control: ControlPlane,
         note: Callable[[str], None],
+        earlier: FleetRecord | None = None,
     ) -> None:
+        """``earlier``: record of a fleet whose supervisor is gone, for ``adopt_all``."""
         self._config = config
         self._launcher = launcher
         self._run_dir = run_dir
@@ -65,6 +67,8 @@ class LocalFleet:
         """The run is over: a worker that exits with status 0 has done its part."""
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.record = FleetRecord(config.run.name, ProcessId.of(os.getpid()))
+        if earlier is not None:
+            self.record.processes, self.record.redis = earlier.processes, earlier.redis
         self.record.write(run_dir)
 
     def start_all(self) -> None:
@@ -74,6 +78,35 @@ class LocalFleet:
         for role in ROLES:
             for index in range(int(getattr(self._config.fleet, role))):
                 self._tend_new(self._launcher.worker(role, index))
+
+    def adopt_all(self) -> int:
+        """Takes over what lives of the earlier fleet, and starts the controllers that are missing.
+
+        Missing workers are started by ``reconcile``, once the ledger says how many there should be:
+        of a run that ended meanwhile, none. Returns how many processes were taken over.
+        """
+        living = {p.name: i for p in self.record.processes for i in p.ids if i.alive()}
+        adopted = 0
+        for index in range(self._config.fleet.controllers):
+            adopted += self._adopt(self._launcher.controller(index), living)
+        for process in self.record.processes:
+            if process.role not in ROLES:
+                continue
+            if process.name in living:
+                spec = self._launcher.worker(process.role, _index(process.name))
+                adopted += self._adopt(spec, living)
+            elif process.state != "ended":
+                self._mark(process, "ended")
+        return adopted
+
+    def _adopt(self, spec: ChildSpec, living: dict[str, ProcessId]) -> bool:
+        identity = living.get(spec.name)
+        child: Child | None = None
+        if identity is not None:
+            with contextlib.suppress(ProcessLookupError):
+                child = Adopted(spec, identity)
+        self._tend_new(spec, child)
+        return child is not None
 
     async def reconcile(self, status: admin_pb2.StatusReply) -> None:
         """Starts or drains workers until their number is the desired one."""
@@ -136,23 +169,30 @@ class LocalFleet:
     def _running(self, *roles: str) -> list[Child]:
         return [c for n, c in self._children.items() if c.running and c.spec.role in roles]
 
-    def _tend_new(self, spec: ChildSpec) -> None:
+    def _tend_new(self, spec: ChildSpec, first: Child | None = None) -> None:
+        """``first``: the process of that name that runs already."""
         self._roles[spec.name] = spec.role
         self._leaving.discard(spec.name)
-        self._tends[spec.name] = asyncio.create_task(self._tend(spec), name=f"tend {spec.name}")
+        if first is not None:
+            self._children[spec.name] = first
+        self._tends[spec.name] = asyncio.create_task(
+            self._tend(spec, first), name=f"tend {spec.name}"
+        )
 
-    async def _tend(self, spec: ChildSpec) -> None:
+    async def _tend(self, spec: ChildSpec, first: Child | None) -> None:
         record = self._record_of(spec)
         try:
             while not self._ending.is_set():
-                child = await Child.start(spec)
+                child = first or await Child.start(spec)
+                first = None
                 self._children[spec.name] = child
-                record.ids.append(child.identity)
+                if child.identity not in record.ids:
+                    record.ids.append(child.identity)
                 self._mark(record, "running")
                 if self._ending.is_set():
                     child.kill()
                 code = await child.wait()
-                record.exit_code = code
+                record.exit_code = None if code == UNSEEN else code
                 self._mark(record, "ended")
                 if self._ending.is_set() or self._is_done(spec, code):
                     return
@@ -168,7 +208,7 @@ class LocalFleet:
                 self._leaving.discard(spec.name)
 
     def _is_done(self, spec: ChildSpec, code: int) -> bool:
-        if spec.role not in ROLES or code != 0:
+        if spec.role not in ROLES or code not in (0, UNSEEN):
             return False
         if self.finished:
             return True
@@ -180,6 +220,8 @@ class LocalFleet:
     async def _again(self, spec: ChildSpec, child: Child, code: int, record: ProcessRecord) -> bool:
         verdict = self._restarts.decide(spec.name, code, child.lived_s, time.monotonic())
         how = f"exit status {code}" if code >= 0 else f"signal {-code}"
+        if code == UNSEEN:
+            how = "exit status unknown"
         match verdict:
             case GiveUp(reason):
                 words = child.last_words()

@@ -31,7 +31,7 @@ from paceline.story import tell
 from paceline.summary import Accounting, Story, summarise, write_summary
 from paceline.supervisor.launch import Launcher
 from paceline.supervisor.local import LocalFleet
-from paceline.supervisor.records import ProcessId
+from paceline.supervisor.records import FleetRecord, ProcessId
 from paceline.supervisor.watch import RunWatch
 
 POLL_S = 0.5
@@ -56,7 +56,15 @@ class Outcome:
 
 
 class LocalRun:
-    def __init__(self, config: Config, run_dir: Path, console: Console) -> None:
+    def __init__(
+        self,
+        config: Config,
+        run_dir: Path,
+        console: Console,
+        earlier: FleetRecord | None = None,
+    ) -> None:
+        """``earlier``: record of the run's fleet, which lost its supervisor and is taken over."""
+        self._earlier = earlier
         self._config = config
         self._run_dir = run_dir
         self._console = console
@@ -74,14 +82,19 @@ class LocalRun:
             loop.add_signal_handler(number, self._on_signal)
         config_path = self._run_dir / "config.toml"
         config_path.write_text(to_toml(self._config))
-        launcher = Launcher(self._config, config_path, self._run_dir)
+        launcher = Launcher(self._config, config_path, self._run_dir, self._known_ports())
         control = ControlPlane.from_config(self._config, launcher.addresses)
         note = self._console.note
-        fleet = self._fleet = LocalFleet(self._config, launcher, self._run_dir, control, note)
+        fleet = self._fleet = LocalFleet(
+            self._config, launcher, self._run_dir, control, note, self._earlier
+        )
         watch = RunWatch(control, self._run_dir, self._on_event)
         try:
             await self._start_redis(fleet)
-            fleet.start_all()
+            if self._earlier is None:
+                fleet.start_all()
+            else:
+                note(f"took over {fleet.adopt_all()} running processes")
             status, reason = await self._watch(fleet, watch)
             accounting = await self._wind_down(fleet, watch, status)
             export = await self._export() if status == "finished" else None
@@ -93,6 +106,14 @@ class LocalRun:
         if status == "finished" and export is None:
             status, reason = "failed", f"the final export failed: see {self._log('export')}"
         return self._sum_up(status, reason, accounting, export)
+
+    def _known_ports(self) -> list[int]:
+        """Ports of the controllers that are taken over: the workers know no others."""
+        if self._earlier is None:
+            return []
+        known = {p.name: p.address for p in self._earlier.processes if p.role == "controller"}
+        names = [f"controller-{index}" for index in range(self._config.fleet.controllers)]
+        return [int(known[name].rpartition(":")[2]) for name in names if name in known]
 
     def _on_signal(self) -> None:
         self._interrupts += 1

@@ -215,6 +215,40 @@ def test_fresh_removes_what_a_run_made_and_nothing_else(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
+async def test_a_fleet_without_its_supervisor_is_taken_over(tmp_path: Path) -> None:
+    def left_behind(code: str) -> ProcessId:
+        process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+        return ProcessId.of(process.pid)
+
+    record = FleetRecord("run", ProcessId(1, 0.0))
+    ids = {name: left_behind(FOREVER) for name in ("controller-0", "policy-0", "rollout-0")}
+    for name, identity in ids.items():
+        one = ProcessRecord(name, name.partition("-")[0], "log", state="running", ids=[identity])
+        record.processes.append(one)
+    gone = ProcessRecord("rollout-1", "rollout", "log", state="running", ids=[ProcessId(1, 0.0)])
+    record.processes.append(gone)
+    record.write(tmp_path)
+
+    notes: list[str] = []
+    control = ControlPlane(["127.0.0.1:1"])
+    fleet = LocalFleet(settings(), Scripts(tmp_path), tmp_path, control, notes.append, record)  # type: ignore[arg-type]
+    assert fleet.adopt_all() == 3
+    await asyncio.sleep(0.1)
+    assert all(identity.alive() for identity in ids.values())
+    assert fleet.worker_pids() == {n: ids[n].pid for n in ("policy-0", "rollout-0")}
+    # The missing worker comes once the ledger says that it should be there.
+    await fleet.reconcile(wanted(policy=1, rollout=2))
+    await until(lambda: len(fleet.worker_pids()) == 3)
+    # An adopted process that ends is noticed and started again, by this supervisor's own hands.
+    os.kill(ids["policy-0"].pid, signal.SIGKILL)
+    await until(lambda: fleet.worker_pids().get("policy-0", 0) not in (0, ids["policy-0"].pid))
+    assert any("policy-0 ended (exit status unknown)" in note for note in notes)
+    await fleet.close()
+    await control.close()
+    assert not any(identity.alive() for identity in ids.values())
+    assert not recorded(tmp_path).survivors()
+
+
 def test_an_unreadable_record_is_no_record(tmp_path: Path) -> None:
     assert FleetRecord.read(tmp_path) is None
     (tmp_path / "fleet.json").write_text(json.dumps({"run": "x"}))
