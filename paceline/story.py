@@ -53,6 +53,7 @@ _TOLD: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "Scaled": lambda e: "wanted: " + ", ".join(f"{k}={v}" for k, v in e["desired"].items()),
     "Drained": lambda e: f"{e['worker_id']} is asked to leave",
     "Paused": lambda e: "paused" if e["paused"] else "resumed",
+    "CheckpointRequested": lambda e: f"a checkpoint after step {e['step']} is asked for",
     "StopRequested": lambda e: f"stop requested{_detail(e, 'reason')}",
     "RunFinished": lambda e: f"run finished ({e['reason']})",
     "RunFailed": lambda e: f"run failed{_detail(e, 'reason')}",

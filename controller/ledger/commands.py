@@ -286,6 +286,13 @@ class Pause:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestCheckpoint:
+    """A checkpoint beside the regular ones, as soon as a step allows. Reply: str."""
+
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """End the run early, after the open step. ``failed``: because something cannot go on."""
 
@@ -312,5 +319,6 @@ Command = (
     | Scale
     | Drain
     | Pause
+    | RequestCheckpoint
     | Stop
 )

@@ -264,6 +264,14 @@ class Paused:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointRequested:
+    """Someone wants a checkpoint of ``step``, the next one that can still be told to the replicas."""
+
+    request_id: str
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class StopRequested:
     request_id: str
     reason: str
@@ -309,6 +317,7 @@ Event = (
     | Scaled
     | Drained
     | Paused
+    | CheckpointRequested
     | StopRequested
     | RunFinished
     | RunFailed

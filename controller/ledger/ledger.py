@@ -122,5 +122,6 @@ _HANDLERS: dict[type[Any], Callable[[Ledger, Any, float], Any]] = {
     cmd.Scale: running.scale,
     cmd.Drain: membership.drain,
     cmd.Pause: running.pause,
+    cmd.RequestCheckpoint: running.request_checkpoint,
     cmd.Stop: running.stop,
 }

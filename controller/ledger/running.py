@@ -4,9 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from controller.ledger.commands import BeginTerm, Pause, Refused, Role, Scale, StartRun, Stop
+from controller.ledger.commands import (
+    BeginTerm,
+    Pause,
+    Refused,
+    RequestCheckpoint,
+    Role,
+    Scale,
+    StartRun,
+    Stop,
+)
 from controller.ledger.core import Decider
 from controller.ledger.events import (
+    CheckpointRequested,
     EvalRecorded,
     EvalScheduled,
     Paused,
@@ -119,6 +129,18 @@ def pause(d: Decider, c: Pause, now: float) -> str:
     d.emit(Paused(c.request_id, c.paused))
     d.settle_fleet(now)
     return requests[c.request_id]
+
+
+def request_checkpoint(d: Decider, c: RequestCheckpoint, now: float) -> str:
+    s = d.state
+    if c.request_id in s.requests:
+        return s.requests[c.request_id]
+    _refuse_if_over(s)
+    step = s.steps.open
+    # The replicas of a step that is being voted on may not hear of it before they have committed.
+    late = step is not None and bool(step.votes)
+    d.emit(CheckpointRequested(c.request_id, min(s.versions.step + 1 + late, s.run.steps)))
+    return s.requests[c.request_id]
 
 
 def stop(d: Decider, c: Stop, now: float) -> str:

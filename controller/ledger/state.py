@@ -231,6 +231,11 @@ def _paused(s: State, e: ev.Paused) -> None:
     s.remember(e.request_id, "paused" if e.paused else "resumed")
 
 
+def _checkpoint_requested(s: State, e: ev.CheckpointRequested) -> None:
+    s.versions.requested = e.step
+    s.remember(e.request_id, f"a checkpoint will be written after step {e.step}")
+
+
 def _stop_requested(s: State, e: ev.StopRequested) -> None:
     s.phase = Phase.STOPPING
     s.reason = e.reason
@@ -277,6 +282,7 @@ _APPLY: dict[type[Any], Callable[[State, Any], None]] = {
     ev.Scaled: _scaled,
     ev.Drained: _drained,
     ev.Paused: _paused,
+    ev.CheckpointRequested: _checkpoint_requested,
     ev.StopRequested: _stop_requested,
     ev.RunFinished: _finished,
     ev.RunFailed: _failed,

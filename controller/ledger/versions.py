@@ -43,6 +43,8 @@ class Versions:
     checkpoints: list[Checkpoint] = field(default_factory=list)
     """Recorded and not abandoned, oldest first."""
     rollbacks: int = 0
+    requested: int = 0
+    """Step that someone asked a checkpoint of, the newest such wish; 0: none."""
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -107,6 +109,7 @@ class Versions:
             "restore_version": self.restore_version,
             "checkpoints": [[c.step, c.version, c.path] for c in self.checkpoints],
             "rollbacks": self.rollbacks,
+            "requested": self.requested,
         }
 
     @classmethod
@@ -118,4 +121,5 @@ class Versions:
             restore_version=data["restore_version"],
             checkpoints=[Checkpoint(*c) for c in data["checkpoints"]],
             rollbacks=data["rollbacks"],
+            requested=data.get("requested", 0),
         )

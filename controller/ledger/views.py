@@ -135,7 +135,11 @@ def wanted_checkpoint(state: State) -> int:
     if state.phase is Phase.STOPPING:
         end = v.step + (1 if state.steps.open else 0)
         return end if end > v.checkpoint.step else 0
-    return v.wanted_checkpoint(state.run.checkpoint_every, state.run.steps)
+    regular = v.wanted_checkpoint(state.run.checkpoint_every, state.run.steps)
+    # Once its step has passed a wish is being carried out, or was overtaken by a rollback.
+    if v.requested > v.checkpoint.step and v.requested >= v.step:
+        return min(v.requested, regular)
+    return regular
 
 
 def _owns(state: State, worker_id: str, task_id: str, attempt: int) -> bool:

@@ -268,6 +268,29 @@ def test_a_wanted_checkpoint_stays_wanted_until_it_is_recorded() -> None:
     assert views.wanted_checkpoint(run.state) == 5
 
 
+def test_a_checkpoint_asked_for_comes_before_the_regular_one_and_once() -> None:
+    run = fleet("p0", checkpoint_every=4, steps=6)
+    run.train()
+    assert run.do(cmd.RequestCheckpoint("a")) == "a checkpoint will be written after step 2"
+    assert run.names() == ["CheckpointRequested"]
+    assert run.do(cmd.RequestCheckpoint("a")) == "a checkpoint will be written after step 2"
+    assert run.names() == []
+    run.failover()
+    assert views.wanted_checkpoint(run.state) == 2
+    run.train()
+    assert views.wanted_checkpoint(run.state) == 2
+    run.checkpoint()
+    assert views.wanted_checkpoint(run.state) == 4
+
+
+def test_a_missed_wish_for_a_checkpoint_does_not_hide_the_regular_one() -> None:
+    run = fleet("p0", checkpoint_every=4, steps=6)
+    run.do(cmd.RequestCheckpoint("a"))
+    for _ in range(2):
+        run.train()
+    assert views.wanted_checkpoint(run.state) == 4
+
+
 def test_joins_and_leaves_wait_for_the_end_of_the_open_step() -> None:
     run = fleet("p0", "p1")
     run.fill("r0", 4)

@@ -73,7 +73,11 @@ def test_replaying_the_journal_from_any_snapshot_gives_the_same_state() -> None:
 
 
 def test_every_event_survives_the_journals_json_exactly() -> None:
-    events: list[ev.Event] = [ev.RunFailed("a", "why", 1.5), ev.StopRequested("b", "enough")]
+    events: list[ev.Event] = [
+        ev.RunFailed("a", "why", 1.5),
+        ev.StopRequested("b", "enough"),
+        ev.CheckpointRequested("c", 3),
+    ]
     for seed in range(60):
         events.extend(e for entry in run_schedule(seed).store.entries for e in entry.events)
     for event in events:
