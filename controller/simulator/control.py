@@ -177,7 +177,8 @@ class Controller(Process):
         if stored is TIMEOUT or stored is None or self.ledger is None or self.term != term:
             return
         orphans = sorted(stored - views.live_payloads(self.ledger.state))
-        await store.call(self, 0.5, store.delete_payloads, orphans)
+        # What memory says is not needed may rest on a checkpoint that is not durable yet.
+        self._when_durable(lambda: self.spawn(self._delete(orphans)))
 
     # ---- deciding and appending -----------------------------------------------------------
 

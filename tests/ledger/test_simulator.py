@@ -19,6 +19,7 @@ FIRST_SEED = 1_000_000
 NAMED = {
     21: "append repeated late, after the writer's next batch",
     5528: "candidate stopped between winning its term and reading the journal",
+    43407: "orphans told by a checkpoint that never became durable",
     20682: "deposed leader swept payloads of its successor",
     20039: "step opened anew after an abort, with other groups",
     40064: "wedged replica at the end of the run",
