@@ -98,7 +98,8 @@ def _drop_leftovers(d: Decider) -> None:
         d.emit(StepAborted(step, "run_ended"))
     for task in list(s.tasks.records.values()):
         if task.stand is not Stand.TRAINED:
-            d.emit(TaskDropped(task.task_id, task.attempt, "run_ended", verdict="superseded"))
+            verdict = "superseded" if task.group is None else "duplicate"
+            d.emit(TaskDropped(task.task_id, task.attempt, "run_ended", verdict=verdict))
 
 
 def scale(d: Decider, c: Scale, now: float) -> str:

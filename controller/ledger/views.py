@@ -155,10 +155,17 @@ def _owns(state: State, worker_id: str, task_id: str, attempt: int) -> bool:
 def _lifecycle(state: State, worker: Worker) -> str:
     if not worker.leaving:
         return "running"
-    mesh = state.fleet.mesh
-    member = mesh is not None and mesh.rank(worker.worker_id, worker.incarnation) >= 0
-    busy = member if worker.role is Role.POLICY else bool(worker.held)
+    busy = _in_mesh(state, worker) if worker.role is Role.POLICY else bool(worker.held)
     return "draining" if busy else "stopped"
+
+
+def _in_mesh(state: State, worker: Worker) -> bool:
+    """Whether the mesh counts on the replica: as a member, or for the epoch after a broken one."""
+    mesh = state.fleet.mesh
+    if mesh is None or mesh.rank(worker.worker_id, worker.incarnation) < 0:
+        return False
+    holds = worker.state_version == state.versions.version
+    return not mesh.broken or state.steps.open is not None or holds
 
 
 def _mesh(state: State, worker: Worker) -> MeshView | None:

@@ -165,6 +165,17 @@ def test_a_draining_rollout_worker_leaves_when_it_holds_nothing() -> None:
     assert run.names() == []
 
 
+def test_a_replica_asked_to_leave_before_it_holds_any_state_leaves_at_once() -> None:
+    run = Driven()
+    run.register("p0")
+    run.observe("p0")
+    run.do(cmd.Drain("d", "p0"))
+    assert views.directive(run.state, "p0", run.current["p0"]).lifecycle == "stopped"
+    run.observe("p0", "stopped")
+    run.policy("p1")
+    assert [m.worker_id for m in run.state.fleet.mesh.members] == ["p1"]
+
+
 def test_a_worker_that_says_goodbye_hands_its_tasks_back() -> None:
     run = Driven()
     run.policy("p0")
@@ -315,8 +326,8 @@ def test_stop_ends_after_the_open_step_and_its_checkpoint_and_drops_the_rest_wit
     run = Driven(max_staleness=2)
     run.policy("p0")
     run.rollout("r0")
-    run.fill("r0", 6)
-    run.lease("r0", 2)
+    accepted = run.fill("r0", 6)[-1]
+    running = run.lease("r0", 2).leases[0]
     run.do(cmd.Stop("s", "enough"))
     assert views.phase(run.state) == "stopping"
     assert views.wanted_checkpoint(run.state) == 1
@@ -326,6 +337,8 @@ def test_stop_ends_after_the_open_step_and_its_checkpoint_and_drops_the_rest_wit
     assert views.phase(run.state) == "finished"
     counts = views.counts(run.state)
     assert counts.dropped == {"run_ended": 4}
+    assert run.submit("r0", accepted).code == "duplicate"
+    assert run.submit("r0", running).code == "superseded"
     assert counts.dispatched == counts.trained + 4
 
 

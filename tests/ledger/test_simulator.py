@@ -19,6 +19,8 @@ FIRST_SEED = 1_000_000
 NAMED = {
     21: "append repeated late, after the writer's next batch",
     5528: "candidate stopped between winning its term and reading the journal",
+    80171: "accepted group at the end of a stopped run, submitted again",
+    85176: "only replica asked to leave before it held any state",
     43407: "orphans told by a checkpoint that never became durable",
     20682: "deposed leader swept payloads of its successor",
     20039: "step opened anew after an abort, with other groups",
