@@ -104,6 +104,7 @@ class PolicyWorker:
         self.outlets: Outlets | None = None
         self.over = 0  # newest epoch that this replica knows to be over
         self.newest_epoch = 0
+        self.followed: worker_pb2.Directive | None = None
         self.idle_since = time.monotonic()
         self.last_commit_s = 0.0
         self.control = Control(
@@ -156,6 +157,7 @@ class PolicyWorker:
 
     def follow(self, directive: worker_pb2.Directive) -> None:
         """One move towards what ``directive`` says; returns when there may be another to make."""
+        self.followed = directive
         self.out.serve()
         mesh = self.control.mesh
         try:
@@ -316,9 +318,9 @@ class PolicyWorker:
         if reply is None or reply.state == policy_pb2.PLAN_STATE_WAIT:
             return None
         if reply.state == policy_pb2.PLAN_STATE_FINISHED:
-            directive = self.control.directive
-            if directive is not None:
-                self.sleep(directive, "finished")
+            # Until one newer than this turn began with: the present one may be STOPPED already,
+            # and then none comes after it.
+            self.sleep(self.followed, "finished")
             return None
         if reply.state != policy_pb2.PLAN_STATE_OPEN:
             self.over = epoch
@@ -371,8 +373,8 @@ class PolicyWorker:
             # do not change before the commit. With more ranks publishing is collective.
             self.outlets.publish()
 
-    def sleep(self, directive: worker_pb2.Directive, activity: str) -> None:
-        """Until a newer directive comes."""
+    def sleep(self, directive: worker_pb2.Directive | None, activity: str) -> None:
+        """Until there is a newer directive than ``directive``."""
         self.standing.rest(activity)
         self.control.wait(lambda: self.control.directive is not directive)
 
