@@ -15,6 +15,7 @@ pays for imports and start-up. Held-out reward is measured afterwards, greedy, b
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import sys
 from pathlib import Path
@@ -23,6 +24,8 @@ from typing import Any
 from benchmarks import runs
 
 TARGETS = {"0.1M": 1.7, "0.8M": 1.5}
+# At 0.8M, 3e-4 collapses the policy, in both systems alike.
+LEARNING_RATES = {"0.1M": 3e-4, "0.8M": 1e-4}
 GROUPS, GROUP_SIZE, MAX_TOKENS = 32, 8, 24
 
 
@@ -35,7 +38,7 @@ def main() -> int:
     parser.add_argument("--warm-up", type=int, default=10, help="steps before the clocks start")
     parser.add_argument("--repeats", type=int, default=1, help="medians over so many runs of each")
     parser.add_argument("--threads", nargs="+", type=int, default=[1, 2], help="tried for TRL")
-    parser.add_argument("--lr", type=float, default=3e-4)
+    parser.add_argument("--lr", type=float, help="default: by size")
     parser.add_argument("--max-staleness", type=int, default=2, help="of Paceline; TRL has none")
     parser.add_argument("--set", action="append", default=[], help="further Paceline setting")
     parser.add_argument("--out", type=Path, help="JSON file; default: benchmarks/results/peer.json")
@@ -87,6 +90,7 @@ def main() -> int:
             ["size", "system", "samples/s", "CPU s/step", "held-out exact match", "ratio"], rows
         )
     )
+    result["machine"]["load_at_end"] = round(os.getloadavg()[0], 2)
     print(runs.write("peer", result, args.out))
     return 0
 
@@ -99,7 +103,16 @@ def trl(
         "benchmarks.peer_trl",
         *("--model", model, "--threads", threads, "--steps", args.steps),
         *("--warm-up", args.warm_up, "--groups", GROUPS, "--group-size", GROUP_SIZE),
-        *("--max-tokens", MAX_TOKENS, "--lr", args.lr, "--seed", seed, "--out", out),
+        *(
+            "--max-tokens",
+            MAX_TOKENS,
+            "--lr",
+            args.lr or LEARNING_RATES[size],
+            "--seed",
+            seed,
+            "--out",
+            out,
+        ),
     )
     found["cpu_s_per_step"] = found["cpu_s"] / (args.steps - args.warm_up)
     found["held_out"] = runs.exact_match(out)
@@ -113,7 +126,7 @@ def paceline(model: Path, size: str, seed: int, args: argparse.Namespace) -> dic
         "data.eval_path": "none",
         "train.steps": args.steps,
         "train.groups_per_step": GROUPS,
-        "train.lr": args.lr,
+        "train.lr": args.lr or LEARNING_RATES[size],
         "train.schedule": "constant",
         "train.warmup_steps": 0,
         "train.max_staleness": args.max_staleness,
