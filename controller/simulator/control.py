@@ -173,6 +173,7 @@ class Controller(Process):
     async def _sweep(self, term: int) -> None:
         """Deletes payloads that an earlier leader did not get round to."""
         store = self.world.store
+        await self.sleep(self.world.rng.uniform(0.0, 2.0))
         stored = await store.call(self, 0.5, store.list_payloads, term)
         if stored is TIMEOUT or stored is None or self.ledger is None or self.term != term:
             return

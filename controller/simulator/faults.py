@@ -48,6 +48,7 @@ def draw_shape(rng: random.Random) -> Shape:
         loss=0.03 * messy,
         duplicate=0.06 * messy,
         delay=rng.choice([0.005, 0.02]),
+        forgetful=0.06 * messy,
         torn=rng.choice([0.0, 0.0, 0.05]),
         fates=fates,
     )

@@ -19,18 +19,21 @@ class RolloutWorker(Worker):
     def __init__(self, world: World, worker_id: str) -> None:
         self.running: dict[tuple[str, int], Future] = {}
         """Held leases, and what calls them off."""
+        self.unnamed: set[tuple[str, int]] = set()
+        """Held leases that its reports leave out, as if from a worker that forgot and remembers."""
         self.lease_seq = 0
         self.slots = world.slots
         self.fenced = False
         super().__init__(world, worker_id)
 
     def held(self) -> list[tuple[str, int]]:
-        return list(self.running)
+        return [ref for ref in self.running if ref not in self.unnamed]
 
     def rejoin(self) -> None:
         for off in self.running.values():
             off.set("off")
         self.running.clear()
+        self.unnamed.clear()
         self.lease_seq = 0
         self.fenced = False
 
@@ -78,7 +81,11 @@ class RolloutWorker(Worker):
             await self.within(off, world.rng.random())
             world.crash(self)
             return
-        if await self.within(off, world.generate_s()) == "off" or incarnation != self.incarnation:
+        delay = world.generate_s()
+        if world.rng.random() < world.shape.forgetful:
+            self.unnamed.add(ref)
+            delay += world.rng.uniform(0.0, 2.0) * world.shape.lease_ttl_s
+        if await self.within(off, delay) == "off" or incarnation != self.incarnation:
             return
         try:
             if fate == "fails":

@@ -38,6 +38,8 @@ class Shape:
     delay: float = 0.01
     torn: float = 0.0
     """Probability that one member's collective fails where the others' succeed."""
+    forgetful: float = 0.0
+    """Probability that a worker's reports do not name a lease it works at."""
     fates: dict[int, str] = field(default_factory=dict)
     """Training tasks that kill their worker, fail, or can never succeed, by ordinal."""
     lease_ttl_s: float = 3.0
