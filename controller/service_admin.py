@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 POSITION = re.compile(r"\d{1,20}(-\d{1,20})?")
 FOLLOW_S = 5.0
+LAST_SIGNAL = -64
 MAX_WORKERS = 100_000
 
 
@@ -65,7 +66,11 @@ async def report_exit(controller: Controller, request: admin_pb2.ExitReport) -> 
     )
     # Of an earlier incarnation: its successor is alive and none of the launcher's news.
     if same:
-        how = f"exit status {request.exit_code}"
+        code = request.exit_code
+        how = f"signal {-code}" if code < 0 else f"exit status {code}"
+        if code < LAST_SIGNAL:
+            # Adopted by its launcher: its end was seen, its status was not.
+            how = "exit status unknown"
         await leader.execute(DeclareDead(worker.worker_id, worker.incarnation, "exit", how))
     return admin_pb2.ExitReply()
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +66,13 @@ def write_run(where: Path, *, rows: int = 64, **sections: dict[str, Any]) -> Pat
 class Up:
     """``paceline up`` as a child process; ``close`` leaves nothing of it behind."""
 
-    def __init__(self, config: Path, run_dir: Path, *options: str) -> None:
+    def __init__(
+        self,
+        config: Path,
+        run_dir: Path,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.run_dir = run_dir
         run_dir.parent.mkdir(parents=True, exist_ok=True)
         self.output = run_dir.parent / f"{run_dir.name}.out"
@@ -79,6 +85,7 @@ class Up:
                 stdout=out,
                 stderr=out,
                 cwd=ROOT,
+                env=environment,
                 start_new_session=True,
             )
 
