@@ -70,6 +70,8 @@ class Controllers:
         self.directory = directory
         self.config = config
         self.run_dir = directory / "run"
+        self.options: list[str] = []
+        """More arguments for those started from now on."""
         self.started: list[ControllerProcess] = []
 
     def start(self, controller_id: str = "controller-0", port: int = 0) -> ControllerProcess:
@@ -82,6 +84,7 @@ class Controllers:
                 [
                     *(sys.executable, "-m", "controller", str(self.config)),
                     *("--run-dir", str(self.run_dir), "--id", controller_id, "--port", str(port)),
+                    *self.options,
                 ],
                 stderr=stream,
                 env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
