@@ -240,6 +240,7 @@ class Leader:
             desired={"policy": config.fleet.policy, "rollout": config.fleet.rollout},
             data_digest=rows.digest,
             config_digest=self.plant.config_digest,
+            bounds=config.fleet.bounds,
         )
 
     async def _renew(self) -> None:

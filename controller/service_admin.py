@@ -87,7 +87,8 @@ async def scale(controller: Controller, request: admin_pb2.ScaleRequest) -> admi
 
 async def drain(controller: Controller, request: admin_pb2.DrainRequest) -> admin_pb2.AdminReply:
     check_caller(common_pb2.Caller(worker_id=request.worker_id, incarnation=1))
-    return await _admin(controller, Drain(check_request_id(request.request_id), request.worker_id))
+    request_id = check_request_id(request.request_id)
+    return await _admin(controller, Drain(request_id, request.worker_id, request.replace))
 
 
 async def pause(controller: Controller, request: admin_pb2.PauseRequest) -> admin_pb2.AdminReply:

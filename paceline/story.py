@@ -51,7 +51,13 @@ _TOLD: dict[str, Callable[[Mapping[str, Any]], str]] = {
         f"evaluation after step {e['step']}: reward {e['reward_mean']:.3f} over {e['count']} prompts"
     ),
     "Scaled": lambda e: "wanted: " + ", ".join(f"{k}={v}" for k, v in e["desired"].items()),
-    "Drained": lambda e: f"{e['worker_id']} is asked to leave",
+    "BoundsSet": lambda e: (
+        "bounds: " + (", ".join(f"{k}={v}" for k, v in e["bounds"].items()) or "none")
+    ),
+    "Drained": lambda e: (
+        f"{e['worker_id']} is asked to leave"
+        + "".join(f", {k}={v} wanted" for k, v in (e.get("desired") or {}).items())
+    ),
     "Paused": lambda e: "paused" if e["paused"] else "resumed",
     "CheckpointRequested": lambda e: f"a checkpoint after step {e['step']} is asked for",
     "StopRequested": lambda e: f"stop requested{_detail(e, 'reason')}",

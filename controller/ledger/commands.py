@@ -54,6 +54,9 @@ class RunFacts:
     """Wanted workers by role name."""
     data_digest: str = ""
     config_digest: str = ""
+    bounds: Mapping[str, int] = field(default_factory=dict)
+    """Least and most wanted workers: policy_min, policy_max, rollout_min, rollout_max; an absent
+    one is no limit. Not fixed: a later leader's hold from its term on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,8 +278,15 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
+    """Reply: str, what was done. Idempotent by request_id.
+
+    Without ``replace`` one worker fewer is wanted from the same event on, so nobody starts another
+    in its place.
+    """
+
     request_id: str
     worker_id: str
+    replace: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,9 +252,18 @@ class Scaled:
 
 
 @dataclass(frozen=True, slots=True)
+class BoundsSet:
+    """Least and most wanted workers from here on; see RunFacts.bounds."""
+
+    bounds: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Drained:
     request_id: str
     worker_id: str
+    desired: Mapping[str, int] = field(default_factory=dict)
+    """Wanted workers that change with it; empty where the worker is to be replaced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -315,6 +324,7 @@ Event = (
     | EvalTaskDone
     | EvalRecorded
     | Scaled
+    | BoundsSet
     | Drained
     | Paused
     | CheckpointRequested
@@ -412,6 +422,8 @@ _ENCODE: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     VoteCast: {"stats": stats_to_json},
     StepCommitted: {"metrics": dict},
     Scaled: {"desired": dict},
+    BoundsSet: {"bounds": dict},
+    Drained: {"desired": dict},
 }
 
 _DECODE: dict[type[Any], dict[str, Callable[[Any], Any]]] = {

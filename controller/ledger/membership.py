@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+from controller.ledger.bounds import bounds_of
 from controller.ledger.commands import (
     BreakLink,
     BreakMesh,
@@ -49,6 +50,7 @@ def register(d: Decider, c: Register, now: float) -> None:
     believed = c.state_version
     if believed > d.state.versions.version:
         raise Refused("invalid", f"state {believed} was never committed")
+    _check_ranks(d, c)
     if known is not None:
         if believed <= known.diverged_version:
             believed = -1
@@ -67,6 +69,19 @@ def register(d: Decider, c: Register, now: float) -> None:
         )
     )
     d.settle_fleet(now)
+
+
+def _check_ranks(d: Decider, c: Register) -> None:
+    """Rank i of every replica forms a mesh of its own: replicas must have equally many."""
+    if c.role is not Role.POLICY:
+        return
+    for other in d.state.fleet.living(Role.POLICY):
+        if other.worker_id != c.worker_id and other.ranks != c.ranks:
+            raise Refused(
+                "invalid",
+                f"{c.worker_id} has {c.ranks} ranks, {other.worker_id} of this run has "
+                f"{other.ranks}: start every replica with the same fleet.policy_ranks",
+            )
 
 
 def declare_dead(d: Decider, c: DeclareDead, now: float) -> None:
@@ -119,9 +134,27 @@ def drain(d: Decider, c: Drain, now: float) -> str:
     worker = d.state.fleet.workers.get(c.worker_id)
     if worker is None or not worker.alive:
         raise Refused("unknown", f"no living worker {c.worker_id!r}")
-    d.emit(Drained(c.request_id, c.worker_id))
+    fewer = {} if c.replace or worker.leaving else _one_fewer(d, worker)
+    d.emit(Drained(c.request_id, c.worker_id, fewer))
     d.settle_fleet(now)
     return requests[c.request_id]
+
+
+def _one_fewer(d: Decider, worker: Worker) -> dict[str, int]:
+    """What is wanted once ``worker`` has gone for good. Refused below the least."""
+    s, role = d.state, str(worker.role)
+    staying = [w for w in s.fleet.living(worker.role) if not w.leaving]
+    wanted = s.desired.get(role, 0)
+    if len(staying) > wanted:
+        return {}  # one of the surplus
+    least, _ = bounds_of(s.bounds, role)
+    if wanted - 1 < least:
+        raise Refused(
+            "invalid",
+            f"without {worker.worker_id}, {role}={wanted - 1} would be wanted, fleet.{role}_min = "
+            f"{least}: have it replaced (--replace), or lower the minimum",
+        )
+    return {role: wanted - 1}
 
 
 def _depart(d: Decider, worker: Worker, event: WorkerDied | WorkerChanged, now: float) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from controller.ledger.bounds import check_desired, within
 from controller.ledger.commands import (
     BeginTerm,
     Pause,
     Refused,
     RequestCheckpoint,
-    Role,
     Scale,
     StartRun,
     Stop,
 )
 from controller.ledger.core import Decider
 from controller.ledger.events import (
+    BoundsSet,
     CheckpointRequested,
     EvalRecorded,
     EvalScheduled,
@@ -33,7 +32,8 @@ from controller.ledger.events import (
 from controller.ledger.state import Phase, State
 from controller.ledger.tasks import Stand
 
-_MOST_WORKERS = 10_000
+_FREE_TO_CHANGE = ("desired", "bounds")
+"""Facts that a later leader may bring anew."""
 
 
 def start_run(d: Decider, c: StartRun, now: float) -> None:
@@ -43,13 +43,18 @@ def start_run(d: Decider, c: StartRun, now: float) -> None:
         d.settle_fleet(now)
         return
     before, after = facts_to_json(s.facts), facts_to_json(c.facts)
-    differing = [k for k in before if k != "desired" and before[k] != after[k]]
+    differing = [k for k in before if k not in _FREE_TO_CHANGE and before[k] != after[k]]
     if differing:
         raise Refused(
             "invalid",
             f"run {s.facts.run_name!r} was started with other settings: "
             + ", ".join(f"{k} was {before[k]!r}, is {after[k]!r}" for k in differing),
         )
+    if dict(c.facts.bounds) != s.bounds and not s.ended:
+        d.emit(BoundsSet(dict(c.facts.bounds)))
+        allowed = within(s.bounds, s.desired)
+        if allowed != s.desired:
+            d.emit(Scaled(f"bounds-after-term-{s.term}", allowed))
 
 
 def begin_term(d: Decider, c: BeginTerm, now: float) -> None:
@@ -106,20 +111,10 @@ def scale(d: Decider, c: Scale, now: float) -> str:
     requests = d.state.requests
     if c.request_id in requests:
         return requests[c.request_id]
-    _check_desired(c.desired)
+    _refuse_if_over(d.state)
+    check_desired(d.state.bounds, c.desired)
     d.emit(Scaled(c.request_id, dict(c.desired)))
     return requests[c.request_id]
-
-
-def _check_desired(desired: Mapping[str, int]) -> None:
-    roles = [str(role) for role in Role]
-    for role, count in desired.items():
-        if role not in roles:
-            raise Refused("invalid", f"there is no role {role!r}: one of {', '.join(roles)}")
-        if not 1 <= count <= _MOST_WORKERS:
-            raise Refused("invalid", f"{role}={count}: at least 1, at most {_MOST_WORKERS}")
-    if not desired:
-        raise Refused("invalid", "no count given: policy=N, rollout=N")
 
 
 def pause(d: Decider, c: Pause, now: float) -> str:

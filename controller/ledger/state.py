@@ -44,6 +44,8 @@ class State:
     terms: int = 0
     """Leaders so far."""
     desired: dict[str, int] = field(default_factory=dict)
+    bounds: dict[str, int] = field(default_factory=dict)
+    """Of the desired counts: policy_min, policy_max, ...; see RunFacts.bounds."""
     requests: dict[str, str] = field(default_factory=dict)
     """Replies to the last admin requests, by request id."""
     tasks: TaskBook = field(default_factory=TaskBook)
@@ -80,6 +82,7 @@ class State:
             "leader": self.leader,
             "terms": self.terms,
             "desired": dict(self.desired),
+            "bounds": dict(self.bounds),
             "requests": [[k, v] for k, v in self.requests.items()],
             "tasks": self.tasks.dump(),
             "steps": self.steps.dump(),
@@ -101,6 +104,7 @@ class State:
             leader=data["leader"],
             terms=data["terms"],
             desired=dict(data["desired"]),
+            bounds=dict(data.get("bounds", {})),
             requests=dict(data["requests"]),
             tasks=TaskBook.load(data["tasks"]),
             steps=StepBook.load(data["steps"]),
@@ -118,6 +122,7 @@ def apply(state: State, event: ev.Event) -> None:
 def _started(s: State, e: ev.RunStarted) -> None:
     s.facts = e.facts
     s.desired = dict(e.facts.desired)
+    s.bounds = dict(e.facts.bounds)
     s.phase = Phase.OPEN
     s.started_t = s.steps.last_commit_t = e.t
 
@@ -217,13 +222,22 @@ def _checkpointed(s: State, e: ev.CheckpointRecorded) -> None:
 
 def _scaled(s: State, e: ev.Scaled) -> None:
     s.desired.update(e.desired)
-    wanted = ", ".join(f"{role}={n}" for role, n in sorted(s.desired.items()))
-    s.remember(e.request_id, f"wanted now: {wanted}")
+    s.remember(e.request_id, _wanted(s))
+
+
+def _wanted(s: State) -> str:
+    return "wanted now: " + ", ".join(f"{role}={n}" for role, n in sorted(s.desired.items()))
+
+
+def _bounds_set(s: State, e: ev.BoundsSet) -> None:
+    s.bounds = dict(e.bounds)
 
 
 def _drained(s: State, e: ev.Drained) -> None:
     s.fleet.apply_drained(e)
-    s.remember(e.request_id, f"{e.worker_id} finishes what it holds and leaves")
+    s.desired.update(e.desired)
+    reply = f"{e.worker_id} finishes what it holds and leaves"
+    s.remember(e.request_id, f"{reply}; {_wanted(s)}" if e.desired else reply)
 
 
 def _paused(s: State, e: ev.Paused) -> None:
@@ -280,6 +294,7 @@ _APPLY: dict[type[Any], Callable[[State, Any], None]] = {
     ev.EvalTaskDone: _eval_done,
     ev.EvalRecorded: lambda s, e: s.evals.apply_recorded(e),
     ev.Scaled: _scaled,
+    ev.BoundsSet: _bounds_set,
     ev.Drained: _drained,
     ev.Paused: _paused,
     ev.CheckpointRequested: _checkpoint_requested,

@@ -151,7 +151,8 @@ def _drop_session(world: World) -> None:
 
 def _drain_one(world: World) -> None:
     rng = world.rng
-    command = cmd.Drain(f"drain-{rng.random()}", rng.choice(list(world.workers)))
+    # Replaced: otherwise most drains would be refused, for the sake of the least wanted.
+    command = cmd.Drain(f"drain-{rng.random()}", rng.choice(list(world.workers)), replace=True)
     world.ask(command)
     if rng.random() < 0.5:
         world.ask(command)

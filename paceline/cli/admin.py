@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 import uuid
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -16,7 +18,11 @@ from paceline.cli.common import (
     with_control,
 )
 
+if TYPE_CHECKING:
+    from paceline.client import ControlPlane
+
 ANSWER_LIMIT_S = 20.0
+LOOK_S = 0.5
 ROLES = ("policy", "rollout")
 
 
@@ -44,19 +50,51 @@ def scale(
 
 def drain(
     worker: Annotated[str, typer.Argument(metavar="WORKER", help="Its id, see paceline status.")],
+    replace: Annotated[
+        bool,
+        typer.Option("--replace", help="Keep the wanted number: another takes its place."),
+    ] = False,
+    wait: Annotated[
+        float,
+        typer.Option("--wait", min=0.0, help="Return only once it has left; at most SECONDS."),
+    ] = 0.0,
     run_dir: RunDirOption = None,
     controllers: ControllersOption = None,
     token_file: TokenOption = None,
     tls_ca: TlsOption = None,
 ) -> None:
-    """Let one worker finish what it holds and leave.
+    """Let one worker finish what it holds and leave for good.
 
-    Whoever starts the workers replaces it while the wanted number asks for one more; to have
-    fewer, use `paceline scale`.
+    The wanted number goes down by one with it, unless --replace is given.
 
     Example: paceline drain rollout-1 --run-dir runs/demo
     """
-    _ask("Drain", {"worker_id": worker}, run_dir, controllers, token_file, tls_ca)
+    target = (run_dir, controllers, token_file, tls_ca)
+    _ask("Drain", {"worker_id": worker, "replace": replace}, *target)
+    if wait and not with_control(*target, lambda control: _left(control, worker, wait)):
+        typer.echo(f"error: {worker} is still there after {wait:g} s", err=True)
+        raise typer.Exit(1)
+
+
+async def _left(control: ControlPlane, worker_id: str, limit_s: float) -> bool:
+    """Whether the process that has this name now is gone within ``limit_s`` seconds."""
+    from paceline.v1 import admin_pb2
+
+    deadline = time.monotonic() + limit_s
+    incarnation = 0
+    while True:
+        status = await control.call(
+            "AdminService.GetStatus", admin_pb2.StatusRequest(), timeout_s=ANSWER_LIMIT_S
+        )
+        here = next((w for w in status.workers if w.worker_id == worker_id), None)
+        if here is None or here.state in ("stopped", "dead"):
+            return True
+        incarnation = incarnation or here.incarnation
+        if here.incarnation != incarnation or status.phase in ("finished", "failed"):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(LOOK_S)
 
 
 def pause(
@@ -102,7 +140,6 @@ def stop(
 
 
 def _ask(method: str, fields: dict[str, Any], *target: Any) -> None:
-    from paceline.client import ControlPlane
     from paceline.v1 import admin_pb2
 
     # One id for all tries of this command: a retry over a failover has one effect.

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
+Workload = Annotated[str, Field(pattern=r"^(statefulset|deployment)/[a-z0-9][a-z0-9.-]{0,252}$")]
 
 
 class Section(BaseModel):
@@ -166,11 +167,31 @@ class FleetConfig(Section):
     controllers: Annotated[int, Field(ge=1, le=7)] = 2
     """One leads, the others are hot standbys."""
     policy: Annotated[int, Field(ge=1)] = 1
-    """Policy replicas."""
+    """Policy replicas wanted at the start of the run."""
+    policy_min: Positive = 1
+    """Fewer policy replicas cannot be asked for, by hand or by the autoscaler."""
+    policy_max: Positive | None = None
+    """More policy replicas cannot be asked for."""
     policy_ranks: Positive = 1
     """Ranks (processes) of a policy replica, sharded with FSDP2."""
     rollout: Annotated[int, Field(ge=1)] = 1
-    """Rollout workers."""
+    """Rollout workers wanted at the start of the run."""
+    rollout_min: Positive = 1
+    """Fewer rollout workers cannot be asked for."""
+    rollout_max: Positive | None = None
+    """More rollout workers cannot be asked for."""
+    provider: Literal["local", "kubernetes", "ray", "none"] = "local"
+    """Who starts and ends worker processes: `paceline up` on this machine; Kubernetes, by the
+    replicas of a workload; Ray, by an actor for each; or someone else, and Paceline only drains."""
+    autoscale: bool = False
+    """Apply what the autoscaler proposes, within the bounds; needs policy_max and rollout_max. It
+    proposes in any case, see `paceline status`."""
+    autoscale_steps: Positive = 10
+    """Steps of one measurement of waiting. After a change as many pass before the next begins."""
+    autoscale_high: Annotated[float, Field(gt=0, lt=1)] = 0.25
+    """Share of time that one role waits for the other from which on a change is proposed."""
+    autoscale_patience: Positive = 2
+    """Measurements in a row that must say the same."""
     policy_threads: Positive = 1
     """CPU threads of a policy rank."""
     rollout_threads: Positive = 1
@@ -190,6 +211,49 @@ class FleetConfig(Section):
     """`paceline up` starts a process that died anew."""
     max_restarts: Positive = 20
     """Restarts of one process within ten minutes before the run is declared failed."""
+
+    @model_validator(mode="after")
+    def _bounded(self) -> FleetConfig:
+        for role in ("policy", "rollout"):
+            wanted = getattr(self, role)
+            least, most = getattr(self, f"{role}_min"), getattr(self, f"{role}_max")
+            if wanted < least:
+                raise ValueError(f"fleet.{role} = {wanted} is below fleet.{role}_min = {least}")
+            if most is not None and wanted > most:
+                raise ValueError(f"fleet.{role} = {wanted} is above fleet.{role}_max = {most}")
+            if self.autoscale and most is None:
+                raise ValueError(f"fleet.autoscale needs a limit: set fleet.{role}_max")
+        return self
+
+    @property
+    def bounds(self) -> dict[str, int]:
+        """policy_min, policy_max, rollout_min, rollout_max, as far as they are set."""
+        names = [f"{role}_{end}" for role in ("policy", "rollout") for end in ("min", "max")]
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
+
+
+class KubernetesConfig(Section):
+    policy: Workload = "statefulset/paceline-policy"
+    """Workload whose replicas are the policy replicas: statefulset/NAME or deployment/NAME."""
+    rollout: Workload = "statefulset/paceline-rollout"
+    """Workload whose replicas are the rollout workers."""
+    namespace: str | None = None
+    """Namespace of both; default: the controller's own."""
+    api_url: str | None = None
+    """https://HOST:PORT of the API server; default: as a pod finds it in its environment."""
+    token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"
+    """Bearer token of the service account; read again for every request, since it is renewed."""
+    ca_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
+    """PEM root that the API server is verified with."""
+
+
+class RayConfig(Section):
+    address: str = "auto"
+    """Of the Ray cluster: host:port, or auto for the one this machine belongs to."""
+    policy_gpus: NonNegative = 0
+    """GPUs of a policy replica, all on one machine; at least its ranks where it computes on GPUs."""
+    rollout_gpus: NonNegative = 0
+    """GPUs of a rollout worker."""
 
 
 class RedisConfig(Section):
@@ -243,6 +307,8 @@ class Config(Section):
     train: TrainConfig = Field(default_factory=TrainConfig)
     rollout: RolloutConfig = Field(default_factory=RolloutConfig)
     fleet: FleetConfig = Field(default_factory=FleetConfig)
+    kubernetes: KubernetesConfig = Field(default_factory=KubernetesConfig)
+    ray: RayConfig = Field(default_factory=RayConfig)
     redis: RedisConfig = Field(default_factory=RedisConfig)
     controller: ControllerConfig = Field(default_factory=ControllerConfig)
     auth: AuthConfig = Field(default_factory=AuthConfig)

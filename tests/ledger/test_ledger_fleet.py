@@ -155,7 +155,7 @@ def test_a_draining_rollout_worker_leaves_when_it_holds_nothing() -> None:
     run.policy("p0")
     run.rollout("r0")
     (lease,) = run.lease("r0").leases
-    run.do(cmd.Drain("d", "r0"))
+    run.do(cmd.Drain("d", "r0", replace=True))
     assert views.directive(run.state, "r0", run.current["r0"]).lifecycle == "draining"
     run.submit("r0", lease)
     assert views.directive(run.state, "r0", run.current["r0"]).lifecycle == "stopped"
@@ -169,7 +169,7 @@ def test_a_replica_asked_to_leave_before_it_holds_any_state_leaves_at_once() -> 
     run = Driven()
     run.register("p0")
     run.observe("p0")
-    run.do(cmd.Drain("d", "p0"))
+    run.do(cmd.Drain("d", "p0", replace=True))
     assert views.directive(run.state, "p0", run.current["p0"]).lifecycle == "stopped"
     run.observe("p0", "stopped")
     run.policy("p1")
@@ -200,7 +200,7 @@ def test_cancelled_names_the_held_leases_that_moved_on() -> None:
     "command",
     [
         cmd.Scale("same", {"policy": 3}),
-        cmd.Drain("same", "r0"),
+        cmd.Drain("same", "r0", replace=True),
         cmd.Pause("same", True),
         cmd.Stop("same", "enough"),
     ],

@@ -310,7 +310,7 @@ def test_joins_and_leaves_wait_for_the_end_of_the_open_step() -> None:
 def test_the_last_holder_of_the_state_drains_only_once_another_is_seeded() -> None:
     run = fleet("p0")
     run.train()
-    run.do(cmd.Drain("bye", "p0"))
+    run.do(cmd.Drain("bye", "p0", replace=True))
     assert [m.worker_id for m in run.state.fleet.mesh.members] == ["p0"]
     run.train()
     run.register("p1")

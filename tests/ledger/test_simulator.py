@@ -62,6 +62,8 @@ def test_every_event_survives_the_journals_json_exactly() -> None:
         ev.RunFailed("a", "why", 1.5),
         ev.StopRequested("b", "enough"),
         ev.CheckpointRequested("c", 3),
+        ev.BoundsSet({"policy_min": 1, "rollout_max": 4}),
+        ev.Drained("d", "p1", {"policy": 2}),
     ]
     for seed in range(60):
         events.extend(e for entry in run_schedule(seed).store.entries for e in entry.events)

@@ -1,0 +1,40 @@
+"""Least and most wanted workers of a role, and what is said to those who want others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from controller.ledger.commands import Refused, Role
+
+MOST_WORKERS = 10_000
+
+
+def bounds_of(bounds: Mapping[str, int], role: str) -> tuple[int, int]:
+    """(least, most) wanted workers of ``role``."""
+    return bounds.get(f"{role}_min", 1), bounds.get(f"{role}_max", MOST_WORKERS)
+
+
+def within(bounds: Mapping[str, int], desired: Mapping[str, int]) -> dict[str, int]:
+    """``desired`` with every count moved to the nearest allowed one."""
+    allowed = {}
+    for role, count in desired.items():
+        least, most = bounds_of(bounds, role)
+        allowed[role] = min(max(count, least), most)
+    return allowed
+
+
+def check_desired(bounds: Mapping[str, int], desired: Mapping[str, int]) -> None:
+    """Raises Refused, with the bound in its message, where a count is not allowed."""
+    roles = [str(role) for role in Role]
+    for role, count in desired.items():
+        if role not in roles:
+            raise Refused("invalid", f"there is no role {role!r}: one of {', '.join(roles)}")
+        if not 1 <= count <= MOST_WORKERS:
+            raise Refused("invalid", f"{role}={count}: at least 1, at most {MOST_WORKERS}")
+        least, most = bounds_of(bounds, role)
+        if count < least:
+            raise Refused("invalid", f"{role}={count} is below fleet.{role}_min = {least}")
+        if count > most:
+            raise Refused("invalid", f"{role}={count} is above fleet.{role}_max = {most}")
+    if not desired:
+        raise Refused("invalid", "no count given: policy=N, rollout=N")
