@@ -39,6 +39,7 @@ from controller.ledger.commands import Refused
 from controller.ledger.state import State
 from controller.payloads import FilePayloads, PayloadStore, RedisPayloads
 from controller.replica import Replica
+from controller.rest.server import RestServer, open_door
 from controller.rows import Rows
 from controller.service import Services, bind, new_server
 from controller.service_worker import differences
@@ -108,6 +109,8 @@ class Controller:
         """Address of the leader, as the lease names it."""
         self.trouble = "waiting for Redis"
         """Of a standby; empty once it follows the journal."""
+        self.rest_url = ""
+        """Of this process's REST interface; empty: none."""
         self._config_digest, self._config_json = fleet_digest(config)
         self._topic = Topic()
         self._rows: asyncio.Task[Rows] | None = None
@@ -233,6 +236,7 @@ class Controller:
                 "pid": self.identity.pid,
                 "host": self.identity.host,
                 "state": state,
+                "rest": self.rest_url,
                 "t": time.time(),
             }
             self.peers[self.identity.controller_id] = mine
@@ -283,11 +287,12 @@ async def serve(
     _calm_garbage_collector()
     server = new_server(config)
     bound = bind(server, config, config.controller.port if port is None else port)
+    host = advertise or _reachable(config.controller.host)
+    door = open_door(config, run_dir, controller_id, token=token, host=host)
     try:
         endpoint = await asyncio.to_thread(ensure_redis, run_dir, config.redis)
     except NoRedis as error:
         raise BadStart(str(error)) from error
-    host = advertise or _reachable(config.controller.host)
     identity = LeaderIdentity(
         controller_id=controller_id,
         address=f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}",
@@ -298,9 +303,17 @@ async def serve(
     controller = Controller(config, run_dir, identity, endpoint.url)
     server.add_generic_rpc_handlers((Services(controller, HANDLERS, token),))
     await server.start()
-    _write_address(run_dir, identity)
+    controller.rest_url = door.url if door is not None else ""
+    _write_address(run_dir, identity, controller.rest_url)
     event(log, "serving", address=identity.address, pid=identity.pid)
-    await _run_until(stop, controller)
+    rest = RestServer(controller, door) if door is not None else None
+    if rest is not None:
+        rest.start()
+    try:
+        await _run_until(stop, controller)
+    finally:
+        if rest is not None:
+            await rest.stop()
     await server.stop(GRACE_S)
     await controller.redis.aclose()
 
@@ -372,8 +385,9 @@ def _reachable(host: str) -> str:
         return name
 
 
-def _write_address(run_dir: Path, identity: LeaderIdentity) -> None:
+def _write_address(run_dir: Path, identity: LeaderIdentity, rest_url: str) -> None:
     path = run_dir / "controllers" / f"{identity.controller_id}.json"
     partial = path.with_suffix(".part")
-    partial.write_text(json.dumps({"address": identity.address, "pid": identity.pid}) + "\n")
+    written = {"address": identity.address, "pid": identity.pid, "rest": rest_url}
+    partial.write_text(json.dumps(written) + "\n")
     partial.replace(path)

@@ -142,6 +142,7 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
             pid=seen["pid"],
             host=seen["host"],
             heartbeat_age_s=age_s,
+            rest=str(seen.get("rest") or ""),
         )
     return reply
 

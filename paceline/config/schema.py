@@ -281,6 +281,15 @@ class ControllerConfig(Section):
     payloads outgrow the memory of Redis; none: in Redis."""
 
 
+class RestConfig(Section):
+    enabled: bool = True
+    """Serve the REST interface, Prometheus metrics and the dashboard on every controller."""
+    host: str | None = None
+    """Address to bind; default: controller.host. Anything but loopback needs auth.token_file."""
+    port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """HTTP port of the first controller, the others follow; 0: free ports."""
+
+
 class AuthConfig(Section):
     token_file: str | None = None
     """File with the bearer token every client must present; PACELINE_TOKEN overrides it."""
@@ -311,6 +320,7 @@ class Config(Section):
     ray: RayConfig = Field(default_factory=RayConfig)
     redis: RedisConfig = Field(default_factory=RedisConfig)
     controller: ControllerConfig = Field(default_factory=ControllerConfig)
+    rest: RestConfig = Field(default_factory=RestConfig)
     auth: AuthConfig = Field(default_factory=AuthConfig)
 
     @model_validator(mode="after")

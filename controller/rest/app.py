@@ -1,0 +1,141 @@
+"""The application: REST under /api/v1, probes, Prometheus, and the dashboard's page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from starlette.responses import FileResponse, Response
+from starlette.staticfiles import StaticFiles
+from starlette.types import Receive, Scope, Send
+
+from controller.rest import models, problems, reads, stream, writes
+from controller.rest.access import Access
+from controller.rest.exposition import Exposition
+from controller.rest.index import RunIndex
+from controller.rest.peers import other_urls
+from controller.rest.problems import Problem, documented
+from controller.rest.stream import Streams
+
+if TYPE_CHECKING:
+    from controller.main import Controller
+
+STATIC = Path(__file__).parent / "static"
+ABOUT = """What a run does, whether it learns, where its time goes, what has failed; and steering it.
+
+Every controller answers reads. Writes need the run's token and are decided by the leader: a standby
+answers 307 with the leader's URL. Errors are RFC 9457 problem details.
+"""
+
+
+class Rest:
+    """The application of one controller, behind its door. ``close`` ends streams and the index."""
+
+    def __init__(self, controller: Controller, *, token: str, loopback: bool) -> None:
+        self._controller = controller
+        self.index = RunIndex(controller)
+        self.streams = Streams(controller, self.index)
+        self.api = self._api()
+        self._asgi = Access(
+            self.api,
+            token=token,
+            loopback=loopback,
+            origins=lambda: other_urls(controller),
+            policy=self._policy,
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._asgi(scope, receive, send)
+
+    def close(self) -> None:
+        self.streams.close()
+        self.index.close()
+
+    def _policy(self) -> str:
+        """No script, style, image or connection but our own and those of the run's controllers."""
+        hosts = " ".join(["'self'", *other_urls(self._controller)])
+        return (
+            f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
+            f"connect-src {hosts}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        )
+
+    def _api(self) -> FastAPI:
+        controller = self._controller
+        api = FastAPI(
+            title="Paceline",
+            version="1",
+            description=ABOUT,
+            docs_url=None,  # they load scripts from elsewhere
+            redoc_url=None,
+            openapi_url="/api/v1/openapi.json",
+            redirect_slashes=False,
+        )
+        problems.install(api)
+        api.include_router(stream.router(self.streams))
+        api.include_router(reads.router(controller, self.index))
+        api.include_router(writes.router(controller))
+        exposition = Exposition(controller)
+
+        @api.get("/healthz", summary="The process is alive", tags=["probes"])
+        async def healthz() -> dict[str, str]:
+            return {"status": "alive"}
+
+        @api.get(
+            "/readyz",
+            summary="It leads, or follows the journal",
+            tags=["probes"],
+            responses=documented(503),
+        )
+        async def readyz() -> dict[str, str]:
+            leader = controller.leader
+            trouble = leader.trouble if leader is not None else controller.trouble
+            if trouble:
+                raise Problem(503, trouble, {"Retry-After": "1"})
+            return {"status": "leader" if leader is not None else "standby"}
+
+        @api.get(
+            "/metrics",
+            summary="Prometheus metrics",
+            tags=["probes"],
+            response_class=Response,
+            responses={
+                200: {"content": {"text/plain": {"schema": {"type": "string"}}}},
+                **documented(401, 429, 500),
+            },
+        )
+        async def metrics() -> Response:
+            return Response(exposition.text(), media_type=Exposition.content_type)
+
+        @api.get("/", include_in_schema=False)
+        async def page() -> Response:
+            return FileResponse(STATIC / "index.html")
+
+        api.mount("/static", StaticFiles(directory=STATIC), name="static")
+        describe = api.openapi
+
+        def openapi() -> dict[str, Any]:
+            if api.openapi_schema is None:
+                api.openapi_schema = _with_security(describe())
+            return api.openapi_schema
+
+        api.openapi = openapi  # type: ignore[method-assign]
+        return api
+
+
+def _with_security(schema: dict[str, Any]) -> dict[str, Any]:
+    parts = schema.setdefault("components", {})
+    parts.setdefault("schemas", {})["Problem"] = models.ProblemModel.model_json_schema()
+    for unused in ("HTTPValidationError", "ValidationError"):
+        parts["schemas"].pop(unused, None)
+    parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    for methods in schema["paths"].values():
+        for method, operation in methods.items():
+            if method != "get":
+                operation["security"] = [{"token": []}]
+    return schema
+
+
+def make_app(controller: Controller, *, token: str, loopback: bool) -> Rest:
+    """The ASGI application of ``controller``; ``token``: what writes must present."""
+    return Rest(controller, token=token, loopback=loopback)

@@ -1,0 +1,38 @@
+"""uvicorn inside the controller's event loop. Imported only once gRPC is up: it is not light."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import uvicorn
+
+
+class Http(uvicorn.Server):
+    """A server that leaves the process's signals to the controller."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def http_server(app: Any, *, tls_cert: str | None, tls_key: str | None) -> Http:
+    return Http(
+        uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            loop="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_keep_alive=15,
+            timeout_graceful_shutdown=1,
+            limit_concurrency=512,
+            ssl_certfile=tls_cert,
+            ssl_keyfile=tls_key,
+        )
+    )

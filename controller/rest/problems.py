@@ -1,0 +1,82 @@
+"""Errors as RFC 9457 problem details: what is wrong and what to do, never a stack trace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from starlette.exceptions import HTTPException
+
+MEDIA_TYPE = "application/problem+json"
+
+TITLES = {
+    400: "Bad request",
+    401: "A token is needed",
+    403: "Not allowed",
+    404: "Not found",
+    405: "Method not allowed",
+    409: "Refused in this state",
+    411: "Length required",
+    413: "Too large",
+    422: "Invalid value",
+    429: "Too many attempts",
+    500: "Internal error",
+    503: "Not ready",
+}
+
+
+class Problem(Exception):
+    """Raised anywhere in a handler; becomes the response."""
+
+    def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.headers = dict(headers or {})
+
+
+def respond(
+    status: int, detail: str, instance: str, headers: Mapping[str, str] | None = None
+) -> JSONResponse:
+    body = {
+        "type": "about:blank",
+        "title": TITLES.get(status, "Error"),
+        "status": status,
+        "detail": detail,
+        "instance": instance,
+    }
+    return JSONResponse(body, status, dict(headers or {}), media_type=MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Every failure of ``app`` leaves as problem details."""
+
+    @app.exception_handler(Problem)
+    async def problem(request: Request, error: Problem) -> JSONResponse:
+        return respond(error.status, error.detail, request.url.path, error.headers)
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        detail = str(error.detail)
+        return respond(error.status_code, detail, request.url.path, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+        told = [f"{'.'.join(str(x) for x in e['loc'])}: {e['msg']}" for e in error.errors()]
+        return respond(422, "; ".join(told[:8]), request.url.path)
+
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
+        # The server logs it with its stack; the caller learns nothing of the inside.
+        return respond(500, "this is a fault of the controller: see its log", request.url.path)
+
+
+def documented(*codes: int) -> dict[int | str, dict[str, object]]:
+    """``responses`` of a route: the problems it may answer with."""
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {
+        code: {"description": TITLES[code], "content": {MEDIA_TYPE: {"schema": schema}}}
+        for code in codes
+    }

@@ -1,0 +1,153 @@
+"""The REST interface's socket and life. Light: the web framework is imported later, in a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import ipaddress
+import json
+import logging
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from controller.errors import BadStart
+from paceline.config.schema import Config
+from paceline.log import event
+from paceline.ports import free_ports
+
+if TYPE_CHECKING:
+    from controller.main import Controller
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 256
+STOP_S = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Door:
+    """A bound socket, and what is demanded of those who come."""
+
+    socket: socket.socket
+    url: str
+    token: str | None
+    """None: the run's own token, in its directory."""
+    loopback: bool
+
+
+def open_door(
+    config: Config, run_dir: Path, controller_id: str, *, token: str | None, host: str
+) -> Door | None:
+    """Binds; None where the interface is switched off.
+
+    ``token``: the configured one. ``host``: under which others reach this controller, unless
+    rest.host says otherwise. Raises BadStart for a bind to the world without a token, and for a
+    port that is taken.
+    """
+    if not config.rest.enabled:
+        return None
+    address = config.rest.host or config.controller.host
+    loopback = is_loopback(address)
+    if not loopback and token is None:
+        raise BadStart(
+            f"rest.host = {address!r} is not loopback: anyone who reaches it could steer the run. "
+            "Set auth.token_file (and auth.tls_cert, auth.tls_key), or bind to 127.0.0.1"
+        )
+    bound = _bind(address, _ports(config, run_dir, controller_id, address))
+    port = bound.getsockname()[1]
+    scheme = "https" if config.auth.tls_cert else "http"
+    shown = address if config.rest.host and address not in ("0.0.0.0", "::") else host
+    if loopback and not is_loopback(shown):
+        shown = address
+    name = f"[{shown}]" if ":" in shown else shown
+    return Door(bound, f"{scheme}://{name}:{port}", token, loopback)
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _ports(config: Config, run_dir: Path, controller_id: str, address: str) -> list[int]:
+    """To be tried in this order."""
+    if config.rest.port:
+        number = re.search(r"(\d{1,4})$", controller_id)
+        return [config.rest.port + (int(number[1]) if number else 0)]
+    # A restarted controller is found where open pages and scrapers know it.
+    before = re.search(r":(\d+)$", _written(run_dir, controller_id))
+    return [*([int(before[1])] if before else []), *free_ports(address, 1)]
+
+
+def _written(run_dir: Path, controller_id: str) -> str:
+    try:
+        found = json.loads((run_dir / "controllers" / f"{controller_id}.json").read_text())
+        return str(found.get("rest") or "")
+    except (OSError, ValueError, AttributeError):
+        return ""
+
+
+def _bind(address: str, ports: list[int]) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    for port in ports:
+        # The protocol is named: asyncio switches Nagle's algorithm off only where it sees it.
+        bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((address, port))
+            # Whoever comes before the framework is there waits a moment, and is not refused.
+            bound.listen(BACKLOG)
+            bound.setblocking(False)
+            return bound
+        except (OSError, OverflowError):
+            bound.close()
+    raise BadStart(
+        f"cannot listen on {address}:{ports[-1]}: the port is in use or the address is not of this "
+        "host. Stop what uses it, or set rest.port to a free one (0: any)"
+    )
+
+
+class RestServer:
+    """Serves ``controller`` at ``door`` from ``start`` to ``stop``. Its failure is nobody else's."""
+
+    def __init__(self, controller: Controller, door: Door) -> None:
+        self._controller = controller
+        self._door = door
+        self._server: Any = None
+        self._app: Any = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._serve(), name="rest")
+
+    async def stop(self) -> None:
+        if self._app is not None:
+            self._app.close()
+        if self._server is not None:
+            self._server.should_exit = True
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=STOP_S)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._door.socket.close()
+
+    async def _serve(self) -> None:
+        try:
+            self._app, self._server = await asyncio.to_thread(self._make)
+            event(log, "rest serving", url=self._door.url)
+            await self._server.serve(sockets=[self._door.socket])
+        except Exception:
+            log.exception("rest interface failed")
+
+    def _make(self) -> tuple[Any, Any]:
+        app_module = importlib.import_module("controller.rest.app")
+        http = importlib.import_module("controller.rest.http")
+        access = importlib.import_module("controller.rest.access")
+        token = self._door.token or access.run_token(self._controller.run_dir)
+        app = app_module.make_app(self._controller, token=token, loopback=self._door.loopback)
+        auth = self._controller.config.auth
+        return app, http.http_server(app, tls_cert=auth.tls_cert, tls_key=auth.tls_key)

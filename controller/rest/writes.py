@@ -1,0 +1,109 @@
+"""What can be steered. The leader decides; a standby sends the caller on to it."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Path, Request
+from starlette.responses import RedirectResponse, Response
+
+from controller.errors import NotLeading
+from controller.journal import Deposed
+from controller.ledger.commands import (
+    Command,
+    Drain,
+    Pause,
+    Refused,
+    RequestCheckpoint,
+    Scale,
+    Stop,
+)
+from controller.rest import models
+from controller.rest.peers import leader_url
+from controller.rest.problems import Problem, documented
+
+if TYPE_CHECKING:
+    from controller.main import Controller
+
+PATIENCE_S = 10.0
+REFUSALS = {"unknown": 404, "invalid": 422}
+
+
+def router(controller: Controller) -> APIRouter:
+    routes = APIRouter(
+        prefix="/api/v1",
+        tags=["steering"],
+        responses={
+            307: {"description": "Repeat it there: that controller leads"},
+            **documented(401, 403, 409, 411, 413, 422, 429, 500, 503),
+        },
+    )
+
+    async def decide(request: Request, command: Command) -> Response | models.Done:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                reply = await controller.leading().execute(command)
+        except Refused as refusal:
+            raise Problem(REFUSALS.get(refusal.code, 409), str(refusal)) from refusal
+        except (NotLeading, Deposed, TimeoutError):
+            url = leader_url(controller)
+            if not url or url == controller.rest_url:
+                raise Problem(
+                    503, "no controller leads just now: try again", {"Retry-After": "1"}
+                ) from None
+            return RedirectResponse(url + request.url.path, 307)
+        return models.Done(accepted=True, message=str(reply or ""))
+
+    @routes.post(
+        "/scale", summary="Change the wanted number of workers", response_model=models.Done
+    )
+    async def scale(request: Request, body: models.ScaleBody) -> Response | models.Done:
+        wanted = body.model_dump(include={"policy", "rollout"}, exclude_none=True)
+        return await decide(request, Scale(_id(body), wanted))
+
+    @routes.post(
+        "/workers/{worker_id}/drain",
+        summary="Let one worker finish what it holds and leave",
+        response_model=models.Done,
+        responses=documented(404),
+    )
+    async def drain(
+        request: Request,
+        worker_id: Annotated[str, Path(max_length=64)],
+        body: models.RequestBody | None = None,
+    ) -> Response | models.Done:
+        return await decide(request, Drain(_id(body), worker_id))
+
+    @routes.post("/pause", summary="Hold the run", response_model=models.Done)
+    async def pause(
+        request: Request, body: models.RequestBody | None = None
+    ) -> Response | models.Done:
+        return await decide(request, Pause(_id(body), True))
+
+    @routes.post("/resume", summary="Go on", response_model=models.Done)
+    async def resume(
+        request: Request, body: models.RequestBody | None = None
+    ) -> Response | models.Done:
+        return await decide(request, Pause(_id(body), False))
+
+    @routes.post(
+        "/checkpoint", summary="Write a checkpoint after the next step", response_model=models.Done
+    )
+    async def checkpoint(
+        request: Request, body: models.RequestBody | None = None
+    ) -> Response | models.Done:
+        return await decide(request, RequestCheckpoint(_id(body)))
+
+    @routes.post("/stop", summary="End the run for good", response_model=models.Done)
+    async def stop(request: Request, body: models.StopBody | None = None) -> Response | models.Done:
+        wanted = body or models.StopBody()
+        return await decide(request, Stop(_id(body), wanted.reason or "stopped by request"))
+
+    return routes
+
+
+def _id(body: models.RequestBody | models.ScaleBody | None) -> str:
+    given = body.request_id if body is not None else ""
+    return given or f"rest-{secrets.token_hex(12)}"
