@@ -125,7 +125,8 @@ class RolloutWorker:
             self.loop.add_signal_handler(number, self.stop)
         loops: list[asyncio.Task[None]] = []
         try:
-            await self.prepare()
+            if not await self.unless_ended(self.prepare()):
+                return
             loops = [
                 self.guard(self.session.run()),
                 self.guard(self.leasing.run()),
@@ -141,6 +142,19 @@ class RolloutWorker:
             await self.close()
         if self.failure is not None:
             raise self.failure
+
+    async def unless_ended(self, coro: Coroutine[Any, Any, None]) -> bool:
+        """False where the worker is told to stop first."""
+        work = self.loop.create_task(coro)
+        ended = self.loop.create_task(self.ended.wait())
+        await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
+        ended.cancel()
+        if not work.done():
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+            return False
+        work.result()
+        return True
 
     async def prepare(self) -> None:
         """Engine and rewards are ready before the fleet hears of this worker."""

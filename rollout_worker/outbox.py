@@ -19,7 +19,6 @@ from paceline.log import event
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.held import Held
 
-
 logger = logging.getLogger(__name__)
 
 _BATCH_BYTES = 8 << 20

@@ -83,7 +83,7 @@ def _filtered(logits: Tensor, rows: Rows, index: NDArray[np.int64]) -> tuple[Ten
     if top_k.all() and (widest := int(top_k.max())) < scaled.shape[1]:
         ordered, order = scaled.topk(widest, -1)
     else:
-        ordered, order = scaled.sort(-1, descending=True, stable=True)
+        ordered, order = scaled.sort(dim=-1, descending=True, stable=True)
     limit = _on(np.where(top_k > 0, top_k, scaled.shape[1]), logits)[:, None]
     rank = torch.arange(ordered.shape[1], device=logits.device)
     p = torch.softmax(ordered.masked_fill(rank >= limit, -torch.inf), -1)
