@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from controller.errors import BadStart
 from controller.ledger.commands import Kind, LeasedTask
 from paceline.config.schema import Config
-from paceline.data import DataError, RowSource, check_fields, load_rows
+from paceline.data import DataError, RowSource, check_rows, load_rows
 
 CACHED_ROWS = 4096
 CACHED_BYTES = 8 << 20
@@ -41,11 +41,11 @@ class Rows:
         data = config.data
         try:
             train = load_rows(data.path, name=data.name, split=data.split)
-            check_fields(train, data.prompt_field, data.answer_field)
+            check_rows(train, data)
             held_out = None
             if data.eval_path is not None:
                 held_out = load_rows(data.eval_path, name=data.name, split=data.eval_split)
-                check_fields(held_out, data.prompt_field, data.answer_field)
+                check_rows(held_out, data)
         except DataError as error:
             raise BadStart(str(error)) from error
         return cls(train, held_out, config.train.eval_limit)

@@ -101,6 +101,18 @@ def check_fields(rows: RowSource, prompt_field: str, answer_field: str | None) -
             )
 
 
+def check_rows(rows: RowSource, data: DataConfig) -> None:
+    """Raises DataError unless every row has the fields, and the first row's prompt is usable.
+
+    Later rows may still be malformed: their tasks are dropped, with a reason, when they are leased.
+    """
+    check_fields(rows, data.prompt_field, data.answer_field)
+    try:
+        prompt_of(rows[0], data)
+    except DataError as error:
+        raise DataError(f"{rows.where}: first row: {error}") from None
+
+
 def prompt_of(row: Mapping[str, Any], data: DataConfig) -> str | list[Message]:
     """The prompt of a row: text to tokenise as it is, or messages for the chat template.
 

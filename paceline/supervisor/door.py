@@ -16,7 +16,7 @@ from pathlib import Path
 
 from paceline.auth import AuthError, client_root, read_token
 from paceline.config.schema import Config
-from paceline.data import DataError, check_fields, load_rows
+from paceline.data import DataError, check_rows, load_rows
 from paceline.supervisor.launch import taken_ports
 
 BUILT_IN_REWARDS = ("exact_match", "math_verify")
@@ -91,7 +91,7 @@ def _data(config: Config) -> Iterator[str]:
     for setting, path, split in sources:
         try:
             rows = load_rows(path, name=data.name, split=split)
-            check_fields(rows, data.prompt_field, data.answer_field)
+            check_rows(rows, data)
         except DataError as error:
             yield f"{setting}: {error}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from paceline.config.schema import DataConfig
-from paceline.data import DataError, prompt_of
+from paceline.data import DataError, check_rows, load_rows, prompt_of
 
 
 def data(**settings) -> DataConfig:
@@ -50,3 +50,14 @@ def test_a_rows_own_system_message_wins():
 def test_unusable_prompts_are_refused(row, settings, message):
     with pytest.raises(DataError, match=message):
         prompt_of(row, data(**settings))
+
+
+def test_a_prompt_that_no_row_can_give_is_refused_at_the_start(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "hi", "answer": "x"}\n')
+    rows = load_rows(path)
+    check_rows(rows, data())
+    with pytest.raises(DataError, match=r"rows.jsonl: first row: .*set data.chat = true"):
+        check_rows(rows, data(system_prompt="Be brief."))
+    with pytest.raises(DataError, match="no field 'question'"):
+        check_rows(rows, data(prompt_field="question"))
