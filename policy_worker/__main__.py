@@ -7,6 +7,8 @@ import os
 import sys
 from pathlib import Path
 
+from paceline.leave import leave
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Exit status: 0 after the run ended, 2 for bad input (one line on standard error), else 1."""
@@ -47,4 +49,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    leave(main())

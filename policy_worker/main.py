@@ -44,6 +44,7 @@ from policy_worker.control import Control
 from policy_worker.gradients import StepFacts
 from policy_worker.model import ModelError, pick_device
 from policy_worker.outlets import Outlets
+from policy_worker.refusals import Refusals, RefusedForGood
 from policy_worker.replica import Replica, ReplicaBroken, lead
 from policy_worker.standing import Standing
 from policy_worker.stats import Stats
@@ -76,7 +77,7 @@ def run(
     except RequestRefused as error:
         print(f"policy_worker: the controller refused {worker_id}: {error}", file=sys.stderr)
         return 2
-    except (CheckpointError, ReplicaBroken) as error:
+    except (CheckpointError, ReplicaBroken, RefusedForGood) as error:
         print(f"policy_worker: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -107,6 +108,7 @@ class PolicyWorker:
         self.followed: worker_pb2.Directive | None = None
         self.idle_since = time.monotonic()
         self.last_commit_s = 0.0
+        self.refusals = Refusals(worker_id)
         self.control = Control(
             config, controllers, worker_id=worker_id, report=self.report, tensor_host=self.host
         )
@@ -178,6 +180,7 @@ class PolicyWorker:
         except RequestRefused as error:
             # Usually of an incarnation that is over, and then so is this report. Otherwise the
             # others must not wait in an epoch that this replica cannot go on in.
+            self.refusals.add(self.control.caller.incarnation, error)
             self.collective_failed(mesh, MeshError(f"refused by the controller: {error}"))
 
     # -- membership -----------------------------------------------------------------------------
@@ -286,6 +289,7 @@ class PolicyWorker:
         self.standing.work(f"step {plan.step}: committing")
         self.trainer.commit(version)
         self.last_commit_s = time.monotonic() - begun
+        self.refusals.clear()
         self.control.poke()
         event(
             log,

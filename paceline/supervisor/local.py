@@ -30,6 +30,8 @@ from paceline.supervisor.restarts import GiveUp, Leave, Restart, RestartPolicy
 from paceline.v1 import admin_pb2
 
 REPORT_LIMIT_S = 10.0
+WHY_LIMIT_S = 5.0
+"""How long a controller may take to say why a worker has ended by itself."""
 ROLES = ("policy", "rollout")
 
 
@@ -113,7 +115,9 @@ class LocalFleet:
         if self._ending.is_set() or status.phase not in ("waiting", "running", "paused"):
             return
         for worker in status.workers:
-            if worker.state in ("draining", "stopped") and worker.worker_id in self._tends:
+            child = self._children.get(worker.worker_id)
+            # By process: the last one of that name has left when another is started anew.
+            if _let_go(worker) and child is not None and child.pid == worker.pid:
                 self._leaving.add(worker.worker_id)
         for role in ROLES:
             if role not in status.desired:
@@ -194,7 +198,7 @@ class LocalFleet:
                 code = await child.wait()
                 record.exit_code = None if code == UNSEEN else code
                 self._mark(record, "ended")
-                if self._ending.is_set() or self._is_done(spec, code):
+                if self._ending.is_set() or await self._is_done(spec, child, code):
                     return
                 self._report_exit(spec, child, code)
                 if not await self._again(spec, child, code, record):
@@ -207,15 +211,33 @@ class LocalFleet:
                 self._roles.pop(spec.name, None)
                 self._leaving.discard(spec.name)
 
-    def _is_done(self, spec: ChildSpec, code: int) -> bool:
+    async def _is_done(self, spec: ChildSpec, child: Child, code: int) -> bool:
+        """A worker that ends by itself was told to: by the end of the run, or by a drain."""
         if spec.role not in ROLES or code not in (0, UNSEEN):
             return False
+        if not self.finished and spec.name not in self._leaving:
+            # What we know is a poll old; the process knew better.
+            await self._ask_why(spec.name, child.pid)
         if self.finished:
             return True
         if spec.name in self._leaving:
             self._note(f"{spec.name} has left")
             return True
         return False
+
+    async def _ask_why(self, name: str, pid: int) -> None:
+        request = admin_pb2.StatusRequest()
+        try:
+            status = await self._control.call(
+                "AdminService.GetStatus", request, timeout_s=WHY_LIMIT_S
+            )
+        except (ControlPlaneUnavailable, RequestRefused):
+            return
+        if status.phase == "finished":
+            self.finished = True
+        for worker in status.workers:
+            if worker.worker_id == name and worker.pid == pid and _let_go(worker):
+                self._leaving.add(name)
 
     async def _again(self, spec: ChildSpec, child: Child, code: int, record: ProcessRecord) -> bool:
         verdict = self._restarts.decide(spec.name, code, child.lived_s, time.monotonic())
@@ -269,7 +291,10 @@ class LocalFleet:
         child = self._children.get(name)
         if child is None:
             return
-        request = admin_pb2.DrainRequest(request_id=f"surplus-{name}-{child.pid}", worker_id=name)
+        # The wanted number is lower already.
+        request = admin_pb2.DrainRequest(
+            request_id=f"surplus-{name}-{child.pid}", worker_id=name, replace=True
+        )
         try:
             await self._control.call("AdminService.Drain", request, timeout_s=REPORT_LIMIT_S)
         except (ControlPlaneUnavailable, RequestRefused) as error:
@@ -297,6 +322,10 @@ class LocalFleet:
     def _fail(self, reason: str) -> None:
         if not self.failed.done():
             self.failed.set_result(reason)
+
+
+def _let_go(worker: admin_pb2.WorkerStatus) -> bool:
+    return worker.state in ("draining", "stopped")
 
 
 def _index(name: str) -> int:

@@ -81,6 +81,10 @@ def recorded(run_dir: Path) -> FleetRecord:
     return record
 
 
+def recorded_state(run_dir: Path, name: str) -> str:
+    return next((p.state for p in recorded(run_dir).processes if p.name == name), "")
+
+
 async def until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
@@ -129,11 +133,42 @@ async def test_desired_counts_are_reached_both_ways(tmp_path: Path) -> None:
         await until(lambda: "rollout-2" in fleet.worker_pids())
         # A worker that the run lets go does not come back.
         status = wanted(policy=1, rollout=2)
-        status.workers.add(worker_id="rollout-0", state="draining")
+        pid = fleet.worker_pids()["rollout-0"]
+        status.workers.add(worker_id="rollout-0", state="draining", pid=pid)
         await fleet.reconcile(status)
         fleet._children["rollout-0"].kill()
         await fleet.reconcile(wanted(policy=1, rollout=2))
         assert set(fleet.worker_pids()) - {"rollout-0"} == {"policy-0", "rollout-1", "rollout-2"}
+
+
+async def test_a_new_process_of_a_name_that_left_is_not_taken_for_the_one_that_left(
+    tmp_path: Path,
+) -> None:
+    async with fleet_of(tmp_path, settings(rollout=1)) as (fleet, _):
+        fleet.start_all()
+        await until(lambda: len(fleet.worker_pids()) == 2)
+        status = wanted(policy=1, rollout=2)
+        status.workers.add(worker_id="rollout-1", state="stopped", pid=1)
+        await fleet.reconcile(status)
+        await until(lambda: "rollout-1" in fleet.worker_pids())
+        await fleet.reconcile(status)
+        assert set(fleet.worker_pids()) == {"policy-0", "rollout-0", "rollout-1"}
+
+
+async def test_a_worker_that_ends_well_before_the_end_is_polled_is_not_started_again(
+    tmp_path: Path,
+) -> None:
+    async with fleet_of(tmp_path, settings(), rollout="") as (fleet, notes):
+
+        async def ask_why(name: str, pid: int) -> None:
+            fleet.finished = True
+
+        fleet._ask_why = ask_why  # type: ignore[method-assign]
+        fleet.start_all()
+        await until(lambda: recorded_state(tmp_path, "rollout-0") == "ended")
+        await asyncio.sleep(0.2)
+        assert not any("starting it again" in note for note in notes)
+        assert len(next(p for p in recorded(tmp_path).processes if p.name == "rollout-0").ids) == 1
 
 
 async def test_restart_off_leaves_a_dead_worker_dead(tmp_path: Path) -> None:
