@@ -73,10 +73,10 @@ def arm() -> None:
         request = json.loads((directory / f"{os.getpid()}.json").read_text())
     except FileNotFoundError:
         return
-    _Trap(directory, request["instant"], signal.Signals(request["signal"])).set()
+    Trap(directory, request["instant"], signal.Signals(request["signal"])).set()
 
 
-class _Trap:
+class Trap:
     """Replaces a function of the worker by one that falls, once, and then puts it back."""
 
     def __init__(self, directory: Path, instant: str, number: signal.Signals) -> None:

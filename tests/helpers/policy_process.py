@@ -28,7 +28,8 @@ def _worker(
     config: dict[str, Any], address: str, worker_id: str, out: str, faults: dict[str, Any]
 ) -> None:
     """``die_in_reduce``: SIGKILL itself with the n-th all-reduce under way. ``stop_in_reduce``:
-    SIGSTOP there. Exits with the worker's status."""
+    SIGSTOP there. ``falls_at``: SIGKILL itself at that instant (benchmarks/instants.py) of step
+    ``step``, or the first time it seeds a joiner. Exits with the worker's status."""
     import torch
 
     from paceline import log
@@ -54,9 +55,29 @@ def _worker(
         return handle
 
     ProcessMesh.all_reduce_async = all_reduce_async  # type: ignore[method-assign]
+    if "falls_at" in faults:
+        _set_trap(PolicyWorker, Path(out), **faults)
     worker = PolicyWorker(Config.model_validate(config), [address], worker_id)
     worker.run()
     state = worker.trainer.state
     weights = {name: tensor.clone() for name, tensor in state.named_weights()}
     save_file(weights, Path(out, f"{worker_id}.safetensors"), {"version": str(state.version)})
     os._exit(0)
+
+
+def _set_trap(worker_class: Any, out: Path, falls_at: str, step: int = 0) -> None:
+    from benchmarks.instants import Trap
+
+    trap = Trap(out, falls_at, signal.SIGKILL)
+    if falls_at == "seed":
+        trap.set()
+        return
+    next_plan = worker_class.next_plan
+
+    def at_step(self: Any, epoch: int) -> Any:
+        if self.trainer.state.step == step - 1:
+            worker_class.next_plan = next_plan
+            trap.set()
+        return worker_class.next_plan(self, epoch)
+
+    worker_class.next_plan = at_step

@@ -97,7 +97,8 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
         except TimeoutError:
             raise AssertionError(
                 f"epoch {self.epoch} step {self.step} version {self.version} members "
-                f"{self.members} open {self.open and self.open.votes} errors {self.peer_errors}"
+                f"{self.members} open {self.open and self.open.votes} errors {self.peer_errors} "
+                f"deaths {self.deaths}"
             ) from None
 
     def change(self, act: Callable[[], None]) -> None:

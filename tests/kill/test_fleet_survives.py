@@ -222,7 +222,7 @@ def leased_by(worker_id: str, task_id: str) -> Callable[[Event], bool]:
     return lambda e: (
         e["type"] == "TasksLeased"
         and e["worker_id"] == worker_id
-        and task_id in {lease["task_id"] for lease in e["leases"]}
+        and task_id in {lease[0] for lease in e["leases"]}
     )
 
 

@@ -159,6 +159,39 @@ def test_a_member_lost_in_the_all_reduce_costs_no_step(start_fleet, undisturbed,
         assert len(controller.fetched[name]) == len(set(controller.fetched[name]))
 
 
+@pytest.mark.parametrize("instant", ["idle", "forward", "reduce", "vote", "commit"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_member_killed_at(start_fleet, undisturbed, size, instant):
+    fleet, controller = start_fleet(size)
+    survivors = [f"policy-{i}" for i in range(size - 1)]
+    fleet.start(*survivors)
+    fleet.start(f"policy-{size - 1}", falls_at=instant, step=2)
+    weights = fleet.finish(*survivors)
+    assert controller.deaths[0] == f"policy-{size - 1}"
+    same_bits(weights)
+    same_step(weights[0], undisturbed[-1])
+    assert_committed_once(controller)
+
+
+def test_a_member_killed_while_it_seeds_a_joiner_is_replaced_as_the_source(
+    start_fleet, undisturbed
+):
+    fleet, controller = start_fleet(2)
+    controller.pause_after = 1
+    fleet.start("policy-0", falls_at="seed")
+    controller.wait(lambda: "policy-0" in controller.workers)  # first to come: rank 0, the source
+    fleet.start("policy-1")
+    controller.wait(lambda: controller.step == 1)
+    fleet.start("policy-2")
+    controller.wait(lambda: controller.deaths == ["policy-0"])
+    controller.wait(lambda: [w.state_version for w in controller.workers.values()] == [1, 1])
+    controller.change(lambda: setattr(controller, "pause_after", STEPS))
+    weights = fleet.finish("policy-1", "policy-2")
+    same_bits(weights)
+    same_step(weights[0], undisturbed[-1])
+    assert_committed_once(controller)
+
+
 def test_a_member_killed_between_vote_and_commit_costs_no_step(start_fleet, undisturbed):
     fleet, controller = start_fleet(3)
 
