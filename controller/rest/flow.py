@@ -105,6 +105,6 @@ def _pace(controller: Controller, state: State) -> str:
     if full and len(state.tasks.ready) >= batch:
         return (
             f"Rollout workers wait for the trainers: as many groups are in flight as a staleness of "
-            f"{bound} allows. Add policy replicas, or fewer rollout workers do."
+            f"{bound} allows. Add policy replicas, or make do with fewer rollout workers."
         )
     return "Trainers and rollout workers keep pace."

@@ -464,7 +464,7 @@ function select(name, focus) {
     $(tab.getAttribute("aria-controls")).hidden = !chosen;
     if (chosen && focus) tab.focus();
   }
-  history.replaceState(null, "", "#" + name);
+  history.replaceState(null, "", "#/" + name);
   tick(); draw();
 }
 $("tabs").addEventListener("click", (e) => { if (e.target.role === "tab" || e.target.getAttribute("role") === "tab") select(e.target.id.slice(4)); });
@@ -500,7 +500,9 @@ $("theme").addEventListener("click", () => { const names = Object.keys(THEMES); 
 theme(localStorage.getItem("paceline-theme") in THEMES ? localStorage.getItem("paceline-theme") : "");
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { colours = null; draw(); });
 new ResizeObserver(() => board.redraw()).observe($("charts"));
-window.addEventListener("hashchange", () => { const name = location.hash.slice(1); if (name in VIEWS && name !== state.tab) select(name); });
-select(location.hash.slice(1) in VIEWS ? location.hash.slice(1) : "learning");
+// With a slash: an address that named a section's id would make the browser scroll to it.
+const named = () => { const name = location.hash.slice(2); return Object.hasOwn(VIEWS, name) ? name : ""; };
+window.addEventListener("hashchange", () => { if (named() && named() !== state.tab) select(named()); });
+select(named() || "learning");
 setInterval(() => { if (!document.hidden || state.failed) tick(); }, 1000);
 document.addEventListener("visibilitychange", () => { if (!document.hidden) tick(); });

@@ -91,7 +91,8 @@ const Charts = (() => {
       g.font = "11px " + colours.font;
       const w = width - PAD.left - PAD.right, h = height - PAD.top - PAD.bottom;
       const x = data.x;
-      const x0 = x.length ? x[0] : 0, x1 = x.length ? x[x.length - 1] : 1;
+      const first = !this.board.range && data.evals.length ? Math.min(x[0] ?? 0, data.evals[0].step) : x[0];
+      const x0 = x.length ? first : 0, x1 = x.length ? x[x.length - 1] : 1;
       this.plot = { x0, x1: x1 === x0 ? x0 + 1 : x1, w };
       const lines = this.spec.lines.map((line) => {
         const raw = data.series[line.name] || [];
@@ -112,7 +113,7 @@ const Charts = (() => {
       high += room;
       const yOf = (v) => PAD.top + (1 - (v - low) / (high - low)) * h;
       g.textAlign = "right"; g.textBaseline = "middle"; g.lineWidth = 1;
-      for (const v of ticks(low, high, height > 200 ? 6 : 3)) {
+      for (const v of ticks(low, high, height > 200 ? 6 : 4)) {
         const y = Math.round(yOf(v)) + 0.5;
         g.strokeStyle = colours.hair; g.beginPath(); g.moveTo(PAD.left, y); g.lineTo(width - PAD.right, y); g.stroke();
         g.fillStyle = colours.soft; g.fillText(short(v), PAD.left - 7, y);

@@ -1,0 +1,279 @@
+"""The REST interface of real controllers: what it says is what the ledger holds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from benchmarks.processes import Controllers
+from controller.journal import Journal
+from controller.keys import Keys
+from controller.payloads import RedisPayloads
+from controller.rest.index import RunIndex
+from paceline.client import ControlPlane
+from paceline.redis_client import connect
+from tests.helpers.controllers import addresses, status, until
+from tests.helpers.rest import HTML, bearer, rest_url
+
+
+@pytest.fixture
+async def leader(served: Controllers) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=rest_url(served), timeout=20) as client:
+        await until(lambda: _ready(client))
+        yield client
+
+
+@pytest.fixture
+async def standby(served: Controllers) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=rest_url(served, 1), timeout=20) as client:
+        await until(lambda: _ready(client))
+        yield client
+
+
+async def _ready(client: httpx.AsyncClient) -> bool:
+    return (await client.get("/readyz")).status_code == 200
+
+
+async def get(client: httpx.AsyncClient, path: str) -> Any:
+    answer = await client.get(f"/api/v1/{path}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def assert_problem(answer: httpx.Response, status_code: int, *words: str) -> None:
+    assert answer.status_code == status_code, answer.text
+    assert answer.headers["content-type"].startswith("application/problem+json")
+    problem = answer.json()
+    assert problem["status"] == status_code and problem["title"] and problem["detail"]
+    assert "Traceback" not in answer.text
+    for word in words:
+        assert word in problem["detail"]
+
+
+async def test_leader_and_standby_say_what_the_ledger_holds(
+    served: Controllers, leader: httpx.AsyncClient, standby: httpx.AsyncClient
+) -> None:
+    control = ControlPlane(addresses(served)[:1])
+    truth = await status(control)
+    await control.close()
+    for client, name in ((leader, "controller-0"), (standby, "controller-1")):
+        await until(lambda c=client: _at_step(c, truth.step))  # type: ignore[misc]
+        run = await get(client, "run")
+        assert run["served_by"] == name and run["leader"] == "controller-0"
+        for field in ("step", "version", "term", "total_steps", "failovers", "mesh_epoch"):
+            assert run[field] == getattr(truth, field), field
+        for stand in ("pending", "leased", "ready", "in_step", "trained"):
+            assert run["tasks"][stand] == getattr(truth.tasks, stand), stand
+        assert run["metrics"] == pytest.approx(dict(truth.metrics))
+        workers = await get(client, "workers")
+        assert {w["worker_id"]: w["version"] for w in workers} == {
+            w.worker_id: w.version for w in truth.workers
+        }
+        one = await get(client, "workers/policy-0")
+        assert one["role"] == "policy" and one["pid"] > 0
+        assert (await get(client, "versions"))[0]["version"] == truth.version
+        flow = await get(client, "flow")
+        assert sum(flow["staleness"].values()) == truth.tasks.ready + truth.tasks.in_step
+        assert flow["bottleneck"] == run["bottleneck"] != ""
+
+
+async def _at_step(client: httpx.AsyncClient, step: int) -> bool:
+    return bool((await get(client, "run"))["step"] == step)
+
+
+async def test_curves_and_steps_are_those_of_the_run_files(
+    served: Controllers, leader: httpx.AsyncClient
+) -> None:
+    async def written() -> bool:
+        return (await get(leader, "steps?limit=1"))["next"] == (await get(leader, "run"))["step"]
+
+    await until(written)
+    lines = (served.run_dir / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    curves = await get(leader, "metrics?names=reward_mean,tokens_per_s,nothing")
+    assert curves["x"] == [row["step"] for row in rows]
+    assert curves["series"]["tokens_per_s"] == [row["tokens_per_s"] for row in rows]
+    assert "nothing" not in curves["series"] and curves["low"] == {}
+    assert "staleness_max" in curves["names"]
+    since = await get(leader, "steps?since=2&limit=3")
+    assert [row["step"] for row in since["steps"]] == [3, 4, 5] and since["next"] == 5
+    assert (await get(leader, "metrics?since=3&until=5"))["x"] == [4, 5]
+
+
+async def test_without_run_files_the_journal_tells_the_same(
+    served: Controllers, leader: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    redis, keys = connect(served.redis_url), Keys("load")
+    journal = Journal(redis, keys, RedisPayloads(redis, keys))
+    index = RunIndex(SimpleNamespace(run_dir=tmp_path, journal=journal))  # type: ignore[arg-type]
+    rows = await index.ask(lambda i: i.columns.rows(0, 1000))
+    told = await index.ask(lambda i: [e.text for e in i.history.after(None, limit=1000)])
+    assert rows and [r["step"] for r in rows] == list(range(1, len(rows) + 1))
+
+    async def same() -> bool:
+        events = (await get(leader, "events?limit=1000"))["events"]
+        return [e["text"] for e in events] == told
+
+    await until(same)
+    index.close()
+    await redis.aclose()
+
+
+async def test_completions_are_handed_out_as_they_were_written(leader: httpx.AsyncClient) -> None:
+    listed = await get(leader, "groups?limit=3&sort=oldest")
+    assert len(listed["groups"]) == 3 and listed["total"] > 3
+    group = await get(leader, f"groups/{listed['groups'][0]['group_id']}")
+    assert HTML in group["prompt"]
+    assert [c["text"] for c in group["completions"]] == [f"{n} {HTML}" for n in range(4)]
+    assert len(group["completions"][0]["tokens"]) == 16
+    assert group["completions"][1]["reward_components"] == {"exact_match": 1.0}
+    assert group["completions"][1]["advantage"] == pytest.approx(1.0)
+    answer = await leader.get(f"/api/v1/groups/{group['group_id']}")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    only = await get(leader, "groups?stand=trained&min_reward=0.4&max_reward=0.6&limit=500")
+    assert only["groups"] and all(g["stand"] == "trained" for g in only["groups"])
+    assert (await get(leader, "groups?min_reward=0.9"))["total"] == 0
+    assert (await get(leader, "groups?step=1"))["total"] == 4
+
+
+async def test_a_group_whose_samples_are_gone_is_said_to_be(leader: httpx.AsyncClient) -> None:
+    assert_problem(await leader.get("/api/v1/groups/t99999999"), 404, "no group")
+
+
+async def test_settings_are_shown_without_paths_of_the_machine(
+    served: Controllers, leader: httpx.AsyncClient
+) -> None:
+    for path in ("config", "events", "checkpoints", "run", "tasks"):
+        text = (await leader.get(f"/api/v1/{path}")).text
+        assert str(served.directory) not in text, path
+    config = await get(leader, "config")
+    assert config["data"]["path"] == "…/rows.jsonl" and config["train"]["groups_per_step"] == 4
+
+
+async def test_a_standby_sends_writes_to_the_leader(
+    served: Controllers, leader: httpx.AsyncClient, standby: httpx.AsyncClient
+) -> None:
+    headers = bearer(served)
+    body = {"rollout": 3, "request_id": "once"}
+    sent = await standby.post("/api/v1/scale", json=body, headers=headers)
+    assert sent.status_code == 307
+    assert sent.headers["location"] == rest_url(served) + "/api/v1/scale"
+    for _ in range(2):
+        done = await leader.post("/api/v1/scale", json=body, headers=headers)
+        assert done.json() == {"accepted": True, "message": "wanted now: policy=1, rollout=3"}
+    assert (await get(leader, "run"))["desired"] == {"policy": 1, "rollout": 3}
+    events = (await get(leader, "events?kind=notable&limit=100"))["events"]
+    assert sum(e["type"] == "Scaled" for e in events) <= 1
+    # Nothing of it happens without the token, on either.
+    assert_problem(await standby.post("/api/v1/scale", json={"rollout": 9}), 401, "token")
+    assert (await get(leader, "run"))["desired"]["rollout"] == 3
+
+
+async def test_pause_resume_and_checkpoint(served: Controllers, leader: httpx.AsyncClient) -> None:
+    headers = bearer(served)
+    assert (await leader.post("/api/v1/pause", headers=headers)).status_code == 200
+    assert (await get(leader, "run"))["phase"] == "paused"
+    assert "paused" in (await get(leader, "flow"))["bottleneck"]
+    assert (await leader.post("/api/v1/resume", headers=headers)).status_code == 200
+    assert (await get(leader, "run"))["phase"] != "paused"
+    asked = await leader.post("/api/v1/checkpoint", json={"request_id": "c"}, headers=headers)
+    step = (await get(leader, "run"))["step"]
+    assert asked.json()["message"].startswith(f"a checkpoint will be written after step {step + 1}")
+    again = await leader.post("/api/v1/checkpoint", json={"request_id": "c"}, headers=headers)
+    assert again.json() == asked.json()
+
+
+async def test_every_refusal_is_problem_details(
+    served: Controllers, leader: httpx.AsyncClient
+) -> None:
+    headers = bearer(served)
+    assert_problem(await leader.get("/nothing"), 404)
+    assert_problem(await leader.get("/static/../app.py"), 404)
+    assert_problem(await leader.get("/api/v1/workers/nobody"), 404, "nobody")
+    assert_problem(await leader.delete("/api/v1/run", headers=headers), 405)
+    assert_problem(await leader.get("/api/v1/metrics?points=1"), 422, "points")
+    assert_problem(await leader.get("/api/v1/groups?min_reward=nan"), 422, "min_reward")
+    assert_problem(await leader.get("/api/v1/events?since=x"), 422, "since")
+    for body in ({"rollout": 0}, {"rollout": -1}, {"learners": 2}, {}, {"rollout": 10**7}):
+        assert_problem(await leader.post("/api/v1/scale", json=body, headers=headers), 422)
+    assert_problem(await leader.post("/api/v1/scale", content=b"{", headers=headers), 422)
+    assert_problem(await leader.post("/api/v1/workers/nobody/drain", headers=headers), 404)
+    assert_problem(await leader.post("/api/v1/stop", content=b"x" * 70_000, headers=headers), 413)
+
+
+async def _stream(client: httpx.AsyncClient, count: int, after: str = "") -> list[tuple[str, Any]]:
+    """The next ``count`` events: (id, data)."""
+    found: list[tuple[str, Any]] = []
+    headers = {"Last-Event-ID": after} if after else {}
+    async with (
+        asyncio.timeout(20),
+        client.stream("GET", "/api/v1/events/stream", headers=headers) as stream,
+    ):
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        event_id = ""
+        async for line in stream.aiter_lines():
+            if line.startswith("id: "):
+                event_id = line[4:]
+            elif line.startswith("data: "):
+                found.append((event_id, json.loads(line[6:])))
+                if len(found) == count:
+                    break
+    return found
+
+
+async def test_an_event_stream_resumes_on_another_controller_without_gap_or_repeat(
+    served: Controllers, leader: httpx.AsyncClient, standby: httpx.AsyncClient
+) -> None:
+    whole = await _stream(leader, 9)
+    first = await _stream(leader, 4)
+    rest = await _stream(standby, 5, after=first[-1][0])
+    assert [e[0] for e in first + rest] == [e[0] for e in whole]
+    assert len({e[0] for e in whole}) == 9
+    # What happens while a stream is open arrives on it.
+    last = (await get(leader, "events?limit=1"))["next"]
+    waiting = asyncio.create_task(_stream(standby, 1, after=last))
+    await leader.post("/api/v1/scale", json={"policy": 2}, headers=bearer(served))
+    ((_, event),) = await waiting
+    assert event["type"] == "Scaled" and "policy=2" in event["text"]
+
+
+async def test_prometheus_metrics_have_standard_names_and_the_ledgers_values(
+    leader: httpx.AsyncClient,
+) -> None:
+    answer = await leader.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = {f.name: f for f in text_string_to_metric_families(answer.text)}
+    run = await get(leader, "run")
+    values = {name: f.samples[0].value for name, f in families.items() if f.samples}
+    assert values["paceline_step"] == run["step"] and values["paceline_leader"] == 1
+    assert values["paceline_samples_trained"] == run["samples_trained"]
+    stands = {s.labels["stand"]: s.value for s in families["paceline_tasks"].samples}
+    assert stands["trained"] == run["tasks"]["trained"]
+    for name, family in families.items():
+        assert name.startswith(("paceline_", "process_")), name
+        assert family.documentation and not name.endswith(("_ms", "_s", "_mb"))
+        if family.type == "counter":
+            assert all(s.name.endswith("_total") for s in family.samples), name
+
+
+async def test_the_description_of_the_interface_is_complete(leader: httpx.AsyncClient) -> None:
+    schema = await get(leader, "openapi.json")
+    for path in (
+        *("run", "workers", "workers/{worker_id}", "steps", "metrics", "tasks", "groups"),
+        *("groups/{group_id}", "events", "events/stream", "config", "versions", "checkpoints"),
+        *("scale", "workers/{worker_id}/drain", "pause", "resume", "checkpoint", "stop"),
+    ):
+        operations = schema["paths"][f"/api/v1/{path}"]
+        for operation in operations.values():
+            assert operation["summary"]
+            assert "application/problem+json" in operation["responses"]["401"]["content"]
+    assert "examples" in json.dumps(schema)
