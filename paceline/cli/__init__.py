@@ -12,7 +12,7 @@ import sys
 
 import typer
 
-from paceline.cli import admin, config, events, export, ledger, roles, status, up
+from paceline.cli import admin, chaos, config, events, export, ledger, roles, status, up
 
 EXIT_STATUS = {
     "ConfigError": 2,
@@ -36,7 +36,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for module in (up, roles, status, events, admin, ledger, export, config):
+for module in (up, roles, status, events, admin, ledger, export, chaos, config):
     module.register(app)
 
 

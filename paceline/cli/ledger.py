@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,6 +63,11 @@ def _print(name: str, ok: bool, counts: dict[str, Any], problems: Any) -> None:
     for problem in problems:
         typer.echo(f"  violated: {problem}")
     typer.echo("every invariant holds" if ok else "the ledger is NOT sound")
+
+
+def redis_of(run_dir: Path) -> AbstractContextManager[str]:
+    """URL of a run directory's Redis, for as long as the block lasts."""
+    return _redis(run_dir, None)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from paceline.ports import free_ports
 COMMANDS = [
     *(["up"], ["controller"], ["policy"], ["rollout"], ["status"], ["events"], ["scale"]),
     *(["drain"], ["pause"], ["resume"], ["stop"], ["ledger", "verify"], ["export"]),
-    *(["config", "check"], ["config", "docs"]),
+    *(["config", "check"], ["config", "docs"], ["chaos"]),
 ]
 
 

@@ -6,8 +6,11 @@ a user was promised; after each of them the journal is replayed and every sample
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -106,7 +109,8 @@ def test_embedded_redis_killed_is_started_again_and_nothing_is_lost(fleet: Obser
     assert_no_worker_noticed(fleet, at, before)
 
 
-@pytest.mark.parametrize("seconds", [LEASE_S + 2.0, pytest.param(30.0, marks=pytest.mark.slow)])
+@pytest.mark.slow  # in every run: tests/controller/test_failover.py, with protocol-only workers
+@pytest.mark.parametrize("seconds", [LEASE_S + 2.0, 30.0])
 def test_redis_that_hangs_longer_than_every_lease_costs_no_worker(
     fleet: ObservedFleet, seconds: float
 ) -> None:
@@ -256,6 +260,29 @@ def test_a_worker_starved_to_a_tenth_is_not_evicted(fleet: ObservedFleet, victim
     assert happened(fleet, at, "WorkerDied") == []
     assert happened(fleet, at, "TaskReleased") == [], "its leases were not stolen"
     fleet.steps(3)
+
+
+# -- anything ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("minutes", [0.3, pytest.param(5.0, marks=pytest.mark.slow)])
+@pytest.mark.timeout(600)
+def test_seeded_chaos_breaks_no_promise(fleet: ObservedFleet, minutes: float) -> None:
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "paceline", "chaos", "--run-dir", str(fleet.run_dir), "--json"),
+            "--seed",
+            "11",
+            "--minutes",
+            str(minutes),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=minutes * 60 + 200,
+    )
+    verdict = json.loads(done.stdout)
+    assert done.returncode == 0, verdict
+    assert verdict["faults"] and verdict["votes_compared"] > 0
 
 
 # -- the supervisor -----------------------------------------------------------------------------
