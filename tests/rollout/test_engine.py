@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import torch
 
 from rollout_worker.engine.base import (
@@ -26,6 +27,7 @@ from tests.helpers.tiny_model import make_tiny_model
 
 PROMPTS = [[13, 5, 8, 3, 14], [13, 4, 14], [13, 9, 9, 3, 7, 6, 5, 12, 4, 14], [13, 3, 14]]
 MAX_TOKENS = 24
+pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(autouse=True)
@@ -35,12 +37,12 @@ def _one_thread() -> None:
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32)
+    return make_tiny_model(tmp_path_factory.mktemp("model"), hidden=128)
 
 
 @pytest.fixture(scope="module")
 def other_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("other"), hidden=32, seed=7)
+    return make_tiny_model(tmp_path_factory.mktemp("other"), hidden=128, seed=7)
 
 
 @pytest.fixture(scope="module")
@@ -48,12 +50,35 @@ def reference(model_path: Path) -> Iterator[Reference]:
     yield Reference(model_path)
 
 
-@pytest.fixture(params=ENGINES)
-async def engine(request: pytest.FixtureRequest, model_path: Path) -> AsyncIterator[Engine]:
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def shared() -> AsyncIterator[dict[str, Engine]]:
+    """Engines that take too long to start for each test; one test after another uses them."""
+    engines: dict[str, Engine] = {}
+    yield engines
+    for engine in engines.values():
+        await engine.close()
+
+
+@pytest_asyncio.fixture(params=ENGINES, loop_scope="module")
+async def engine(
+    request: pytest.FixtureRequest,
+    model_path: Path,
+    reference: Reference,
+    shared: dict[str, Engine],
+) -> AsyncIterator[Engine]:
+    """An idle engine with the model's weights, at any version."""
+    if request.param in shared:
+        engine = shared[request.param]
+        await engine.load_weights(engine.version + 1, dict(reference.model.named_parameters()))
+        yield engine
+        return
     engine = make_test_engine(request.param, tiny_config(model_path, max_tokens=400))
     await engine.start()
+    if request.param == "vllm":
+        shared["vllm"] = engine
     yield engine
-    await engine.close()
+    if request.param not in shared:
+        await engine.close()
 
 
 def ask(
@@ -71,7 +96,8 @@ def ask(
 
 
 async def until(engine: Engine, task: asyncio.Task[object], tokens: int) -> None:
-    """Until the engine has made so many tokens in all, while ``task`` runs."""
+    """Until the engine has made so many tokens more, while ``task``, just created, runs."""
+    tokens += engine.stats().tokens
     while engine.stats().tokens < tokens:
         assert not task.done(), task
         await asyncio.sleep(0.0005)
@@ -143,6 +169,7 @@ async def test_same_seed_gives_same_samples_alone_and_in_a_crowd(engine: Engine)
 
 async def test_joining_late_and_leaving_early_disturbs_nobody(engine: Engine) -> None:
     """More sequences than slots, unequal lengths: rows join, leave and move all the time."""
+    before = engine.stats().samples
     alone = [await engine.generate(ask(f"s{i}", p, count=3, seed=i)) for i, p in enumerate(PROMPTS)]
     first = [
         asyncio.create_task(engine.generate(ask(f"j{i}", p, count=3, seed=i)))
@@ -158,11 +185,11 @@ async def test_joining_late_and_leaving_early_disturbs_nobody(engine: Engine) ->
     ]
     together = await asyncio.gather(*first)
     await asyncio.gather(*noise)
-    for before, after in zip(alone, together, strict=True):
-        assert all(same(x, y) for x, y in zip(before, after, strict=True))
+    for one, other in zip(alone, together, strict=True):
+        assert all(same(x, y) for x, y in zip(one, other, strict=True))
     stats = engine.stats()
     assert stats.running == stats.waiting == 0
-    assert stats.samples == 12 + 12 + 270
+    assert stats.samples - before == 12 + 12 + 270
 
 
 async def test_a_group_larger_than_the_engine_is_finished(model_path: Path) -> None:
@@ -182,7 +209,7 @@ async def test_max_tokens_and_end_of_sequence(engine: Engine) -> None:
         assert 2 not in sample.tokens[:-1]
         assert sample.finish is (Finish.STOP if ended else Finish.LENGTH)
         assert len(sample.tokens) <= 5 and (ended or len(sample.tokens) == 5)
-        assert sample.versions == ((-1, len(sample.tokens)),)
+        assert sample.versions == ((engine.version, len(sample.tokens)),)
     assert kinds == {True, False}
 
 
@@ -211,20 +238,21 @@ async def test_weights_change_between_two_tokens_and_requests_go_on(
 ) -> None:
     """Tokens before the swap follow the old weights; those after are tagged, and follow the new
     weights over the cache that the old ones wrote."""
-    await engine.load_weights(0, dict(reference.model.named_parameters()))
+    first, second = engine.version + 1, engine.version + 2
+    await engine.load_weights(first, dict(reference.model.named_parameters()))
     target = Reference(other_path)
     answering = asyncio.create_task(
-        engine.generate(ask("long", PROMPTS[0], count=4, seed=2, max_tokens=400))
+        engine.generate(ask("long", PROMPTS[0], count=48, seed=2, max_tokens=400))
     )
-    await until(engine, answering, 20)
-    pause = await engine.load_weights(1, dict(target.model.named_parameters()))
-    assert 0 <= pause < 1 and engine.version == 1
+    await until(engine, answering, 60)
+    pause = await engine.load_weights(second, dict(target.model.named_parameters()))
+    assert 0 <= pause < 1 and engine.version == second
     fresh = await engine.generate(ask("fresh", PROMPTS[1], count=2, seed=4))
     samples = await answering
     assert any(len(s.versions) == 2 for s in samples)
     for sample in samples:
         assert sum(length for _, length in sample.versions) == len(sample.tokens)
-        old = sample.versions[0][1] if sample.versions[0][0] == 0 else 0
+        old = sample.versions[0][1] if sample.versions[0][0] == first else 0
         before = Sample(sample.tokens[:old], sample.logprobs[:old], (), Finish.LENGTH)
         np.testing.assert_allclose(
             before.logprobs, reference.logprobs(PROMPTS[0], before), atol=1e-4
@@ -233,7 +261,7 @@ async def test_weights_change_between_two_tokens_and_requests_go_on(
             after = _over_old_cache(reference, target, PROMPTS[0], sample.tokens.tolist(), old)
             np.testing.assert_allclose(sample.logprobs[old:], after, atol=1e-4)
     for sample in fresh:
-        assert sample.versions == ((1, len(sample.tokens)),)
+        assert sample.versions == ((second, len(sample.tokens)),)
         expected = target.logprobs(PROMPTS[1], sample)
         np.testing.assert_allclose(sample.logprobs, expected, atol=1e-4)
 
@@ -255,7 +283,8 @@ def _over_old_cache(
 
 async def test_refused_weights_change_nothing(engine: Engine, reference: Reference) -> None:
     weights = {name: p.clone() for name, p in reference.model.named_parameters()}
-    await engine.load_weights(3, weights)
+    version = engine.version + 1
+    await engine.load_weights(version, weights)
     expected = await engine.generate(ask("a", PROMPTS[0], count=2, seed=1))
     name = next(n for n in weights if n.endswith("q_proj.weight"))
     changed = {n: torch.zeros_like(p) for n, p in weights.items()}
@@ -269,8 +298,8 @@ async def test_refused_weights_change_nothing(engine: Engine, reference: Referen
         ),
     ):
         with pytest.raises(WeightsRefused, match=words):
-            await engine.load_weights(4, bad)
-    assert engine.version == 3
+            await engine.load_weights(version + 1, bad)
+    assert engine.version == version
     again = await engine.generate(ask("b", PROMPTS[0], count=2, seed=1))
     assert all(same(x, y) for x, y in zip(expected, again, strict=True))
 
@@ -279,7 +308,7 @@ async def test_tied_weights_may_come_under_either_name(engine: Engine, other_pat
     target = Reference(other_path)
     weights = dict(target.model.named_parameters())
     weights["lm_head.weight"] = weights.pop("model.embed_tokens.weight")
-    await engine.load_weights(1, weights)
+    await engine.load_weights(engine.version + 1, weights)
     (sample,) = await engine.generate(ask("a", PROMPTS[0], greedy=True))
     assert sample.tokens.tolist() == target.greedy(PROMPTS[0], MAX_TOKENS)
 
@@ -288,11 +317,10 @@ async def test_abort_ends_a_request_and_its_samples_go_on_elsewhere_as_if_never_
     engine: Engine, reference: Reference
 ) -> None:
     whole = await engine.generate(ask("w", PROMPTS[2], count=4, seed=8, max_tokens=300))
-    started = engine.stats().tokens
     cutting = asyncio.create_task(
         engine.generate(ask("cut", PROMPTS[2], count=4, seed=8, max_tokens=300))
     )
-    await until(engine, cutting, started + 12)
+    await until(engine, cutting, 12)
     engine.abort("cut")
     engine.abort("no such request")
     with pytest.raises(Aborted) as aborted:
@@ -303,8 +331,46 @@ async def test_abort_ends_a_request_and_its_samples_go_on_elsewhere_as_if_never_
     again = await engine.generate(
         ask("again", PROMPTS[2], count=4, seed=8, max_tokens=300, prefixes=partial)
     )
-    assert all(same(x, y) for x, y in zip(whole, again, strict=True))
     assert engine.stats().running == 0
+    if engine.exact_continuation:
+        assert all(same(x, y) for x, y in zip(whole, again, strict=True))
+    for begun, sample in zip(partial, again, strict=True):
+        kept = 0 if begun is None else len(begun.tokens)
+        assert kept == 0 or sample.tokens[:kept].tolist() == begun.tokens.tolist()
+        assert sample.versions == ((engine.version, len(sample.tokens)),)
+        expected = reference.logprobs(PROMPTS[2], sample)
+        np.testing.assert_allclose(sample.logprobs, expected, atol=1e-4)
+
+
+async def test_a_greedy_completion_that_was_cut_ends_as_if_never_cut(engine: Engine) -> None:
+    (whole,) = await engine.generate(ask("w", PROMPTS[0], greedy=True, max_tokens=300))
+    for cut in (1, len(whole.tokens) // 2):
+        begun = Sample(
+            whole.tokens[:cut], whole.logprobs[:cut], ((engine.version, cut),), Finish.PARTIAL
+        )
+        (again,) = await engine.generate(
+            ask(f"a{cut}", PROMPTS[0], greedy=True, max_tokens=300, prefixes=(begun,))
+        )
+        assert same(whole, again)
+
+
+async def test_a_stop_string_is_found_across_the_end_of_a_prefix(engine: Engine) -> None:
+    """The prefix ends with the token of "3"; the string is "3" and whatever came next."""
+    (whole,) = await engine.generate(ask("w", PROMPTS[0], seed=6, max_tokens=40, greedy=True))
+    digits = "0123456789s="
+    pair = next(i for i in range(3, len(whole.tokens) - 1) if (whole.tokens[i : i + 2] >= 3).all())
+    stop = "".join(digits[t - 3] for t in whole.tokens[pair : pair + 2])
+    begun = Sample(
+        whole.tokens[: pair + 1],
+        whole.logprobs[: pair + 1],
+        ((engine.version, pair + 1),),
+        Finish.PARTIAL,
+    )
+    (sample,) = await engine.generate(
+        ask("s", PROMPTS[0], greedy=True, max_tokens=40, stop=(stop,), prefixes=(begun,))
+    )
+    assert sample.stop == stop and sample.finish is Finish.STOP
+    assert sample.tokens.tolist() == whole.tokens[: pair + 2].tolist()
 
 
 async def test_a_cancelled_caller_frees_its_rows(engine: Engine) -> None:
@@ -321,12 +387,15 @@ async def test_weights_that_are_not_finite_fail_requests_and_leave_no_trace(
     engine: Engine, reference: Reference
 ) -> None:
     good = {name: p.clone() for name, p in reference.model.named_parameters()}
-    await engine.load_weights(0, good)
+    version = engine.version + 1
+    await engine.load_weights(version, good)
     expected = await engine.generate(ask("a", PROMPTS[0], count=8, seed=1))
-    await engine.load_weights(1, {n: torch.full_like(p, torch.nan) for n, p in good.items()})
+    await engine.load_weights(
+        version + 1, {n: torch.full_like(p, torch.nan) for n, p in good.items()}
+    )
     with pytest.raises(GenerationFailed):
         await engine.generate(ask("nan", PROMPTS[2], count=8))
-    await engine.load_weights(2, good)
+    await engine.load_weights(version + 2, good)
     again = await engine.generate(ask("b", PROMPTS[0], count=8, seed=1))
     for before, after in zip(expected, again, strict=True):
         assert before.tokens.tolist() == after.tokens.tolist()

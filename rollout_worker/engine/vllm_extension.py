@@ -1,0 +1,141 @@
+"""What each of vLLM's worker ranks does with new weights. Mixed into vLLM's worker class
+(``worker_extension_cls``); called through ``collective_rpc``.
+
+    paceline_stage ──► own thread: map, check, copy to the device ──► a datagram says how it went
+    paceline_swap  ──► between two steps: into the model, fused and sharded as vLLM wants them
+    paceline_drop  ──► forget a version
+    paceline_scrub ──► empty the key-value cache
+
+Staging runs beside the running engine and changes nothing. A swap that fails leaves the model in no
+defined state; the engine then asks all ranks to swap back to the version that is still staged.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import threading
+import time
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rollout_worker.engine.vllm_segment import read
+
+
+class PacelineRank:
+    """Attributes of vLLM's worker used here: rank, device, model_config, vllm_config, model_runner."""
+
+    def paceline_stage(self: Any, version: int, description: str, address: str, token: str) -> None:
+        """Returns at once. ``address``: the engine's datagram socket, ``token`` its password."""
+        threading.Thread(
+            target=self._paceline_stage,
+            args=(version, description, address, token),
+            name="stage-weights",
+            daemon=True,
+        ).start()
+
+    def _paceline_stage(
+        self: Any, version: int, description: str, address: str, token: str
+    ) -> None:
+        error = ""
+        # Survived to be told: the engine must not wait for an answer that never comes.
+        try:
+            tensors = read(description)
+            if self.device.type != "cpu":
+                tensors = _to_device(tensors, self.device)
+            self._paceline_versions()[version] = tensors
+        except Exception as problem:
+            error = f"{type(problem).__name__}: {problem}"
+        answer = {"token": token, "version": version, "rank": self.rank, "error": error[:500]}
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
+            out.sendto(json.dumps(answer).encode(), _address(address))
+
+    def paceline_swap(self: Any, version: int) -> tuple[str, float]:
+        """("", seconds) or (what went wrong, seconds). Nothing else runs on the rank meanwhile."""
+        from vllm.config import set_current_vllm_config
+
+        started = time.perf_counter()
+        error = ""
+        # Survived to be undone: see the module's docstring.
+        try:
+            with set_current_vllm_config(self.vllm_config), torch.no_grad():
+                self.paceline_fill(self.model_runner.model, self._paceline_versions()[version])
+            if self.device.type != "cpu":
+                torch.accelerator.synchronize()
+        except Exception as problem:
+            error = f"rank {self.rank}: {type(problem).__name__}: {problem}"
+        return error, time.perf_counter() - started
+
+    def paceline_fill(self: Any, model: nn.Module, tensors: dict[str, Tensor]) -> None:
+        """Puts checkpoint weights into vLLM's model. Raises for parameters that got none."""
+        from vllm.model_executor.model_loader.reload import (
+            finalize_layerwise_reload,
+            initialize_layerwise_reload,
+        )
+
+        # It warns, at every reload, of modules that have nothing to load; what matters is below.
+        logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
+        # Before the reload takes shared parameters (tied embeddings) apart: one name for each.
+        wanted = {name for name, _ in model.named_parameters()}
+        initialize_layerwise_reload(model)
+        try:
+            loaded = model.load_weights(iter(tensors.items()))
+        finally:
+            # In any case: without it the next reload would go on with this one's leftovers.
+            finalize_layerwise_reload(model, self.model_config)
+            _repack_shared(model)
+        # Quantised models have parameters, such as scales, that no checkpoint carries.
+        if loaded is not None and self.model_config.quantization is None and wanted - loaded:
+            missing = sorted(wanted - loaded)
+            raise ValueError(f"{len(missing)} parameters got no weights, among them {missing[0]}")
+
+    def paceline_drop(self: Any, version: int) -> None:
+        self._paceline_versions().pop(version, None)
+
+    def paceline_scrub(self: Any) -> None:
+        """Empties the key-value cache, which nobody may be using."""
+        for cache in self.model_runner.kv_caches:
+            cache.zero_()
+
+    def _paceline_versions(self: Any) -> dict[int, dict[str, Tensor]]:
+        if not hasattr(self, "_paceline_staged"):
+            self._paceline_staged: dict[int, dict[str, Tensor]] = {}
+        return self._paceline_staged
+
+
+def _to_device(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """On the device where it has room for them beside the running engine, else in host memory."""
+    size = sum(t.numel() * t.element_size() for t in tensors.values())
+    free, _ = torch.cuda.mem_get_info(device)
+    if size > free * 0.8:
+        return tensors
+    # A stream of its own: on the engine's, the copies would stand between its kernels.
+    stream = torch.cuda.Stream(device)
+    with torch.cuda.stream(stream):
+        moved = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
+    stream.synchronize()
+    return moved
+
+
+def _repack_shared(model: nn.Module) -> None:
+    """Repeats the processing of an output layer whose weight belongs to another module (tied
+    embeddings): a reload processes only layers that were given weights, and the CPU kernels work on
+    a packed copy."""
+    from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
+
+    for module in model.modules():
+        method = getattr(module, "quant_method", None)
+        if (
+            isinstance(module, VocabParallelEmbedding)
+            and hasattr(module, "cpu_linear")
+            and method is not None
+        ):
+            method.process_weights_after_loading(module)
+
+
+def _address(text: str) -> str:
+    # Abstract addresses begin with a zero byte, which does not survive every message encoding.
+    return "\0" + text[1:] if text.startswith("@") else text

@@ -1,0 +1,90 @@
+"""From vLLM's outputs to samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from rollout_worker.engine.base import Finish, GenerationFailed, Sample
+from rollout_worker.engine.stopping import Decode, StopStrings
+
+_FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.PARTIAL}
+
+
+def join(
+    prefix: Sample | None, output: Any, stop: tuple[str, ...], decode: Decode
+) -> Sample | None:
+    """The prefix and what vLLM added to it; None where there is not one token.
+
+    ``output``: a finished CompletionOutput with flat log-probs. Raises GenerationFailed where a
+    log-probability is not finite or vLLM ended the sequence with an error.
+    """
+    if output.finish_reason not in _FINISH:
+        raise GenerationFailed(f"vLLM ended a sequence with {output.finish_reason!r}")
+    tokens = np.array(output.token_ids, dtype=np.int32)
+    logprobs = np.array(output.logprobs.logprobs if len(tokens) else [], dtype=np.float32)
+    if len(logprobs) != len(tokens) or not np.isfinite(logprobs).all():
+        raise GenerationFailed("the model's logits are not finite")
+    spans = [(int(s.version), s.end - s.start) for s in output.weight_versions or ()]
+    finish = _FINISH[output.finish_reason]
+    found = output.stop_reason if isinstance(output.stop_reason, str) else None
+    if prefix is None:
+        if not len(tokens):
+            return None
+        return Sample(tokens, logprobs, _merged(spans), finish, found)
+    whole = Sample(
+        np.concatenate([prefix.tokens, tokens]),
+        np.concatenate([prefix.logprobs, logprobs]),
+        _merged([*prefix.versions, *spans]),
+        finish,
+        found,
+    )
+    return _cut(whole, len(prefix.tokens), stop, decode) if stop else whole
+
+
+def complete(prefix: Sample | None, max_tokens: int) -> Sample | None:
+    """The prefix as it is, where nothing is to be added to it."""
+    if prefix is None:
+        return None
+    if prefix.finish is Finish.PARTIAL and len(prefix.tokens) >= max_tokens:
+        return Sample(prefix.tokens, prefix.logprobs, prefix.versions, Finish.LENGTH, prefix.stop)
+    return None if prefix.finish is Finish.PARTIAL else prefix
+
+
+def _cut(sample: Sample, start: int, stop: tuple[str, ...], decode: Decode) -> Sample:
+    """Ends the sample at a stop string that began in the first ``start`` tokens: vLLM has seen only
+    those after them."""
+    stops = StopStrings(stop, decode, 0)
+    reach = min(len(sample.tokens), start + max(len(s.encode()) for s in stop))
+    for end in range(start + 1, reach + 1):
+        if (found := stops.found(sample.tokens[:end])) is not None:
+            return Sample(
+                sample.tokens[:end],
+                sample.logprobs[:end],
+                _first(sample.versions, end),
+                Finish.STOP,
+                found,
+            )
+    return sample
+
+
+def _first(spans: tuple[tuple[int, int], ...], count: int) -> tuple[tuple[int, int], ...]:
+    kept = []
+    for version, length in spans:
+        if count > 0:
+            kept.append((version, min(length, count)))
+        count -= length
+    return tuple(kept)
+
+
+def _merged(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    result: list[tuple[int, int]] = []
+    for version, length in spans:
+        if length == 0:
+            continue
+        if result and result[-1][0] == version:
+            result[-1] = (version, result[-1][1] + length)
+        else:
+            result.append((version, length))
+    return tuple(result)
