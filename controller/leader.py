@@ -43,6 +43,7 @@ from controller.rows import Rows
 from controller.runfiles import RunFiles
 from controller.sessions import Session, Sessions
 from controller.validation import GroupLimits
+from paceline.autoscale import Proposal
 from paceline.config.schema import Config
 from paceline.log import event
 from paceline.v1 import admin_pb2, worker_pb2
@@ -105,6 +106,10 @@ class Leader:
         )
         self._snapshot_at = replica.snapshot_at
         self._events_since_snapshot = 0
+        self.proposal: Proposal | None = None
+        """What the autoscaler would change."""
+        self.provider_trouble = ""
+        """What keeps the provider from reaching the desired counts."""
         self._chores: set[asyncio.Task[None]] = set()
         self._ended: Exception | None = None
 

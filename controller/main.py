@@ -33,6 +33,7 @@ from controller.ending import cancel_all
 from controller.errors import BadStart, NotLeading
 from controller.hub import Topic
 from controller.journal import Deposed, Journal, JournalGap
+from controller.keepers import keep_fleet
 from controller.keys import Keys
 from controller.leader import Leader, Plant
 from controller.ledger.commands import Refused
@@ -185,6 +186,7 @@ class Controller:
         await self.replica.catch_up(self.journal)
         plant = self._plant(self._rows.result())
         leader = self.leader = Leader(plant, self.replica, term)
+        keepers = keep_fleet(self, leader)
         self.replica = None
         self._topic.wake()
         try:
@@ -194,6 +196,7 @@ class Controller:
         finally:
             self.leader = None
             leader.hub.wake_all()
+            await cancel_all(keepers)
 
     async def _agree_on_config(self) -> None:
         """The first controller of a run writes down what all of its processes must agree on."""

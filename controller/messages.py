@@ -129,6 +129,12 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
             dropped=view.counts.dropped,
         ),
     )
+    if leader is not None:
+        reply.provider_trouble = leader.provider_trouble
+        if leader.proposal is not None:
+            counts = leader.proposal.counts
+            reply.proposed.update({"policy": counts.policy, "rollout": counts.rollout})
+            reply.proposed_why = leader.proposal.why
     for worker in state.fleet.workers.values():
         _add_worker(reply, state, worker, leader)
     now = time.time()

@@ -91,6 +91,10 @@ def progress_table(status: admin_pb2.StatusReply) -> Table:
         f"{tasks.pending} pending   {tasks.leased} leased   {tasks.ready} ready   "
         f"{tasks.in_step} in step   {tasks.trained} trained   {sum(tasks.dropped.values())} dropped",
     )
+    if status.proposed:
+        table.add_row("proposal", f"{_counts(status.proposed)}: {status.proposed_why}")
+    if status.provider_trouble:
+        table.add_row("provider", status.provider_trouble)
     return table
 
 
@@ -102,6 +106,10 @@ def headline(status: admin_pb2.StatusReply) -> str:
         f" (term {status.term})"
     )
     return f"{line}: {status.reason}" if status.reason else line
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return " ".join(f"{role}={count}" for role, count in sorted(counts.items()))
 
 
 def _show(metrics: Mapping[str, float], name: str) -> str:

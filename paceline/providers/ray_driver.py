@@ -1,0 +1,144 @@
+"""``python -m paceline.providers.ray_driver ADDRESS RUN``: does with Ray what the leader asks for.
+
+One JSON object a line comes in, one goes out: list, start, remove. Ends with its input. Keeps
+nothing: what is placed is in Ray, under the namespace of the run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from typing import Any
+
+ANSWER_LIMIT_S = 5.0
+"""How long an actor may take to say how its worker is; one that is not placed yet says nothing."""
+
+
+class Driver:
+    """Raises what Ray raises; ``main`` turns it into a line."""
+
+    def __init__(self, address: str, run: str) -> None:
+        import ray
+
+        self.ray = ray
+        self.run = run
+        ray.init(
+            address=address,
+            namespace=f"paceline-{run}",
+            log_to_driver=False,
+            logging_level="ERROR",
+            include_dashboard=None,
+        )
+
+    def answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        match request["op"]:
+            case "list":
+                return {"placed": self.placed()}
+            case "start":
+                self.start(request)
+            case "remove":
+                self.remove(request["name"])
+        return {}
+
+    def placed(self) -> list[dict[str, Any]]:
+        """Every worker that has a placement group: one whose actor is gone has ended."""
+        from ray.util import list_named_actors, placement_group_table
+
+        prefix = f"paceline-{self.run}:"
+        groups = [
+            str(group["name"]).removeprefix(prefix)
+            for group in placement_group_table().values()
+            if str(group["name"]).startswith(prefix) and group["state"] != "REMOVED"
+        ]
+        actors = set(list_named_actors())
+        asked = {}
+        for name in groups:
+            if name in actors:
+                asked[self.ray.get_actor(name).look.remote()] = name
+        done: list[Any] = []
+        if asked:
+            done, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_LIMIT_S)
+        found = {asked[ref]: self._result(ref) for ref in done}
+        return [
+            {
+                "name": name,
+                "role": name.partition("-")[0],
+                **(found.get(name, {"state": "pending"}) if name in actors else {"state": "ended"}),
+            }
+            for name in groups
+        ]
+
+    def _result(self, ref: Any) -> dict[str, Any]:
+        try:
+            result: dict[str, Any] = self.ray.get(ref)
+            return result
+        except self.ray.exceptions.RayError:
+            return {"state": "ended"}
+
+    def start(self, order: dict[str, Any]) -> None:
+        from ray.util.placement_group import placement_group
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        from paceline.providers.ray_actor import WorkerActor
+
+        bundle = {"CPU": float(order["cpus"])}
+        if order["gpus"]:
+            bundle["GPU"] = float(order["gpus"])
+        # All of a replica's ranks on one machine.
+        group = placement_group(
+            [bundle],
+            strategy="STRICT_PACK",
+            name=f"paceline-{self.run}:{order['name']}",
+            lifetime="detached",
+        )
+        actor = self.ray.remote(WorkerActor).options(
+            name=order["name"],
+            lifetime="detached",
+            num_cpus=order["cpus"],
+            num_gpus=order["gpus"],
+            max_restarts=0,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(placement_group=group),
+        )
+        actor.remote(
+            order["module"],
+            order["config"],
+            order["arguments"],
+            order["environment"],
+            order["log"],
+        )
+
+    def remove(self, name: str) -> None:
+        from ray.util.placement_group import get_placement_group, remove_placement_group
+
+        try:
+            self.ray.kill(self.ray.get_actor(name))
+        except ValueError:
+            pass  # gone already
+        try:
+            remove_placement_group(get_placement_group(f"paceline-{self.run}:{name}"))
+        except ValueError:
+            pass
+
+
+def main() -> int:
+    # Answers go out through a descriptor of their own: Ray prints to standard output.
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    driver: Driver | None = None
+    for line in sys.stdin:
+        try:
+            if driver is None:
+                driver = Driver(sys.argv[1], sys.argv[2])
+            answer = driver.answer(json.loads(line))
+        except ImportError:
+            answer = {"trouble": "Ray is not installed here: pip install 'paceline[ray]'"}
+        except Exception as error:  # whatever Ray says is for the leader to show
+            first = (str(error).strip() or type(error).__name__).splitlines()[0]
+            answer = {"trouble": f"Ray at {sys.argv[1]}: {first}"}
+        answers.write(json.dumps(answer) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
