@@ -253,9 +253,11 @@ def test_jsonl_costs_offsets_in_memory_not_text(tmp_path):
     row = json.dumps({"prompt": "x" * 4000}) + "\n"
     path.write_text(row * 10_000)  # 40 MB
     script = (
-        "import resource, sys\n"
+        "import sys\n"
         "from paceline.data import load_rows\n"
-        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
+        # Not getrusage: its peak survives fork and exec, so it would be that of the test runner.
+        "status = lambda: dict(x.split(':', 1) for x in open('/proc/self/status'))\n"
+        "peak = lambda: int(status()['VmHWM'].split()[0]) / 1024\n"
         "before = peak()\n"
         "rows = load_rows(sys.argv[1])\n"
         "assert len(rows) == 10_000 and rows[9_999]\n"
