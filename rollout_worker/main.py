@@ -231,8 +231,7 @@ class RolloutWorker:
         for task in self.held:
             if task.stage is not Stage.FINISHED:
                 self.drop(task)
-                self.outbox.put(returned(task, rollout_pb2.RETURN_KIND_HAND_BACK, "worker_leaving"))
-                task.stage = Stage.FINISHED
+                self.hand_back(task)
         try:
             async with asyncio.timeout(PART_S):
                 await self.all_released()
@@ -244,10 +243,11 @@ class RolloutWorker:
         event(log, "stopped")
 
     async def close(self) -> None:
-        if self.receiver is not None:
-            self.receiver.close()
         for task in self.held:
             self.drop(task)
+        if self.receiver is not None:
+            # In a thread: one that hands weights over waits for this loop.
+            await asyncio.to_thread(self.receiver.close)
         await self.engine.close()
         await self.scorer.close()
         await self.control.close()
@@ -277,6 +277,7 @@ class RolloutWorker:
                 self.drop(task)
                 self.outbox.withdraw(ref)
                 self.held.release(ref)
+                self.on_released()
         if directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED:
             self.stop()
         elif directive.lifecycle == worker_pb2.LIFECYCLE_DRAINING:
@@ -349,7 +350,10 @@ class RolloutWorker:
 
     def take(self, lease: rollout_pb2.Lease) -> None:
         task = self.held.add(lease)
-        if task is not None:
+        if task is not None and self.leaving.is_set():
+            # The request was on its way when this worker was told to leave.
+            self.hand_back(task)
+        elif task is not None:
             task.work = self.loop.create_task(self.produce(task))
 
     async def produce(self, task: HeldTask) -> None:
@@ -372,6 +376,10 @@ class RolloutWorker:
         task.stage = Stage.FINISHED
         self.outbox.put(outcome)
         self.leasing.wake()
+
+    def hand_back(self, task: HeldTask) -> None:
+        task.stage = Stage.FINISHED
+        self.outbox.put(returned(task, rollout_pb2.RETURN_KIND_HAND_BACK, "worker_leaving"))
 
     def drop(self, task: HeldTask) -> None:
         """Stops work on a task, wherever it is."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from paceline.log import event
@@ -38,7 +38,8 @@ class ScoringPool:
         self._processes = [self._new() for _ in range(processes)]
         self._depth = _DEPTH
         self._room = asyncio.Condition()
-        self._replacing: set[asyncio.Task[None]] = set()
+        self._closing = False
+        self._tasks: set[asyncio.Task[None]] = set()
         self.components: list[tuple[str, float]] = []
 
     async def start(self) -> None:
@@ -71,9 +72,10 @@ class ScoringPool:
                     self._room.notify()
 
     async def close(self) -> None:
-        for task in self._replacing:
+        self._closing = True
+        for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._replacing, return_exceptions=True)
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await asyncio.gather(*(process.close() for process in self._processes))
 
     async def _take(self) -> ScoringProcess:
@@ -97,19 +99,32 @@ class ScoringPool:
             await process.close()
 
     def _new(self) -> ScoringProcess:
-        return ScoringProcess(self._functions, self._timeout_s)
+        return ScoringProcess(self._functions, self._timeout_s, self._freed)
+
+    def _freed(self, process: ScoringProcess) -> None:
+        if process.lost:
+            self._replace(process)
+        else:
+            self._background(self._tell_room())
+
+    async def _tell_room(self) -> None:
+        async with self._room:
+            self._room.notify()
 
     def _replace(self, process: ScoringProcess) -> None:
-        if process not in self._processes:
+        if process not in self._processes or self._closing:
             return
         event(logger, "scoring process lost, starting another", logging.WARNING)
         fresh = self._new()
         # Until it has started it takes no jobs.
         fresh.lost = True
         self._processes[self._processes.index(process)] = fresh
-        task = asyncio.create_task(self._restart(process, fresh))
-        self._replacing.add(task)
-        task.add_done_callback(self._replacing.discard)
+        self._background(self._restart(process, fresh))
+
+    def _background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _restart(self, old: ScoringProcess, fresh: ScoringProcess) -> None:
         await old.close()

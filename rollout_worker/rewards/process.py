@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -37,12 +37,24 @@ class ProcessLost(Exception):
 
 
 class ScoringProcess:
-    """Started once by ``start``; takes jobs until it is lost, and is then replaced."""
+    """Started once by ``start``; takes jobs until it is lost, and is then replaced.
 
-    def __init__(self, functions: Sequence[str] | Mapping[str, float], timeout_s: float) -> None:
+    ``freed``: called where this happens without a caller of ``run`` to notice: it is lost, or a job
+    that nobody waits for any more has ended.
+    """
+
+    def __init__(
+        self,
+        functions: Sequence[str] | Mapping[str, float],
+        timeout_s: float,
+        freed: Callable[[ScoringProcess], None],
+    ) -> None:
         self._functions = functions
         self._timeout_s = timeout_s
+        self._freed = freed
         self._jobs: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._forsaken: set[int] = set()
+        """Jobs that nobody waits for any more and that are still in the process."""
         self._next = 0
         self._hung = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -55,7 +67,7 @@ class ScoringProcess:
 
     @property
     def jobs(self) -> int:
-        return len(self._jobs)
+        return len(self._jobs) + len(self._forsaken)
 
     async def start(self) -> None:
         """Starts the process and waits until it has imported its functions. Raises RewardError."""
@@ -105,7 +117,9 @@ class ScoringProcess:
             self._process.stdin.write(encode_message({"id": number, "job": asdict(job)}))
             return await future
         finally:
-            self._jobs.pop(number, None)
+            del self._jobs[number]
+            if future.cancelled():
+                self._forsaken.add(number)
 
     async def close(self) -> None:
         """Kills the process and whatever it started in its group. Idempotent."""
@@ -120,11 +134,14 @@ class ScoringProcess:
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
         while (message := await read_message(stream)) is not None:
+            if message["id"] in self._forsaken:
+                self._forsaken.remove(message["id"])
+                self._freed(self)
             future = self._jobs.get(message["id"])
             if future is not None and not future.done():
                 future.set_result(message)
         assert self._process is not None
-        self.lost = True
+        closed, self.lost = self.lost, True
         # Children that outlived it would hold its pipes and its processor time.
         self._kill()
         code = await self._process.wait()
@@ -132,8 +149,9 @@ class ScoringProcess:
         for number, future in self._jobs.items():
             if future.done():
                 continue
-            guilty = number == running if running in self._jobs else None
-            if len(self._jobs) == 1:
+            known = running in self._jobs or running in self._forsaken
+            guilty = number == running if known else None
+            if self.jobs == 1:
                 guilty = True
             detail = (
                 f"a call took longer than {self._timeout_s:g} s"
@@ -141,13 +159,15 @@ class ScoringProcess:
                 else f"the scoring process ended with status {code}"
             )
             future.set_exception(ProcessLost(detail, guilty=guilty, hung=self._hung))
+        if not closed:
+            self._freed(self)
 
     async def _watch(self) -> None:
         """Kills the process where a call has hung it: its event loop then gives no sign of life."""
         while True:
             await asyncio.sleep(min(0.25, self._timeout_s / 4))
             beat, _ = BEAT.unpack_from(self._beat, 0)
-            if self._jobs and time.monotonic() - beat > self._timeout_s:
+            if self.jobs and time.monotonic() - beat > self._timeout_s:
                 self._hung = True
                 self._kill()
                 return

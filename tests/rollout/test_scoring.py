@@ -195,6 +195,36 @@ async def test_nobody_is_blamed_for_a_crash_that_cannot_be_attributed(make: Any)
     assert all(fate.rewards == [1.0] for fate in fates[1:])
 
 
+async def test_a_hang_of_a_dropped_job_is_not_blamed_on_the_next_one(make: Any) -> None:
+    scorer = await make("by_word")
+    dropped = asyncio.create_task(scorer.score(job("hang")))
+    await asyncio.sleep(0.2)
+    dropped.cancel()
+    assert (await scorer.score(job("fine"))).rewards == [1.0]
+
+
+async def test_room_that_dropped_jobs_took_is_given_back(make: Any, module: str) -> None:
+    scorer = await make([f"{module}:waits", f"{module}:by_word"])
+    dropped = [asyncio.create_task(scorer.score(job("12"))) for _ in range(5)]
+    await asyncio.sleep(0.1)
+    for task in dropped:
+        task.cancel()
+    async with asyncio.timeout(5):
+        assert (await scorer.score(job("fine"))).rewards == [1.0]
+
+
+async def test_a_scoring_process_that_dies_idle_is_replaced(make: Any) -> None:
+    scorer = await make("by_word")
+    (process,) = [
+        p for p in psutil.Process().children() if "rewards.child" in " ".join(p.cmdline())
+    ]
+    process.kill()
+    # No job was there to notice.
+    await asyncio.sleep(0.3)
+    async with asyncio.timeout(10):
+        assert (await scorer.score(job("fine"))).rewards == [1.0]
+
+
 async def test_what_a_hanging_reward_started_is_killed_with_it(make: Any, tmp_path: Path) -> None:
     mark = f"child-{tmp_path.name}"
     scorer = await make("by_word")

@@ -1,0 +1,159 @@
+"""A controller of one rollout worker, in the test's event loop: says what it is told to, notes what it hears.
+
+It exists so that tests can choose the instant of each lease, directive and verdict.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import grpc.aio
+
+from paceline.v1 import (
+    common_pb2,
+    rollout_pb2,
+    rollout_pb2_grpc,
+    worker_pb2,
+    worker_pb2_grpc,
+)
+
+Key = tuple[str, int]
+
+
+class RolloutController(
+    rollout_pb2_grpc.RolloutServiceServicer, worker_pb2_grpc.WorkerServiceServicer
+):
+    """``lifecycle`` and ``cancelled`` go out with the next directive: there is one for each report."""
+
+    def __init__(self) -> None:
+        self.lifecycle = worker_pb2.LIFECYCLE_RUNNING
+        self.cancelled: list[common_pb2.TaskRef] = []
+        self.dead: set[int] = set()
+        """Incarnations that are told to rejoin."""
+        self.incarnations: list[int] = []
+        self.reports: list[worker_pb2.Report] = []
+        self.lease_requests: list[rollout_pb2.LeaseRequest] = []
+        self.groups: dict[Key, rollout_pb2.Group] = {}
+        self.returns: dict[Key, rollout_pb2.ReturnedTask] = {}
+        self.submits = 0
+        self.verdicts: list[int] = []
+        self.acknowledging = asyncio.Event()
+        """Cleared: submissions and returns are heard, and not answered."""
+        self.acknowledging.set()
+        self.refusing_submits = False
+        """As one that does not lead."""
+        self.verdict: int | None = None
+        """Instead of ACCEPTED."""
+        self._to_lease: list[rollout_pb2.Lease] = []
+        self._changed = asyncio.Event()
+        self._seq = 0
+
+    async def start(self) -> str:
+        self._server = grpc.aio.server()
+        rollout_pb2_grpc.add_RolloutServiceServicer_to_server(self, self._server)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        return f"127.0.0.1:{port}"
+
+    async def close(self) -> None:
+        self.acknowledging.set()
+        await self._server.stop(0.2)
+
+    # ---- for the test
+
+    def lease(self, task_id: str, *, kind: int = rollout_pb2.TASK_KIND_TRAIN, **row: Any) -> Key:
+        """Gives this task to the worker as soon as it asks."""
+        count = 1 if kind == rollout_pb2.TASK_KIND_EVAL else 2
+        row = row or {"prompt": "s21=", "answer": "12"}
+        self._to_lease.append(
+            rollout_pb2.Lease(
+                task=common_pb2.TaskRef(task_id=task_id, attempt=1),
+                kind=kind,
+                row_json=json.dumps(row),
+                seed=7,
+                group_size=count,
+            )
+        )
+        self._changed.set()
+        return task_id, 1
+
+    @property
+    def held(self) -> set[Key]:
+        """As the newest report names them."""
+        if not self.reports:
+            return set()
+        return {(ref.task_id, ref.attempt) for ref in self.reports[-1].held_leases}
+
+    # ---- the services
+
+    async def Register(self, request: Any, context: Any) -> worker_pb2.RegisterReply:
+        self.incarnations.append(request.caller.incarnation)
+        return worker_pb2.RegisterReply(
+            run_id="test",
+            rendezvous_url="redis://127.0.0.1:1/0",
+            heartbeat_s=0.05,
+            lease_ttl_s=5.0,
+        )
+
+    async def Session(self, requests: Any, context: Any) -> Any:
+        async for report in requests:
+            self.reports.append(report)
+            self._seq += 1
+            dead = report.caller.incarnation in self.dead
+            yield worker_pb2.Directive(
+                term=1,
+                seq=self._seq,
+                lifecycle=worker_pb2.LIFECYCLE_REJOIN if dead else self.lifecycle,
+                cancelled=self.cancelled,
+            )
+
+    async def LeaseTasks(self, request: Any, context: Any) -> rollout_pb2.LeaseReply:
+        self.lease_requests.append(request)
+        await self._fenced(request, context)
+        try:
+            async with asyncio.timeout(request.wait_s):
+                while not self._to_lease:
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError:
+            return rollout_pb2.LeaseReply(empty_reason=rollout_pb2.EMPTY_REASON_STALENESS)
+        leases, self._to_lease = self._to_lease[: request.max_tasks], []
+        return rollout_pb2.LeaseReply(leases=leases)
+
+    async def SubmitGroups(self, request: Any, context: Any) -> rollout_pb2.SubmitReply:
+        self.submits += 1
+        await self._fenced(request, context)
+        if self.refusing_submits:
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "nobody leads")
+        results = []
+        for group in request.groups:
+            known = self.groups.setdefault(_key(group.task), group) is not group
+            verdict = self.verdict or (
+                rollout_pb2.VERDICT_DUPLICATE if known else rollout_pb2.VERDICT_ACCEPTED
+            )
+            self.verdicts.append(verdict)
+            results.append(rollout_pb2.SubmitResult(task=group.task, verdict=verdict))
+        await self.acknowledging.wait()
+        return rollout_pb2.SubmitReply(results=results)
+
+    async def ReturnTasks(self, request: Any, context: Any) -> rollout_pb2.ReturnReply:
+        await self._fenced(request, context)
+        self.returns.update({_key(item.task): item for item in request.tasks})
+        await self.acknowledging.wait()
+        return rollout_pb2.ReturnReply(
+            results=[
+                rollout_pb2.SubmitResult(task=item.task, verdict=rollout_pb2.VERDICT_ACCEPTED)
+                for item in request.tasks
+            ]
+        )
+
+    async def _fenced(self, request: Any, context: Any) -> None:
+        if request.caller.incarnation in self.dead:
+            await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this incarnation is over")
+
+
+def _key(ref: common_pb2.TaskRef) -> Key:
+    return ref.task_id, ref.attempt

@@ -1,0 +1,17 @@
+"""Rewards for tests of a rollout worker that scores in the test's own process."""
+
+from __future__ import annotations
+
+import asyncio
+
+gate = asyncio.Event()
+
+
+async def gated(completion: str) -> float:
+    """1, once the test has opened the gate."""
+    await gate.wait()
+    return 1.0
+
+
+def broken(completion: str) -> float:
+    raise KeyError("no verdict")
