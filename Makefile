@@ -71,6 +71,7 @@ bench: $(VENV)/.stamp-run
 	$(BIN)/python -m benchmarks.control_plane
 	$(BIN)/python -m benchmarks.failover
 	$(BIN)/python -m benchmarks.mesh
+	$(BIN)/python -m benchmarks.engine
 	$(BIN)/python -m benchmarks.overlap
 	$(BIN)/python -m benchmarks.peer
 
