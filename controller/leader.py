@@ -386,6 +386,15 @@ class Leader:
         # Looked up now and not before the listing: what came in meanwhile is known by now.
         needed = live_payloads(self.ledger.state)
         orphans = [ref for ref in found if ref not in needed]
-        if orphans:
-            await self._delete_payloads(orphans)
-            event(log, "orphaned payloads deleted", count=len(orphans))
+        if not orphans:
+            return
+        try:
+            # What the ledger says must be durable, and no successor may have accepted groups since
+            # the listing: a leader that was stopped in between would delete what they need.
+            await self.appender.durable()
+            if not await self.plant.election.renew(self.term):
+                return
+        except (RedisError, OSError, NotLeading, Deposed):
+            return
+        await self._delete_payloads(orphans)
+        event(log, "orphaned payloads deleted", count=len(orphans))

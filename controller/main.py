@@ -192,6 +192,9 @@ class Controller:
         try:
             await leader.run()
         except Refused as refusal:
+            if refusal.code == "fenced":
+                # Stopped between winning the term and reading the journal, and succeeded meanwhile.
+                raise Deposed(str(refusal)) from refusal
             raise BadStart(str(refusal)) from refusal
         finally:
             self.leader = None

@@ -146,7 +146,6 @@ async def test_events_can_be_followed_from_any_position(tmp_path: Path) -> None:
                     break
 
 
-
 async def test_a_standby_answers_status_and_refuses_the_rest(tmp_path: Path) -> None:
     with running_controllers(tmp_path, 2) as controllers:
         leader, standby = controllers.started
