@@ -139,6 +139,8 @@ class ObservedFleet:
         record = FleetRecord.read(self.run_dir)
         if record is None or not record.redis or len(record.processes) < self.expected:
             return False
+        if not all(p.ids and p.ids[-1].alive() for p in record.processes):
+            return False
         try:
             status = self.status(timeout_s=2.0)
         except ControlPlaneUnavailable:
@@ -148,8 +150,8 @@ class ObservedFleet:
         return (
             bool(wanted)
             and len({w.worker_id for w in living}) >= sum(wanted.values())
-            and len({c.controller_id for c in status.controllers if c.state != "silent"})
-            == len([p for p in self.record().processes if p.role == "controller"])
+            and {c.pid for c in status.controllers if c.state != "silent"}
+            >= {p.ids[-1].pid for p in record.processes if p.role == "controller"}
             and all(w.version >= 0 for w in living)
             and all(
                 w.mesh_epoch == status.mesh_epoch for w in living if w.worker_id[:6] == "policy"

@@ -7,7 +7,7 @@ import pytest
 from controller.ledger import Ledger, views
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from tests.helpers.ledgers import Driven, facts
+from tests.helpers.ledgers import Driven, facts, group
 
 
 def register(worker_id: str, incarnation: int, state_version: int = -1) -> cmd.Register:
@@ -36,6 +36,25 @@ def test_a_new_incarnation_replaces_the_old_one_at_once() -> None:
     run.do(register("r0", 999))
     assert run.names()[:3] == ["TaskReleased", "TaskReleased", "WorkerDied"]
     assert views.counts(run.state).pending == 2
+
+
+def test_a_process_of_an_earlier_incarnation_can_do_nothing_more() -> None:
+    """It may only be cut off, not dead: what it sends must not count for its successor."""
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0")
+    old = run.current["r0"]
+    (lease,) = run.lease("r0").leases
+    run.rollout("r0")
+    for command in (
+        cmd.AcceptGroup("r0", old, group(lease)),
+        cmd.LeaseTasks("r0", old, 9, 1, 0),
+        cmd.ReturnTask("r0", old, lease.task_id, lease.attempt, "hand_back", "why"),
+        cmd.Observe("r0", old, "stopped"),
+    ):
+        with pytest.raises(cmd.Refused) as refused:
+            run.do(command)
+        assert refused.value.code == "fenced"
 
 
 def test_a_delayed_registration_of_an_earlier_incarnation_is_refused() -> None:

@@ -229,7 +229,7 @@ def test_a_group_that_comes_too_late_is_dropped_counted_and_replaced() -> None:
     assert len(run.lease("r0", 100).leases) == 4
 
 
-def test_ready_groups_that_grew_too_stale_are_dropped_before_the_step_opens() -> None:
+def test_a_group_too_stale_for_the_step_after_the_open_one_is_dropped_on_arrival() -> None:
     run = Driven(max_staleness=1, groups_per_step=2)
     run.policy("p0")
     run.rollout("r0", "r1")
@@ -244,6 +244,23 @@ def test_ready_groups_that_grew_too_stale_are_dropped_before_the_step_opens() ->
     run.vote("p0")
     assert run.state.versions.step == 2
     assert views.counts(run.state).dropped == {"stale": 1}
+
+
+def test_ready_groups_that_grew_too_stale_are_dropped_before_the_step_opens() -> None:
+    run = Driven(max_staleness=1, groups_per_step=2)
+    run.policy("p0")
+    run.rollout("r0")
+    run.train()  # step 1
+    leases = run.lease("r0", 4).leases
+    run.do(cmd.Pause("a", True))
+    for lease in leases:  # fresh enough for step 2, all four of them
+        assert run.submit("r0", lease, version=0).code == "accepted"
+    run.do(cmd.Pause("b", False))
+    assert run.state.steps.open.step == 2
+    run.vote("p0")
+    assert run.names().count("TaskDropped") == 2
+    assert run.state.steps.open is None, "step 3 waits for fresher groups"
+    assert views.counts(run.state).dropped == {"stale": 2}
 
 
 def test_uninformative_groups_are_dropped_counted_and_replaced() -> None:

@@ -1,0 +1,299 @@
+"""Removes the guards the promises rest on, one at a time, and shows that the tests notice.
+
+    python -m benchmarks.mutation [--only fence,owner] [--table]
+
+Works on a scratch copy of the tree; the tree itself is never changed. For each guard the copy is
+patched, the tests that are there for it are run, and the patch is undone; first the same tests must
+pass on the unchanged copy. Exit status 0 only if every removal turns its tests red. The result is
+written to benchmarks/results/mutation.json and into docs/fault-tolerance.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks.runs import REPOSITORY, RESULTS
+
+OUT = RESULTS / "mutation.json"
+PAGE = REPOSITORY / "docs" / "fault-tolerance.md"
+BEGIN, END = "<!-- mutation table: begin -->", "<!-- mutation table: end -->"
+COPIED = (
+    *("benchmarks", "controller", "examples", "paceline", "policy_worker", "proto"),
+    *("rollout_worker", "tests", "pyproject.toml"),
+)
+LIMIT_S = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Patch:
+    file: str
+    old: str
+    new: str
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """Something a promise rests on, how to take it away, and the tests that must then fail."""
+
+    name: str
+    what: str
+    patches: tuple[Patch, ...]
+    tests: tuple[str, ...]
+    choose: str = ""
+    """Expression for pytest -k."""
+
+
+LEASING = "controller/ledger/leasing.py"
+STEPPING = "controller/ledger/stepping.py"
+TASK_TESTS = "tests/ledger/test_ledger_tasks.py"
+STEP_TESTS = "tests/ledger/test_ledger_steps.py"
+FENCE_TESTS = "tests/controller/test_fence_and_election.py"
+
+GUARDS = (
+    Guard(
+        "fence",
+        "an append checks the writer's term",
+        (
+            Patch(
+                "controller/journal.py",
+                "if term ~= ARGV[1] then return {'deposed', term or 'none'} end\n",
+                "",
+            ),
+        ),
+        (FENCE_TESTS,),
+        "deposed_leader",
+    ),
+    Guard(
+        "batch-key",
+        "an append whose answer was lost is recognised",
+        (
+            Patch(
+                "controller/journal.py",
+                "if head[1] == ARGV[3] then return {'appended', head[2]} end\n",
+                "",
+            ),
+        ),
+        (FENCE_TESTS,),
+        "unacknowledged",
+    ),
+    Guard(
+        "lease-key",
+        "a repeated lease request gets the same tasks",
+        (
+            Patch(
+                LEASING,
+                "if c.lease_seq == worker.lease_seq and worker.lease_reply:\n"
+                "        return LeaseResult(worker.lease_reply)\n"
+                "    if c.lease_seq <= worker.lease_seq:",
+                "if c.lease_seq < worker.lease_seq:",
+            ),
+        ),
+        (TASK_TESTS,),
+    ),
+    Guard(
+        "submit-key",
+        "a repeated submission counts once",
+        (
+            Patch(
+                LEASING,
+                "return task.stand is Stand.LEASED and task.owner == worker_id and",
+                "return task.owner == worker_id and",
+            ),
+        ),
+        (TASK_TESTS,),
+    ),
+    Guard(
+        "vote",
+        "a step is committed only with the votes of all members",
+        (
+            Patch(
+                STEPPING,
+                '    if len(step.votes) < len(mesh.members):\n        return VoteResult("pending")\n'
+                "    wrong = diverged(mesh, step)\n",
+                "    wrong = ()\n",
+            ),
+        ),
+        (STEP_TESTS,),
+    ),
+    Guard(
+        "digest",
+        "votes carry a digest of the weights, and a difference is acted upon",
+        (Patch(STEPPING, "    wrong = diverged(mesh, step)\n", "    wrong = ()\n"),),
+        (STEP_TESTS,),
+    ),
+    Guard(
+        "scratch",
+        "gradients are reduced in a scratch copy",
+        (
+            Patch(
+                "policy_worker/trainer.py",
+                "        self._together(reduce)\n        self._norm = ",
+                "        try:\n"
+                "            self._together(reduce)\n"
+                "        finally:\n"
+                "            for part, parameter in zip(\n"
+                "                self.gradients.views(scratch), self.gradients.parameters\n"
+                "            ):\n"
+                "                if parameter.grad is not None:\n"
+                "                    parameter.grad.copy_(part)\n"
+                "        self._norm = ",
+            ),
+        ),
+        ("tests/policy/test_policy_step_transaction.py", "tests/policy/test_policy_gradients.py"),
+        "lost_in_the_all_reduce and die or never_touches",
+    ),
+    Guard(
+        "owner",
+        "only the owner of a lease may finish its task",
+        (
+            Patch(
+                LEASING,
+                "task.stand is Stand.LEASED and task.owner == worker_id and task.attempt == attempt",
+                "task.stand is Stand.LEASED and task.attempt == attempt",
+            ),
+        ),
+        (TASK_TESTS,),
+    ),
+    Guard(
+        "incarnation",
+        "a process of an earlier incarnation is refused",
+        (
+            Patch(
+                "controller/ledger/core.py",
+                "    if worker.incarnation != incarnation:\n",
+                "    if False:\n",
+            ),
+        ),
+        ("tests/ledger/test_ledger_fleet.py", TASK_TESTS),
+    ),
+    Guard(
+        "stale-group",
+        "a group too stale for the next step is dropped on arrival",
+        (Patch(LEASING, "    if staleness > state.run.max_staleness:\n", "    if False:\n"),),
+        (TASK_TESTS,),
+    ),
+    Guard(
+        "stale-ready",
+        "a ready group that grew too stale is dropped before the step opens",
+        (Patch(STEPPING, "        if of_step < oldest_allowed:\n", "        if False:\n"),),
+        (TASK_TESTS,),
+    ),
+    Guard(
+        "stale-weights",
+        "an engine never goes back to an older version",
+        (Patch("paceline/weights.py", "    if version <= newer_than:\n", "    if False:\n"),),
+        ("tests/mesh/test_weights_transfer.py",),
+        "not_newer",
+    ),
+    Guard(
+        "checksum",
+        "weights damaged on the way are refused",
+        (Patch("paceline/weights.py", "        if found != wanted:\n", "        if False:\n"),),
+        ("tests/mesh/test_weights_transfer.py",),
+        "damaged",
+    ),
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="comma-separated names of guards")
+    parser.add_argument("--table", action="store_true", help="write the page's table only")
+    args = parser.parse_args()
+    if args.table:
+        write_table(json.loads(OUT.read_text()))
+        return
+    wanted = set(filter(None, args.only.split(",")))
+    if unknown := wanted - {g.name for g in GUARDS}:
+        sys.exit(f"--only: unknown {', '.join(sorted(unknown))}")
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="paceline-mutation-") as name:
+        tree = Path(name)
+        copy_tree(tree)
+        for guard in GUARDS:
+            if wanted and guard.name not in wanted:
+                continue
+            row = judge(tree, guard)
+            rows.append(row)
+            verdict = "red" if row["red"] else "NOT NOTICED"
+            print(f"{guard.name:<14} {verdict:<12} {', '.join(row['failed'][:3])}", flush=True)
+    if not wanted:
+        OUT.write_text(json.dumps(rows, indent=1) + "\n")
+        write_table(rows)
+    sys.exit(0 if all(row["red"] for row in rows) else 1)
+
+
+def copy_tree(tree: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc", "results", "runs")
+    for name in COPIED:
+        source = REPOSITORY / name
+        if source.is_dir():
+            shutil.copytree(source, tree / name, ignore=ignored)
+        else:
+            shutil.copy2(source, tree / name)
+
+
+def judge(tree: Path, guard: Guard) -> dict[str, object]:
+    """Runs the guard's tests without and with the guard removed."""
+    before, _ = run_tests(tree, guard)
+    if before != 0:
+        raise SystemExit(f"{guard.name}: its tests fail on the unchanged tree")
+    originals = {patch.file: (tree / patch.file).read_text() for patch in guard.patches}
+    try:
+        for patch in guard.patches:
+            path = tree / patch.file
+            text = path.read_text()
+            if text.count(patch.old) != 1:
+                raise SystemExit(f"{guard.name}: its lines are not (once) in {patch.file}")
+            path.write_text(text.replace(patch.old, patch.new))
+        status, failed = run_tests(tree, guard)
+    finally:
+        for file, text in originals.items():
+            (tree / file).write_text(text)
+    return {"guard": guard.name, "what": guard.what, "red": status == 1, "failed": failed}
+
+
+def run_tests(tree: Path, guard: Guard) -> tuple[int, list[str]]:
+    """(exit status of pytest, names of the tests that failed)."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *guard.tests]
+    if guard.choose:
+        command += ["-k", guard.choose]
+    done = subprocess.run(
+        command,
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        # The copy must win over an installed project, in every process that a test starts.
+        env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    failed = re.findall(r"^(?:FAILED|ERROR) \S+::(\S+)", done.stdout, re.MULTILINE)
+    return done.returncode, failed
+
+
+def write_table(rows: list[dict[str, object]]) -> None:
+    lines = ["| guard removed | tests | first of those that fail |", "|---|---|---|"]
+    for row in rows:
+        failed = row["failed"]
+        assert isinstance(failed, list)
+        shown = f"`{failed[0]}`" if failed else "none"
+        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        verdict = "red" if row["red"] else "**green**"
+        lines.append(f"| {row['what']} | {verdict} | {shown}{more} |")
+    head, rest = PAGE.read_text().split(BEGIN)
+    tail = rest.split(END)[1]
+    PAGE.write_text(head + BEGIN + "\n" + "\n".join(lines) + "\n" + END + tail)
+    print(f"table written to {PAGE}")
+
+
+if __name__ == "__main__":
+    main()
