@@ -13,13 +13,11 @@ if TYPE_CHECKING:
 
 
 def leader_url(controller: Controller) -> str:
-    """REST URL of the controller that leads, by its own word; empty: not known, or it is silent."""
+    """REST URL of the controller that holds the lease; empty: nobody does, or it has none."""
     if controller.leader is not None:
         return controller.rest_url
-    for name, peer in controller.peers.items():
-        if name == controller.identity.controller_id:
-            continue
-        if peer["state"] == "leader" and time.time() - peer["t"] < SILENT_S:
+    for peer in controller.peers.values():
+        if controller.hint and peer["address"] == controller.hint:
             return str(peer.get("rest") or "")
     return ""
 

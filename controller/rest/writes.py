@@ -37,7 +37,7 @@ def router(controller: Controller) -> APIRouter:
         tags=["steering"],
         responses={
             307: {"description": "Repeat it there: that controller leads"},
-            **documented(401, 403, 409, 411, 413, 422, 429, 500, 503),
+            **documented(400, 401, 403, 409, 411, 413, 422, 429, 500, 503),
         },
     )
 

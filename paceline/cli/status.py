@@ -59,6 +59,11 @@ def status(
     console.print(headline(reply), markup=False, highlight=False)
     console.print(progress_table(reply))
     console.print(fleet_table(reply))
+    for one in reply.controllers:
+        if one.rest and one.state != "silent":
+            console.print(
+                f"dashboard ({one.controller_id}): {one.rest}", markup=False, highlight=False
+            )
 
 
 def _last_known(run_dir: Path) -> str:

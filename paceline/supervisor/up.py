@@ -35,6 +35,7 @@ from paceline.supervisor.launch import Launcher
 from paceline.supervisor.local import LocalFleet
 from paceline.supervisor.records import FleetRecord, ProcessId
 from paceline.supervisor.watch import RunWatch
+from paceline.v1 import admin_pb2
 
 POLL_S = 0.5
 FAREWELL_S = 60.0
@@ -75,6 +76,7 @@ class LocalRun:
         self._interrupted = asyncio.Event()
         self._at_once = asyncio.Event()
         self._redis_url = ""
+        self._dashboard = ""
         self._fleet: LocalFleet | None = None
 
     async def run(self) -> Outcome:
@@ -153,6 +155,7 @@ class LocalRun:
                 if stop.done():
                     return "interrupted", "stopped from outside"
                 if await watch.poll() and watch.status is not None:
+                    self._tell_dashboard(watch.status)
                     self._console.show(watch.status)
                     phase = watch.status.phase
                     if phase == "finished":
@@ -171,6 +174,12 @@ class LocalRun:
                 )
         finally:
             stop.cancel()
+
+    def _tell_dashboard(self, status: admin_pb2.StatusReply) -> None:
+        urls = [c.rest for c in status.controllers if c.state == "leader" and c.rest]
+        if urls and not self._dashboard:
+            self._dashboard = urls[0]
+            self._console.note(f"dashboard: {self._dashboard}")
 
     async def _keep_redis(self, fleet: LocalFleet) -> None:
         if not fleet.record.redis or fleet.record.redis[-1].alive():

@@ -23,31 +23,48 @@ function svg(tag, attributes, text) {
   return element;
 }
 
-// columns: [{ title, num, head, value(row) -> text, class(row), node(row) }]; rows keep their elements.
+// columns: [{ title, num, head, value(row) -> text, class(row), node(row) }]. Rows keep their elements.
+// Of many rows only those in sight are in the document: the rest is room above and below.
+const MANY = 150, ROW_PX = 31;
 class Table {
   constructor(table, columns, key, caption) {
-    this.columns = columns; this.key = key; this.rows = new Map();
+    this.table = table; this.columns = columns; this.key = key; this.rows = new Map(); this.data = []; this.onRow = null;
     table.append(make("caption", "unseen", caption));
     const head = make("tr");
     for (const c of columns) { const th = make("th", c.num ? "num" : "", c.title); th.scope = "col"; head.append(th); }
     const thead = make("thead"); thead.append(head);
     this.body = make("tbody");
-    table.append(thead, this.body);
+    this.above = make("tbody"); this.below = make("tbody");
+    for (const room of [this.above, this.below]) { room.setAttribute("aria-hidden", "true"); const tr = make("tr"), td = make("td"); td.colSpan = columns.length; tr.append(td); room.append(tr); room.hidden = true; }
+    table.append(thead, this.above, this.body, this.below);
+    this.box = table.parentElement;
+    this.box.addEventListener("scroll", () => { if (this.data.length > MANY) requestAnimationFrame(() => this.render()); }, { passive: true });
   }
-  show(rows, onRow) {
+  show(rows, onRow) { this.data = rows; this.onRow = onRow; this.render(); }
+  render() {
+    let first = 0, last = this.data.length;
+    const many = last > MANY;
+    this.table.classList.toggle("many", many);
+    if (many) {
+      first = Math.min(Math.max(0, Math.floor(this.box.scrollTop / ROW_PX) - 15), last - 1);
+      last = Math.min(last, first + Math.ceil(this.box.clientHeight / ROW_PX) + 30);
+      this.table.setAttribute("aria-rowcount", String(this.data.length + 1));
+    } else { this.table.removeAttribute("aria-rowcount"); }
+    for (const [room, count] of [[this.above, first], [this.below, this.data.length - last]]) { room.hidden = !count; room.firstChild.firstChild.style.height = `${count * ROW_PX}px`; }
     const seen = new Set();
     let previous = null;
-    for (const row of rows) {
-      const key = this.key(row);
+    for (let at = first; at < last; at++) {
+      const row = this.data[at], key = this.key(row);
       seen.add(key);
       let tr = this.rows.get(key);
       if (!tr) {
-        tr = make("tr"); tr.dataset.key = key;
+        tr = make("tr");
         for (const c of this.columns) { const cell = make(c.head ? "th" : "td", c.num ? "num" : ""); if (c.head) cell.scope = "row"; tr.append(cell); if (c.node) cell.append(c.node(row)); }
         this.rows.set(key, tr);
       }
-      this.columns.forEach((c, i) => { if (c.value) put(tr.cells[i], c.value(row)); if (c.class) tr.cells[i].className = c.class(row); });
-      if (onRow) onRow(tr, row);
+      if (many) tr.setAttribute("aria-rowindex", String(at + 2)); else tr.removeAttribute("aria-rowindex");
+      this.columns.forEach((c, i) => { if (c.value) put(tr.cells[i], c.value(row)); if (c.class) { const k = c.class(row); if (tr.cells[i].className !== k) tr.cells[i].className = k; } });
+      if (this.onRow) this.onRow(tr, row);
       const wanted = previous ? previous.nextSibling : this.body.firstChild;
       if (wanted !== tr) this.body.insertBefore(tr, wanted);
       previous = tr;
@@ -106,7 +123,7 @@ function askToken() {
 }
 
 async function steer(path, body, token) {
-  const leader = state.run && state.run.controllers.find((c) => c.state === "leader" && c.rest);
+  const leader = state.run && state.run.controllers.find((c) => c.controller_id === state.run.leader && c.rest);
   const base = leader ? aliased(leader.rest) : state.bases[state.base];
   return request(base, path, { method: "POST", body: JSON.stringify(body), token });
 }
@@ -190,8 +207,25 @@ function showRun(run) {
   const over = run.phase === "finished" || run.phase === "failed";
   put($("do-pause"), run.phase === "paused" ? "Resume" : "Pause");
   for (const id of ["do-pause", "do-checkpoint", "do-stop"]) $(id).disabled = over;
-  put($("link"), `answered by ${run.served_by}`); $("link").className = "";
+  for (const base of others) reach(base);
+  const spare = others.filter((base) => base !== state.bases[0] && reached.get(base)).length;
+  put($("link"), `answered by ${run.served_by}` + (spare ? `, ${spare} other${spare > 1 ? "s" : ""} in reach` : "")); $("link").className = "";
 }
+
+// Whether this page may talk to another controller is tried while its own is alive: the page's policy
+// names those known when it was loaded, so one that came later makes it load anew.
+const reached = new Map();
+async function reach(base) {
+  if (reached.has(base)) return;
+  reached.set(base, base === location.origin);
+  try { await fetch(base + "/healthz", { credentials: "omit", cache: "no-store" }); reached.set(base, true); } catch { setTimeout(() => reached.delete(base), 10000); }
+}
+document.addEventListener("securitypolicyviolation", (e) => {
+  const last = Number(sessionStorage.getItem("paceline-reloaded") || 0);
+  if (e.effectiveDirective !== "connect-src" || $("dialog").open || state.failed || Date.now() - last < 10000) return;
+  sessionStorage.setItem("paceline-reloaded", String(Date.now()));
+  location.reload();
+});
 
 // ---- learning -----------------------------------------------------------------------------------
 

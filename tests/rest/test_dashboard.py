@@ -1,0 +1,245 @@
+"""The dashboard in a real browser, against real controllers."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from benchmarks.load import FakeRollout
+from benchmarks.processes import Controllers
+from tests.helpers.browser import browser, errors_of
+from tests.helpers.controllers import addresses, config_of, running_controllers
+from tests.helpers.rest import HTML, bearer, rest_url, train
+from tests.rest.test_rest_index import write_long_run
+
+VISIBLE = "return document.getElementById(arguments[0]).textContent"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with browser(tmp_path_factory.mktemp("chromium")) as driver:
+        yield driver
+
+
+def wait(condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
+    async def held() -> Any:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                if found := condition():
+                    return found
+                await asyncio.sleep(0.05)
+
+    try:
+        return asyncio.run(held())
+    except TimeoutError:
+        raise AssertionError(what) from None
+
+
+def text(page: Any, element_id: str) -> str:
+    return str(page.execute_script(VISIBLE, element_id))
+
+
+def open_page(page: Any, url: str, tab: str) -> None:
+    page.get("about:blank")
+    page.get(f"{url}/#/{tab}")
+    wait(lambda: "answered by" in text(page, "link"), "the page shows no answer")
+
+
+def api(url: str, path: str) -> Any:
+    return httpx.get(f"{url}/api/v1/{path}", timeout=20).json()
+
+
+def rows_of(page: Any, table: str) -> list[list[str]]:
+    script = (
+        "return [...document.querySelectorAll(arguments[0] + ' tbody:not([aria-hidden]) tr')]"
+        ".map(tr => [...tr.cells].map(c => c.textContent))"
+    )
+    found: list[list[str]] = page.execute_script(script, f"#{table}")
+    return found
+
+
+def test_values_on_the_page_are_those_of_the_interface(served: Controllers, page: Any) -> None:
+    url = rest_url(served)
+    open_page(page, url, "learning")
+    run = api(url, "run")
+    assert text(page, "run-name") == run["run_name"] == "load"
+    assert text(page, "v-step") == f"{run['step']} / {run['total_steps']:,}"
+    assert text(page, "v-reward") == f"{run['metrics']['reward_mean']:.3f}"
+    wait(lambda: rows_of(page, "steps-table"), "no table of steps")
+    steps = api(url, "steps?limit=20")["steps"]
+    shown = [int(row[0]) for row in rows_of(page, "steps-table")]
+    assert shown == [row["step"] for row in reversed(steps)]
+    # A curve is a picture with words for those who do not see it.
+    label = "return document.querySelector('.chart canvas').getAttribute('aria-label')"
+    wait(lambda: "at step" in (page.execute_script(label) or ""), "the curve has no description")
+    assert f"at step {steps[-1]['step']}" in page.execute_script(label)
+
+    open_page(page, url, "flow")
+    flow = api(url, "flow")
+    wait(lambda: text(page, "bottleneck") == flow["bottleneck"], "another sentence")
+    assert f"{flow['tasks']['trained']} trained" in text(page, "pipeline-text")
+
+    open_page(page, url, "fleet")
+    workers = api(url, "workers")
+    wait(lambda: len(rows_of(page, "workers-table")) == len(workers), "workers are missing")
+    assert [r[0] for r in rows_of(page, "workers-table")] == [w["worker_id"] for w in workers]
+    assert [r[6] for r in rows_of(page, "workers-table")] == [
+        str(w["version"]) if w["version"] >= 0 else "–" for w in workers
+    ]
+    assert errors_of(page) == []
+
+
+def test_markup_in_a_completion_stays_text(served: Controllers, page: Any) -> None:
+    open_page(page, rest_url(served), "samples")
+    wait(lambda: rows_of(page, "groups-table"), "no groups")
+    page.execute_script("document.querySelector('#groups-table .link').click()")
+    wait(lambda: HTML in text(page, "group"), "the group's text is not shown as it is")
+    assert page.execute_script("return document.querySelectorAll('#group img, script').length") == 2
+    assert "owned" not in page.title
+    assert errors_of(page) == []
+
+
+def test_without_a_right_token_nothing_changes_and_with_it_scale_takes_effect(
+    served: Controllers, page: Any
+) -> None:
+    url = rest_url(served)
+    open_page(page, url, "fleet")
+    wanted = api(url, "run")["desired"]
+    wait(lambda: page.execute_script("return document.getElementById('scale-rollout').value"), "-")
+    fill = (
+        "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
+        "e.dispatchEvent(new Event('input'))"
+    )
+    page.execute_script(fill, "scale-policy", str(wanted["policy"]))
+    page.execute_script(fill, "scale-rollout", "7")
+    page.execute_script("document.querySelector('#scale-form button').click()")
+    wait(lambda: page.execute_script("return document.getElementById('dialog').open"), "no dialog")
+    assert f"{wanted['rollout']} → 7" in text(page, "dialog-text")
+    page.execute_script(fill, "token", "wrong-" * 4)
+    page.execute_script("document.getElementById('dialog-yes').click()")
+    wait(lambda: "token is wrong" in text(page, "dialog-error"), "no word of the wrong token")
+    assert api(url, "run")["desired"] == wanted
+    token = bearer(served)["Authorization"].split()[1]
+    page.execute_script(fill, "token", token)
+    page.execute_script("document.getElementById('dialog-yes').click()")
+    wait(lambda: api(url, "run")["desired"]["rollout"] == 7, "the scale had no effect")
+    stored = "return [JSON.stringify(localStorage), document.cookie, location.href].join()"
+    assert token not in page.execute_script(stored)
+
+
+def test_every_view_is_reached_by_keyboard_and_has_a_name(served: Controllers, page: Any) -> None:
+    from selenium.webdriver.common.keys import Keys
+
+    open_page(page, rest_url(served), "learning")
+    page.execute_script("document.getElementById('tab-learning').focus()")
+    for name in ("flow", "fleet", "samples", "events", "learning"):
+        page.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
+        assert page.switch_to.active_element.get_attribute("id") == f"tab-{name}"
+        assert page.execute_script("return !document.getElementById(arguments[0]).hidden", name)
+    unnamed = page.execute_script(
+        "return [...document.querySelectorAll('button, input, select')].filter(e =>"
+        " !(e.textContent.trim() || e.getAttribute('aria-label') || e.closest('label')))"
+        ".map(e => e.outerHTML)"
+    )
+    assert unnamed == []
+    headless = page.execute_script(
+        "return [...document.querySelectorAll('table')].filter(t =>"
+        " !t.caption || !t.querySelector('thead th[scope=col]')).length"
+    )
+    assert headless == 0
+
+
+def test_a_leader_killed_while_the_page_is_open_leaves_it_working(
+    tmp_path: Path, page: Any
+) -> None:
+    with running_controllers(tmp_path, 2, fleet={"lease_ttl_s": 60.0}) as controllers:
+        asyncio.run(train(controllers, 3))
+        first, second = rest_url(controllers), rest_url(controllers, 1)
+        wait(lambda: api(second, "run")["step"] >= 3, "the standby does not follow")
+        open_page(page, first, "fleet")
+        wait(lambda: len(rows_of(page, "controllers-table")) == 2, "the standby is not shown")
+        wait(lambda: "1 other in reach" in text(page, "link"), "the standby is not in reach")
+        controllers.started[0].kill()
+        wait(lambda: text(page, "link").startswith("answered by controller-1"), "the page is stuck")
+        wait(lambda: text(page, "v-leader").startswith("controller-1"), "no new leader is shown")
+        assert text(page, "v-step").split(" ")[0] == str(api(second, "run")["step"])
+        # Steering goes to the new leader, from the page of the dead one.
+        token = bearer(controllers)["Authorization"].split()[1]
+        page.execute_script("sessionStorage.setItem('paceline-token', arguments[0])", token)
+        page.execute_script("document.getElementById('do-pause').click()")
+        wait(lambda: page.execute_script("return document.getElementById('dialog').open"), "-")
+        page.execute_script("document.getElementById('dialog-yes').click()")
+        wait(lambda: api(second, "run")["phase"] == "paused", "the pause had no effect")
+        wait(lambda: text(page, "phase") == "paused", "the page does not show the pause")
+
+
+async def _register(controllers: Controllers, count: int) -> None:
+    config, where = config_of(controllers), addresses(controllers)
+    workers = [FakeRollout(config, where, f"rollout-{i:04}") for i in range(count)]
+    for some in itertools.batched(workers, 50) if hasattr(itertools, "batched") else [workers]:
+        await asyncio.gather(*(w.session.register() for w in some))
+    for worker in workers:
+        await worker.control.close()
+
+
+def test_a_thousand_workers_and_a_hundred_thousand_steps_stay_smooth(
+    tmp_path: Path, page: Any
+) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    write_long_run(run_dir, 100_000)
+    with running_controllers(tmp_path, 1, fleet={"lease_ttl_s": 120.0}) as controllers:
+        assert controllers.run_dir == run_dir
+        asyncio.run(_register(controllers, 1000))
+        url = rest_url(controllers)
+        open_page(page, url, "learning")
+        assert len(api(url, "workers")) == 1000
+        wait(lambda: api(url, "steps?limit=1")["next"] == 100_000, "the steps are not read", 40)
+        wait(lambda: len(rows_of(page, "steps-table")) == 20, "no curves", 40)
+        for tab, ready in (
+            ("fleet", lambda: text(page, "workers-count") == "1,000 up"),
+            ("learning", lambda: len(rows_of(page, "steps-table")) == 20),
+        ):
+            page.execute_script(f"document.getElementById('tab-{tab}').click()")
+            wait(ready, f"{tab} is not shown")
+            blocked_ms = page.execute_async_script(LONGEST_BLOCK, 2000)
+            print(f"{tab}: the page was blocked for at most {blocked_ms:.0f} ms")
+            # Beside whatever else this machine does; a page that redraws everything takes seconds.
+            assert blocked_ms < 600
+        page.execute_script("document.getElementById('tab-fleet').click()")
+        box = "document.getElementById('workers-table').parentElement"
+        page.execute_script(f"{box}.scrollTop = {box}.scrollHeight")
+        wait(
+            lambda: rows_of(page, "workers-table")[-1][0] == "rollout-0999", "the end is not shown"
+        )
+        times = [_timed(url, path) for path in ("workers", "metrics?points=500", "run")]
+        print("answers:", json.dumps(times))
+        assert max(times) < 2.0
+
+
+def _timed(url: str, path: str) -> float:
+    began = time.perf_counter()
+    api(url, path)
+    return round(time.perf_counter() - began, 3)
+
+
+LONGEST_BLOCK = """
+const [span, done] = arguments, began = performance.now();
+let last = began, worst = 0;
+const beat = new MessageChannel();
+beat.port1.onmessage = () => {
+  const now = performance.now();
+  worst = Math.max(worst, now - last);
+  last = now;
+  if (now - began > span) done(worst); else setTimeout(() => beat.port2.postMessage(0), 5);
+};
+beat.port2.postMessage(0);
+"""
