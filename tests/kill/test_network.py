@@ -84,7 +84,7 @@ async def follows(controller: ControllerProcess, leader: str) -> bool:
         await control.close()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["partition", pytest.param("cut", marks=pytest.mark.slow)])
 async def test_workers_cut_off_from_the_leader_only_come_back_without_a_loss(
     tmp_path: Path, way: str
 ) -> None:
