@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
@@ -209,6 +210,27 @@ async def test_a_stopped_worker_hands_back_at_once(play: Play) -> None:
         await asyncio.wait_for(scene.ended, 5)
         assert set(scene.controller.returns) == {held}
         assert scene.controller.reports[-1].lifecycle == worker_pb2.LIFECYCLE_STOPPED
+
+
+async def test_weights_that_arrive_while_leaving_do_not_hold_the_worker_up(play: Play) -> None:
+    async with play() as scene:
+        worker = scene.worker
+        handed_over: list[bool] = []
+
+        def close() -> None:
+            """As the receiver's: waits for a thread that waits for the worker's loop."""
+            thread = threading.Thread(
+                target=worker.on_weights, args=[StagedWeights(4, {})], daemon=True
+            )
+            thread.start()
+            thread.join(3)
+            handed_over.append(not thread.is_alive())
+
+        assert worker.receiver is not None
+        worker.receiver.close = close  # type: ignore[method-assign]
+        worker.stop()
+        await asyncio.wait_for(scene.ended, 10)
+        assert handed_over == [True]
 
 
 async def test_a_rejoining_worker_drops_what_it_held_and_keeps_its_weights(play: Play) -> None:
