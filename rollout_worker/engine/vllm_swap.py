@@ -1,0 +1,175 @@
+"""New weights under running requests.
+
+    write a sealed segment ──► every rank stages it, beside the running engine
+    pause ──► swap on all ranks; where one fails, all swap back ──► version ──► caches ──► resume
+
+What the pause does to sequences in flight is ``rollout.on_update``:
+
+* keep: they stand still and go on; their key-value cache is kept. What had not started starts anew,
+  because the first blocks of its prefix may be those of the old weights.
+* recompute: they stand still; their cache is dropped and computed anew from their tokens.
+* drain: they are finished first; what waits, waits on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from paceline.log import event
+from rollout_worker.engine import vllm_internals, vllm_parity, vllm_segment
+from rollout_worker.engine.base import EngineError, Request, Sample, WeightsRefused
+from rollout_worker.engine.vllm_client import VLLMClient
+from rollout_worker.engine.vllm_stager import Stager
+
+logger = logging.getLogger(__name__)
+
+OnUpdate = Literal["keep", "recompute", "drain"]
+
+
+class WeightSwap:
+    """``generate``: for the comparison after the first sync; None: not made."""
+
+    def __init__(
+        self,
+        client: VLLMClient,
+        generate: Callable[[Request], Awaitable[tuple[Sample, ...]]] | None,
+    ) -> None:
+        self._client = client
+        self._stager = Stager(client)
+        self._generate = generate
+        self._lock = asyncio.Lock()
+        self._served: vllm_segment.Segment | None = None
+        self._healing = False
+        self.version = -1
+        self.usable = client.facts.has_weights
+        """The model's weights are defined."""
+        self.pause_s = 0.0
+        self.stage_s = 0.0
+        """Of the newest version: from the call to ready on every rank. Seconds."""
+        self.count = 0
+        self.restarted = 0
+        """Samples that had not started when a swap came."""
+
+    async def load(self, version: int, tensors: Mapping[str, Tensor], on_update: OnUpdate) -> float:
+        """As Engine.load_weights()."""
+        named = self._client.facts.table.canonical(tensors)
+        async with self._lock:
+            started = time.monotonic()
+            segment = await asyncio.to_thread(vllm_segment.write, version, named.items())
+            try:
+                await self._stager.stage(segment)
+                self.stage_s = time.monotonic() - started
+                pause = await self._swap(segment, on_update)
+            except BaseException:
+                segment.close()
+                raise
+            old, self._served = self._served, segment
+            if old is not None:
+                old.close()
+                await self._client.ranks("paceline_drop", old.version)
+        if self._generate is not None:
+            await self._verify(self._generate, named)
+            self._generate = None
+        self.usable = True
+        return pause
+
+    async def heal(self) -> None:
+        """Empties the key-value cache. What is not finite stays in it, and even at a masked position
+        spoils the sequences that use the same memory later."""
+        if self._healing:
+            return
+        self._healing = True
+        async with self._lock:
+            self._healing = False
+            event(logger, "cache emptied", logging.WARNING, why="log-probs that are not finite")
+            llm = self._client.llm
+            await self._client.told(vllm_internals.pause(llm, "keep"))
+            try:
+                await self._client.told(llm.reset_prefix_cache(reset_running_requests=True))
+                await self._client.ranks("paceline_scrub")
+            finally:
+                await self._client.told(llm.resume_generation())
+
+    def close(self) -> None:
+        self._stager.close()
+        if self._served is not None:
+            self._served.close()
+
+    async def _swap(self, segment: vllm_segment.Segment, on_update: OnUpdate) -> float:
+        """Returns the seconds that generation stood still. All ranks or none."""
+        llm, told = self._client.llm, self._client.told
+        started = time.monotonic()
+        await told(vllm_internals.pause(llm, "wait" if on_update == "drain" else "keep"))
+        if on_update == "drain":
+            # Until here sequences were generated: that was no standstill.
+            started = time.monotonic()
+        try:
+            await self._fill(segment)
+            await told(llm.update_weight_version(str(segment.version)))
+            self.version = segment.version
+            if on_update == "keep":
+                await self._restart_unstarted()
+            else:
+                await told(llm.reset_prefix_cache(reset_running_requests=on_update == "recompute"))
+        finally:
+            await told(llm.resume_generation())
+        pause = time.monotonic() - started
+        self.pause_s += pause
+        self.count += 1
+        return pause
+
+    async def _fill(self, segment: vllm_segment.Segment) -> None:
+        problems = [e for e, _ in await self._client.ranks("paceline_swap", segment.version) if e]
+        if not problems:
+            return
+        event(logger, "swap failed", logging.WARNING, version=segment.version, error=problems[0])
+        if self._served is None:
+            self.usable = False
+            raise EngineError(f"weights {segment.version} not loaded: {problems[0]}")
+        old = self._served.version
+        back = [e for e, _ in await self._client.ranks("paceline_swap", old) if e]
+        await self._client.ranks("paceline_drop", segment.version)
+        if back:
+            self.usable = False
+            raise EngineError(f"weights {old} not restored: {back[0]}")
+        raise WeightsRefused(problems[0])
+
+    async def _restart_unstarted(self) -> None:
+        """Their owner begins them anew, under the new version's salt."""
+        llm = self._client.llm
+        names = [
+            vllm_internals.name_of(state)
+            for state in vllm_internals.states(llm)
+            if vllm_internals.tokens_so_far(state) == 0
+        ]
+        if names:
+            self.restarted += len(names)
+            await self._client.told(llm.abort(names))
+
+    async def _verify(
+        self,
+        generate: Callable[[Request], Awaitable[tuple[Sample, ...]]],
+        named: Mapping[str, Tensor],
+    ) -> None:
+        facts = self._client.facts
+        request = vllm_parity.probe(facts.vocabulary, facts.max_context)
+        samples = await generate(request)
+        dtype = getattr(torch, facts.dtype)
+        expected = await asyncio.to_thread(
+            vllm_parity.plain_logprobs, facts.model, named, dtype, request, samples
+        )
+        gap = vllm_parity.mean_gap(samples, expected)
+        event(logger, "first sync verified", gap=gap, quantised=facts.quantised)
+        if not facts.quantised and not gap <= vllm_parity.TOLERANCE[facts.dtype]:
+            self.version, self.usable = -1, False
+            raise WeightsRefused(
+                f"after the first sync vLLM's log-probs differ from those of the weights sent by "
+                f"{gap:.3g} on average"
+            )

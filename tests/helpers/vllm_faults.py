@@ -1,0 +1,29 @@
+"""A rank whose swaps go wrong on request: the file that FAULT names says how."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rollout_worker.engine.vllm_extension import PacelineRank
+
+FAULT = "PACELINE_TEST_FAULT"
+EXTENSION = f"{__name__}.FaultyRank"
+
+
+class FaultyRank(PacelineRank):
+    def paceline_fill(self: Any, model: Any, tensors: dict[str, torch.Tensor]) -> None:
+        fault = Path(os.environ[FAULT]).read_text()
+        if fault == f"half a swap on rank {self.rank}":
+            # Once: swapping back is to work.
+            Path(os.environ[FAULT]).write_text("")
+            some = dict(list(tensors.items())[: len(tensors) // 2])
+            super().paceline_fill(model, some)
+        elif fault == "a wrong last layer":
+            name = next(n for n in tensors if "norm" in n)
+            super().paceline_fill(model, tensors | {name: tensors[name] * 1.5})
+        else:
+            super().paceline_fill(model, tensors)

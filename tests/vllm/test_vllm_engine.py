@@ -1,0 +1,219 @@
+"""What vLLM promises beyond the suite that every engine passes."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+
+from rollout_worker.engine import make_engine, vllm_segment
+from rollout_worker.engine.base import Engine, EngineError, Request, Sample, SamplingParams
+from rollout_worker.tokenizer import PromptTokenizer
+from tests.helpers.engines import Reference, make_test_engine, needs_vllm, tiny_config
+from tests.helpers.tiny_model import make_tiny_model
+
+pytestmark = [needs_vllm, pytest.mark.asyncio(loop_scope="module")]
+
+PROMPT = [13, *(3 + i * 7 % 10 for i in range(99)), 14]
+"""Longer than three blocks of the cache."""
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    base = tmp_path_factory.mktemp("models")
+    return (
+        make_tiny_model(base / "a", hidden=128),
+        make_tiny_model(base / "b", hidden=128, seed=7),
+    )
+
+
+@pytest.fixture(scope="module")
+def models(paths: tuple[Path, Path]) -> tuple[Reference, Reference]:
+    torch.set_num_threads(1)
+    return Reference(paths[0]), Reference(paths[1])
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def started(paths: tuple[Path, Path]) -> AsyncIterator[Engine]:
+    config = tiny_config(paths[0], max_tokens=400, engine="vllm", vllm={"block_size": 32})
+    engine = make_engine(config, PromptTokenizer(config))
+    await engine.start()
+    yield engine
+    await engine.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def engine(started: Engine, models: tuple[Reference, Reference]) -> Engine:
+    started.on_update = "keep"
+    await load(started, models[0])
+    return started
+
+
+async def load(engine: Engine, model: Reference) -> float:
+    return await engine.load_weights(engine.version + 1, dict(model.model.named_parameters()))
+
+
+async def until(work: asyncio.Task[object], condition: Callable[[], bool]) -> None:
+    """``condition`` is true, while ``work`` is not done."""
+    while not condition():
+        assert not work.done()
+        await asyncio.sleep(0.001)
+
+
+def ask(name: str, prompt: list[int] = PROMPT, count: int = 1, **params) -> Request:
+    params.setdefault("max_tokens", 16)
+    return Request(name, np.array(prompt, dtype=np.int32), SamplingParams(**params), count)
+
+
+def assert_logprobs(model: Reference, sample: Sample, since: int = 0) -> None:
+    expected = model.logprobs(PROMPT, sample)
+    np.testing.assert_allclose(sample.logprobs[since:], expected[since:], atol=1e-4)
+
+
+async def test_an_engine_without_weights_generates_nothing(started: Engine) -> None:
+    """It starts with random ones: the first come over the weights link."""
+    if started.version < 0:
+        with pytest.raises(EngineError, match="no weights yet"):
+            await started.generate(ask("early"))
+
+
+async def test_gap_to_the_trainer_in_float32(
+    engine: Engine, models: tuple[Reference, Reference]
+) -> None:
+    samples = await engine.generate(ask("x", count=16, max_tokens=64, seed=1))
+    gaps = [np.abs(s.logprobs - models[0].logprobs(PROMPT, s)) for s in samples]
+    assert np.concatenate(gaps).mean() < 1e-3
+    (greedy,) = await engine.generate(ask("g", greedy=True))
+    assert greedy.tokens.tolist() == models[0].greedy(PROMPT, 16)
+
+
+async def test_samples_of_a_request_share_one_prefill(engine: Engine) -> None:
+    before = engine.stats().extra["cached_tokens"]
+    await engine.generate(ask("x", count=8, seed=1))
+    assert engine.stats().extra["cached_tokens"] - before >= 7 * 96
+
+
+@pytest.mark.parametrize("on_update", ["keep", "recompute", "drain"])
+async def test_no_prefix_is_served_across_versions(
+    engine: Engine, models: tuple[Reference, Reference], on_update: str
+) -> None:
+    await engine.generate(ask("fills the cache", count=2))
+    engine.on_update = on_update
+    await load(engine, models[1])
+    (sample,) = await engine.generate(ask("after"))
+    assert_logprobs(models[1], sample)
+
+
+async def test_what_waits_during_a_swap_starts_under_the_new_version(
+    engine: Engine, models: tuple[Reference, Reference]
+) -> None:
+    """More sequences than fit: those that wait must not take up the old version's prefix."""
+    waiting = asyncio.create_task(engine.generate(ask("many", count=200, max_tokens=8)))
+    await until(waiting, lambda: engine.stats().waiting >= 60)
+    await load(engine, models[1])
+    samples = await waiting
+    fresh = [s for s in samples if s.versions[0][0] == engine.version]
+    assert len(fresh) >= 60
+    for sample in fresh[:5] + fresh[-5:]:
+        assert_logprobs(models[1], sample)
+
+
+async def test_recompute_gives_later_tokens_the_new_weights_only(
+    engine: Engine, models: tuple[Reference, Reference]
+) -> None:
+    engine.on_update = "recompute"
+    samples = await _across_a_swap(engine, models[1])
+    mixed = [s for s in samples if len(s.versions) == 2]
+    assert mixed
+    for sample in mixed:
+        assert_logprobs(models[1], sample, since=sample.versions[0][1])
+
+
+async def test_drain_lets_nobody_see_two_versions(
+    engine: Engine, models: tuple[Reference, Reference]
+) -> None:
+    engine.on_update = "drain"
+    samples = await _across_a_swap(engine, models[1])
+    assert all(len(s.versions) == 1 for s in samples)
+    assert {s.versions[0][0] for s in samples} == {engine.version - 1}
+    for sample in samples[:4]:
+        assert_logprobs(models[0], sample)
+
+
+async def _across_a_swap(engine: Engine, model: Reference) -> tuple[Sample, ...]:
+    before = engine.stats().tokens
+    running = asyncio.create_task(engine.generate(ask("run", count=40, max_tokens=200, seed=3)))
+    await until(running, lambda: engine.stats().tokens >= before + 80)
+    await load(engine, model)
+    return await running
+
+
+async def test_damaged_weights_leave_the_old_version_serving(
+    engine: Engine, models: tuple[Reference, Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, version = vllm_segment.write, engine.version
+
+    def damaged(*arguments) -> vllm_segment.Segment:
+        segment = write(*arguments)
+        segment.checksum = "0" * 32
+        return segment
+
+    monkeypatch.setattr(vllm_segment, "write", damaged)
+    with pytest.raises(EngineError, match="checksum"):
+        await load(engine, models[1])
+    assert engine.version == version
+    (sample,) = await engine.generate(ask("after"))
+    assert_logprobs(models[0], sample)
+    assert sample.versions == ((version, len(sample.tokens)),)
+
+
+async def test_pause_is_short_and_staging_is_not_part_of_it(
+    engine: Engine, models: tuple[Reference, Reference]
+) -> None:
+    running = asyncio.create_task(engine.generate(ask("run", count=64, max_tokens=300, seed=3)))
+    pauses = []
+    for _ in range(5):
+        await asyncio.sleep(0.02)
+        pauses.append(await load(engine, models[0]))
+    await running
+    # 15 ms here on a quiet machine; a loaded one may take the processor away for longer.
+    assert sorted(pauses)[2] < 0.2, pauses
+    assert engine.stats().extra["stage_s"] > 0
+
+
+async def test_close_leaves_nobody_waiting(paths: tuple[Path, Path]) -> None:
+    config = tiny_config(paths[0], max_tokens=400, engine="vllm", dtype="bfloat16")
+    engine = make_test_engine("vllm", config)
+    await engine.start()
+    try:
+        await _gap_in_bfloat16(engine, Reference(paths[0]))
+        waiting = asyncio.create_task(engine.generate(ask("x", count=8, max_tokens=300)))
+        await until(waiting, lambda: engine.stats().running > 0)
+    finally:
+        started = time.monotonic()
+        await engine.close()
+    assert time.monotonic() - started < 20
+    with pytest.raises(EngineError, match="closed"):
+        await engine.generate(ask("y"))
+    assert waiting.done() or await asyncio.wait({waiting}, timeout=1)
+    assert waiting.exception() is not None
+
+
+async def _gap_in_bfloat16(engine: Engine, model: Reference) -> None:
+    """The engine computes in bfloat16; so does the trainer it is compared with."""
+    trainer = model.model.to(torch.bfloat16)
+    samples = await engine.generate(ask("b", count=16, max_tokens=64, seed=1))
+    gaps = []
+    for sample in samples:
+        ids = torch.tensor([[*PROMPT, *sample.tokens.tolist()]])
+        with torch.inference_mode():
+            logits = trainer(input_ids=ids).logits[0, len(PROMPT) - 1 : -1].float()
+        expected = torch.log_softmax(logits, -1).gather(1, ids[0, len(PROMPT) :, None])[:, 0]
+        gaps.append(np.abs(sample.logprobs - expected.numpy()))
+    assert np.concatenate(gaps).mean() < 2e-2
