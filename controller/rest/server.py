@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import ipaddress
 import json
@@ -13,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from controller.errors import BadStart
+from controller.errors import BadStart, NotLeading
+from controller.journal import Deposed
 from paceline.config.schema import Config
 from paceline.log import event
 from paceline.ports import free_ports
@@ -25,6 +27,7 @@ log = logging.getLogger(__name__)
 
 BACKLOG = 256
 STOP_S = 1.5
+SETTLE_S = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,11 +140,25 @@ class RestServer:
 
     async def _serve(self) -> None:
         try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(SETTLE_S):
+                    await self._settled()
             self._app, self._server = await asyncio.to_thread(self._make)
             event(log, "rest serving", url=self._door.url)
             await self._server.serve(sockets=[self._door.socket])
         except Exception:
             log.exception("rest interface failed")
+
+    async def _settled(self) -> None:
+        """Returns once this controller leads durably, or knows who does: importing takes the
+        interpreter from whatever else it does, and the first entry of a term must not wait."""
+        while not self._controller.hint:
+            leader = self._controller.leader
+            if leader is not None and leader.ledger.state.term == leader.term:
+                with contextlib.suppress(NotLeading, Deposed):
+                    await leader.appender.durable()
+                    return
+            await asyncio.sleep(0.05)
 
     def _make(self) -> tuple[Any, Any]:
         app_module = importlib.import_module("controller.rest.app")
