@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import traceback
+from collections.abc import Callable
 from typing import NoReturn
 
 
@@ -22,3 +24,21 @@ def leave(status: int) -> NoReturn:
             # The reader has gone; there is nobody to tell.
             pass
     os._exit(status)
+
+
+def leave_after(main: Callable[[], int]) -> NoReturn:
+    """Runs ``main`` and ends the process with its status; 1, and a traceback, where it raises.
+
+    Also then at once: a thread stuck in a collective would keep the interpreter from ending for
+    ever, and whoever restarts processes that end would wait for it.
+    """
+    try:
+        status = main()
+    except SystemExit as end:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:
+        status = 130
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    leave(status)

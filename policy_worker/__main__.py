@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from paceline.leave import leave
+from paceline.leave import leave_after
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -49,4 +49,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    leave(main())
+    leave_after(main)

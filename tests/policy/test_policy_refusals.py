@@ -93,8 +93,8 @@ def test_a_worker_process_ends_as_soon_as_it_is_done(role, tmp_path) -> None:
     code = (
         "import atexit, json, sys, threading, time, torch\n"
         f"from {role} import __main__ as role\n"
-        "from paceline.leave import leave\n"
-        "assert role.leave is leave\n"
+        "from paceline.leave import leave, leave_after\n"
+        "assert role.leave_after is leave_after\n"
         "atexit.register(time.sleep, 5)\n"
         "threading.Thread(target=time.sleep, args=(5,)).start()\n"
         "print(json.dumps({'t': time.time()}))\n"
@@ -103,3 +103,18 @@ def test_a_worker_process_ends_as_soon_as_it_is_done(role, tmp_path) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.returncode == 3, done.stderr
     assert time.time() - json.loads(done.stdout)["t"] < 1.0
+
+
+def test_a_worker_that_fails_ends_although_a_thread_is_stuck() -> None:
+    """Alive but of no use it would never be restarted."""
+    code = (
+        "import threading\n"
+        "from paceline.leave import leave_after\n"
+        "def main():\n"
+        "    threading.Thread(target=threading.Event().wait).start()\n"
+        "    raise RuntimeError('an operation does not end')\n"
+        "leave_after(main)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "RuntimeError: an operation does not end"
