@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime
+import json
 import socket
 import subprocess
 import sys
@@ -84,10 +85,12 @@ def test_other_data_than_the_runs_is_refused(tmp_path: Path) -> None:
 
 
 async def _leads(address: str) -> None:
+    """Waits until the beginning of the term is durable, not only decided."""
     control = ControlPlane([address])
 
-    async def leader() -> str:
-        return str((await status(control)).leader)
+    async def leader() -> bool:
+        records = control.stream("AdminService.WatchEvents", admin_pb2.WatchRequest())
+        return "TermBegun" in [json.loads(record.json)["type"] async for record in records]
 
     await until(leader)
     await control.close()
