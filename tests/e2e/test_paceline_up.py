@@ -55,13 +55,18 @@ def assert_sound(up: Up, steps: int) -> None:
 
 def test_a_run_from_start_to_exported_model(start: Start) -> None:
     up = start()
-    up.until(lambda: up.step() >= 1)
+    # Held until everyone has joined: so short a run can end before its last worker is up.
+    up.until(lambda: up.events("TermBegun"))
+    paused = paceline("pause", "--run-dir", str(up.run_dir))
+    assert paused.returncode == 0, paused.stderr
+    everyone = {"policy-0", "policy-1", "rollout-0", "rollout-1"}
+    up.until(lambda: {e["worker_id"] for e in up.events("WorkerRegistered")} == everyone)
     status = up.status()
     assert status["term"] > 0
     assert {c["state"] for c in status["controllers"]} == {"leader", "standby"}
-    assert {w["worker_id"] for w in status["workers"]} == {
-        *("policy-0", "policy-1", "rollout-0", "rollout-1")
-    }
+    assert {w["worker_id"] for w in status["workers"]} == everyone
+    resumed = paceline("resume", "--run-dir", str(up.run_dir))
+    assert resumed.returncode == 0, resumed.stderr
     assert up.wait() == 0, up.said()
     assert_sound(up, steps=6)
 
