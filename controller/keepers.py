@@ -31,8 +31,6 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 """How often the wanted and the living workers are compared with what the provider saw last."""
-QUIET_S = 10.0
-"""Where nothing has changed, the provider looks again after this: it may have, outside."""
 TROUBLED_S = 3.0
 TURN_LIMIT_S = 120.0
 
@@ -105,7 +103,9 @@ class Provisioning:
     async def _until_due(self, seen: object) -> None:
         """Until something the provider goes by has changed, or it should look again anyway."""
         loop = asyncio.get_running_loop()
-        due = loop.time() + (TROUBLED_S if self._leader.provider_trouble else QUIET_S)
+        due = loop.time() + (
+            TROUBLED_S if self._leader.provider_trouble else self._provider.quiet_s
+        )
         while loop.time() < due:
             await asyncio.sleep(LOOK_S)
             if self._signature(self._status()) != seen:

@@ -35,6 +35,8 @@ class Provider(ABC):
     """Moves the fleet towards the desired counts."""
 
     name: str
+    quiet_s: float = 10.0
+    """Where nothing has changed in the ledger, it looks again after this many seconds."""
 
     @abstractmethod
     async def converge(self, status: admin_pb2.StatusReply) -> str:

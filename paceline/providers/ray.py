@@ -41,6 +41,7 @@ class Placed:
 
 class RayProvider(Provider):
     name = "ray"
+    quiet_s = 2.0
 
     def __init__(self, config: Config, run_dir: str, drain: Drain) -> None:
         self._config = config

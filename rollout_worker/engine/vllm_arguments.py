@@ -89,6 +89,12 @@ def engine_arguments(config: Config, model: PretrainedConfig, *, cpu: bool) -> d
         arguments["kv_cache_memory_bytes"] = cache_bytes(
             model, context, rollout.max_sequences, arguments["dtype"]
         )
+        # A prompt cut in two makes vLLM 0.32 turn back the random numbers of its sample, which a
+        # CPU's generator cannot do: the engine process ends. So a step takes whole prompts only.
+        if given.get("enable_chunked_prefill"):
+            raise EngineError("rollout.vllm.enable_chunked_prefill needs a GPU with this vLLM")
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(context, 2048)
         if rollout.tensor_parallel == 1:
             # The rank lives in the engine's process: one process and one hop per step less.
             arguments["distributed_executor_backend"] = "uni"

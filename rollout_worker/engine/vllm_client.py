@@ -7,7 +7,6 @@ that started them (see vllm_plugin).
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 from collections.abc import Coroutine, Mapping
 from dataclasses import dataclass
@@ -70,9 +69,8 @@ class VLLMClient:
         if self.llm is not None:
             llm, self.llm = self.llm, None
             await asyncio.to_thread(llm.shutdown, _CLOSE_S)
-            del llm
-            # It is part of a reference cycle, and at the interpreter's end it is too late for it.
-            gc.collect()
+            # Its finaliser calls this again, at the interpreter's end into modules that are gone.
+            llm.shutdown = _nothing
         self._leave.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
@@ -140,6 +138,10 @@ class VLLMClient:
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)), facts
         except Exception as error:
             raise EngineError(f"vLLM cannot start: {_reason(error)}") from error
+
+
+def _nothing() -> None:
+    pass
 
 
 def _facts(config: Config, model: PretrainedConfig, arguments: Mapping[str, Any]) -> Facts:

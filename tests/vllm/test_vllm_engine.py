@@ -93,6 +93,19 @@ async def test_gap_to_the_trainer_in_float32(
     assert greedy.tokens.tolist() == models[0].greedy(PROMPT, 16)
 
 
+async def test_more_prompts_than_a_step_takes(
+    engine: Engine, models: tuple[Reference, Reference]
+) -> None:
+    """vLLM 0.32 on a CPU dies of a seeded request whose prompt is cut in two."""
+    prompts = [[13, *(3 + (i * k + k // 10) % 10 for i in range(99)), 14] for k in range(1, 64)]
+    groups = await asyncio.gather(
+        *(engine.generate(ask(f"p{i}", p, seed=i)) for i, p in enumerate(prompts))
+    )
+    for prompt, (sample,) in list(zip(prompts, groups, strict=True))[::20]:
+        expected = models[0].logprobs(prompt, sample)
+        np.testing.assert_allclose(sample.logprobs, expected, atol=1e-4)
+
+
 async def test_samples_of_a_request_share_one_prefill(engine: Engine) -> None:
     before = engine.stats().extra["cached_tokens"]
     await engine.generate(ask("x", count=8, seed=1))
