@@ -357,16 +357,23 @@ SHOWN = ("trials", "detect_median_s", "recover_median_s", "recover_p99_s", "repe
 def summarise(trials: list[Trial]) -> dict[str, Any]:
     detect = [t.detect_s for t in trials if t.detect_s is not None]
     joined = [t.joined_s for t in trials if t.joined_s is not None]
-    repeated = sorted({t.repeated for t in trials})
+    repeated = sorted({t.repeated for t in trials}, key=_amount)
     return {
         "trials": len(trials),
         **of("detect", detect),
         **of("recover", [t.recover_s for t in trials]),
         **of("joined", joined),
-        "repeated": repeated[0] if len(repeated) == 1 else f"{repeated[0]} to {repeated[-1]}",
+        "repeated": repeated[0]
+        if len(repeated) == 1
+        else f"{_amount(repeated[0])} to {repeated[-1]}",
         "load_average": os.getloadavg()[0],
         "machine": machine(),
     }
+
+
+def _amount(repeated: str) -> int:
+    first = repeated.partition(" ")[0]
+    return int(first) if first.isdigit() else 0
 
 
 def of(name: str, values: list[float]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from paceline.mesh import MeshError
 from policy_worker.gradients import StepFacts
 from policy_worker.trainer import Epoch, Trainer
 from tests.helpers import policy_process
@@ -253,6 +254,33 @@ def test_the_last_replica_resumes_from_its_checkpoint_with_the_same_result(
 def first_checkpoint(controller):
     """As if step 1's were the newest that was recorded before the crash."""
     return controller.checkpoint[0].replace("step-000002", "step-000001"), 1
+
+
+class HalfReduced:
+    """A mesh whose reduction fails after it has written to the buffer."""
+
+    def all_reduce_async(self, buffer):
+        buffer.fill_(float("nan"))
+
+    def wait(self, handle):
+        raise MeshError("the peer is gone")
+
+
+def test_a_reduction_that_fails_halfway_leaves_the_local_gradients_alone(
+    config, steps, monkeypatch
+):
+    trainer = Trainer(config, torch.device("cpu"))
+    trainer.form(Epoch(1, 0, 1, "", "run", ""), lambda: False)
+    trainer.restore("", 0, 0)
+    trainer.begin(StepFacts(1, 0, 100, 18), [(g.task.task_id, 1) for g in steps[0]])
+    trainer.add(steps[0])
+    before = [p.grad.clone() for p in trainer.gradients.parameters]
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "_need_mesh", HalfReduced)
+        with pytest.raises(MeshError):
+            trainer.reduce()
+    for parameter, grad in zip(trainer.gradients.parameters, before, strict=True):
+        assert torch.equal(parameter.grad, grad)
 
 
 def test_a_draining_replica_leaves_between_steps_and_exits_0(start_fleet, undisturbed):
