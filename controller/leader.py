@@ -112,6 +112,8 @@ class Leader:
         """What keeps the provider from reaching the desired counts."""
         self._chores: set[asyncio.Task[None]] = set()
         self._ended: Exception | None = None
+        self._begun = False
+        """The run and the term are in the ledger: until then nobody's command may be decided."""
 
     # ---- what handlers use ----------------------------------------------------------------
 
@@ -160,7 +162,12 @@ class Leader:
     @property
     def active(self) -> bool:
         """Appends go through and the lease is ours by our own clock."""
-        return not self.appender.trouble and self._ended is None and self.plant.election.holds_lease
+        return (
+            self._begun
+            and not self.appender.trouble
+            and self._ended is None
+            and self.plant.election.holds_lease
+        )
 
     @property
     def version(self) -> int:
@@ -211,6 +218,7 @@ class Leader:
         facts = self._facts()
         self.decide(StartRun(facts))
         self.decide(BeginTerm(self.term, self.plant.controller_id))
+        self._begun = True
         now = time.monotonic()
         self.liveness.begin(self.ledger, now)
         await self.appender.durable()
