@@ -82,11 +82,10 @@ class Autoscaling:
             counts, Waits(min(1.0, starved), throttled), settled=settled(state, counts)
         )
         found = self._autoscaler.proposal
-        if found != self._leader.proposal:
-            self._leader.proposal = found
-            if found is not None:
-                wanted = f"policy={found.counts.policy} rollout={found.counts.rollout}"
-                event(log, "proposal", wanted=wanted, why=found.why, applied=self._apply)
+        before, self._leader.proposal = self._leader.proposal, found
+        if found is not None and (before is None or before.counts != found.counts):
+            wanted = f"policy={found.counts.policy} rollout={found.counts.rollout}"
+            event(log, "proposal", wanted=wanted, why=found.why, applied=self._apply)
 
     async def _carry_out(self, state: State) -> None:
         found = self._leader.proposal
