@@ -13,6 +13,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -210,7 +211,8 @@ def test_a_run_whose_workers_ray_places(cluster: str, tmp_path: Path) -> None:
     config = write_run(
         tmp_path,
         run={"name": "on-ray"},
-        train={"steps": 60, "eval_every": 60, "checkpoint_every": 60},
+        train={"steps": 5000, "eval_every": 5000, "checkpoint_every": 1000},
+        rollout={"max_sequences": 4},
         fleet={"policy": 1, "rollout": 1, "provider": "ray"},
         ray={"address": cluster},
     )
@@ -218,34 +220,49 @@ def test_a_run_whose_workers_ray_places(cluster: str, tmp_path: Path) -> None:
     addresses = [f"127.0.0.1:{port}" for port in free_ports("127.0.0.1", 2)]
     target = ("--controllers", ",".join(addresses))
     command = [sys.executable, "-m", "paceline", "controller", str(config), *target]
+
+    def wait_for(true: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        deadline = time.monotonic() + 150
+        while True:
+            shown = paceline("status", "--json", *target)
+            status: dict[str, Any] = json.loads(shown.stdout) if shown.returncode == 0 else {}
+            if true(status):
+                return status
+            assert time.monotonic() < deadline, (tmp_path / "out").read_text()[-4000:] + str(status)
+            time.sleep(0.5)
+
     processes = []
     with (tmp_path / "out").open("ab") as out:
         for index in range(2):
             more = ["--index", str(index), "--run-dir", str(run_dir)]
             processes.append(subprocess.Popen([*command, *more], stdout=out, stderr=out, cwd=ROOT))
     try:
-        deadline = time.monotonic() + 240
-        scaled = False
-        while True:
-            shown = paceline("status", "--json", *target)
-            status = json.loads(shown.stdout) if shown.returncode == 0 else {}
-            if status.get("phase") == "finished":
-                break
-            if status.get("step", 0) >= 1 and not scaled:
-                assert paceline("scale", "rollout=2", *target).returncode == 0
-                scaled = True
-            assert time.monotonic() < deadline, (tmp_path / "out").read_text()[-4000:] + str(status)
-            time.sleep(0.5)
-        assert scaled
-        names = {w["worker_id"] for w in status["workers"]}
-        assert names == {"policy-0", "rollout-0", "rollout-1"}
-        assert status["desired"] == {"policy": 1, "rollout": 2}
+        wait_for(lambda status: status.get("step", 0) >= 1)
+        assert paceline("scale", "rollout=2", *target).returncode == 0
+        wait_for(lambda status: at_work(status, "rollout-1"))
+        assert paceline("scale", "rollout=1", *target).returncode == 0
+        wait_for(lambda status: state_of(status, "rollout-1") == "stopped")
+        assert paceline("stop", *target).returncode == 0
+        status = wait_for(lambda status: status.get("phase") == "finished")
+        assert {w["worker_id"]: w["state"] for w in status["workers"]} == dict.fromkeys(
+            ("policy-0", "rollout-0", "rollout-1"), "stopped"
+        )
+        assert status["desired"] == {"policy": 1, "rollout": 1}
     finally:
         for process in processes:
             process.terminate()
         for process in processes:
             process.wait(30)
         stop_redis(run_dir)
+
+
+def state_of(status: dict[str, Any], worker_id: str) -> str:
+    return next((w["state"] for w in status.get("workers", []) if w["worker_id"] == worker_id), "")
+
+
+def at_work(status: dict[str, Any], worker_id: str) -> bool:
+    here = {w["worker_id"]: w for w in status.get("workers", [])}
+    return worker_id in here and here[worker_id].get("held_leases", 0) > 0
 
 
 async def _pids(provider: RayProvider) -> dict[str, int]:
