@@ -184,7 +184,7 @@ class Controller:
         assert self.replica is not None and self._rows is not None
         # Nobody else can append from here on: what is read now is the end.
         await self.replica.catch_up(self.journal)
-        plant = self._plant(self._rows.result())
+        plant = self.plant(self._rows.result())
         leader = self.leader = Leader(plant, self.replica, term)
         keepers = keep_fleet(self, leader)
         self.replica = None
@@ -219,7 +219,7 @@ class Controller:
                 "run.name"
             )
 
-    def _plant(self, rows: Rows) -> Plant:
+    def plant(self, rows: Rows) -> Plant:
         return Plant(
             config=self.config,
             run_dir=self.run_dir,
@@ -236,12 +236,10 @@ class Controller:
     async def _herald(self) -> None:
         """Publishes this process and learns of the others. Redis being away is no reason to stop."""
         while True:
-            state = "leader" if self.leader is not None else "standby"
             mine = {
                 "address": self.identity.address,
                 "pid": self.identity.pid,
                 "host": self.identity.host,
-                "state": state,
                 "rest": self.rest_url,
                 "t": time.time(),
             }

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from controller.ledger import views
 from controller.ledger.commands import Role
@@ -137,20 +138,28 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
             reply.proposed_why = leader.proposal.why
     for worker in state.fleet.workers.values():
         _add_worker(reply, state, worker, leader)
+    for seen in controllers_of(controller):
+        reply.controllers.add(**seen)
+    return reply
+
+
+def controllers_of(controller: Controller) -> Iterator[dict[str, Any]]:
+    """Every controller heard of lately, by the names of ``ControllerStatus``'s fields."""
+    leader = controller.state.leader
     now = time.time()
     for controller_id, seen in sorted(controller.peers.items()):
         age_s = max(0.0, now - seen["t"])
-        reply.controllers.add(
-            controller_id=controller_id,
-            address=seen["address"],
-            # A dead leader's last word must not be shown as its state.
-            state=seen["state"] if age_s < SILENT_S else "silent",
-            pid=seen["pid"],
-            host=seen["host"],
-            heartbeat_age_s=age_s,
-            rest=str(seen.get("rest") or ""),
-        )
-    return reply
+        # The ledger says who leads: what a process last said of itself may be out of date.
+        state = "leader" if controller_id == leader else "standby"
+        yield {
+            "controller_id": controller_id,
+            "address": seen["address"],
+            "rest": str(seen.get("rest") or ""),
+            "state": state if age_s < SILENT_S else "silent",
+            "pid": seen["pid"],
+            "host": seen["host"],
+            "heartbeat_age_s": round(age_s, 3),
+        }
 
 
 def _add_worker(

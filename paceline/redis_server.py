@@ -17,7 +17,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +34,10 @@ PROBE_S = 0.02
 
 class NoRedis(Exception):
     """No usable Redis; the message says why and what to do."""
+
+
+class _Ended(NoRedis):
+    """The server ended while it was waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,10 @@ def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
         if process is None and port is not None and _answers(_url(port, password)):
             process = _adopt(home, port, password)
         if process is not None and port is not None:
-            _wait_until_ready(home, _url(port, password), process)
-            return RedisEndpoint(_url(port, password), process.pid, started=False)
+            # One that was just killed still counts as running for an instant: it is replaced.
+            with suppress(_Ended):
+                _wait_until_ready(home, _url(port, password), process)
+                return RedisEndpoint(_url(port, password), process.pid, started=False)
         return _start(home, cfg, password, port)
 
 
@@ -181,7 +187,7 @@ def _wait_until_ready(
             return
         gone = child.poll() is not None if child is not None else not _alive(process)
         if gone:
-            raise NoRedis(f"the embedded Redis ended at once: {_last_line(home / 'redis.log')}")
+            raise _Ended(f"the embedded Redis ended at once: {_last_line(home / 'redis.log')}")
         # A foreign process is starting: its socket is the only thing there is to watch.
         time.sleep(PROBE_S)
     raise NoRedis(

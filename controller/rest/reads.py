@@ -12,8 +12,8 @@ from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
 from controller.ledger import views
-from controller.messages import status_of
-from controller.rest import models, peers, samples
+from controller.messages import controllers_of, status_of
+from controller.rest import models, samples
 from controller.rest.flow import bottleneck, flow
 from controller.rest.history import Key
 from controller.rest.index import RunIndex
@@ -230,7 +230,7 @@ def run_of(controller: Controller, scrub: Scrubber) -> dict[str, Any]:
         "started_t": state.started_t,
         "ended_t": state.ended_t,
         "tasks": found["counts"],
-        "controllers": list(peers.infos(controller)),
+        "controllers": list(controllers_of(controller)),
         "served_by": controller.identity.controller_id,
         "bottleneck": bottleneck(controller),
     }
