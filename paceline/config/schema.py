@@ -169,6 +169,16 @@ class RolloutConfig(Section):
     verify: bool = True
     """Compare vLLM's log-probs with a plain forward of the same weights, once, after the first sync;
     the worker ends where they differ. Takes host memory for a second copy of the model."""
+    partial_every_tokens: NonNegative = 64
+    """A running sequence is reported to the controller every so many tokens; whoever takes its task
+    over when the worker dies or leaves goes on from there. Tokens; 0: never."""
+    partial_store_mb: Positive = 256
+    """Reported partial sequences are kept up to this size in all, beside the payloads. MiB."""
+    speculative: bool = False
+    """Lease a task a second time to a worker that is idle because nothing else may be leased, if the
+    next step waits for it; the first to finish wins, the other is cancelled."""
+    speculative_after: Annotated[float, Field(gt=0)] = 2.0
+    """Only a task that has run for this many times the typical task's time is leased again."""
     vllm: dict[str, Any] = Field(default_factory=dict)
     """Engine arguments handed to vLLM as they are; docs/vllm.md has those that Paceline sets."""
 

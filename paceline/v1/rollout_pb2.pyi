@@ -21,6 +21,7 @@ class EmptyReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EMPTY_REASON_WEIGHTS: _ClassVar[EmptyReason]
     EMPTY_REASON_PAUSED: _ClassVar[EmptyReason]
     EMPTY_REASON_STOPPED: _ClassVar[EmptyReason]
+    EMPTY_REASON_ALONE: _ClassVar[EmptyReason]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -52,6 +53,7 @@ EMPTY_REASON_STALENESS: EmptyReason
 EMPTY_REASON_WEIGHTS: EmptyReason
 EMPTY_REASON_PAUSED: EmptyReason
 EMPTY_REASON_STOPPED: EmptyReason
+EMPTY_REASON_ALONE: EmptyReason
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -82,7 +84,7 @@ class LeaseRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., lease_seq: _Optional[int] = ..., max_tasks: _Optional[int] = ..., wait_s: _Optional[float] = ..., loaded_version: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("task", "kind", "epoch", "index", "row_json", "seed", "group_size")
+    __slots__ = ("task", "kind", "epoch", "index", "row_json", "seed", "group_size", "partial")
     TASK_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -90,6 +92,7 @@ class Lease(_message.Message):
     ROW_JSON_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
+    PARTIAL_FIELD_NUMBER: _ClassVar[int]
     task: _common_pb2.TaskRef
     kind: TaskKind
     epoch: int
@@ -97,7 +100,46 @@ class Lease(_message.Message):
     row_json: str
     seed: int
     group_size: int
-    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., row_json: _Optional[str] = ..., seed: _Optional[int] = ..., group_size: _Optional[int] = ...) -> None: ...
+    partial: PartialGroup
+    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., row_json: _Optional[str] = ..., seed: _Optional[int] = ..., group_size: _Optional[int] = ..., partial: _Optional[_Union[PartialGroup, _Mapping]] = ...) -> None: ...
+
+class PartialCompletion(_message.Message):
+    __slots__ = ("tokens", "logprobs", "versions", "finish_reason", "stop")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    LOGPROBS_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    tokens: bytes
+    logprobs: bytes
+    versions: _containers.RepeatedCompositeFieldContainer[_common_pb2.VersionSpan]
+    finish_reason: FinishReason
+    stop: str
+    def __init__(self, tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., versions: _Optional[_Iterable[_Union[_common_pb2.VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[str] = ...) -> None: ...
+
+class PartialGroup(_message.Message):
+    __slots__ = ("task", "prompt_tokens", "completions")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    task: _common_pb2.TaskRef
+    prompt_tokens: bytes
+    completions: _containers.RepeatedCompositeFieldContainer[PartialCompletion]
+    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., prompt_tokens: _Optional[bytes] = ..., completions: _Optional[_Iterable[_Union[PartialCompletion, _Mapping]]] = ...) -> None: ...
+
+class PartialRequest(_message.Message):
+    __slots__ = ("caller", "groups")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    caller: _common_pb2.Caller
+    groups: _containers.RepeatedCompositeFieldContainer[PartialGroup]
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., groups: _Optional[_Iterable[_Union[PartialGroup, _Mapping]]] = ...) -> None: ...
+
+class PartialReply(_message.Message):
+    __slots__ = ("results",)
+    RESULTS_FIELD_NUMBER: _ClassVar[int]
+    results: _containers.RepeatedCompositeFieldContainer[SubmitResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[SubmitResult, _Mapping]]] = ...) -> None: ...
 
 class LeaseReply(_message.Message):
     __slots__ = ("leases", "empty_reason")
