@@ -45,24 +45,28 @@ class Topic:
 
 _ENDINGS = ("StopRequested", "RunFinished", "RunFailed")
 
+# What can make a task admissible, or end the waiting for one.
+_LEASE = frozenset(
+    {
+        "RunStarted",
+        "StepCommitted",
+        "StepAborted",
+        "TaskReleased",
+        "TaskDropped",
+        "WorkerChanged",
+        "WorkerDied",
+        "RolledBack",
+        "EvalScheduled",
+        "Paused",
+        "Drained",
+        *_ENDINGS,
+    }
+)
+
 WAKES: Mapping[str, frozenset[str]] = {
-    # What can make a task admissible, or end the waiting for one.
-    "lease": frozenset(
-        {
-            "RunStarted",
-            "StepCommitted",
-            "StepAborted",
-            "TaskReleased",
-            "TaskDropped",
-            "WorkerChanged",
-            "WorkerDied",
-            "RolledBack",
-            "EvalScheduled",
-            "Paused",
-            "Drained",
-            *_ENDINGS,
-        }
-    ),
+    "lease": _LEASE,
+    # For the one worker that runs empty; too frequent to wake everybody.
+    "alone": _LEASE | {"GroupAccepted", "EvalTaskDone"},
     "plan": frozenset({"StepOpened", "StepDealt", "MeshBroken", "MeshFormed", *_ENDINGS}),
     "vote": frozenset({"StepCommitted", "StepAborted", "StepDealt", "MeshBroken", *_ENDINGS}),
 }
@@ -94,6 +98,10 @@ class Hub:
     @property
     def lease(self) -> Topic:
         return self.topics["lease"]
+
+    @property
+    def alone(self) -> Topic:
+        return self.topics["alone"]
 
     @property
     def plan(self) -> Topic:

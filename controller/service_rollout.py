@@ -43,6 +43,7 @@ _EMPTY = {
     "weights": rollout_pb2.EMPTY_REASON_WEIGHTS,
     "paused": rollout_pb2.EMPTY_REASON_PAUSED,
     "stopped": rollout_pb2.EMPTY_REASON_STOPPED,
+    "alone": rollout_pb2.EMPTY_REASON_ALONE,
 }
 _VERDICTS = {
     "accepted": rollout_pb2.VERDICT_ACCEPTED,
@@ -71,7 +72,7 @@ async def lease_tasks(
         raise Invalid("lease_seq counts from 1")
     loaded_version = check_version(request.loaded_version, leader.version, "loaded_version")
     while True:
-        seen = leader.hub.lease.turn
+        lease, alone = leader.hub.lease.turn, leader.hub.alone.turn
         worker = leader.ledger.state.fleet.current(worker_id, incarnation)
         if worker is not None:
             # Newer weights may have been loaded while the request waited.
@@ -88,7 +89,10 @@ async def lease_tasks(
         left_s = deadline - time.monotonic()
         if result.leases or result.empty_reason == "stopped" or left_s <= 0:
             break
-        await leader.hub.lease.wait(seen, left_s)
+        if result.empty_reason == "alone":
+            await leader.hub.alone.wait(alone, left_s)
+        else:
+            await leader.hub.lease.wait(lease, left_s)
     return rollout_pb2.LeaseReply(
         leases=await _with_rows(leader, result), empty_reason=_EMPTY[result.empty_reason]
     )

@@ -138,7 +138,7 @@ class LeasedTask:
 class LeaseResult:
     leases: tuple[LeasedTask, ...]
     empty_reason: str = ""
-    """staleness, weights, paused or stopped, where leases is empty."""
+    """staleness, weights, paused, stopped or alone, where leases is empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,11 @@ class Evals:
 
     def lease(self, step: int, row: int) -> None:
         pending = self.rounds[step].pending
-        assert pending[0] == row
-        heapq.heappop(pending)
+        if pending[0] == row:
+            heapq.heappop(pending)
+        else:  # a lower one is suspect and goes out of turn
+            pending.remove(row)
+            heapq.heapify(pending)
 
     def release(self, step: int, row: int) -> None:
         heapq.heappush(self.rounds[step].pending, row)

@@ -91,6 +91,8 @@ class TaskReleased:
     counts: bool
     """Whether this try counts towards quarantine."""
     detail: str = ""
+    suspected: bool = False
+    """The owner died with it, and it may have been the reason."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,17 @@
 - A task is leased only if tokens of the worker's weights will be fresh enough at the step it
   queues for. The count in front of it is derived from the tasks, so it cannot leak.
 - Only the current owner's current attempt may finish a task. Everyone else learns what became of it.
-- A try that failed or killed its owner counts; at ``max_attempts`` the task is quarantined.
+- A try that failed counts, and so does the death of an owner that held nothing else; at
+  ``max_attempts`` the task is quarantined.
+- A task that two owners have died with is suspect: it goes to a worker that holds nothing else, one
+  worker at a time, which runs empty for it. Whatever is the reason of the deaths is so found out,
+  what was only held together with it is finished, and the rest of the fleet goes on.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
 
 from controller.ledger.commands import (
     AcceptGroup,
@@ -18,6 +25,7 @@ from controller.ledger.commands import (
     LeaseTasks,
     Refused,
     ReturnTask,
+    Role,
     Verdict,
 )
 from controller.ledger.core import Decider
@@ -48,11 +56,18 @@ def lease(d: Decider, c: LeaseTasks, now: float) -> LeaseResult:
         return LeaseResult((), "stopped")
     if state.paused:
         return LeaseResult((), "paused")
-    leases = _eval_leases(state, c.loaded_version, c.max_tasks)
-    rest = c.max_tasks - len(leases)
-    admitted = admissible(state, c.loaded_version)
-    if rest > 0 and admitted > 0:
-        leases.extend(_train_leases(state, min(rest, admitted)))
+    if any(state.tasks.records[task_id].suspect for task_id in worker.held):
+        return LeaseResult((), "alone")
+    suspects = _suspects(state, c.loaded_version) if _takes_suspects(state, worker) else []
+    if suspects and worker.held:
+        return LeaseResult((), "alone")
+    if suspects:
+        leases = suspects[:1]
+    else:
+        leases = _eval_leases(state, c.loaded_version, c.max_tasks)
+        rest = min(c.max_tasks - len(leases), admissible(state, c.loaded_version))
+        if rest > 0:
+            leases.extend(_train_leases(state, rest))
     if not leases:
         newest = admissible(state, state.versions.version)
         return LeaseResult((), "weights" if c.loaded_version < 0 or newest > 0 else "staleness")
@@ -70,31 +85,59 @@ def admissible(state: State, loaded_version: int) -> int:
     return min(fresh_for, run.steps) * run.groups_per_step - state.tasks.position
 
 
-def _eval_leases(state: State, loaded_version: int, limit: int) -> list[LeasedTask]:
-    leases: list[LeasedTask] = []
+def _takes_suspects(state: State, worker: Worker) -> bool:
+    """The first by name of those that have weights. Nothing that changes with every step may decide
+    it: a worker that is let off in between would be given other tasks, and never run empty."""
+    able = (w for w in state.fleet.living(Role.ROLLOUT) if not w.leaving and w.loaded_version >= 0)
+    return min(able, key=lambda w: w.worker_id, default=None) is worker
+
+
+def _suspects(state: State, loaded_version: int) -> list[LeasedTask]:
+    """Those that wait and may be leased to an engine that serves ``loaded_version``."""
+    tasks = [t for t in _pending_evals(state, loaded_version) if t.suspect]
+    if admissible(state, loaded_version) > 0:
+        tasks.extend(t for t in _pending_train(state) if t.suspect)
+    return [_lease_of(state, t) for t in tasks]
+
+
+def _pending_evals(state: State, loaded_version: int) -> Iterator[Task]:
     for round_ in state.evals.rounds.values():
-        if len(leases) >= limit or loaded_version < state.versions.version_of(round_.step):
-            break
-        for row in sorted(round_.pending)[: limit - len(leases)]:
-            task = state.tasks.records[f"e{round_.step}.{row}"]
-            seed = task_seed(state.run.seed, task.task_id)
-            leases.append(LeasedTask(task.task_id, task.attempt + 1, Kind.EVAL, 0, row, seed))
-    return leases
+        if loaded_version < state.versions.version_of(round_.step):
+            return
+        for row in sorted(round_.pending):
+            yield state.tasks.records[f"e{round_.step}.{row}"]
+
+
+def _pending_train(state: State) -> Iterator[Task]:
+    for ordinal in sorted(state.tasks.pending):
+        yield state.tasks.records[f"t{ordinal}"]
+
+
+def _eval_leases(state: State, loaded_version: int, limit: int) -> list[LeasedTask]:
+    tasks = (t for t in _pending_evals(state, loaded_version) if not t.suspect)
+    return [_lease_of(state, t) for t in islice(tasks, limit)]
 
 
 def _train_leases(state: State, count: int) -> list[LeasedTask]:
     run, book = state.run, state.tasks
-    ordinals = sorted(book.pending)[:count] if book.pending else []
-    again = len(ordinals)
-    ordinals.extend(range(book.cursor, book.cursor + count - again))
-    leases = []
-    for n, ordinal in enumerate(ordinals):
+    again = (t for t in _pending_train(state) if not t.suspect)
+    leases = [_lease_of(state, t) for t in islice(again, count)]
+    for ordinal in range(book.cursor, book.cursor + count - len(leases)):
         task_id = f"t{ordinal}"
-        attempt = book.records[task_id].attempt + 1 if n < again else 1
         epoch, index = task_row(run.seed, ordinal, run.dataset_rows, run.shuffle)
         seed = task_seed(run.seed, task_id)
-        leases.append(LeasedTask(task_id, attempt, Kind.TRAIN, epoch, index, seed))
+        leases.append(LeasedTask(task_id, 1, Kind.TRAIN, epoch, index, seed))
     return leases
+
+
+def _lease_of(state: State, task: Task) -> LeasedTask:
+    """The next try at a task that was dispatched before, or at a prompt of an evaluation."""
+    run = state.run
+    epoch, index = 0, task.ordinal
+    if task.kind is Kind.TRAIN:
+        epoch, index = task_row(run.seed, task.ordinal, run.dataset_rows, run.shuffle)
+    seed = task_seed(run.seed, task.task_id)
+    return LeasedTask(task.task_id, task.attempt + 1, task.kind, epoch, index, seed)
 
 
 def accept(d: Decider, c: AcceptGroup, now: float) -> Verdict:
@@ -165,7 +208,14 @@ def expire(d: Decider, c: ExpireLease, now: float) -> None:
 
 
 def release(
-    d: Decider, task: Task, worker: Worker, reason: str, *, counts: bool, detail: str = ""
+    d: Decider,
+    task: Task,
+    worker: Worker,
+    reason: str,
+    *,
+    counts: bool,
+    detail: str = "",
+    suspected: bool = False,
 ) -> None:
     """The lease is over without a group: back to the front of the queue, or into quarantine."""
     run = d.state.run
@@ -173,7 +223,11 @@ def release(
         tries = [*task.failures, f"{worker.worker_id}: {reason} {detail}".strip()]
         d.emit(TaskDropped(task.task_id, task.attempt, "quarantined", "; ".join(tries)))
         return
-    d.emit(TaskReleased(task.task_id, task.attempt, worker.worker_id, reason, counts, detail))
+    d.emit(
+        TaskReleased(
+            task.task_id, task.attempt, worker.worker_id, reason, counts, detail, suspected
+        )
+    )
 
 
 def _holds(task: Task, worker_id: str, attempt: int) -> bool:

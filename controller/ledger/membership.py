@@ -161,11 +161,15 @@ def _depart(d: Decider, worker: Worker, event: WorkerDied | WorkerChanged, now: 
     """The worker leaves the fleet, by death or with a goodbye; what it holds goes to others."""
     s = d.state
     died = isinstance(event, WorkerDied)
+    # Whoever was told to leave may be killed for being slow at it: no task's fault.
+    suspected = died and not worker.leaving
+    # Which of several tasks a worker died of cannot be told: only a task held alone is charged.
+    counts = suspected and len(worker.held) == 1
     for task_id in list(worker.held):
         task = s.tasks.records[task_id]
         detail = event.how if isinstance(event, WorkerDied) else ""
         reason = "owner_died" if died else "owner_stopped"
-        release(d, task, worker, reason, counts=died, detail=detail)
+        release(d, task, worker, reason, counts=counts, detail=detail, suspected=suspected)
     mesh = s.fleet.mesh
     member = mesh is not None and mesh.rank(worker.worker_id, worker.incarnation) >= 0
     d.emit(event)

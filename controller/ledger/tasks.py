@@ -22,6 +22,8 @@ from controller.ledger.commands import GroupFacts, Kind, LeasedTask
 from controller.ledger.events import GroupAccepted, TaskDropped, TaskReleased
 
 _OUTCOMES_KEPT = 4096
+SUSPECT_DEATHS = 2
+"""Owners that died with a task before it is leased alone. One death happens to everybody."""
 
 
 class Stand(StrEnum):
@@ -57,8 +59,15 @@ class Task:
     """Worker id of the lease, current or last."""
     failures: tuple[str, ...] = ()
     """One line for each try that counts towards quarantine."""
+    deaths: int = 0
+    """Owners that died while they held it, alone or with others."""
     group: GroupFacts | None = None
     eval_step: int = -1
+
+    @property
+    def suspect(self) -> bool:
+        """May be what its owners died of: leased to a worker that holds nothing else."""
+        return self.deaths >= SUSPECT_DEATHS
 
 
 @dataclass(slots=True)
@@ -94,7 +103,7 @@ class TaskBook:
             self.records[lease.task_id] = task
             self.cursor += 1
         elif task.kind is Kind.TRAIN:
-            heapq.heappop(self.pending)
+            self._unqueue(task.ordinal)
         self._move(task, Stand.LEASED)
         task.attempt = lease.attempt
         task.owner = owner
@@ -113,6 +122,7 @@ class TaskBook:
         self._move(task, Stand.PENDING)
         if event.counts:
             task.failures += (f"{event.worker_id}: {event.reason} {event.detail}".strip(),)
+        task.deaths += event.suspected
         if task.kind is Kind.TRAIN:
             self.leased -= 1
             heapq.heappush(self.pending, task.ordinal)
@@ -123,8 +133,7 @@ class TaskBook:
         self._move(task, None)
         if task.kind is Kind.TRAIN:
             if before is Stand.PENDING:
-                self.pending.remove(task.ordinal)
-                heapq.heapify(self.pending)
+                self._unqueue(task.ordinal)
             elif before is Stand.LEASED:
                 self.leased -= 1
             else:
@@ -170,6 +179,14 @@ class TaskBook:
         self.outcomes[task.task_id] = (task.attempt, verdict)
         if len(self.outcomes) > _OUTCOMES_KEPT:
             del self.outcomes[next(iter(self.outcomes))]
+
+    def _unqueue(self, ordinal: int) -> None:
+        """Nearly always the lowest; suspects are passed over, and go out of turn."""
+        if self.pending[0] == ordinal:
+            heapq.heappop(self.pending)
+        else:
+            self.pending.remove(ordinal)
+            heapq.heapify(self.pending)
 
     @staticmethod
     def _move(task: Task, to: Stand | None) -> None:
@@ -220,11 +237,12 @@ def _dump_task(task: Task) -> list[Any]:
         list(task.failures),
         None if task.group is None else list(astuple(task.group)),
         task.eval_step,
+        task.deaths,
     ]
 
 
 def _load_task(data: list[Any]) -> Task:
-    task_id, kind, ordinal, stand, attempt, owner, failures, group, eval_step = data
+    task_id, kind, ordinal, stand, attempt, owner, failures, group, eval_step, *later = data
     return Task(
         task_id=task_id,
         kind=Kind(kind),
@@ -235,4 +253,5 @@ def _load_task(data: list[Any]) -> Task:
         failures=tuple(failures),
         group=None if group is None else GroupFacts(*group),
         eval_step=eval_step,
+        deaths=later[0] if later else 0,
     )

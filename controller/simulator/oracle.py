@@ -8,11 +8,14 @@ told before.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from collections.abc import Collection
 from typing import Any
 
 from controller.ledger import Ledger
 from controller.ledger import events as ev
 from controller.ledger.commands import AcceptGroup, CastVote, LeaseTasks, RunFacts
+from controller.ledger.tasks import SUSPECT_DEATHS
 from controller.ledger.views import PlanView
 from controller.simulator.store import Entry
 
@@ -28,8 +31,13 @@ def next_state(before: str, groups: frozenset[str]) -> str:
 
 
 class Oracle:
-    def __init__(self, facts: RunFacts, *, checked: bool = True) -> None:
+    def __init__(
+        self, facts: RunFacts, *, guilty: Collection[str] = (), checked: bool = True
+    ) -> None:
+        """``guilty``: tasks that kill their worker or fail. No other may be quarantined for deaths
+        it was not alone with."""
         self.facts = facts
+        self.guilty = guilty
         self.checked = checked
         self.ledger = Ledger(checked=checked)
         self.term = 0
@@ -49,6 +57,13 @@ class Oracle:
         """Task to (attempt, worker, incarnation, still running)."""
         self.accepted: dict[str, ev.GroupAccepted] = {}
         self.dropped: set[str] = set()
+        self.deaths: Counter[str] = Counter()
+        """Owners of a task that died holding it and had not been told to leave."""
+        self.deaths_alone: Counter[str] = Counter()
+        """Those of them that held nothing else."""
+        self.leaving: set[str] = set()
+        self._buried: dict[str, bool] = {}
+        """Tasks of the worker that is dying, and whether they are quarantined for it."""
         self.living: dict[str, int] = {}
         self.members: dict[str, int] = {}
         self.votes: dict[str, str] = {}
@@ -86,14 +101,28 @@ class Oracle:
         if e.worker_id in self.living:
             raise Violation(f"two living incarnations of {e.worker_id}")
         self.living[e.worker_id] = e.incarnation
+        self.leaving.discard(e.worker_id)
 
     def _on_WorkerDied(self, e: ev.WorkerDied) -> None:
         self.counts["deaths"] += 1
         self._gone(e.worker_id, e.incarnation)
+        buried, self._buried = self._buried, {}
+        for task_id, condemned in buried.items():
+            if e.worker_id not in self.leaving:
+                self.deaths[task_id] += 1
+                self.deaths_alone[task_id] += len(buried) == 1
+            alone = self.deaths_alone[task_id]
+            if condemned and task_id not in self.guilty and alone < self.facts.max_attempts:
+                raise Violation(f"innocent {task_id} is quarantined, {alone} died of it alone")
 
     def _on_WorkerChanged(self, e: ev.WorkerChanged) -> None:
+        if e.lifecycle == "draining":
+            self.leaving.add(e.worker_id)
         if e.lifecycle == "stopped":
             self._gone(e.worker_id, e.incarnation)
+
+    def _on_Drained(self, e: ev.Drained) -> None:
+        self.leaving.add(e.worker_id)
 
     def _gone(self, worker_id: str, incarnation: int) -> None:
         if self.living.pop(worker_id, None) != incarnation:
@@ -112,6 +141,11 @@ class Oracle:
             if lease.task_id in self.accepted or lease.task_id in self.dropped:
                 raise Violation(f"{lease.task_id} leased after it was finished")
             self.leases[lease.task_id] = (lease.attempt, e.worker_id, e.incarnation, True)
+        owner = (e.worker_id, e.incarnation, True)
+        holds = [t for t, held in self.leases.items() if held[1:] == owner]
+        suspects = [t for t in holds if self.deaths[t] >= SUSPECT_DEATHS]
+        if suspects and len(holds) > 1:
+            raise Violation(f"{suspects} leased to {e.worker_id} in company: {holds}")
 
     def _end_lease(self, task_id: str, attempt: int, worker_id: str | None = None) -> None:
         held = self.leases.get(task_id)
@@ -133,11 +167,15 @@ class Oracle:
 
     def _on_TaskReleased(self, e: ev.TaskReleased) -> None:
         self._end_lease(e.task_id, e.attempt, e.worker_id)
+        if e.reason == "owner_died":
+            self._buried[e.task_id] = False
 
     def _on_TaskDropped(self, e: ev.TaskDropped) -> None:
         if e.task_id in self.dropped:
             raise Violation(f"{e.task_id} dropped twice")
         self.dropped.add(e.task_id)
+        if e.reason == "quarantined" and "owner_died" in e.detail.rpartition("; ")[2]:
+            self._buried[e.task_id] = True
         held = self.leases.get(e.task_id)
         if held is not None and held[3]:
             self._end_lease(e.task_id, e.attempt)

@@ -60,7 +60,8 @@ class World:
             self.loop, loss=shape.loss, duplicate=shape.duplicate, delay=shape.delay
         )
         self.store = Store(self.loop, self.network, fenced=shape.fenced)
-        self.oracle = Oracle(shape.facts, checked=shape.checked)
+        guilty = {f"t{n}" for n, fate in shape.fates.items() if fate in ("kills", "fails")}
+        self.oracle = Oracle(shape.facts, guilty=guilty, checked=shape.checked)
         self.store.landed = self._landed
         self.limits = SimpleNamespace(
             lease_ttl_s=shape.lease_ttl_s,

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from controller.ledger import commands as cmd
-from controller.ledger import core, leasing, stepping
+from controller.ledger import core, leasing, membership, stepping
 from controller.ledger import ledger as ledger_module
 from controller.ledger import state as state_module
 from controller.ledger.steps import StepBook, deal
-from controller.ledger.tasks import Stand
+from controller.ledger.tasks import Stand, Task
 from controller.ledger.versions import Versions
 from controller.liveness import Liveness
 from controller.simulator.faults import run_schedule
@@ -127,6 +127,20 @@ def no_expiry_of_unnamed_leases(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(ledger_module._HANDLERS, cmd.ExpireLease, lambda d, c, now: None)
 
 
+def every_death_charged_to_all_that_were_held(patch: pytest.MonkeyPatch) -> None:
+    """Whoever happened to be on the same worker as a poisoned task is quarantined with it."""
+
+    def release(*arguments: Any, counts: bool, suspected: bool = False, **named: Any) -> None:
+        leasing.release(*arguments, counts=counts or suspected, suspected=suspected, **named)
+
+    patch.setattr(membership, "release", release)
+
+
+def suspects_in_company(patch: pytest.MonkeyPatch) -> None:
+    """A poisoned task is leased with others for ever, and never found out."""
+    patch.setattr(Task, "suspect", property(lambda self: False))
+
+
 MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     no_lease_idempotency,
     no_submission_idempotency,
@@ -142,6 +156,8 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     no_fence_on_the_sweep_of_payloads,
     no_lease_expiry,
     no_expiry_of_unnamed_leases,
+    every_death_charged_to_all_that_were_held,
+    suspects_in_company,
 )
 
 
