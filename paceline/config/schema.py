@@ -179,8 +179,42 @@ class RolloutConfig(Section):
     next step waits for it; the first to finish wins, the other is cancelled."""
     speculative_after: Annotated[float, Field(gt=0)] = 2.0
     """Only a task that has run for this many times the typical task's time is leased again."""
+    environment: str | None = None
+    """Who makes a completion with the model, turn by turn: calculator, guess_number or
+    package.module:function; none: the model alone, in one go. See docs/environments.md."""
+    environment_timeout_s: Seconds = 60.0
+    """Time an environment may take for one sample, waiting for the model aside; one that passes it
+    fails the attempt. Seconds."""
+    max_turns: Positive = 8
+    """Turns of the model in one sample of an environment. max_tokens bounds each of them, max_context
+    (which an environment needs) the whole transcript."""
+    openai: bool = False
+    """Each rollout worker serves the samples of its environments to OpenAI-compatible clients, on
+    loopback."""
+    openai_port: Annotated[int, Field(ge=0, le=65535)] = 0
+    """Port of that; 0: a free one. Of several workers on one machine only one can have a fixed port."""
+    openai_sampling: Literal["run", "request"] = "run"
+    """run: such clients get samples drawn with the temperature, top_p and top_k of the run, whatever
+    they ask for, because the trainer computes log-probs with these. request: as they ask."""
     vllm: dict[str, Any] = Field(default_factory=dict)
     """Engine arguments handed to vLLM as they are; docs/vllm.md has those that Paceline sets."""
+
+    @model_validator(mode="after")
+    def _environment_fits(self) -> RolloutConfig:
+        if self.environment is None:
+            if self.openai:
+                raise ValueError(
+                    "rollout.openai serves the samples of an environment: set rollout.environment"
+                )
+            return self
+        if self.max_context is None:
+            raise ValueError(
+                "rollout.environment needs rollout.max_context: the longest transcript, prompt and "
+                "all turns together, in tokens"
+            )
+        if self.openai_port and not self.openai:
+            raise ValueError("rollout.openai_port does nothing without rollout.openai = true")
+        return self
 
 
 class FleetConfig(Section):
@@ -310,6 +344,28 @@ class RestConfig(Section):
     """HTTP port of the first controller, the others follow; 0: free ports."""
 
 
+class MetricsConfig(Section):
+    sinks: list[str] = Field(default_factory=lambda: ["tensorboard"])
+    """Where curves go beside metrics.jsonl: tensorboard, wandb, mlflow, or package.module:factory. The
+    extras paceline[wandb] and paceline[mlflow] install what they need."""
+    project: str = "paceline"
+    """Project of Weights & Biases, experiment of MLflow."""
+    wandb_entity: str | None = None
+    """Team or user of Weights & Biases; default: the one of the key in WANDB_API_KEY."""
+    wandb_mode: Literal["online", "offline"] = "online"
+    """offline: into `<run_dir>/wandb`, for `wandb sync` later."""
+    mlflow_uri: str | None = None
+    """Tracking server or store; default: MLFLOW_TRACKING_URI, else a store in `<run_dir>/mlflow`."""
+
+
+class TelemetryConfig(Section):
+    otlp_endpoint: str | None = None
+    """http:// or https:// address of an OpenTelemetry collector that takes OTLP over HTTP, for traces
+    of samples; needs the extra paceline[otel]. Credentials: OTEL_EXPORTER_OTLP_HEADERS."""
+    share: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Share of the training tasks that are traced, the same ones whoever leads."""
+
+
 class AuthConfig(Section):
     token_file: str | None = None
     """File with the bearer token every client must present; PACELINE_TOKEN overrides it."""
@@ -341,6 +397,8 @@ class Config(Section):
     redis: RedisConfig = Field(default_factory=RedisConfig)
     controller: ControllerConfig = Field(default_factory=ControllerConfig)
     rest: RestConfig = Field(default_factory=RestConfig)
+    metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig)
     auth: AuthConfig = Field(default_factory=AuthConfig)
 
     @model_validator(mode="after")
