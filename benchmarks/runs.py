@@ -143,8 +143,9 @@ class _CpuWatch:
 
     def _run(self, pid: int, run_dir: str) -> None:
         roles: dict[int, str] = {}
+        # A process that has ended keeps what it used: else a role would shrink at the end of a run.
+        spent: dict[int, float] = {}
         while not self._over.wait(self.INTERVAL_S):
-            used: dict[str, float] = {}
             for process in self._processes(pid, run_dir):
                 try:
                     if process.pid not in roles:
@@ -152,8 +153,10 @@ class _CpuWatch:
                     times = process.cpu_times()
                 except psutil.Error:
                     continue
-                role = roles[process.pid]
-                used[role] = used.get(role, 0.0) + times.user + times.system
+                spent[process.pid] = times.user + times.system
+            used: dict[str, float] = {}
+            for number, seconds in spent.items():
+                used[roles[number]] = used.get(roles[number], 0.0) + seconds
             self._samples.append((time.time(), used))
 
     def _processes(self, pid: int, run_dir: str) -> list[psutil.Process]:
