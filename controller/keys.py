@@ -52,3 +52,7 @@ class Keys:
 
     def payload(self, task_id: str, attempt: int) -> str:
         return f"paceline:{self.run_id}:payload:{task_id}:{attempt}"
+
+    def partial(self, task_id: str) -> str:
+        """Hash {attempt, tokens, data}: what a running task has so far."""
+        return f"paceline:{self.run_id}:partial:{task_id}"

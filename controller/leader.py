@@ -4,7 +4,8 @@
     reports  ─observe─► liveness ─tick─► commands ─┘            │ durable
                                                                 ├─► replies, long polls (hub)
                                                                 ├─► directives (sessions)
-                                                                ├─► run files (thread)
+                                                                ├─► run files (thread), and from
+                                                                │   them sinks; traces (threads)
                                                                 └─► payloads that may go, snapshots
 
 Loops, and what ends them:
@@ -37,6 +38,8 @@ from controller.ledger.fleet import Worker
 from controller.ledger.views import live_payloads
 from controller.liveness import Liveness
 from controller.messages import directive_of
+from controller.outflow import FINISH_S, Outflow
+from controller.partials import PartialStore, PartialWork
 from controller.payloads import PayloadStore, Ref
 from controller.replica import Replica
 from controller.rows import Rows
@@ -53,6 +56,8 @@ log = logging.getLogger(__name__)
 TICK_S = 0.05
 MENDING_TICK_S = 0.02
 """While a mesh is to be formed."""
+HAND_OVER_S = 0.3
+"""How long a leader that leaves waits for a sink in the middle of a write before it lets go."""
 PATIENCE_S = 2.0
 """How long a request waits for an outage to end before its caller is told to come again."""
 
@@ -68,6 +73,7 @@ class Plant:
     journal: Journal
     election: Election
     payloads: PayloadStore
+    partials: PartialStore
     config_digest: str
     config_json: str
     rows: Rows
@@ -91,10 +97,17 @@ class Leader:
         self.term = term
         self.ledger = replica.ledger
         self.limits = GroupLimits.of(config)
+        self.partials = PartialWork(
+            plant.partials,
+            replica.ledger.state,
+            term=term,
+            limit_bytes=config.rollout.partial_store_mb << 20,
+        )
         self.hub = Hub()
         self.sessions = Sessions(term, self._directive)
         self.liveness = Liveness(config.fleet)
         self.files = RunFiles(plant.run_dir, may_write=lambda: plant.election.holds_lease)
+        self.outflow = Outflow(config, plant.run_dir, may_write=lambda: plant.election.holds_lease)
         self._held_lines: list[Batch] | None = []
         """Batches to be written once the lines before them are; None: those are."""
         self.appender = Appender(
@@ -229,8 +242,11 @@ class Leader:
             at=self.appender.at.entry,
             step=self.ledger.state.versions.step,
         )
+        self.outflow.start(self.ledger.state.started_t)
         self._chore(self._write_missing_lines(before))
+        self._chore(self.outflow.replay(self.plant.journal, before.entry))
         self._chore(self._sweep_orphans())
+        self._chore(self.partials.begin())
         await self._tick()
 
     def _facts(self) -> RunFacts:
@@ -301,9 +317,19 @@ class Leader:
                 await self.appender.durable()
                 # The next leader goes on after the last line, so there must be one by then.
                 await asyncio.to_thread(self.files.close)
+                self.outflow.begin_close(self._outcome)
+                await asyncio.to_thread(self.outflow.join, HAND_OVER_S)
                 await self.plant.election.release()
         except (RedisError, OSError, TimeoutError) as error:
             event(log, "lease not released", why=type(error).__name__, level=logging.WARNING)
+        if self._outcome is not None:
+            await asyncio.to_thread(self.outflow.join, FINISH_S)
+
+    @property
+    def _outcome(self) -> str | None:
+        """finished or failed; None: the run goes on."""
+        state = self.ledger.state
+        return str(state.phase) if state.ended else None
 
     async def _end(self, loops: Sequence[asyncio.Task[Any]]) -> None:
         self._ended = NotLeading("stepped down")
@@ -311,6 +337,7 @@ class Leader:
         self.appender.abandon(self._ended)
         self.sessions.close_all()
         self.hub.wake_all()
+        self.outflow.begin_close(None)
         await asyncio.to_thread(self.files.close)
 
     # ---- a batch's way --------------------------------------------------------------------
@@ -335,8 +362,13 @@ class Leader:
             self.files.record(batch.at.entry, batch.t, batch.json)
         else:
             self._held_lines.append(batch)
+        self.outflow.record(batch.t, batch.json)
+        if self._outcome is not None:
+            self._chore(self._finish_outflow())
         if closing.obsolete:
             self._chore(self._delete_payloads(closing.obsolete))
+        if finished := self.partials.finished(batch.events):
+            self._chore(self.partials.delete(finished))
         if closing.snapshot is not None:
             self._chore(self._save_snapshot(Snapshot(batch.at, closing.snapshot, batch.t)))
 
@@ -384,6 +416,14 @@ class Leader:
         held, self._held_lines = self._held_lines or [], None
         for batch in held:
             self.files.record(batch.at.entry, batch.t, batch.json)
+        if self._outcome is not None:
+            await self._finish_outflow()
+
+    async def _finish_outflow(self) -> None:
+        """The run is over: sinks are closed as soon as they have its last lines."""
+        if self._held_lines is None:
+            await self.files.written()
+            self.outflow.begin_close(self._outcome)
 
     async def _sweep_orphans(self) -> None:
         """Payloads that no accepted group needs: left by a leader that died before deleting them."""

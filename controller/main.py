@@ -27,7 +27,13 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from controller import service_admin, service_policy, service_rollout, service_worker
+from controller import (
+    service_admin,
+    service_partials,
+    service_policy,
+    service_rollout,
+    service_worker,
+)
 from controller.election import Election
 from controller.ending import cancel_all
 from controller.errors import BadStart, NotLeading
@@ -38,12 +44,14 @@ from controller.keys import Keys
 from controller.leader import Leader, Plant
 from controller.ledger.commands import Refused
 from controller.ledger.state import State
+from controller.partials import FilePartials, PartialStore, RedisPartials
 from controller.payloads import FilePayloads, PayloadStore, RedisPayloads
 from controller.replica import Replica
 from controller.rest.server import RestServer, open_door
 from controller.rows import Rows
 from controller.service import Services, bind, new_server
 from controller.service_worker import differences
+from controller.traces import NoTelemetry, check_telemetry
 from paceline.auth import AuthError, read_token
 from paceline.config.load import fleet_digest
 from paceline.config.schema import Config
@@ -51,6 +59,7 @@ from paceline.leader_lease import LeaderIdentity
 from paceline.log import event
 from paceline.redis_client import connect
 from paceline.redis_server import NoRedis, ensure_redis
+from paceline.sinks.choice import NoSink, check_sinks
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +75,7 @@ HANDLERS: dict[str, Any] = {
     "RolloutService.LeaseTasks": service_rollout.lease_tasks,
     "RolloutService.SubmitGroups": service_rollout.submit_groups,
     "RolloutService.ReturnTasks": service_rollout.return_tasks,
+    "RolloutService.ReportPartials": service_partials.report_partials,
     "PolicyService.NextPlan": service_policy.next_plan,
     "PolicyService.FetchGroups": service_policy.fetch_groups,
     "PolicyService.Vote": service_policy.vote,
@@ -98,6 +108,11 @@ class Controller:
             FilePayloads(Path(self._payload_dir))
             if self._payload_dir
             else RedisPayloads(self.redis, self.keys)
+        )
+        self.partials: PartialStore = (
+            FilePartials(Path(self._payload_dir), self._is_term)
+            if self._payload_dir
+            else RedisPartials(self.redis, self.keys)
         )
         self.journal = Journal(self.redis, self.keys, self.payloads)
         self.election = Election(
@@ -228,10 +243,15 @@ class Controller:
             journal=self.journal,
             election=self.election,
             payloads=self.payloads,
+            partials=self.partials,
             config_digest=self._config_digest,
             config_json=self._config_json,
             rows=rows,
         )
+
+    async def _is_term(self, term: int) -> bool:
+        """Whether ``term`` is the highest granted."""
+        return bool((await self.redis.get(self.keys.term) or b"").decode() == str(term))
 
     async def _herald(self) -> None:
         """Publishes this process and learns of the others. Redis being away is no reason to stop."""
@@ -287,6 +307,7 @@ async def serve(
     """
     stop = _on_signal()
     token = _check_bind(config)
+    _check_extras(config)
     _make_run_dir(run_dir)
     _calm_garbage_collector()
     server = new_server(config)
@@ -359,6 +380,14 @@ def _check_bind(config: Config) -> str | None:
             "Set auth.token_file (and auth.tls_cert, auth.tls_key), or bind to 127.0.0.1"
         )
     return token
+
+
+def _check_extras(config: Config) -> None:
+    try:
+        check_sinks(config)
+        check_telemetry(config)
+    except (NoSink, NoTelemetry) as error:
+        raise BadStart(str(error)) from error
 
 
 def _calm_garbage_collector() -> None:

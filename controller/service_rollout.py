@@ -100,6 +100,9 @@ async def lease_tasks(
 
 async def _with_rows(leader: Leader, result: LeaseResult) -> list[rollout_pb2.Lease]:
     rows = await leader.plant.rows.of(result.leases)
+    # The rest of the message is small: prompts as they are in the data set.
+    room = leader.plant.config.controller.max_message_mb << 19
+    partials = await leader.partials.of(result.leases, room)
     group_size = leader.limits.group_size
     leases = []
     for lease, row in zip(result.leases, rows, strict=True):
@@ -113,6 +116,8 @@ async def _with_rows(leader: Leader, result: LeaseResult) -> list[rollout_pb2.Le
         )
         message.task.task_id = lease.task_id
         message.task.attempt = lease.attempt
+        if lease.task_id in partials:
+            message.partial.CopyFrom(partials[lease.task_id])
         leases.append(message)
     return leases
 

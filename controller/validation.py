@@ -185,6 +185,35 @@ def check_group(group: rollout_pb2.Group, limits: GroupLimits, newest_version: i
     )
 
 
+def check_partial(group: rollout_pb2.PartialGroup, limits: GroupLimits, newest: int) -> int:
+    """Tokens of a partial group, after the same checks as of a finished one. Raises InvalidGroup."""
+    task_id, _ = check_task(group.task)
+    wanted = limits.group_size if task_id[0] == "t" else 1
+    if len(group.completions) != wanted:
+        raise InvalidGroup(f"{len(group.completions)} completions where {wanted} were asked for")
+    _token_count(group.prompt_tokens, "prompt_tokens", limits)
+    total = 0
+    tokens, logprobs = [group.prompt_tokens], []
+    for number, completion in enumerate(group.completions):
+        if completion.finish_reason not in rollout_pb2.FinishReason.values():
+            raise InvalidGroup(f"completions[{number}]: finish_reason is unknown")
+        if len(completion.logprobs) != len(completion.tokens):
+            raise InvalidGroup(f"completions[{number}]: tokens and log-probs differ in number")
+        check_text(completion.stop, f"completions[{number}].stop")
+        count = 0
+        if completion.tokens:
+            count = _token_count(completion.tokens, f"completions[{number}].tokens", limits)
+            tokens.append(completion.tokens)
+            logprobs.append(completion.logprobs)
+        spans = [(span.version, span.length) for span in completion.versions]
+        _check_spans(spans, count, newest, number)
+        total += count
+    if not total:
+        raise InvalidGroup("a partial group without a token")
+    _check_numbers(tokens, logprobs, [])
+    return total
+
+
 def _token_count(buffer: bytes, field: str, limits: GroupLimits) -> int:
     count, rest = divmod(len(buffer), 4)
     if rest or not count:

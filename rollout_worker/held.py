@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from paceline.v1 import common_pb2, rollout_pb2
+from rollout_worker.engine.base import Request, Sample
 
 
 class Stage(StrEnum):
@@ -29,6 +30,10 @@ class HeldTask:
     stage: Stage = Stage.GENERATING
     since: float = field(default_factory=time.monotonic)
     work: asyncio.Task[None] | None = None
+    request: Request | None = None
+    """What is asked of the engine, where another worker can go on with it."""
+    samples: tuple[Sample, ...] = ()
+    """The request's answer, while it is scored."""
 
     @property
     def key(self) -> tuple[str, int]:
@@ -64,6 +69,10 @@ class Held:
 
     def find(self, task: common_pb2.TaskRef) -> HeldTask | None:
         return self._tasks.get(key_of(task))
+
+    def of_request(self, request_id: str) -> HeldTask | None:
+        task_id, _, attempt = request_id.rpartition("/")
+        return self._tasks.get((task_id, int(attempt))) if attempt.isdecimal() else None
 
     def release(self, task: common_pb2.TaskRef) -> None:
         self._tasks.pop(key_of(task), None)

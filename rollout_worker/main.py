@@ -44,6 +44,7 @@ from rollout_worker.gauges import Gauges
 from rollout_worker.held import Held, HeldTask, Stage
 from rollout_worker.lease_loop import LeaseLoop
 from rollout_worker.outbox import Outbox
+from rollout_worker.partials import Partials
 from rollout_worker.producer import Producer, longest_prompt, returned
 from rollout_worker.receiver import Receiver
 from rollout_worker.rewards.functions import RewardError
@@ -54,6 +55,8 @@ log = logging.getLogger(__name__)
 
 DRAIN_S = 30.0
 """A draining worker finishes what it holds for this long, then hands the rest back."""
+CUT_S = 1.0
+"""How long a stopping worker takes to leave what it has of unfinished tasks to others."""
 PART_S = 2.0
 """How long a stopping worker tries to hand its tasks back."""
 _SWITCH_S = 0.0005
@@ -131,6 +134,7 @@ class RolloutWorker:
                 self.guard(self.session.run()),
                 self.guard(self.leasing.run()),
                 self.guard(self.outbox.run()),
+                self.guard(self.partials.run()),
                 self.guard(self.drain()),
             ]
             await self.ended.wait()
@@ -179,6 +183,14 @@ class RolloutWorker:
             max_message_bytes=int(self.config.controller.max_message_mb * 2**20 * 0.95),
             released=self.on_released,
         )
+        self.partials = Partials(
+            self.call,
+            lambda: self.session.caller,
+            self.held,
+            max_message_bytes=int(self.config.controller.max_message_mb * 2**20 * 0.95),
+        )
+        if self.config.rollout.partial_every_tokens:
+            self.engine.watch(self.config.rollout.partial_every_tokens, self.partials.note)
         self.leasing = LeaseLoop(
             self.call,
             caller=lambda: self.session.caller,
@@ -228,6 +240,11 @@ class RolloutWorker:
     async def part(self) -> None:
         """Hands back what is held and says STOPPED."""
         self.lifecycle = worker_pb2.LIFECYCLE_DRAINING
+        try:
+            async with asyncio.timeout(CUT_S):
+                await self.leave_partial_work()
+        except TimeoutError:
+            event(log, "partial work not left behind", logging.WARNING)
         for task in self.held:
             if task.stage is not Stage.FINISHED:
                 self.drop(task)
@@ -241,6 +258,23 @@ class RolloutWorker:
         self.lifecycle = worker_pb2.LIFECYCLE_STOPPED
         await self.session.close()
         event(log, "stopped")
+
+    async def leave_partial_work(self) -> None:
+        """What unfinished tasks have so far is stored before they are handed back."""
+        if not self.config.rollout.partial_every_tokens:
+            return
+        cut = []
+        for task in self.held:
+            if task.request is None or task.stage is Stage.FINISHED:
+                continue
+            if task.stage is Stage.SCORING:
+                self.partials.note(task.request, task.samples)
+            elif task.work is not None:
+                cut.append(task.work)
+                self.engine.abort(task.request_id)
+        if cut:
+            await asyncio.wait(cut)
+        await self.partials.flush()
 
     async def close(self) -> None:
         for task in self.held:
@@ -290,6 +324,7 @@ class RolloutWorker:
             self.drop(task)
             self.held.release(task.lease.task)
         self.outbox.clear()
+        self.partials.clear()
         if self.receiver is not None:
             self.receiver.set_link(None)
         self.on_released()
@@ -299,6 +334,7 @@ class RolloutWorker:
         generating = stats.running + stats.waiting
         gauges = self.gauges.read()
         gauges["unsent"] = float(len(self.outbox))
+        gauges["continued_tokens"] = float(self.producer.continued_tokens)
         gauges["scoring"] = float(self.held.count(Stage.SCORING))
         if self.receiver is not None:
             gauges["transfer_s"] = self.receiver.last_transfer_s
@@ -359,7 +395,9 @@ class RolloutWorker:
     async def produce(self, task: HeldTask) -> None:
         try:
             outcome = await self.producer.produce(task)
-        except Aborted:
+        except Aborted as cut:
+            if task.request is not None:
+                self.partials.note(task.request, cut.partial)
             return
         except EngineError as error:
             self.fail(EngineFailed(str(error)))

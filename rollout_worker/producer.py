@@ -7,18 +7,23 @@ row ──► prompt tokens ──► engine ──► texts ──► rewards �
 from __future__ import annotations
 
 import json
+import logging
 import time
 
 import numpy as np
 
 from paceline.config.schema import Config
+from paceline.log import event
 from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Engine, GenerationFailed, Request, SamplingParams
 from rollout_worker.groups import group_message, text_of
 from rollout_worker.held import HeldTask, Stage
+from rollout_worker.prefixes import prefixes_of
 from rollout_worker.rewards.score import Job, ScoringFailed
 from rollout_worker.scoring import Scorer
 from rollout_worker.tokenizer import BadPrompt, Prompt, PromptTokenizer
+
+logger = logging.getLogger(__name__)
 
 
 class Producer:
@@ -29,6 +34,8 @@ class Producer:
         self._tokenizer = tokenizer
         self._engine = engine
         self._scorer = scorer
+        self.continued_tokens = 0
+        """Tokens that others had generated and that were not generated again."""
 
     async def produce(self, held: HeldTask) -> rollout_pb2.Group | rollout_pb2.ReturnedTask:
         """Raises Aborted where the request was aborted, EngineError where the engine has failed."""
@@ -43,18 +50,12 @@ class Producer:
         except BadPrompt as error:
             return returned(held, rollout_pb2.RETURN_KIND_DROP, error.reason, str(error))
         try:
-            samples = await self._engine.generate(
-                Request(
-                    held.request_id,
-                    prompt.tokens,
-                    self._params(lease, len(prompt.tokens)),
-                    count=lease.group_size,
-                )
-            )
+            held.request = self._request(held, prompt)
+            samples = await self._engine.generate(held.request)
         except GenerationFailed as error:
             return returned(held, rollout_pb2.RETURN_KIND_FAILED, "generation_error", str(error))
         generate_s = time.monotonic() - held.since
-        held.stage = Stage.SCORING
+        held.stage, held.samples = Stage.SCORING, samples
         texts = self._tokenizer.decode_many([sample.tokens for sample in samples])
         texts = [text_of(sample, text) for sample, text in zip(samples, texts, strict=True)]
         job = self._job(lease, row, prompt, texts)
@@ -65,6 +66,22 @@ class Producer:
         except ScoringFailed as error:
             return returned(held, rollout_pb2.RETURN_KIND_FAILED, error.reason, str(error))
         return group_message(lease, prompt, samples, texts, scores, generate_s=generate_s)
+
+    def _request(self, held: HeldTask, prompt: Prompt) -> Request:
+        """All completions of the task, from where an earlier attempt left them."""
+        lease, params = held.lease, self._params(held.lease, len(prompt.tokens))
+        prefixes = prefixes_of(
+            lease.partial,
+            prompt.tokens,
+            count=lease.group_size,
+            max_tokens=params.max_tokens,
+            version=self._engine.version,
+        )
+        tokens = sum(len(sample.tokens) for sample in prefixes if sample is not None)
+        self.continued_tokens += tokens
+        if lease.HasField("partial"):
+            event(logger, "continued", task=held.request_id, tokens=tokens)
+        return Request(held.request_id, prompt.tokens, params, lease.group_size, prefixes)
 
     def _params(self, lease: rollout_pb2.Lease, prompt_tokens: int) -> SamplingParams:
         rollout = self._config.rollout

@@ -154,7 +154,7 @@ def accept(d: Decider, c: AcceptGroup, now: float) -> Verdict:
         d.emit(EvalTaskDone(task.task_id, task.attempt, c.worker_id, group.reward_mean))
         d.settle_evals(now)
         return Verdict("accepted")
-    next_step = state.versions.step + (2 if state.steps.open else 1)
+    next_step = state.next_step
     staleness = state.versions.staleness(group.min_version, next_step)
     if staleness > state.run.max_staleness:
         detail = f"{staleness} steps old at the earliest step {next_step}"

@@ -61,6 +61,11 @@ class State:
         return self.phase in (Phase.FINISHED, Phase.FAILED)
 
     @property
+    def next_step(self) -> int:
+        """The earliest step that a group which is not ready yet can be in."""
+        return self.versions.step + (2 if self.steps.open else 1)
+
+    @property
     def run(self) -> RunFacts:
         assert self.facts is not None
         return self.facts

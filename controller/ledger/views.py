@@ -289,6 +289,28 @@ def payload_ref(state: State, task_id: str) -> tuple[str, int] | None:
     return task_id, task.attempt
 
 
+def runs(state: State, worker_id: str, task_id: str, attempt: int) -> bool:
+    """Whether this attempt at the task is leased to this worker."""
+    return _owns(state, worker_id, task_id, attempt)
+
+
+def unfinished(state: State, task_id: str) -> bool:
+    """Whether the task waits for a lease or is leased."""
+    task = state.tasks.records.get(task_id)
+    return task is not None and task.stand in (Stand.PENDING, Stand.LEASED)
+
+
+def may_continue(state: State, task_id: str, oldest_version: int) -> bool:
+    """Whether a sample whose oldest token is of this version would be accepted if it ended now."""
+    task = state.tasks.records.get(task_id)
+    if task is None or not 0 <= oldest_version <= state.versions.version:
+        return False
+    if task.kind is Kind.EVAL:
+        return oldest_version >= state.versions.version_of(task.eval_step)
+    staleness = state.versions.staleness(oldest_version, state.next_step)
+    return staleness <= state.run.max_staleness
+
+
 def live_payloads(state: State) -> set[tuple[str, int]]:
     """Payloads that a step, or its repetition after a rollback, may still need.
 

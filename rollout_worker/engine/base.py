@@ -20,7 +20,7 @@ What every engine promises:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
@@ -121,6 +121,10 @@ class Request:
             raise ValueError("prefixes must be empty or one for each sample")
 
 
+OnPartial = Callable[[Request, "tuple[Sample | None, ...]"], None]
+"""A request and what each of its samples has so far, finished or not; None: nothing yet."""
+
+
 @dataclass(frozen=True, slots=True)
 class EngineStats:
     """Counters since the start; differences of two readings give rates."""
@@ -162,6 +166,13 @@ class Engine(ABC):
     @abstractmethod
     def abort(self, request_id: str) -> None:
         """Ends a request at the next token boundary. Unknown ids are ignored."""
+
+    def watch(self, every: int, report: OnPartial) -> None:  # noqa: B027
+        """From now on ``report`` is called, in the event loop, whenever a sample of a request has
+        ``every`` (at least 1) tokens more than when the request was reported last, or than its prefix.
+
+        An engine that cannot look into running requests reports nothing.
+        """
 
     @abstractmethod
     async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:

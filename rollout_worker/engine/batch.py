@@ -20,6 +20,7 @@ _STATE = np.dtype(
         ("prompt", np.int64),
         ("count", np.int64),
         ("limit", np.int64),
+        ("told", np.int64),
         ("last", np.int64),
         ("key", np.uint64),
         ("temperature", np.float32),
@@ -98,6 +99,7 @@ class Batch:
                 len(sequence.prompt),
                 count,
                 sequence.limit,
+                count,
                 0,
                 sequence.key,
                 sequence.temperature,
@@ -164,6 +166,14 @@ class Batch:
             finish,
             stop,
         )
+
+    def due(self, every: int) -> NDArray[np.int64]:
+        """Rows with ``every`` tokens more than when they were told of last."""
+        state = self._state[: self.size]
+        return np.flatnonzero(state["count"] - state["told"] >= every)
+
+    def mark_told(self, rows: list[int]) -> None:
+        self._state["told"][rows] = self._state["count"][rows]
 
     def mark_version(self, version: int) -> None:
         """All tokens so far were made by ``version`` or before: weights are about to change."""

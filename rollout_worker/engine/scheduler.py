@@ -111,6 +111,20 @@ class Scheduler:
         self._leave(np.array(hit, dtype=np.int64))
         return ended
 
+    def due(self, every: int) -> list[Ended]:
+        """The running rows, as they are, of each request one of whose rows has ``every`` tokens more
+        than when the request was returned here last."""
+        batch = self._batch
+        ids = {batch.owners[row].request_id for row in batch.due(every)}
+        if not ids:
+            return []
+        rows = [row for row, owner in enumerate(batch.owners) if owner.request_id in ids]
+        batch.mark_told(rows)
+        return [
+            Ended(owner.request_id, owner.index, batch.sample(row, self.version, Finish.PARTIAL))
+            for row, owner in ((row, batch.owners[row]) for row in rows)
+        ]
+
     def set_version(self, version: int) -> None:
         """The weights have been replaced; tokens from now on are of ``version``."""
         self._batch.mark_version(self.version)

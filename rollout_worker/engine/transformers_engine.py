@@ -34,6 +34,7 @@ from rollout_worker.engine.base import (
     EngineError,
     EngineStats,
     GenerationFailed,
+    OnPartial,
     Request,
     Sample,
 )
@@ -53,6 +54,7 @@ _PARITY = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
 
 @dataclass(slots=True)
 class _Pending:
+    request: Request
     future: asyncio.Future[tuple[Sample, ...]]
     samples: list[Sample | None]
     missing: int
@@ -101,6 +103,8 @@ class TransformersEngine(Engine):
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
         self._version = -1
+        self._every = 0
+        self._report: OnPartial = lambda request, samples: None
         self._idle_s = self._swap_s = 0.0
         self._idle_since: float | None = None
         self._samples = self._swaps = 0
@@ -126,7 +130,7 @@ class TransformersEngine(Engine):
         if request.request_id in self._pending:
             raise EngineError(f"request {request.request_id} is already running")
         future: asyncio.Future[tuple[Sample, ...]] = self._loop.create_future()
-        pending = _Pending(future, [None] * request.count, request.count)
+        pending = _Pending(request, future, [None] * request.count, request.count)
         self._pending[request.request_id] = pending
         self._post(lambda inbox: inbox.requests.append(request))
         try:
@@ -139,6 +143,10 @@ class TransformersEngine(Engine):
     def abort(self, request_id: str) -> None:
         if request_id in self._pending:
             self._post(lambda inbox: inbox.aborts.add(request_id))
+
+    def watch(self, every: int, report: OnPartial) -> None:
+        self._report = report
+        self._every = every
 
     async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
         pairs = self._table.check(tensors)
@@ -281,6 +289,8 @@ class TransformersEngine(Engine):
         ended += self._scheduler.step()
         if ended or aborts:
             self._loop.call_soon_threadsafe(self._deliver, ended, aborts, cut)
+        if self._every and (due := self._scheduler.due(self._every)):
+            self._loop.call_soon_threadsafe(self._tell, due)
         return True
 
     def _swap(self, swap: _Swap) -> None:
@@ -317,6 +327,21 @@ class TransformersEngine(Engine):
             pending = self._pending.pop(request_id, None)
             if pending is not None and not pending.future.done():
                 pending.future.set_exception(Aborted(request_id, tuple(pending.samples)))
+
+    def _tell(self, due: list[Ended]) -> None:
+        """Reports requests as they are: finished samples, running ones, and prefixes that wait."""
+        running: dict[str, dict[int, Sample | None]] = {}
+        for item in due:
+            running.setdefault(item.request_id, {})[item.index] = item.sample
+        for request_id, rows in running.items():
+            if (pending := self._pending.get(request_id)) is None:
+                continue
+            prefixes = pending.request.prefixes or (None,) * pending.request.count
+            samples = (
+                rows.get(index) or done or prefix
+                for index, (done, prefix) in enumerate(zip(pending.samples, prefixes, strict=True))
+            )
+            self._report(pending.request, tuple(samples))
 
     def _finish(self, pending: _Pending) -> None:
         if pending.future.done():
