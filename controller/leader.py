@@ -58,6 +58,7 @@ MENDING_TICK_S = 0.02
 """While a mesh is to be formed."""
 HAND_OVER_S = 0.3
 """How long a leader that leaves waits for a sink in the middle of a write before it lets go."""
+ENDS = frozenset({"RunFinished", "RunFailed"})
 PATIENCE_S = 2.0
 """How long a request waits for an outage to end before its caller is told to come again."""
 
@@ -86,6 +87,8 @@ class _Closing:
     directives: list[tuple[Session, worker_pb2.Directive]]
     obsolete: list[Ref]
     snapshot: dict[str, Any] | None
+    last: bool
+    """The run has ended with it."""
 
 
 class Leader:
@@ -125,6 +128,8 @@ class Leader:
         """What keeps the provider from reaching the desired counts."""
         self._chores: set[asyncio.Task[None]] = set()
         self._ended: Exception | None = None
+        self._over = False
+        """The end of the run is durable."""
         self._begun = False
         """The run and the term are in the ledger: until then nobody's command may be decided."""
 
@@ -228,6 +233,7 @@ class Leader:
 
     async def _begin(self) -> None:
         before = self.appender.at
+        self._over = self.ledger.state.ended
         facts = self._facts()
         self.decide(StartRun(facts))
         self.decide(BeginTerm(self.term, self.plant.controller_id))
@@ -352,7 +358,7 @@ class Leader:
         if self._events_since_snapshot >= self.plant.config.controller.snapshot_every:
             self._events_since_snapshot = 0
             snapshot = self.ledger.to_snapshot()
-        return _Closing(directives, obsolete, snapshot)
+        return _Closing(directives, obsolete, snapshot, last=not kinds.isdisjoint(ENDS))
 
     def _batch_durable(self, batch: Batch) -> None:
         closing: _Closing = batch.attachment
@@ -363,7 +369,8 @@ class Leader:
         else:
             self._held_lines.append(batch)
         self.outflow.record(batch.t, batch.json)
-        if self._outcome is not None:
+        if closing.last:
+            self._over = True
             self._chore(self._finish_outflow())
         if closing.obsolete:
             self._chore(self._delete_payloads(closing.obsolete))
@@ -416,7 +423,7 @@ class Leader:
         held, self._held_lines = self._held_lines or [], None
         for batch in held:
             self.files.record(batch.at.entry, batch.t, batch.json)
-        if self._outcome is not None:
+        if self._over:
             await self._finish_outflow()
 
     async def _finish_outflow(self) -> None:

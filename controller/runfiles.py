@@ -37,6 +37,7 @@ class RunFiles:
         self._items: deque[Item] = deque()
         self._closing = threading.Event()
         self._failed = False
+        self._idle = threading.Event()
         self._opened: concurrent.futures.Future[str | None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._serve, name="run-files", daemon=True)
         self._thread.start()
@@ -47,7 +48,12 @@ class RunFiles:
 
     def record(self, position: str, t: float, events: Sequence[Mapping[str, Any]]) -> None:
         """Takes one journal entry; returns at once."""
+        self._idle.clear()
         self._items.append((position, t, events))
+
+    async def written(self, timeout_s: float = 5.0) -> bool:
+        """Whether everything taken so far is in the files by then."""
+        return await asyncio.to_thread(self._idle.wait, timeout_s)
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Writes what was taken, if this process still may, then closes the files."""
@@ -83,3 +89,5 @@ class RunFiles:
                 if not self._failed:
                     log.error("run files cannot be written error=%s", error)
                 self._failed = True
+        if not self._items:
+            self._idle.set()

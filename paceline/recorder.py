@@ -1,4 +1,4 @@
-"""Run files for people, written by the leader: events.jsonl, metrics.jsonl and TensorBoard curves.
+"""Run files for people, written by the leader: events.jsonl and metrics.jsonl.
 
 The journal is the truth; these files are its story. Every line carries the journal position it came
 from, so whoever leads next goes on where the last complete line ends:
@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 from paceline.jsonlines import JsonLines, read_lines
-from paceline.tensorboard import EventFile
 
 COUNTED = frozenset(
     {
@@ -39,10 +38,8 @@ class Recorder:
     """Writes the run files of ``run_dir``; one leader at a time, continued by the next."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._run_dir = run_dir
         self._events = JsonLines(run_dir / "events.jsonl")
         self._metrics = JsonLines(run_dir / "metrics.jsonl")
-        self._board: EventFile | None = None
         self._counts: Counter[str] = Counter()
         self._position, self._index, self._previous = "", -1, ""
         self._listed, self.last_position = _last_line(run_dir / "events.jsonl")
@@ -84,8 +81,6 @@ class Recorder:
     def close(self) -> None:
         self._events.close()
         self._metrics.close()
-        if self._board:
-            self._board.close()
 
     def _measure(self, key: _Key, t: float, event: Mapping[str, Any]) -> None:
         if key <= self._measured:
@@ -97,10 +92,6 @@ class Recorder:
         row = {**head, "step": step, "version": int(event.get("version", 0)), **_finite(values)}
         self._metrics.append(row)
         self._measured = key
-        if self._board is None:
-            self._board = EventFile(self._run_dir / "tensorboard")
-        curves = {_tag(name): value for name, value in values.items() if math.isfinite(value)}
-        self._board.scalars(step, t, curves)
 
 
 def _measurements(event: Mapping[str, Any]) -> dict[str, float]:
@@ -111,14 +102,6 @@ def _measurements(event: Mapping[str, Any]) -> dict[str, float]:
         "eval_reward_mean": float(event.get("reward_mean", math.nan)),
         "eval_count": float(event.get("count", 0)),
     }
-
-
-def _tag(name: str) -> str:
-    """Groups curves as TensorBoard shows them: time/..., queue/..., eval/..., train/..."""
-    for prefix in ("time_", "queue_", "eval_"):
-        if name.startswith(prefix):
-            return f"{prefix[:-1]}/{name.removeprefix(prefix)}"
-    return f"train/{name}"
 
 
 def is_listed(event: Mapping[str, Any]) -> bool:

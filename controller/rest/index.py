@@ -22,7 +22,7 @@ from controller.journal import START, Entry
 from controller.rest.columns import Columns
 from controller.rest.history import History
 from controller.rest.scrub import Scrubber
-from controller.rest.tail import LineTail
+from paceline.linetail import LineTail
 from paceline.recorder import is_listed
 
 if TYPE_CHECKING:

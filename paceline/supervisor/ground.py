@@ -18,7 +18,8 @@ from paceline.supervisor.door import Refused
 from paceline.supervisor.records import FleetRecord, ProcessId
 
 OWN_ENTRIES = (
-    *("redis", "controllers", "logs", "checkpoints", "export", "tensorboard"),
+    *("redis", "controllers", "logs", "checkpoints", "export"),
+    *("tensorboard", "wandb", "mlflow"),
     *("events.jsonl", "metrics.jsonl", "summary.json", "fleet.json", "config.toml"),
 )
 """What a run makes in its directory; nothing else in there is ever removed."""

@@ -1,4 +1,4 @@
-"""The run files: complete after every handover, never a line twice, readable by TensorBoard."""
+"""The run files: complete after every handover, never a line twice."""
 
 from __future__ import annotations
 
@@ -123,34 +123,6 @@ def test_one_metrics_row_a_step_and_one_an_evaluation(tmp_path: Path) -> None:
     ]
     assert rows[0]["eval_reward_mean"] == 0.25
     assert rows[1]["loss"] is None, "NaN is not JSON"
-
-
-def test_tensorboard_reads_the_curves(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
-    replay(recorder, journal(3))
-    recorder.close()
-    (path,) = (tmp_path / "tensorboard").iterdir()
-    points = {}
-    data = path.read_bytes()
-    from tensorboardX.crc32c import crc32c
-    from tensorboardX.proto.event_pb2 import Event
-
-    def masked(data: bytes) -> int:
-        crc = crc32c(data)
-        return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
-
-    while data:
-        length = int.from_bytes(data[:8], "little")
-        assert int.from_bytes(data[8:12], "little") == masked(data[:8])
-        assert int.from_bytes(data[12 + length : 16 + length], "little") == masked(
-            data[12 : 12 + length]
-        )
-        event = Event.FromString(data[12 : 12 + length])
-        for value in event.summary.value:
-            points[(value.tag, event.step)] = value.simple_value
-        data = data[16 + length :]
-    assert points[("train/reward_mean", 2)] == pytest.approx(0.2)
-    assert points[("eval/reward_mean", 0)] == pytest.approx(0.25)
 
 
 def test_the_recorder_imports_no_heavy_library() -> None:
