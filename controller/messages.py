@@ -120,6 +120,7 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
         mesh_rebuilds=view.mesh_rebuilds,
         reason=view.reason,
         checkpoint_step=view.checkpoint_step,
+        clock_s=time.time(),
         tasks=admin_pb2.TaskCounts(
             dispatched=view.counts.dispatched,
             pending=view.counts.pending,
