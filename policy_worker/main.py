@@ -39,6 +39,7 @@ from paceline.hosts import own_address
 from paceline.log import event
 from paceline.mesh import EpochCancelled, MeshError
 from paceline.v1 import policy_pb2, worker_pb2
+from policy_worker.batch import BadGroup
 from policy_worker.checkpoint import CheckpointError
 from policy_worker.control import Control
 from policy_worker.gradients import StepFacts
@@ -77,7 +78,7 @@ def run(
     except RequestRefused as error:
         print(f"policy_worker: the controller refused {worker_id}: {error}", file=sys.stderr)
         return 2
-    except (CheckpointError, ReplicaBroken, RefusedForGood) as error:
+    except (CheckpointError, ReplicaBroken, RefusedForGood, BadGroup) as error:
         print(f"policy_worker: {error}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
@@ -324,13 +325,20 @@ class PolicyWorker:
         if reply.state == policy_pb2.PLAN_STATE_FINISHED:
             # Until one newer than this turn began with: the present one may be STOPPED already,
             # and then none comes after it.
-            self.sleep(self.followed, "finished")
+            self.standing.rest("finished")
+            self.control.wait(
+                lambda: self.control.directive is not self.followed or self.checkpoint_due()
+            )
             return None
         if reply.state != policy_pb2.PLAN_STATE_OPEN:
             self.over = epoch
             return None
         plan: policy_pb2.StepPlan = reply.plan
         return plan
+
+    def checkpoint_due(self) -> bool:
+        """The last one, too, may have to be written again."""
+        return self.outlets is not None and self.outlets.checkpoint_due()
 
     def vote(self, plan: policy_pb2.StepPlan, stats: Stats) -> int | None:
         """The committed version; None where the step is to be done again."""

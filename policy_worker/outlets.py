@@ -4,11 +4,14 @@
           └──► checkpoint ──► writer's thread ──► RecordCheckpoint ──► obsolete ones deleted
                                                                   (rank 0 of the mesh)
 
-Both copy the state on the training thread and go on in the background; each version leaves once.
+Both copy the state on the training thread and go on in the background; each version leaves once. A
+checkpoint that is due and that nobody is writing (its writer died, its write failed) is made up at
+the next opportunity, not at the next regular step.
 """
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import Future
 
 from paceline.v1 import policy_pb2, worker_pb2
@@ -16,6 +19,9 @@ from policy_worker.checkpoint import CheckpointInfo
 from policy_worker.control import Control
 from policy_worker.publisher import Publisher
 from policy_worker.trainer import Trainer
+
+RETRY_S = 10.0
+"""Between a checkpoint that could not be written or recorded and the next try."""
 
 
 class Outlets:
@@ -35,6 +41,9 @@ class Outlets:
         )
         self._published = -1
         self._saved = -1
+        """Version of the newest checkpoint that is being written or is recorded."""
+        self._saved_step = 0
+        self._save_again_at = 0.0
         self._records: list[Future[None]] = []
         self.last_publish_s = 0.0
         """What the newest publication took of the training thread's time."""
@@ -55,11 +64,15 @@ class Outlets:
             bool(self._own_links(directive)) and self._published != state.version
         ) or self._checkpoint_wanted(directive)
 
+    def checkpoint_due(self) -> bool:
+        """This replica is to write a checkpoint of its present state now."""
+        directive = self._control.directive
+        return directive is not None and self._checkpoint_wanted(directive)
+
     def serve(self) -> None:
         """Does what ``wanted`` is about."""
         self.publish()
-        directive = self._control.directive
-        if directive is not None and self._checkpoint_wanted(directive):
+        if self.checkpoint_due():
             self.save_checkpoint()
 
     def publish(self) -> None:
@@ -77,8 +90,11 @@ class Outlets:
         state = self._trainer.state
         if self._trainer.rank != 0 or self._saved == state.version or state.step == 0:
             return
-        self._saved = state.version
-        self._trainer.save().add_done_callback(self._checkpoint_written)
+        self._saved, self._saved_step = state.version, state.step
+        version = state.version
+        self._trainer.save().add_done_callback(
+            lambda future: self._checkpoint_written(version, future)
+        )
 
     def finish(self) -> None:
         """Waits until checkpoints under way are recorded; the trainer is closed by then."""
@@ -98,11 +114,15 @@ class Outlets:
 
     def _checkpoint_wanted(self, directive: worker_pb2.Directive) -> bool:
         state = self._trainer.state
+        wanted = directive.checkpoint_step
+        # Version and step rise together until a rollback: what was saved before one does not count.
+        same_line = self._saved - self._saved_step == state.version - state.step
+        saved_step = self._saved_step if same_line else 0
         return (
-            directive.checkpoint_step == state.step
-            and state.step > 0
+            saved_step < wanted <= state.step
             and self._saved != state.version
             and self._trainer.rank == 0
+            and time.monotonic() >= self._save_again_at
         )
 
     def _link_broke(self, epoch: int, detail: str) -> None:
@@ -114,10 +134,11 @@ class Outlets:
             ),
         )
 
-    def _checkpoint_written(self, future: Future[CheckpointInfo]) -> None:
+    def _checkpoint_written(self, version: int, future: Future[CheckpointInfo]) -> None:
         # On the writer's thread.
         if future.exception() is not None:
-            return  # logged by the writer; the one before stays the newest
+            self._not_saved(version)  # logged by the writer; the one before stays the newest
+            return
         info = future.result()
         request = policy_pb2.CheckpointRequest(
             caller=self._control.caller,
@@ -127,10 +148,19 @@ class Outlets:
             size_bytes=info.size_bytes,
             seconds=info.seconds,
         )
-        self._records.append(
-            self._control.post(
-                "PolicyService.RecordCheckpoint",
-                request,
-                lambda reply: self._trainer.checkpointer.delete(list(reply.obsolete_paths)),
-            )
-        )
+        recorded = False
+
+        def obsolete(reply: policy_pb2.CheckpointReply) -> None:
+            nonlocal recorded
+            recorded = True
+            self._trainer.checkpointer.delete(list(reply.obsolete_paths))
+
+        record = self._control.post("PolicyService.RecordCheckpoint", request, obsolete)
+        record.add_done_callback(lambda _: None if recorded else self._not_saved(version))
+        self._records.append(record)
+
+    def _not_saved(self, version: int) -> None:
+        """What was to be ``version``'s checkpoint is none. Any thread."""
+        if self._saved == version:
+            self._save_again_at = time.monotonic() + RETRY_S
+            self._saved, self._saved_step = -1, 0

@@ -283,11 +283,13 @@ def test_a_checkpoint_asked_for_comes_before_the_regular_one_and_once() -> None:
     assert views.wanted_checkpoint(run.state) == 4
 
 
-def test_a_missed_wish_for_a_checkpoint_does_not_hide_the_regular_one() -> None:
+def test_a_wish_for_a_checkpoint_whose_writer_died_is_still_wanted_after_its_step() -> None:
     run = fleet("p0", checkpoint_every=4, steps=6)
     run.do(cmd.RequestCheckpoint("a"))
     for _ in range(2):
         run.train()
+    assert views.wanted_checkpoint(run.state) == 1
+    run.checkpoint()
     assert views.wanted_checkpoint(run.state) == 4
 
 
