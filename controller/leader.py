@@ -276,6 +276,7 @@ class Leader:
             data_digest=rows.digest,
             config_digest=self.plant.config_digest,
             bounds=config.fleet.bounds,
+            speculative_after=config.rollout.speculative_after if config.rollout.speculative else 0,
         )
 
     async def _renew(self) -> None:

@@ -26,7 +26,6 @@ from typing import Protocol
 from controller.ledger import Ledger
 from controller.ledger.commands import Command, DeclareDead, ExpireLease, FormMesh
 from controller.ledger.state import State
-from controller.ledger.tasks import Stand
 
 FORM_DELAY_S = 0.05
 """A collective's error often outruns the broken session of the peer that caused it."""
@@ -212,13 +211,13 @@ class Liveness:
         if pulse.news:
             pulse.news = False
             for task_id in state.fleet.workers[key[0]].held:
-                ref = (task_id, state.tasks.records[task_id].attempt)
+                ref = (task_id, state.tasks.records[task_id].attempt_of(key[0]))
                 if ref not in pulse.held:
                     unnamed[ref] = pulse.unnamed.get(ref, now)
         else:
             for ref, since in pulse.unnamed.items():
                 task = state.tasks.records.get(ref[0])
-                if task is not None and task.stand is Stand.LEASED and task.attempt == ref[1]:
+                if task is not None and task.leases.get(ref[1]) == key[0]:
                     unnamed[ref] = since
         pulse.unnamed = unnamed
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 MAX_LEASED = 256
 MAX_GROUPS = 1024
+LOOK_S = 0.25
+"""How often a waiting request is looked at again where idle workers may try slow tasks a second time."""
 
 _KINDS = {
     Kind.TRAIN: rollout_pb2.TASK_KIND_TRAIN,
@@ -92,7 +94,9 @@ async def lease_tasks(
         if result.empty_reason == "alone":
             await leader.hub.alone.wait(alone, left_s)
         else:
-            await leader.hub.lease.wait(lease, left_s)
+            # A task becomes slow enough for a second try without any event.
+            speculative = leader.ledger.state.run.speculative_after > 0
+            await leader.hub.lease.wait(lease, min(left_s, LOOK_S) if speculative else left_s)
     return rollout_pb2.LeaseReply(
         leases=await _with_rows(leader, result), empty_reason=_EMPTY[result.empty_reason]
     )

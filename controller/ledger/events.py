@@ -69,6 +69,16 @@ class TasksLeased:
     incarnation: int
     lease_seq: int
     leases: tuple[LeasedTask, ...]
+    t: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseSuperseded:
+    """Of two tries at a task the other one finished it: this lease is over."""
+
+    task_id: str
+    attempt: int
+    worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +91,7 @@ class GroupAccepted:
 
 @dataclass(frozen=True, slots=True)
 class TaskReleased:
-    """Back to the front of the queue."""
+    """The lease is over. Back to the front of the queue, unless a second try goes on."""
 
     task_id: str
     attempt: int
@@ -309,6 +319,7 @@ Event = (
     | WorkerDied
     | WorkerChanged
     | TasksLeased
+    | LeaseSuperseded
     | GroupAccepted
     | TaskReleased
     | TaskDropped

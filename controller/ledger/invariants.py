@@ -69,23 +69,26 @@ def _partition(s: State) -> Iterator[str]:
 
 
 def _owners(s: State) -> Iterator[str]:
-    held = {}
+    held: dict[str, list[str]] = {}
     for worker in s.fleet.workers.values():
         if worker.held and not worker.alive:
             yield f"{worker.worker_id} is {worker.lifecycle} and holds {len(worker.held)} tasks"
         for task_id in worker.held:
-            if task_id in held:
-                yield f"{task_id} has two owners"
-            held[task_id] = worker.worker_id
+            held.setdefault(task_id, []).append(worker.worker_id)
     for task in s.tasks.records.values():
-        owner = held.pop(task.task_id, None)
-        if task.stand is Stand.LEASED and owner != task.owner:
-            yield f"{task.task_id} is leased to {task.owner}, held by {owner}"
-        if task.stand is not Stand.LEASED and owner is not None:
-            yield f"{task.task_id} is {task.stand} and held by {owner}"
+        holders = sorted(held.pop(task.task_id, []))
+        owners = sorted(task.leases.values())
+        if holders != owners:
+            yield f"{task.task_id} is leased to {owners}, held by {holders}"
+        if (task.stand is Stand.LEASED) != bool(owners):
+            yield f"{task.task_id} is {task.stand} and leased to {owners}"
+        if len(owners) > (2 if s.run.speculative_after else 1) or len(set(owners)) < len(owners):
+            yield f"{task.task_id} has too many owners: {owners}"
+        if max(task.leases, default=0) > task.attempt:
+            yield f"{task.task_id} runs tries {list(task.leases)}, the newest is {task.attempt}"
         if len(task.failures) >= s.run.max_attempts:
             yield f"{task.task_id} failed {len(task.failures)} times and is not quarantined"
-    yield from (f"{task_id} is held by {w} and finished" for task_id, w in held.items())
+    yield from (f"{task_id} is held by {names} and finished" for task_id, names in held.items())
 
 
 def _steps(s: State) -> Iterator[str]:

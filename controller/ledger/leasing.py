@@ -2,7 +2,8 @@
 
 - A task is leased only if tokens of the worker's weights will be fresh enough at the step it
   queues for. The count in front of it is derived from the tasks, so it cannot leak.
-- Only the current owner's current attempt may finish a task. Everyone else learns what became of it.
+- Only a try that runs may finish a task, and the first one does. Everyone else learns what became
+  of it.
 - A try that failed counts, and so does the death of an owner that held nothing else; at
   ``max_attempts`` the task is quarantined.
 - A task that two owners have died with is suspect: it goes to a worker that holds nothing else, one
@@ -32,11 +33,13 @@ from controller.ledger.core import Decider
 from controller.ledger.events import (
     EvalTaskDone,
     GroupAccepted,
+    LeaseSuperseded,
     TaskDropped,
     TaskReleased,
     TasksLeased,
 )
 from controller.ledger.fleet import Worker
+from controller.ledger.speculation import awaited_tasks
 from controller.ledger.state import Phase, State
 from controller.ledger.stepping import settle_step
 from controller.ledger.tasks import Stand, Task
@@ -69,9 +72,13 @@ def lease(d: Decider, c: LeaseTasks, now: float) -> LeaseResult:
         if rest > 0:
             leases.extend(_train_leases(state, rest))
     if not leases:
-        newest = admissible(state, state.versions.version)
-        return LeaseResult((), "weights" if c.loaded_version < 0 or newest > 0 else "staleness")
-    event = TasksLeased(c.worker_id, c.incarnation, c.lease_seq, tuple(leases))
+        if c.loaded_version < 0 or admissible(state, state.versions.version) > 0:
+            return LeaseResult((), "weights")
+        awaited = awaited_tasks(state, worker, c.loaded_version, now)
+        leases = [_lease_of(state, task) for task in awaited[: c.max_tasks]]
+    if not leases:
+        return LeaseResult((), "staleness")
+    event = TasksLeased(c.worker_id, c.incarnation, c.lease_seq, tuple(leases), now)
     d.emit(event)
     return LeaseResult(event.leases)
 
@@ -158,11 +165,12 @@ def accept(d: Decider, c: AcceptGroup, now: float) -> Verdict:
     staleness = state.versions.staleness(group.min_version, next_step)
     if staleness > state.run.max_staleness:
         detail = f"{staleness} steps old at the earliest step {next_step}"
-        d.emit(TaskDropped(task.task_id, task.attempt, "stale", detail, verdict="too_stale"))
+        drop(d, task, group.attempt, "stale", detail, verdict="too_stale")
         return Verdict("too_stale", detail)
     if state.run.filter_uninformative and group.reward_std == 0.0:
-        d.emit(TaskDropped(task.task_id, task.attempt, "uninformative", "all rewards are equal"))
+        drop(d, task, group.attempt, "uninformative", "all rewards are equal")
         return Verdict("accepted", "uninformative: its rewards are all equal; dropped")
+    supersede(d, task, group.attempt)
     d.emit(GroupAccepted(c.worker_id, group))
     settle_step(d, now)
     return Verdict("accepted")
@@ -189,7 +197,7 @@ def give_back(d: Decider, c: ReturnTask, now: float) -> Verdict:
     if not _holds(task, c.worker_id, c.attempt):
         return _not_yours(task, c.attempt)
     if c.kind == "drop":
-        d.emit(TaskDropped(task.task_id, task.attempt, c.reason, c.detail))
+        drop(d, task, c.attempt, c.reason, c.detail)
     elif c.kind == "failed":
         release(d, task, worker, c.reason, counts=True, detail=c.detail)
     elif c.kind == "hand_back":
@@ -202,9 +210,10 @@ def give_back(d: Decider, c: ReturnTask, now: float) -> Verdict:
 
 def expire(d: Decider, c: ExpireLease, now: float) -> None:
     task = d.state.tasks.records.get(c.task_id)
-    if task is None or task.stand is not Stand.LEASED or task.attempt != c.attempt:
+    if task is None or c.attempt not in task.leases:
         return
-    release(d, task, d.state.fleet.workers[task.owner], "lease_expired", counts=False)
+    owner = d.state.fleet.workers[task.leases[c.attempt]]
+    release(d, task, owner, "lease_expired", counts=False)
 
 
 def release(
@@ -217,40 +226,52 @@ def release(
     detail: str = "",
     suspected: bool = False,
 ) -> None:
-    """The lease is over without a group: back to the front of the queue, or into quarantine."""
-    run = d.state.run
+    """The worker's lease is over without a group: the task goes back to the front of the queue, or
+    into quarantine; where a second try runs, on with that."""
+    run, attempt = d.state.run, task.attempt_of(worker.worker_id)
     if counts and len(task.failures) + 1 >= run.max_attempts:
         tries = [*task.failures, f"{worker.worker_id}: {reason} {detail}".strip()]
-        d.emit(TaskDropped(task.task_id, task.attempt, "quarantined", "; ".join(tries)))
+        drop(d, task, attempt, "quarantined", "; ".join(tries))
         return
-    d.emit(
-        TaskReleased(
-            task.task_id, task.attempt, worker.worker_id, reason, counts, detail, suspected
-        )
-    )
+    d.emit(TaskReleased(task.task_id, attempt, worker.worker_id, reason, counts, detail, suspected))
+
+
+def drop(
+    d: Decider, task: Task, attempt: int, reason: str, detail: str = "", verdict: str = "duplicate"
+) -> None:
+    """The task is finished without being trained, by ``attempt``."""
+    supersede(d, task, attempt)
+    d.emit(TaskDropped(task.task_id, attempt, reason, detail, verdict))
+
+
+def supersede(d: Decider, task: Task, attempt: int) -> None:
+    """Every try but this one is over: it is about to finish the task."""
+    for other, worker_id in sorted(task.leases.items()):
+        if other != attempt:
+            d.emit(LeaseSuperseded(task.task_id, other, worker_id))
 
 
 def _holds(task: Task, worker_id: str, attempt: int) -> bool:
-    return task.stand is Stand.LEASED and task.owner == worker_id and task.attempt == attempt
+    return task.leases.get(attempt) == worker_id
 
 
 def _not_yours(task: Task, attempt: int) -> Verdict:
     if attempt > task.attempt or attempt < 1:
         return Verdict("unknown_task", f"{task.task_id} was never tried {attempt} times")
-    if attempt == task.attempt and task.stand is not Stand.LEASED:
-        if task.stand is Stand.PENDING:
-            return Verdict("superseded", "this lease is over; the task waits for another try")
+    if task.group is not None and attempt == task.group.attempt:
         return Verdict("duplicate", "this attempt was accepted before")
-    return Verdict("superseded", f"the task is at attempt {task.attempt}")
+    if task.stand is Stand.PENDING:
+        return Verdict("superseded", "this lease is over; the task waits for another try")
+    return Verdict("superseded", f"the task is at attempt {task.finished_attempt}")
 
 
 def _of_the_past(state: State, task_id: str, attempt: int) -> Verdict:
     outcome = state.tasks.outcomes.get(task_id)
     if outcome is not None:
-        last, verdict = outcome
+        last, verdict, newest = outcome
         if attempt == last:
             return Verdict(verdict, "this attempt is finished")
-        if attempt > last or attempt < 1:
+        if attempt > newest or attempt < 1:
             return Verdict("unknown_task", f"{task_id} was never tried {attempt} times")
         return Verdict("superseded", "the task is finished")
     if was_dispatched(state, task_id):

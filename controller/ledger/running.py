@@ -25,10 +25,10 @@ from controller.ledger.events import (
     Scaled,
     StepAborted,
     StopRequested,
-    TaskDropped,
     TermBegun,
     facts_to_json,
 )
+from controller.ledger.leasing import drop
 from controller.ledger.state import Phase, State
 from controller.ledger.tasks import Stand
 
@@ -104,7 +104,7 @@ def _drop_leftovers(d: Decider) -> None:
     for task in list(s.tasks.records.values()):
         if task.stand is not Stand.TRAINED:
             verdict = "superseded" if task.group is None else "duplicate"
-            d.emit(TaskDropped(task.task_id, task.attempt, "run_ended", verdict=verdict))
+            drop(d, task, task.finished_attempt, "run_ended", verdict=verdict)
 
 
 def scale(d: Decider, c: Scale, now: float) -> str:

@@ -58,7 +58,7 @@ def _choose(d: Decider, step: int) -> tuple[str, ...] | None:
     for task_id, of_step in age.items():
         if of_step < oldest_allowed:
             detail = f"{step - 1 - of_step} steps old at step {step}"
-            d.emit(TaskDropped(task_id, s.tasks.records[task_id].attempt, "stale", detail))
+            d.emit(TaskDropped(task_id, _facts(s, task_id).attempt, "stale", detail))
     if len(s.tasks.ready) < wanted:
         return None
     return tuple(sorted(s.tasks.ready, key=age.__getitem__)[:wanted])

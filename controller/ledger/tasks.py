@@ -19,7 +19,12 @@ from enum import StrEnum
 from typing import Any
 
 from controller.ledger.commands import GroupFacts, Kind, LeasedTask
-from controller.ledger.events import GroupAccepted, TaskDropped, TaskReleased
+from controller.ledger.events import (
+    GroupAccepted,
+    LeaseSuperseded,
+    TaskDropped,
+    TaskReleased,
+)
 
 _OUTCOMES_KEPT = 4096
 SUSPECT_DEATHS = 2
@@ -28,7 +33,7 @@ SUSPECT_DEATHS = 2
 
 class Stand(StrEnum):
     PENDING = "pending"  # waits for a lease, after an earlier try
-    LEASED = "leased"  # an owner works at it
+    LEASED = "leased"  # an owner works at it; two, where it was leased speculatively
     READY = "ready"  # training group accepted, waits for a step
     IN_STEP = "in_step"  # in the open step, or reserved for a step that is trained again
     TRAINED = "trained"  # its step is committed
@@ -55,14 +60,28 @@ class Task:
     """Train: position in the endless data order. Eval: row of the held-out set."""
     stand: Stand | None = None
     attempt: int = 0
+    """Newest try, running or not."""
     owner: str = ""
-    """Worker id of the lease, current or last."""
+    """Worker id of the newest try; once a group is accepted, of the one that made it."""
+    leases: dict[int, str] = field(default_factory=dict)
+    """Tries that run, with their worker ids."""
+    since: float = 0.0
+    """When the oldest of them was leased. Unix seconds."""
     failures: tuple[str, ...] = ()
     """One line for each try that counts towards quarantine."""
     deaths: int = 0
     """Owners that died while they held it, alone or with others."""
     group: GroupFacts | None = None
     eval_step: int = -1
+
+    @property
+    def finished_attempt(self) -> int:
+        """The try whose group was accepted, else the newest."""
+        return self.attempt if self.group is None else self.group.attempt
+
+    def attempt_of(self, worker_id: str) -> int:
+        """The try that runs on this worker; 0 for none."""
+        return next((n for n, owner in self.leases.items() if owner == worker_id), 0)
 
     @property
     def suspect(self) -> bool:
@@ -86,8 +105,11 @@ class TaskBook:
     trained: int = 0
     """On the surviving line."""
     dropped: Counter[str] = field(default_factory=Counter)
-    outcomes: dict[str, tuple[int, str]] = field(default_factory=dict)
-    """Of tasks that left the memory: last attempt, and what a repeat of it is told."""
+    typical_s: float = 0.0
+    """Moving average of the time from lease to group, generation and rewards; 0: not known yet."""
+    outcomes: dict[str, tuple[int, str, int]] = field(default_factory=dict)
+    """Of tasks that left the memory: the attempt that finished it, what a repeat of that is told, and
+    the newest attempt."""
 
     @property
     def position(self) -> int:
@@ -96,8 +118,11 @@ class TaskBook:
 
     # ---- what events do -------------------------------------------------------------------
 
-    def apply_leased(self, lease: LeasedTask, owner: str) -> None:
+    def apply_leased(self, lease: LeasedTask, owner: str, t: float) -> None:
         task = self.records.get(lease.task_id)
+        if task is not None and task.leases:
+            self._begin(task, lease.attempt, owner)
+            return
         if task is None:
             task = Task(lease.task_id, Kind.TRAIN, self.cursor)
             self.records[lease.task_id] = task
@@ -105,24 +130,38 @@ class TaskBook:
         elif task.kind is Kind.TRAIN:
             self._unqueue(task.ordinal)
         self._move(task, Stand.LEASED)
-        task.attempt = lease.attempt
-        task.owner = owner
+        task.since = t
+        self._begin(task, lease.attempt, owner)
         if task.kind is Kind.TRAIN:
             self.leased += 1
 
+    @staticmethod
+    def _begin(task: Task, attempt: int, owner: str) -> None:
+        task.attempt, task.owner = attempt, owner
+        task.leases[attempt] = owner
+
     def apply_accepted(self, event: GroupAccepted) -> None:
-        task = self.records[event.group.task_id]
+        task, group = self.records[event.group.task_id], event.group
         self._move(task, Stand.READY)
         self.leased -= 1
-        task.group = event.group
+        task.group, task.owner = group, event.worker_id
+        task.leases.clear()
         self.ready[task.task_id] = None
+        took_s = group.generate_s + group.reward_s
+        self.typical_s += (took_s - self.typical_s) * (0.1 if self.typical_s else 1.0)
+
+    def apply_superseded(self, event: LeaseSuperseded) -> None:
+        del self.records[event.task_id].leases[event.attempt]
 
     def apply_released(self, event: TaskReleased) -> None:
         task = self.records[event.task_id]
-        self._move(task, Stand.PENDING)
+        del task.leases[event.attempt]
         if event.counts:
             task.failures += (f"{event.worker_id}: {event.reason} {event.detail}".strip(),)
         task.deaths += event.suspected
+        if task.leases:
+            return
+        self._move(task, Stand.PENDING)
         if task.kind is Kind.TRAIN:
             self.leased -= 1
             heapq.heappush(self.pending, task.ordinal)
@@ -139,7 +178,7 @@ class TaskBook:
             else:
                 del self.ready[task.task_id]
             self.dropped[event.reason] += 1
-        self.forget(task, event.verdict)
+        self.forget(task, event.attempt, event.verdict)
 
     def take_into_step(self, task_ids: Iterable[str]) -> None:
         for task_id in task_ids:
@@ -171,12 +210,12 @@ class TaskBook:
         for task_id in task_ids:
             task = self.records[task_id]
             self._move(task, None)
-            self.forget(task, "duplicate")
+            self.forget(task, task.finished_attempt, "duplicate")
 
-    def forget(self, task: Task, verdict: str) -> None:
-        """Takes a finished task out of memory."""
+    def forget(self, task: Task, attempt: int, verdict: str) -> None:
+        """Takes a task that ``attempt`` finished out of memory; a repeat of it is told ``verdict``."""
         del self.records[task.task_id]
-        self.outcomes[task.task_id] = (task.attempt, verdict)
+        self.outcomes[task.task_id] = (attempt, verdict, task.attempt)
         if len(self.outcomes) > _OUTCOMES_KEPT:
             del self.outcomes[next(iter(self.outcomes))]
 
@@ -207,6 +246,7 @@ class TaskBook:
             "in_step": self.in_step,
             "trained": self.trained,
             "dropped": dict(self.dropped),
+            "typical_s": self.typical_s,
             "outcomes": [[k, *v] for k, v in self.outcomes.items()],
         }
 
@@ -222,7 +262,8 @@ class TaskBook:
             in_step=data["in_step"],
             trained=data["trained"],
             dropped=Counter(data["dropped"]),
-            outcomes={k: (attempt, verdict) for k, attempt, verdict in data["outcomes"]},
+            typical_s=data.get("typical_s", 0.0),
+            outcomes={k: (n, said, *(newest or [n])) for k, n, said, *newest in data["outcomes"]},
         )
 
 
@@ -238,11 +279,16 @@ def _dump_task(task: Task) -> list[Any]:
         None if task.group is None else list(astuple(task.group)),
         task.eval_step,
         task.deaths,
+        [list(lease) for lease in task.leases.items()],
+        task.since,
     ]
 
 
 def _load_task(data: list[Any]) -> Task:
     task_id, kind, ordinal, stand, attempt, owner, failures, group, eval_step, *later = data
+    # Snapshots of earlier versions know of one try at a time.
+    only = [[attempt, owner]] if stand == Stand.LEASED else []
+    deaths, leases, since = [*later, *[0, only, 0.0][len(later) :]]
     return Task(
         task_id=task_id,
         kind=Kind(kind),
@@ -253,5 +299,7 @@ def _load_task(data: list[Any]) -> Task:
         failures=tuple(failures),
         group=None if group is None else GroupFacts(*group),
         eval_step=eval_step,
-        deaths=later[0] if later else 0,
+        deaths=deaths,
+        leases=dict(leases),
+        since=since,
     )

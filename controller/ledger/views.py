@@ -136,20 +136,15 @@ def wanted_checkpoint(state: State) -> int:
         end = v.step + (1 if state.steps.open else 0)
         return end if end > v.checkpoint.step else 0
     regular = v.wanted_checkpoint(state.run.checkpoint_every, state.run.steps)
-    # Once its step has passed a wish is being carried out, or was overtaken by a rollback.
-    if v.requested > v.checkpoint.step and v.requested >= v.step:
+    # A wish stays until a checkpoint fulfils it, also where whoever was writing it has died.
+    if v.requested > v.checkpoint.step:
         return min(v.requested, regular)
     return regular
 
 
 def _owns(state: State, worker_id: str, task_id: str, attempt: int) -> bool:
     task = state.tasks.records.get(task_id)
-    return (
-        task is not None
-        and task.stand is Stand.LEASED
-        and task.owner == worker_id
-        and task.attempt == attempt
-    )
+    return task is not None and task.leases.get(attempt) == worker_id
 
 
 def _lifecycle(state: State, worker: Worker) -> str:
@@ -222,7 +217,7 @@ def plan(
         mesh_epoch=step.mesh_epoch,
         version=step.version,
         next_version=step.version + 1,
-        shard=tuple((task_id, records[task_id].attempt) for task_id in shard),
+        shard=tuple((task_id, records[task_id].finished_attempt) for task_id in shard),
         total_tokens=sum(g.tokens for g in groups),
         total_sequences=sum(g.sequences for g in groups),
         total_groups=len(groups),
@@ -286,7 +281,7 @@ def payload_ref(state: State, task_id: str) -> tuple[str, int] | None:
     task = state.tasks.records.get(task_id)
     if task is None or task.kind is not Kind.TRAIN or task.group is None:
         return None
-    return task_id, task.attempt
+    return task_id, task.group.attempt
 
 
 def runs(state: State, worker_id: str, task_id: str, attempt: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 from controller.ledger import commands as cmd
 from controller.simulator.loop import Process
@@ -52,6 +53,13 @@ def draw_shape(rng: random.Random) -> Shape:
         torn=rng.choice([0.0, 0.0, 0.05]),
         fates=fates,
     )
+
+
+def _speculating(shape: Shape, rng: random.Random) -> Shape:
+    """Half of the schedules try slow tasks twice, as soon as may be."""
+    if rng.random() < 0.5:
+        return shape
+    return replace(shape, facts=replace(shape.facts, speculative_after=0.5))
 
 
 def plan_faults(world: World, until: float) -> None:
@@ -230,7 +238,7 @@ _FAULTS: tuple[Callable[[World], None], ...] = (
 def run_schedule(seed: int, *, fenced: bool = True, trace: bool = False) -> World:
     """Runs one seed to its end. Raises what it found."""
     rng = random.Random(seed * 2654435761 % (1 << 32))
-    shape = draw_shape(rng)
+    shape = _speculating(draw_shape(rng), rng)
     if not fenced:
         shape = Shape(**{**shape.__dict__, "fenced": False})
     world = World(seed, shape)

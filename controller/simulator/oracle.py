@@ -14,7 +14,13 @@ from typing import Any
 
 from controller.ledger import Ledger
 from controller.ledger import events as ev
-from controller.ledger.commands import AcceptGroup, CastVote, LeaseTasks, RunFacts
+from controller.ledger.commands import (
+    AcceptGroup,
+    CastVote,
+    LeasedTask,
+    LeaseTasks,
+    RunFacts,
+)
 from controller.ledger.tasks import SUSPECT_DEATHS
 from controller.ledger.views import PlanView
 from controller.simulator.store import Entry
@@ -53,8 +59,8 @@ class Oracle:
         self.line: list[tuple[str, ...]] = []
         """Compositions of the surviving steps."""
         self.lost: dict[int, tuple[str, ...]] = {}
-        self.leases: dict[str, tuple[int, str, int, bool]] = {}
-        """Task to (attempt, worker, incarnation, still running)."""
+        self.leases: dict[str, dict[int, tuple[str, int, bool]]] = {}
+        """Task to its attempts: (worker, incarnation, still running)."""
         self.accepted: dict[str, ev.GroupAccepted] = {}
         self.dropped: set[str] = set()
         self.deaths: Counter[str] = Counter()
@@ -72,7 +78,8 @@ class Oracle:
         self.epochs = {"mesh": 0, "link": 0}
         self.finished: str = ""
         self.told: dict[Any, Any] = {}
-        self.counts = {"entries": 0, "events": 0, "commits": 0, "rollbacks": 0, "deaths": 0}
+        names = ("entries", "events", "commits", "rollbacks", "deaths", "second tries")
+        self.counts = dict.fromkeys(names, 0)
         self.max_staleness = 0
         self.staleness_sum = 0.0
 
@@ -127,39 +134,66 @@ class Oracle:
     def _gone(self, worker_id: str, incarnation: int) -> None:
         if self.living.pop(worker_id, None) != incarnation:
             raise Violation(f"{worker_id} died twice")
-        for task_id, (_, owner, of, running) in self.leases.items():
-            if running and (owner, of) == (worker_id, incarnation):
-                raise Violation(f"{task_id} died with its owner {worker_id}")
+        if left := self._held_by(worker_id, incarnation):
+            raise Violation(f"{left} died with their owner {worker_id}")
+
+    def _held_by(self, worker_id: str, incarnation: int) -> list[str]:
+        lease = (worker_id, incarnation, True)
+        return [t for t, attempts in self.leases.items() if lease in attempts.values()]
+
+    def _running(self, task_id: str) -> list[str]:
+        """Workers that the task is leased to."""
+        attempts = self.leases.get(task_id, {})
+        return [worker_id for worker_id, _, running in attempts.values() if running]
 
     def _on_TasksLeased(self, e: ev.TasksLeased) -> None:
         if self.living.get(e.worker_id) != e.incarnation:
             raise Violation(f"{e.worker_id} leased after its death")
         for lease in e.leases:
-            before = self.leases.get(lease.task_id)
-            if before is not None and (before[3] or lease.attempt != before[0] + 1):
-                raise Violation(f"{lease.task_id} leased twice: {before} and {lease}")
+            before = self.leases.setdefault(lease.task_id, {})
+            if lease.attempt != max(before, default=0) + 1:
+                raise Violation(f"{lease.task_id}/{lease.attempt} follows {before}")
+            if running := self._running(lease.task_id):
+                self._check_second_try(lease, running, e.worker_id)
             if lease.task_id in self.accepted or lease.task_id in self.dropped:
                 raise Violation(f"{lease.task_id} leased after it was finished")
-            self.leases[lease.task_id] = (lease.attempt, e.worker_id, e.incarnation, True)
-        owner = (e.worker_id, e.incarnation, True)
-        holds = [t for t, held in self.leases.items() if held[1:] == owner]
+            before[lease.attempt] = (e.worker_id, e.incarnation, True)
+        holds = self._held_by(e.worker_id, e.incarnation)
         suspects = [t for t in holds if self.deaths[t] >= SUSPECT_DEATHS]
         if suspects and len(holds) > 1:
             raise Violation(f"{suspects} leased to {e.worker_id} in company: {holds}")
 
+    def _check_second_try(self, lease: LeasedTask, running: list[str], worker_id: str) -> None:
+        """Only where asked for, of a sound training task, once, on another worker."""
+        wanted = self.facts.speculative_after > 0 and lease.task_id.startswith("t")
+        sound = self.deaths[lease.task_id] == 0
+        if not wanted or not sound or len(running) > 1 or worker_id in running:
+            raise Violation(f"{lease.task_id} leased twice: {running} and {worker_id}")
+        self.counts["second tries"] += 1
+
     def _end_lease(self, task_id: str, attempt: int, worker_id: str | None = None) -> None:
-        held = self.leases.get(task_id)
-        if held is None or not held[3] or held[0] != attempt:
+        held = self.leases.get(task_id, {}).get(attempt)
+        if held is None or not held[2]:
             raise Violation(f"{task_id}/{attempt} ended without being leased: {held}")
-        if worker_id is not None and held[1:3] != (worker_id, self.living.get(worker_id)):
-            raise Violation(f"{task_id} of {held[1]} was finished by {worker_id}")
-        self.leases[task_id] = (*held[:3], False)
+        if worker_id is not None and held[:2] != (worker_id, self.living.get(worker_id)):
+            raise Violation(f"{task_id} of {held[0]} was finished by {worker_id}")
+        self.leases[task_id][attempt] = (*held[:2], False)
+
+    def _finish(self, task_id: str) -> None:
+        if left := self._running(task_id):
+            raise Violation(f"{task_id} is finished, and still leased to {left}")
+
+    def _on_LeaseSuperseded(self, e: ev.LeaseSuperseded) -> None:
+        self._end_lease(e.task_id, e.attempt, e.worker_id)
+        if len(self._running(e.task_id)) != 1:
+            raise Violation(f"{e.task_id}/{e.attempt} superseded by nobody")
 
     def _on_GroupAccepted(self, e: ev.GroupAccepted) -> None:
         task_id = e.group.task_id
         if task_id in self.accepted:
             raise Violation(f"{task_id} accepted twice")
         self._end_lease(task_id, e.group.attempt, e.worker_id)
+        self._finish(task_id)
         self.accepted[task_id] = e
 
     def _on_EvalTaskDone(self, e: ev.EvalTaskDone) -> None:
@@ -176,9 +210,9 @@ class Oracle:
         self.dropped.add(e.task_id)
         if e.reason == "quarantined" and "owner_died" in e.detail.rpartition("; ")[2]:
             self._buried[e.task_id] = True
-        held = self.leases.get(e.task_id)
-        if held is not None and held[3]:
+        if self._running(e.task_id):
             self._end_lease(e.task_id, e.attempt)
+        self._finish(e.task_id)
 
     def _on_MeshFormed(self, e: ev.MeshFormed) -> None:
         self._rise("mesh", e.epoch)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controller.ledger import commands as cmd
-from controller.ledger import core, leasing, membership, stepping
+from controller.ledger import core, leasing, membership, speculation, stepping
 from controller.ledger import ledger as ledger_module
 from controller.ledger import state as state_module
 from controller.ledger.steps import StepBook, deal
@@ -141,6 +141,15 @@ def suspects_in_company(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Task, "suspect", property(lambda self: False))
 
 
+def no_end_of_the_slower_try(patch: pytest.MonkeyPatch) -> None:
+    """A task that was finished stays leased to whoever tried it too."""
+    patch.setattr(leasing, "supersede", lambda d, task, attempt: None)
+
+
+def second_tries_of_what_killed_its_owner(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(speculation, "_alone_and_sound", lambda task: task.kind is cmd.Kind.TRAIN)
+
+
 MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     no_lease_idempotency,
     no_submission_idempotency,
@@ -158,6 +167,8 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     no_expiry_of_unnamed_leases,
     every_death_charged_to_all_that_were_held,
     suspects_in_company,
+    no_end_of_the_slower_try,
+    second_tries_of_what_killed_its_owner,
 )
 
 
