@@ -162,7 +162,7 @@ class RestServer:
 
     def _make(self) -> tuple[Any, Any]:
         app_module = importlib.import_module("controller.rest.app")
-        http = importlib.import_module("controller.rest.http")
+        http = importlib.import_module("paceline.http_server")
         access = importlib.import_module("controller.rest.access")
         token = self._door.token or access.run_token(self._controller.run_dir)
         app = app_module.make_app(self._controller, token=token, loopback=self._door.loopback)

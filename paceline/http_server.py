@@ -1,4 +1,4 @@
-"""uvicorn inside the controller's event loop. Imported only once gRPC is up: it is not light."""
+"""uvicorn inside a role's event loop. Imported only where and when it is needed: it is not light."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import uvicorn
 
 
 class Http(uvicorn.Server):
-    """A server that leaves the process's signals to the controller."""
+    """A server that leaves the process's signals to the role."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-def http_server(app: Any, *, tls_cert: str | None, tls_key: str | None) -> Http:
+def http_server(app: Any, *, tls_cert: str | None = None, tls_key: str | None = None) -> Http:
     return Http(
         uvicorn.Config(
             app,
