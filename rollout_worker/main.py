@@ -40,6 +40,8 @@ from rollout_worker.appetite import tasks_wanted
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import Aborted, EngineError, WeightsRefused
 from rollout_worker.engine.model import pick_device
+from rollout_worker.environments.base import BadEnvironment
+from rollout_worker.environments.runner import Environments
 from rollout_worker.gauges import Gauges
 from rollout_worker.held import Held, HeldTask, Stage
 from rollout_worker.lease_loop import LeaseLoop
@@ -76,7 +78,7 @@ def run(
     sys.setswitchinterval(_SWITCH_S)
     try:
         asyncio.run(RolloutWorker(config, controllers, worker_id, tensor_host).run())
-    except (TokenizerError, RewardError, AuthError, EngineError) as error:
+    except (TokenizerError, RewardError, BadEnvironment, AuthError, EngineError) as error:
         print(f"rollout_worker: {error}", file=sys.stderr)
         return 2
     except RequestRefused as error:
@@ -102,11 +104,14 @@ class RolloutWorker:
         worker_id: str,
         tensor_host: str | None = None,
     ) -> None:
-        """Loads the tokenizer; raises TokenizerError, AuthError or EngineError."""
+        """Loads the tokenizer; raises TokenizerError, BadEnvironment, AuthError or EngineError."""
         self.config = config
         self.worker_id = worker_id
         self.host = tensor_host or own_address(controllers[0])
         self.tokenizer = PromptTokenizer(config)
+        self.environments = (
+            Environments(config, self.tokenizer) if config.rollout.environment else None
+        )
         self.engine = make_engine(config, self.tokenizer)
         self.scorer = Scorer(config.reward)
         self.control = ControlPlane.from_config(config, controllers)
@@ -165,7 +170,11 @@ class RolloutWorker:
         await asyncio.gather(self.engine.start(), self.scorer.start())
         self.tokenizer.limit = longest_prompt(self.config, self.engine)
         self.gauges = Gauges(self.engine)
-        self.producer = Producer(self.config, self.tokenizer, self.engine, self.scorer)
+        if self.environments is not None:
+            await self.environments.start(self.engine, self.scorer)
+        self.producer = Producer(
+            self.config, self.tokenizer, self.engine, self.scorer, self.environments
+        )
         self.session = WorkerSession(
             self.control,
             worker_id=self.worker_id,
@@ -282,6 +291,8 @@ class RolloutWorker:
         if self.receiver is not None:
             # In a thread: one that hands weights over waits for this loop.
             await asyncio.to_thread(self.receiver.close)
+        if self.environments is not None:
+            await self.environments.close()
         await self.engine.close()
         await self.scorer.close()
         await self.control.close()

@@ -16,6 +16,7 @@ from paceline.config.schema import Config
 from paceline.log import event
 from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Engine, GenerationFailed, Request, SamplingParams
+from rollout_worker.environments.runner import Environments
 from rollout_worker.groups import group_message, text_of
 from rollout_worker.held import HeldTask, Stage
 from rollout_worker.prefixes import prefixes_of
@@ -28,17 +29,26 @@ logger = logging.getLogger(__name__)
 
 class Producer:
     def __init__(
-        self, config: Config, tokenizer: PromptTokenizer, engine: Engine, scorer: Scorer
+        self,
+        config: Config,
+        tokenizer: PromptTokenizer,
+        engine: Engine,
+        scorer: Scorer,
+        environments: Environments | None = None,
     ) -> None:
+        """``environments``: what makes completions instead of the engine alone."""
         self._config = config
         self._tokenizer = tokenizer
         self._engine = engine
         self._scorer = scorer
+        self._environments = environments
         self.continued_tokens = 0
         """Tokens that others had generated and that were not generated again."""
 
     async def produce(self, held: HeldTask) -> rollout_pb2.Group | rollout_pb2.ReturnedTask:
         """Raises Aborted where the request was aborted, EngineError where the engine has failed."""
+        if self._environments is not None:
+            return await self._environments.produce(held)
         lease = held.lease
         try:
             row = json.loads(lease.row_json)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,6 +63,7 @@ class PromptTokenizer:
         self.end_tokens: tuple[int, ...] = (
             () if self._tokenizer.eos_token_id is None else (self._tokenizer.eos_token_id,)
         )
+        self._special = {*self._tokenizer.all_special_ids, *self.end_tokens}
 
     def prompt(self, row: dict[str, Any]) -> Prompt:
         """Tokenises the row's prompt. Raises BadPrompt."""
@@ -69,18 +71,54 @@ class PromptTokenizer:
             content = prompt_of(row, self._data)
         except DataError as error:
             raise BadPrompt("malformed_row", str(error)) from None
+        prompt = self.opening(content)
+        if not len(prompt.tokens):
+            raise BadPrompt("malformed_row", f"{self._data.prompt_field!r} gives no tokens")
+        if len(prompt.tokens) > self.limit:
+            raise BadPrompt("prompt_too_long", f"{len(prompt.tokens)} tokens, at most {self.limit}")
+        return prompt
+
+    def opening(self, content: str | Sequence[Message]) -> Prompt:
+        """Text as it is, or messages through the chat template. Raises BadPrompt."""
         if isinstance(content, str):
             text = content
             tokens = self._without_end(self._tokenizer(text).input_ids)
         else:
             # The template writes the special tokens itself.
             text = self._templated(content)
-            tokens = self._tokenizer(text, add_special_tokens=False).input_ids
-        if not tokens:
-            raise BadPrompt("malformed_row", f"{self._data.prompt_field!r} gives no tokens")
-        if len(tokens) > self.limit:
-            raise BadPrompt("prompt_too_long", f"{len(tokens)} tokens, at most {self.limit}")
+            tokens = self.encode(text)
         return Prompt(np.array(tokens, dtype=np.int32), text)
+
+    def following(self, messages: Sequence[Message], last_token: int) -> list[int]:
+        """What the chat template writes between a turn of the model and its next one.
+
+        ``messages``: those in between. ``last_token``: the newest of the model's turn; where that is
+        the special token that the template ends a turn with, it is not written twice. Raises
+        BadPrompt.
+
+        The turn itself is not rendered, for a template may write past turns differently than the
+        model did (drop their reasoning, trim blanks), and what was sampled must stand. A short
+        conversation that ends in a marker stands in its place.
+        """
+        marker = f"turn-{secrets.token_hex(8)}"
+        stand_in = [
+            {"role": "user", "content": "-"},
+            {"role": "assistant", "content": marker},
+        ]
+        _, found, text = self._templated([*stand_in, *messages]).partition(marker)
+        if not found:
+            raise BadPrompt("malformed_row", "the chat template leaves out past assistant turns")
+        if last_token in self._special:
+            text = text.removeprefix(self.decode_all([last_token]))
+        return self.encode(text)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of ``text`` alone; names of special tokens in it become these tokens."""
+        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+    @property
+    def has_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
 
     def decode(self, tokens: Sequence[int] | NDArray[np.int32]) -> str:
         """Text without special tokens."""
@@ -100,7 +138,7 @@ class PromptTokenizer:
             tokens = tokens[:-1]
         return tokens
 
-    def _templated(self, messages: list[Message]) -> str:
+    def _templated(self, messages: Sequence[Message]) -> str:
         if not self._tokenizer.chat_template:
             raise BadPrompt(
                 "malformed_row", "chat messages, but the tokenizer has no chat template"
@@ -109,7 +147,7 @@ class PromptTokenizer:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    messages, tokenize=False, add_generation_prompt=True
+                    list(messages), tokenize=False, add_generation_prompt=True
                 )
             )
         except Exception as error:

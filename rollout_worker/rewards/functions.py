@@ -3,15 +3,13 @@ start with this module."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from rollout_worker.importing import NotFound, find, is_import_name
 from rollout_worker.rewards.builtin import exact_match, format_reward, math_verify
 
 _BUILTIN: dict[str, Callable[..., float]] = {"exact_match": exact_match, "math_verify": math_verify}
@@ -81,32 +79,15 @@ def _find(name: str) -> Callable[..., Any]:
             return format_reward(name.removeprefix(_FORMAT))
         except re.error as error:
             raise RewardError(f"reward {name!r}: not a regular expression: {error}") from None
-    module_name, colon, attribute = name.partition(":")
-    if not colon or not module_name or not attribute:
+    if not is_import_name(name):
         raise RewardError(
             f"reward {name!r}: neither built in ({', '.join(_BUILTIN)}, format:REGEX) nor of the "
             f"form package.module:function"
         )
-    # Modules beside the user's config are found as they are for `python -m`.
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    # The user's module may fail in any way while it is imported.
     try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RewardError(
-            f"reward {name!r}: cannot import {module_name}: {type(error).__name__}: {line}"
-        ) from error
-    target: Any = module
-    for part in attribute.split("."):
-        if not hasattr(target, part):
-            raise RewardError(f"reward {name!r}: {module_name} has no {attribute!r}")
-        target = getattr(target, part)
-    if not callable(target):
-        raise RewardError(f"reward {name!r}: it is not a function")
-    return target  # type: ignore[no-any-return]
+        return find(name)  # type: ignore[no-any-return]
+    except NotFound as error:
+        raise RewardError(f"reward {name!r}: {error}") from error
 
 
 def _component(name: str) -> str:

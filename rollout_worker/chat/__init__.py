@@ -1,0 +1,1 @@
+"""The samples of environments, served to OpenAI-compatible clients."""
