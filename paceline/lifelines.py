@@ -5,6 +5,7 @@
 
 - The task's span begins with its first lease and ends when it is trained or dropped.
 - *lease* is one attempt, from the lease to the accepted group; a released one ends with the reason.
+  Two may run at a time.
 - *generate* and *reward* lie at the end of the lease, as long as the worker says they took.
 - *ready* is waiting for a step, *step* from its opening to its commit, *commit* in it from the first
   vote on.
@@ -41,9 +42,8 @@ class Span:
 @dataclass(slots=True)
 class _Life:
     began: float
-    attempt: int = 0
-    worker: str = ""
-    leased: float = 0.0
+    leases: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """Attempts that run: worker, and since when."""
     ready: float = 0.0
     again: bool = False
     """Trained before, in a step that was lost: its own span has been told."""
@@ -81,7 +81,9 @@ class Lifelines:
         elif kind == "GroupAccepted":
             yield from self._accepted(t, event)
         elif kind == "TaskReleased":
-            yield from self._released(t, event)
+            yield from self._released(t, event, str(event["reason"]))
+        elif kind == "LeaseSuperseded":
+            yield from self._released(t, event, "superseded")
         elif kind == "TaskDropped":
             yield from self._dropped(t, event)
         elif kind == "StepOpened":
@@ -100,7 +102,7 @@ class Lifelines:
         for task_id, attempt, task_kind, *_ in event["leases"]:
             if task_kind == "train" and self.traced(task_id):
                 life = self._lives.setdefault(task_id, _Life(t))
-                life.attempt, life.worker, life.leased = int(attempt), event["worker_id"], t
+                life.leases[int(attempt)] = (str(event["worker_id"]), t)
 
     def _accepted(self, t: float, event: Mapping[str, Any]) -> Iterator[Span]:
         task_id, attempt = str(event["task_id"]), int(event["attempt"])
@@ -109,7 +111,7 @@ class Lifelines:
         worker = str(event["worker_id"])
         life = self._lives.setdefault(task_id, _Life(t))
         # Unknown where its lease was journalled by an earlier leader and has been trimmed since.
-        begun = life.leased if life.leased and life.attempt == attempt else t
+        _, begun = life.leases.pop(attempt, (worker, t))
         scored = max(begun, t - float(event["reward_s"]))
         generated = max(begun, scored - float(event["generate_s"]))
         facts: dict[str, str | int | float | bool] = {
@@ -128,22 +130,21 @@ class Lifelines:
         yield Span(task_id, f"reward/{attempt}", "reward", scored, t, rewards, parent=lease)
         about = {"paceline.worker": worker, "paceline.attempt": attempt}
         yield Span(task_id, lease, "lease", begun, t, about)
-        life.ready, life.leased = t, 0.0
+        life.ready = t
 
-    def _released(self, t: float, event: Mapping[str, Any]) -> Iterator[Span]:
+    def _released(self, t: float, event: Mapping[str, Any], reason: str) -> Iterator[Span]:
         life = self._lives.get(str(event["task_id"]))
-        if life is None or not life.leased:
-            return
-        yield self._lease_lost(str(event["task_id"]), life, t, str(event["reason"]))
+        if life is not None and int(event["attempt"]) in life.leases:
+            yield self._lease_lost(str(event["task_id"]), life, int(event["attempt"]), t, reason)
 
     def _dropped(self, t: float, event: Mapping[str, Any]) -> Iterator[Span]:
         task_id, reason = str(event["task_id"]), str(event["reason"])
         life = self._lives.pop(task_id, None)
         if life is None:
             return
-        if life.leased:
-            yield self._lease_lost(task_id, life, t, reason)
-        elif life.ready:
+        for attempt in sorted(life.leases):
+            yield self._lease_lost(task_id, life, attempt, t, reason)
+        if life.ready:
             yield self._ready(task_id, life, t, "dropped")
         about = {"paceline.outcome": "dropped", "paceline.reason": reason}
         yield Span(task_id, "task", "task", life.began, t, about, error=reason, parent="")
@@ -196,10 +197,10 @@ class Lifelines:
         return Span(task_id, f"ready/{life.ready:.6f}/{until}", "ready", life.ready, t, {})
 
     @staticmethod
-    def _lease_lost(task_id: str, life: _Life, t: float, reason: str) -> Span:
-        about = {"paceline.worker": life.worker, "paceline.attempt": life.attempt}
-        begun, life.leased = life.leased, 0.0
-        return Span(task_id, f"lease/{life.attempt}", "lease", begun, t, about, error=reason)
+    def _lease_lost(task_id: str, life: _Life, attempt: int, t: float, reason: str) -> Span:
+        worker, begun = life.leases.pop(attempt)
+        about = {"paceline.worker": worker, "paceline.attempt": attempt}
+        return Span(task_id, f"lease/{attempt}", "lease", begun, t, about, error=reason)
 
 
 def _replicas(groups: Sequence[str], shards: Mapping[str, Sequence[int]]) -> dict[str, str]:

@@ -5,8 +5,7 @@ Written by the training thread, read by the session's thread; each field is one 
 
 from __future__ import annotations
 
-import psutil
-
+from paceline.resources import Resources
 from paceline.v1 import worker_pb2
 
 
@@ -20,7 +19,7 @@ class Standing:
         self.busy = True
         self.activity = "loading the model"
         self.mesh_epoch = 0
-        self._process = psutil.Process()
+        self._resources = Resources()
 
     def work(self, activity: str) -> None:
         self.progress += 1
@@ -38,6 +37,6 @@ class Standing:
             mesh_epoch=self.mesh_epoch,
             state_version=state_version,
             link_epochs=link_epochs,
-            gauges={"rss_bytes": float(self._process.memory_info().rss)},
+            gauges=self._resources.read(),
             activity=self.activity,
         )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-import psutil
-
+from paceline.resources import Resources
 from rollout_worker.engine.base import Engine, EngineStats
 
 WINDOW_S = 5.0
@@ -17,13 +16,13 @@ class Gauges:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._process = psutil.Process()
+        self._resources = Resources()
         self._readings: deque[tuple[float, EngineStats]] = deque()
         self.sequences_per_s = 0.0
 
     def read(self) -> dict[str, float]:
         """tokens_per_s, samples_per_s, engine_idle_fraction, running, waiting, swap_s (total time
-        that generation stood still for weights), rss_bytes."""
+        that generation stood still for weights), and those of ``Resources``."""
         now, stats = time.monotonic(), self._engine.stats()
         self._readings.append((now, stats))
         while len(self._readings) > 2 and self._readings[1][0] < now - WINDOW_S:
@@ -34,7 +33,7 @@ class Gauges:
             "running": float(stats.running),
             "waiting": float(stats.waiting),
             "swap_s": stats.swap_s,
-            "rss_bytes": float(self._process.memory_info().rss),
+            **self._resources.read(),
         }
         if span > 0.05:
             self.sequences_per_s = (stats.samples - before.samples) / span

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -37,6 +38,15 @@ OF_STEP = {
     "tokens_per_s": "Tokens trained per second",
     "samples_per_s": "Samples trained per second",
 }
+OF_WORKER = {
+    "rss_bytes": ("resident_memory_bytes", "Resident memory of its main process"),
+    "memory_bytes": ("memory_bytes", "Resident memory of all its processes"),
+    "gpu_memory_bytes": ("gpu_memory_bytes", "Memory used on its GPUs"),
+    "gpu_utilization": ("gpu_utilization_ratio", "Share of time that its GPUs are busy"),
+    "engine_idle_fraction": ("engine_idle_ratio", "Share of time that its engine stands idle"),
+    "tokens_per_s": ("generated_tokens_per_second", "Tokens it generates"),
+}
+"""Gauges of a worker's report, and what they are called here."""
 RENAMED = {"tokens_per_s": "tokens_per_second", "samples_per_s": "samples_per_second"}
 
 
@@ -107,14 +117,13 @@ class Exposition(Collector):
 
     @staticmethod
     def _step(view: views.StatusView) -> Iterator[Metric]:
+        # Without a value where a run does not have it: names can be looked up in any exposition.
         for name, help_text in OF_STEP.items():
-            if name in view.metrics:
-                shown = RENAMED.get(name, name)
-                yield GaugeMetricFamily(f"paceline_{shown}", help_text, view.metrics[name])
-        if "step_s" in view.metrics:
-            yield GaugeMetricFamily(
-                "paceline_step_duration_seconds", "Of the newest step", view.metrics["step_s"]
-            )
+            shown = RENAMED.get(name, name)
+            yield GaugeMetricFamily(f"paceline_{shown}", help_text, view.metrics.get(name))
+        yield GaugeMetricFamily(
+            "paceline_step_duration_seconds", "Of the newest step", view.metrics.get("step_s")
+        )
         parts = GaugeMetricFamily(
             "paceline_step_part_seconds", "Time split of the newest step", labels=["part"]
         )
@@ -128,6 +137,8 @@ class Exposition(Collector):
         for role, count in sorted(view.desired.items()):
             wanted.add_metric([role], count)
         yield wanted
+        yield self._proposed(view)
+        yield from self._sinks()
         found = status_of(self._controller).workers
         number = GaugeMetricFamily("paceline_workers", "Workers", labels=["role", "state"])
         counts = Counter((ROLES.get(w.role, "unknown"), w.state) for w in found)
@@ -135,7 +146,7 @@ class Exposition(Collector):
             number.add_metric([role, state], count)
         yield number
         if len(found) > MOST_WORKERS:
-            return
+            found = []
         labels = ["worker", "role"]
         age = GaugeMetricFamily(
             "paceline_worker_heartbeat_age_seconds", "Since the last report", labels=labels
@@ -143,14 +154,44 @@ class Exposition(Collector):
         version = GaugeMetricFamily(
             "paceline_worker_weights_version", "Held or served", labels=labels
         )
-        memory = GaugeMetricFamily(
-            "paceline_worker_resident_memory_bytes", "Resident memory", labels=labels
-        )
+        gauges = {
+            name: GaugeMetricFamily(f"paceline_worker_{shown}", help_text, labels=labels)
+            for name, (shown, help_text) in OF_WORKER.items()
+        }
         for worker in found:
             names = [worker.worker_id, ROLES.get(worker.role, "unknown")]
             version.add_metric(names, worker.version)
             if worker.heartbeat_age_s >= 0:
                 age.add_metric(names, worker.heartbeat_age_s)
-            if "rss_bytes" in worker.gauges:
-                memory.add_metric(names, worker.gauges["rss_bytes"])
-        yield from (age, version, memory)
+            for name, family in gauges.items():
+                if name in worker.gauges:
+                    family.add_metric(names, worker.gauges[name])
+        yield from (age, version, *gauges.values())
+
+    def _proposed(self, view: views.StatusView) -> Metric:
+        proposed = GaugeMetricFamily(
+            "paceline_workers_proposed",
+            "Workers the autoscaler would have: the wanted ones where it proposes no change",
+            labels=["role"],
+        )
+        leader = self._controller.leader
+        if leader is not None:
+            counts = dict(view.desired)
+            if leader.proposal is not None:
+                counts |= asdict(leader.proposal.counts)
+            for role, count in sorted(counts.items()):
+                proposed.add_metric([role], count)
+        return proposed
+
+    def _sinks(self) -> Iterator[Metric]:
+        points = CounterMetricFamily(
+            "paceline_sink_points", "Points written to a sink in this term", labels=["sink"]
+        )
+        failing = GaugeMetricFamily(
+            "paceline_sink_failing", "1 where a sink cannot be written to", labels=["sink"]
+        )
+        leader = self._controller.leader
+        for feed in leader.outflow.feeds if leader is not None else ():
+            points.add_metric([feed.name], feed.written)
+            failing.add_metric([feed.name], feed.failing)
+        yield from (points, failing)

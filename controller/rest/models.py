@@ -94,6 +94,11 @@ class Run(BaseModel):
     controllers: list[ControllerInfo]
     served_by: Annotated[str, Field(description="The controller that answers")]
     bottleneck: Annotated[str, Field(description="Who waits for whom, in a sentence")]
+    proposed: Annotated[
+        dict[str, int],
+        Field(description="Workers the autoscaler would have; empty: as many as are wanted"),
+    ]
+    proposed_why: str
     samples_trained: int
     tokens_trained: int
 
@@ -163,7 +168,7 @@ class TaskDetail(BaseModel):
 class GroupSummary(BaseModel):
     group_id: Annotated[str, Field(examples=["t17"])]
     attempt: int
-    stand: Annotated[str, Field(description="ready, in_step or trained")]
+    stand: Annotated[str, Field(description="ready, in_step, trained or dropped")]
     owner: str
     sequences: int
     tokens: int
@@ -176,6 +181,15 @@ class GroupSummary(BaseModel):
         int, Field(description="Of its oldest token, in steps, at its step or the next one")
     ]
     step: Annotated[int, Field(description="That trains it; 0: not known yet")]
+    reason: Annotated[
+        str,
+        Field(
+            description="Why it was dropped; of one that nothing was handed in for, sequences is 0",
+            examples=["stale"],
+        ),
+    ] = ""
+    detail: str = ""
+    dropped_t: Annotated[float, Field(description="Unix seconds; 0: not dropped")] = 0.0
 
 
 class CompletionDetail(BaseModel):
@@ -261,6 +275,15 @@ class RequestBody(BaseModel):
             description="Idempotency key; empty: the request counts as a new one",
         ),
     ] = ""
+
+
+class DrainBody(RequestBody):
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"replace": True}]})
+
+    replace: Annotated[
+        bool,
+        Field(description="Another takes its place; else one worker fewer is wanted from then on"),
+    ] = False
 
 
 class StopBody(RequestBody):

@@ -14,6 +14,7 @@ from starlette.responses import Response
 from controller.ledger import views
 from controller.messages import controllers_of, status_of
 from controller.rest import models, samples
+from controller.rest.drops import Drops
 from controller.rest.flow import bottleneck, flow
 from controller.rest.history import Key
 from controller.rest.index import RunIndex
@@ -57,6 +58,7 @@ def parse_id(text: str) -> Key | None:
 def router(controller: Controller, index: RunIndex) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", responses=documented(401, 403, 422, 429, 500))
     scrub = Scrubber(controller.run_dir)
+    drops = Drops(controller)
 
     async def told(question: Callable[[RunIndex], Any]) -> Json:
         """The answer, made and written as JSON in the index's thread."""
@@ -143,7 +145,11 @@ def router(controller: Controller, index: RunIndex) -> APIRouter:
     async def groups(
         limit: Annotated[int, Query(ge=1, le=500)] = 50,
         sort: Literal["recent", "oldest", "reward", "-reward", "-length", "-staleness"] = "recent",
-        stand: Literal["ready", "in_step", "trained"] | None = None,
+        stand: Literal["ready", "in_step", "trained", "dropped"] | None = None,
+        reason: Annotated[
+            str | None,
+            Query(max_length=256, description="Dropped ones only, for this reason"),
+        ] = None,
         step: Annotated[int | None, Query(ge=0, le=MOST_STEP)] = None,
         min_reward: Annotated[float | None, Query(allow_inf_nan=False)] = None,
         max_reward: Annotated[float | None, Query(allow_inf_nan=False)] = None,
@@ -151,6 +157,10 @@ def router(controller: Controller, index: RunIndex) -> APIRouter:
         max_tokens: Annotated[int | None, Query(ge=0, le=MOST_STEP)] = None,
     ) -> models.Groups:
         wanted = samples.Filter(stand, step, min_reward, max_reward, min_tokens, max_tokens)
+        if stand == "dropped" or reason is not None:
+            found = [group for group in await drops.recent(reason) if wanted(group)]
+            found.sort(key=samples.SORTS[sort])
+            return models.Groups.model_validate({"groups": found[:limit], "total": len(found)})
         return models.Groups(**samples.groups(controller.state, wanted, sort, limit))
 
     @routes.get(
@@ -161,7 +171,15 @@ def router(controller: Controller, index: RunIndex) -> APIRouter:
         responses=documented(404),
     )
     async def group(group_id: Annotated[str, Path(max_length=64)]) -> models.GroupDetail:
-        return models.GroupDetail(**await samples.group(controller, group_id))
+        try:
+            return models.GroupDetail(**await samples.group(controller, group_id))
+        except Problem:
+            reason = await drops.reason_of(group_id)
+            if reason is None:
+                raise
+            raise Problem(
+                404, f"group {group_id} was dropped ({reason}): its samples are deleted"
+            ) from None
 
     @routes.get("/events", summary="What happened", tags=["events"], response_model=models.Events)
     async def events(
@@ -233,7 +251,16 @@ def run_of(controller: Controller, scrub: Scrubber) -> dict[str, Any]:
         "controllers": list(controllers_of(controller)),
         "served_by": controller.identity.controller_id,
         "bottleneck": bottleneck(controller),
+        **proposed_of(controller),
     }
+
+
+def proposed_of(controller: Controller) -> dict[str, Any]:
+    """Only the leader measures."""
+    found = controller.leader.proposal if controller.leader is not None else None
+    if found is None:
+        return {"proposed": {}, "proposed_why": ""}
+    return {"proposed": asdict(found.counts), "proposed_why": found.why}
 
 
 def workers_of(controller: Controller, scrub: Scrubber) -> list[dict[str, Any]]:

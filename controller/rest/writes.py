@@ -72,9 +72,10 @@ def router(controller: Controller) -> APIRouter:
     async def drain(
         request: Request,
         worker_id: Annotated[str, Path(max_length=64)],
-        body: models.RequestBody | None = None,
+        body: models.DrainBody | None = None,
     ) -> Response | models.Done:
-        return await decide(request, Drain(_id(body), worker_id))
+        replace = body is not None and body.replace
+        return await decide(request, Drain(_id(body), worker_id, replace))
 
     @routes.post("/pause", summary="Hold the run", response_model=models.Done)
     async def pause(

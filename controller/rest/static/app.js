@@ -138,13 +138,15 @@ function aliased(url) {
 
 // ---- the dialog ---------------------------------------------------------------------------------
 
-function confirmed({ title, text, yes, danger, act }) {
+// option: words beside a checkbox; act is told whether it was set.
+function confirmed({ title, text, yes, danger, option, act }) {
   const dialog = $("dialog"), form = $("dialog-form"), before = document.activeElement;
   put($("dialog-title"), title); put($("dialog-text"), text); put($("dialog-error"), ""); put($("dialog-yes"), yes);
   $("dialog-yes").className = danger ? "danger" : "";
   const needs = !storedToken();
   $("token-label").hidden = $("token-hint").hidden = !needs;
   $("token").value = "";
+  $("option-label").hidden = !option; $("option").checked = false; put($("option-text"), option || "");
   dialog.showModal();
   (needs ? $("token") : $("dialog-no")).focus();
   return new Promise((resolve) => {
@@ -157,7 +159,7 @@ function confirmed({ title, text, yes, danger, act }) {
       if (!token) { put($("dialog-error"), "Type the run's token first."); return; }
       $("dialog-yes").disabled = true;
       try {
-        const done = await act(token);
+        const done = await act(token, $("option").checked);
         sessionStorage.setItem("paceline-token", token);
         close(true);
         if (done && done.message) say(done.message);
@@ -173,6 +175,10 @@ const requestId = () => "page-" + [...crypto.getRandomValues(new Uint8Array(12))
 function command(path, title, text, yes, extra = {}, danger = false) {
   const request_id = requestId(); // the same for every try from one dialog
   return confirmed({ title, text, yes, danger, act: (token) => steer(path, { ...extra, request_id }, token) });
+}
+function drain(w) {
+  const request_id = requestId();
+  return confirmed({ title: `Drain ${w.worker_id}?`, text: "It finishes what it holds and leaves, and one worker fewer is wanted from then on.", option: "Start another in its place", yes: "Drain", act: (token, replace) => steer(`workers/${encodeURIComponent(w.worker_id)}/drain`, { replace, request_id }, token) });
 }
 
 let quietTimer = 0;
@@ -350,14 +356,14 @@ const controllersTable = new Table($("controllers-table"), [
   { title: "host", value: (c) => c.host }, { title: "pid", num: true, value: (c) => String(c.pid) }, { title: "heard", num: true, value: (c) => seconds(c.heartbeat_age_s) },
   { title: "term", num: true, value: (c) => (c.state === "leader" && state.run ? String(state.run.term) : "") }, { title: "dashboard", value: (c) => c.rest },
 ], (c) => c.controller_id, "Controllers");
-const gpu = (g) => (g.gpu_memory_bytes !== undefined ? bytes(g.gpu_memory_bytes) : g.gpu_utilization !== undefined ? `${Math.round(g.gpu_utilization * 100)}%` : "–");
+const gpu = (g) => (g.gpu_memory_bytes === undefined ? "–" : bytes(g.gpu_memory_bytes) + (g.gpu_utilization === undefined ? "" : `, ${Math.round(g.gpu_utilization * 100)}% busy`));
 const workersTable = new Table($("workers-table"), [
   { title: "worker", head: true, value: (w) => w.worker_id }, { title: "role", value: (w) => w.role }, { title: "state", value: (w) => w.state, class: stateClass },
   { title: "doing", value: (w) => w.activity + (w.held_leases ? ` (${w.held_leases} tasks)` : "") }, { title: "heard", num: true, value: (w) => seconds(w.heartbeat_age_s), class: (w) => (w.heartbeat_age_s > 2 ? "num warn" : "num") },
   { title: "mesh", num: true, value: (w) => (w.mesh_epoch ? String(w.mesh_epoch) : "–") }, { title: "version", num: true, value: (w) => (w.version < 0 ? "–" : String(w.version)) },
-  { title: "memory", num: true, value: (w) => bytes(w.gauges.rss_bytes) }, { title: "GPU", num: true, value: (w) => gpu(w.gauges) }, { title: "tokens/s", num: true, value: (w) => (w.gauges.tokens_per_s === undefined ? "–" : number(w.gauges.tokens_per_s)) },
+  { title: "memory", num: true, value: (w) => bytes(w.gauges.memory_bytes ?? w.gauges.rss_bytes) }, { title: "GPU", num: true, value: (w) => gpu(w.gauges) }, { title: "tokens/s", num: true, value: (w) => (w.gauges.tokens_per_s === undefined ? "–" : number(w.gauges.tokens_per_s)) },
   { title: "host", value: (w) => w.host }, { title: "pid", num: true, value: (w) => String(w.pid) },
-  { title: "steer", node: (w) => { const b = make("button", "small", "Drain"); b.type = "button"; b.setAttribute("aria-label", `Drain ${w.worker_id}`); b.addEventListener("click", () => command(`workers/${encodeURIComponent(w.worker_id)}/drain`, `Drain ${w.worker_id}?`, "It finishes what it holds and leaves. Unless the wanted number is lowered too, a new one takes its place.", "Drain")); return b; } },
+  { title: "steer", node: (w) => { const b = make("button", "small", "Drain"); b.type = "button"; b.setAttribute("aria-label", `Drain ${w.worker_id}`); b.addEventListener("click", () => drain(w)); return b; } },
 ], (w) => w.worker_id, "Workers");
 let scaleTouched = false;
 async function fleet() {
@@ -368,35 +374,41 @@ async function fleet() {
   controllersTable.show(state.run.controllers);
   const living = workers.filter((w) => !["dead", "stopped"].includes(w.state)).length;
   put($("workers-count"), `${whole(living)} up${shown.length === workers.length ? "" : `, ${whole(shown.length)} shown`}`);
+  const p = state.run.proposed, differs = Object.keys(p).length > 0;
+  $("proposal").hidden = !differs;
+  put($("proposal"), differs ? `The autoscaler would have ${p.policy} policy replica${p.policy === 1 ? "" : "s"} and ${p.rollout} rollout worker${p.rollout === 1 ? "" : "s"}: ${state.run.proposed_why}.` : "");
   if (!scaleTouched) for (const role of ["policy", "rollout"]) $("scale-" + role).value = state.run.desired[role] ?? "";
 }
 
 // ---- samples ------------------------------------------------------------------------------------
 
 const groupsTable = new Table($("groups-table"), [
-  { title: "group", head: true, node: (g) => { const b = make("button", "link", g.group_id); b.type = "button"; if (g.reason) b.disabled = true; b.addEventListener("click", () => choose(g.group_id)); return b; } },
-  { title: "state", value: (g) => g.stand }, { title: "reward", num: true, value: (g) => (g.reason ? g.reason : g.reward_mean.toFixed(3)) }, { title: "± spread", num: true, value: (g) => (g.reason ? "" : g.reward_std.toFixed(3)) },
-  { title: "tokens", num: true, value: (g) => (g.reason ? "" : whole(g.tokens)) }, { title: "stale", num: true, value: (g) => (g.reason ? "" : String(g.staleness)) }, { title: "step", num: true, value: (g) => (g.step ? String(g.step) : "–") },
-  { title: "versions", num: true, value: (g) => (g.reason ? "" : g.min_version === g.max_version ? String(g.min_version) : `${g.min_version}–${g.max_version}`) }, { title: "by", value: (g) => g.owner },
+  { title: "group", head: true, node: (g) => { const b = make("button", "link", g.group_id); b.type = "button"; b.addEventListener("click", () => choose(g.group_id)); return b; } },
+  { title: "state", value: (g) => (g.reason ? `dropped: ${g.reason}` : g.stand) }, { title: "reward", num: true, value: (g) => (g.sequences ? g.reward_mean.toFixed(3) : "–") }, { title: "± spread", num: true, value: (g) => (g.sequences ? g.reward_std.toFixed(3) : "–") },
+  { title: "tokens", num: true, value: (g) => (g.sequences ? whole(g.tokens) : "–") }, { title: "stale", num: true, value: (g) => (g.reason ? "–" : String(g.staleness)) }, { title: "step", num: true, value: (g) => (g.step ? String(g.step) : "–") },
+  { title: "versions", num: true, value: (g) => (!g.sequences ? "–" : g.min_version === g.max_version ? String(g.min_version) : `${g.min_version}–${g.max_version}`) }, { title: "by", value: (g) => g.owner + (g.detail ? ` (${g.detail.slice(0, 80)})` : "") },
 ], (g) => `${g.group_id}/${g.attempt}${g.reason || ""}`, "Groups");
 async function samples() {
-  const stand = $("groups-stand").value;
-  let rows, note;
-  if (stand === "dropped") {
-    const tasks = await ask("tasks");
-    rows = tasks.quarantined.map((d) => ({ group_id: d.task_id, attempt: d.attempt, stand: "dropped", reason: d.reason, owner: d.detail.slice(0, 80), step: 0 }));
-    const counts = Object.entries(tasks.counts.dropped).map(([k, v]) => `${v} ${k}`).join(", ");
-    note = counts ? `Dropped so far: ${counts}. Routine drops are only counted.` : "Nothing has been dropped.";
-  } else {
-    const query = new URLSearchParams({ limit: "100", sort: $("groups-sort").value });
-    if (stand) query.set("stand", stand);
-    for (const [id, name] of [["groups-min", "min_reward"], ["groups-max", "max_reward"], ["groups-long", "min_tokens"], ["groups-step", "step"]]) if ($(id).value !== "" && $(id).validity.valid) query.set(name, $(id).value);
-    const found = await ask("groups?" + query);
-    rows = found.groups;
-    note = found.total ? `${whole(rows.length)} of ${whole(found.total)} groups. Samples are kept until a checkpoint covers their step.` : "No group matches. Samples are kept until a checkpoint covers their step.";
-  }
-  put($("groups-count"), note);
-  groupsTable.show(rows, (tr, g) => tr.setAttribute("aria-selected", String(g.group_id === state.group)));
+  const stand = $("groups-stand").value, dropped = state.run ? state.run.tasks.dropped : {};
+  showReasons(Object.keys(dropped), stand === "dropped");
+  const query = new URLSearchParams({ limit: "100", sort: $("groups-sort").value });
+  if (stand) query.set("stand", stand);
+  if (stand === "dropped" && $("groups-reason").value) query.set("reason", $("groups-reason").value);
+  for (const [id, name] of [["groups-min", "min_reward"], ["groups-max", "max_reward"], ["groups-long", "min_tokens"], ["groups-step", "step"]]) if ($(id).value !== "" && $(id).validity.valid) query.set(name, $(id).value);
+  const found = await ask("groups?" + query);
+  const counts = Object.entries(dropped).map(([k, v]) => `${whole(v)} ${k}`).join(", ");
+  const kept = stand === "dropped" ? (counts ? `Dropped so far: ${counts}. The newest of each are listed; their samples are deleted.` : "Nothing has been dropped.") : "Samples are kept until a checkpoint covers their step.";
+  put($("groups-count"), (found.total ? `${whole(found.groups.length)} of ${whole(found.total)} groups. ` : stand === "dropped" ? "" : "No group matches. ") + kept);
+  groupsTable.show(found.groups, (tr, g) => tr.setAttribute("aria-selected", String(g.group_id === state.group)));
+}
+
+function showReasons(reasons, wanted) {
+  const select = $("groups-reason"), chosen = select.value;
+  $("groups-reason-label").hidden = !wanted;
+  const names = ["", ...reasons.sort()];
+  if ([...select.options].map((o) => o.value).join("\n") === names.join("\n")) return;
+  select.replaceChildren(...names.map((name) => { const o = make("option", "", name || "any reason"); o.value = name; return o; }));
+  select.value = names.includes(chosen) ? chosen : "";
 }
 
 async function choose(id) {
@@ -521,7 +533,7 @@ $("scale-form").addEventListener("submit", async (e) => {
   scaleTouched = false;
   tick();
 });
-for (const id of ["groups-sort", "groups-stand", "groups-min", "groups-max", "groups-long", "groups-step", "events-kind", "events-filter", "fleet-filter"]) $(id).addEventListener("input", () => tick());
+for (const id of ["groups-sort", "groups-stand", "groups-reason", "groups-min", "groups-max", "groups-long", "groups-step", "events-kind", "events-filter", "fleet-filter"]) $(id).addEventListener("input", () => tick());
 $("groups-form").addEventListener("submit", (e) => e.preventDefault());
 const THEMES = { "": "as the system has it", light: "light", dark: "dark" };
 function theme(name) {
