@@ -71,7 +71,12 @@ format: $(VENV)/.stamp-dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-test: lint
+# The tests run on every engine and provider that a user can choose.
+$(VENV)/.stamp-test: $(VENV)/.stamp-dev $(VENV)/.stamp-vllm pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e '.[ray]'
+	@touch $@
+
+test: lint $(VENV)/.stamp-test
 	$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 proto: $(VENV)/.stamp-dev
