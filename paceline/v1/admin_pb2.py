@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/admin.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\x0f\n\rStatusRequest\"\xcc\x02\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.paceline.v1.Role\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\r\n\x05state\x18\x05 \x01(\t\x12\x12\n\nmesh_epoch\x18\x06 \x01(\x03\x12\x0f\n\x07version\x18\x07 \x01(\x03\x12\x17\n\x0fheartbeat_age_s\x18\x08 \x01(\x01\x12\x10\n\x08\x61\x63tivity\x18\t \x01(\t\x12\x35\n\x06gauges\x18\n \x03(\x0b\x32%.paceline.v1.WorkerStatus.GaugesEntry\x12\x13\n\x0bheld_leases\x18\x0b \x01(\r\x12\x13\n\x0bincarnation\x18\x0c \x01(\x04\x1a-\n\x0bGaugesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x8b\x01\n\x10\x43ontrollerStatus\x12\x15\n\rcontroller_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x17\n\x0fheartbeat_age_s\x18\x06 \x01(\x01\x12\x0c\n\x04rest\x18\x07 \x01(\t\"\xd9\x01\n\nTaskCounts\x12\x12\n\ndispatched\x18\x01 \x01(\x03\x12\x0f\n\x07pending\x18\x02 \x01(\x03\x12\x0e\n\x06leased\x18\x03 \x01(\x03\x12\r\n\x05ready\x18\x04 \x01(\x03\x12\x0f\n\x07in_step\x18\x05 \x01(\x03\x12\x0f\n\x07trained\x18\x06 \x01(\x03\x12\x35\n\x07\x64ropped\x18\x07 \x03(\x0b\x32$.paceline.v1.TaskCounts.DroppedEntry\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xfb\x05\n\x0bStatusReply\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08run_name\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0e\n\x06leader\x18\x04 \x01(\t\x12\x0c\n\x04term\x18\x05 \x01(\x03\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12\x13\n\x0btotal_steps\x18\x07 \x01(\x03\x12\x0f\n\x07version\x18\x08 \x01(\x03\x12\x12\n\nmesh_epoch\x18\t \x01(\x03\x12&\n\x05tasks\x18\n \x01(\x0b\x32\x17.paceline.v1.TaskCounts\x12*\n\x07workers\x18\x0b \x03(\x0b\x32\x19.paceline.v1.WorkerStatus\x12\x32\n\x0b\x63ontrollers\x18\x0c \x03(\x0b\x32\x1d.paceline.v1.ControllerStatus\x12\x36\n\x07\x64\x65sired\x18\r \x03(\x0b\x32%.paceline.v1.StatusReply.DesiredEntry\x12\x36\n\x07metrics\x18\x0e \x03(\x0b\x32%.paceline.v1.StatusReply.MetricsEntry\x12\x11\n\tfailovers\x18\x0f \x01(\x03\x12\x15\n\rmesh_rebuilds\x18\x10 \x01(\x03\x12\x0e\n\x06reason\x18\x11 \x01(\t\x12\x17\n\x0f\x63heckpoint_step\x18\x12 \x01(\x03\x12\x38\n\x08proposed\x18\x13 \x03(\x0b\x32&.paceline.v1.StatusReply.ProposedEntry\x12\x14\n\x0cproposed_why\x18\x14 \x01(\t\x12\x18\n\x10provider_trouble\x18\x15 \x01(\t\x12\x0f\n\x07\x63lock_s\x18\x16 \x01(\x01\x1a.\n\x0c\x44\x65siredEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a/\n\rProposedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"-\n\x0cWatchRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"-\n\x0b\x45ventRecord\x12\x10\n\x08position\x18\x01 \x01(\t\x12\x0c\n\x04json\x18\x02 \x01(\t\"b\n\nExitReport\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x11\n\texit_code\x18\x05 \x01(\x05\"\x0b\n\tExitReply\"\x8b\x01\n\x0cScaleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x37\n\x07\x64\x65sired\x18\x02 \x03(\x0b\x32&.paceline.v1.ScaleRequest.DesiredEntry\x1a.\n\x0c\x44\x65siredEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"F\n\x0c\x44rainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\"2\n\x0cPauseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06paused\x18\x02 \x01(\x08\"1\n\x0bStopRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"/\n\nAdminReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t2\xc8\x03\n\x0c\x41\x64minService\x12\x41\n\tGetStatus\x12\x1a.paceline.v1.StatusRequest\x1a\x18.paceline.v1.StatusReply\x12\x44\n\x0bWatchEvents\x12\x19.paceline.v1.WatchRequest\x1a\x18.paceline.v1.EventRecord0\x01\x12=\n\nReportExit\x12\x17.paceline.v1.ExitReport\x1a\x16.paceline.v1.ExitReply\x12;\n\x05Scale\x12\x19.paceline.v1.ScaleRequest\x1a\x17.paceline.v1.AdminReply\x12;\n\x05\x44rain\x12\x19.paceline.v1.DrainRequest\x1a\x17.paceline.v1.AdminReply\x12;\n\x05Pause\x12\x19.paceline.v1.PauseRequest\x1a\x17.paceline.v1.AdminReply\x12\x39\n\x04Stop\x12\x18.paceline.v1.StopRequest\x1a\x17.paceline.v1.AdminReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17paceline/v1/admin.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\x0f\n\rStatusRequest\"\xcc\x02\n\x0cWorkerStatus\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.paceline.v1.Role\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\r\n\x05state\x18\x05 \x01(\t\x12\x12\n\nmesh_epoch\x18\x06 \x01(\x03\x12\x0f\n\x07version\x18\x07 \x01(\x03\x12\x17\n\x0fheartbeat_age_s\x18\x08 \x01(\x01\x12\x10\n\x08\x61\x63tivity\x18\t \x01(\t\x12\x35\n\x06gauges\x18\n \x03(\x0b\x32%.paceline.v1.WorkerStatus.GaugesEntry\x12\x13\n\x0bheld_leases\x18\x0b \x01(\r\x12\x13\n\x0bincarnation\x18\x0c \x01(\x04\x1a-\n\x0bGaugesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x8b\x01\n\x10\x43ontrollerStatus\x12\x15\n\rcontroller_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\r\n\x05state\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\x0c\n\x04host\x18\x05 \x01(\t\x12\x17\n\x0fheartbeat_age_s\x18\x06 \x01(\x01\x12\x0c\n\x04rest\x18\x07 \x01(\t\"\xd9\x01\n\nTaskCounts\x12\x12\n\ndispatched\x18\x01 \x01(\x03\x12\x0f\n\x07pending\x18\x02 \x01(\x03\x12\x0e\n\x06leased\x18\x03 \x01(\x03\x12\r\n\x05ready\x18\x04 \x01(\x03\x12\x0f\n\x07in_step\x18\x05 \x01(\x03\x12\x0f\n\x07trained\x18\x06 \x01(\x03\x12\x35\n\x07\x64ropped\x18\x07 \x03(\x0b\x32$.paceline.v1.TaskCounts.DroppedEntry\x1a.\n\x0c\x44roppedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x03:\x02\x38\x01\"\xe0\x06\n\x0bStatusReply\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x10\n\x08run_name\x18\x02 \x01(\t\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0e\n\x06leader\x18\x04 \x01(\t\x12\x0c\n\x04term\x18\x05 \x01(\x03\x12\x0c\n\x04step\x18\x06 \x01(\x03\x12\x13\n\x0btotal_steps\x18\x07 \x01(\x03\x12\x0f\n\x07version\x18\x08 \x01(\x03\x12\x12\n\nmesh_epoch\x18\t \x01(\x03\x12&\n\x05tasks\x18\n \x01(\x0b\x32\x17.paceline.v1.TaskCounts\x12*\n\x07workers\x18\x0b \x03(\x0b\x32\x19.paceline.v1.WorkerStatus\x12\x32\n\x0b\x63ontrollers\x18\x0c \x03(\x0b\x32\x1d.paceline.v1.ControllerStatus\x12\x36\n\x07\x64\x65sired\x18\r \x03(\x0b\x32%.paceline.v1.StatusReply.DesiredEntry\x12\x36\n\x07metrics\x18\x0e \x03(\x0b\x32%.paceline.v1.StatusReply.MetricsEntry\x12\x11\n\tfailovers\x18\x0f \x01(\x03\x12\x15\n\rmesh_rebuilds\x18\x10 \x01(\x03\x12\x0e\n\x06reason\x18\x11 \x01(\t\x12\x17\n\x0f\x63heckpoint_step\x18\x12 \x01(\x03\x12\x38\n\x08proposed\x18\x13 \x03(\x0b\x32&.paceline.v1.StatusReply.ProposedEntry\x12\x14\n\x0cproposed_why\x18\x14 \x01(\t\x12\x18\n\x10provider_trouble\x18\x15 \x01(\t\x12\x0f\n\x07\x63lock_s\x18\x16 \x01(\x01\x12\x34\n\x06spares\x18\x17 \x03(\x0b\x32$.paceline.v1.StatusReply.SparesEntry\x1a.\n\x0c\x44\x65siredEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a.\n\x0cMetricsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a/\n\rProposedEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\x1a-\n\x0bSparesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"-\n\x0cWatchRequest\x12\r\n\x05\x61\x66ter\x18\x01 \x01(\t\x12\x0e\n\x06\x66ollow\x18\x02 \x01(\x08\"-\n\x0b\x45ventRecord\x12\x10\n\x08position\x18\x01 \x01(\t\x12\x0c\n\x04json\x18\x02 \x01(\t\"b\n\nExitReport\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12\x0c\n\x04host\x18\x04 \x01(\t\x12\x11\n\texit_code\x18\x05 \x01(\x05\"\x0b\n\tExitReply\"\x8b\x01\n\x0cScaleRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x37\n\x07\x64\x65sired\x18\x02 \x03(\x0b\x32&.paceline.v1.ScaleRequest.DesiredEntry\x1a.\n\x0c\x44\x65siredEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x05:\x02\x38\x01\"F\n\x0c\x44rainRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x11\n\tworker_id\x18\x02 \x01(\t\x12\x0f\n\x07replace\x18\x03 \x01(\x08\"2\n\x0cPauseRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06paused\x18\x02 \x01(\x08\"1\n\x0bStopRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x0e\n\x06reason\x18\x02 \x01(\t\"/\n\nAdminReply\x12\x10\n\x08\x61\x63\x63\x65pted\x18\x01 \x01(\x08\x12\x0f\n\x07message\x18\x02 \x01(\t2\xc8\x03\n\x0c\x41\x64minService\x12\x41\n\tGetStatus\x12\x1a.paceline.v1.StatusRequest\x1a\x18.paceline.v1.StatusReply\x12\x44\n\x0bWatchEvents\x12\x19.paceline.v1.WatchRequest\x1a\x18.paceline.v1.EventRecord0\x01\x12=\n\nReportExit\x12\x17.paceline.v1.ExitReport\x1a\x16.paceline.v1.ExitReply\x12;\n\x05Scale\x12\x19.paceline.v1.ScaleRequest\x1a\x17.paceline.v1.AdminReply\x12;\n\x05\x44rain\x12\x19.paceline.v1.DrainRequest\x1a\x17.paceline.v1.AdminReply\x12;\n\x05Pause\x12\x19.paceline.v1.PauseRequest\x1a\x17.paceline.v1.AdminReply\x12\x39\n\x04Stop\x12\x18.paceline.v1.StopRequest\x1a\x17.paceline.v1.AdminReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,6 +42,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSREPLY_METRICSENTRY']._serialized_options = b'8\001'
   _globals['_STATUSREPLY_PROPOSEDENTRY']._loaded_options = None
   _globals['_STATUSREPLY_PROPOSEDENTRY']._serialized_options = b'8\001'
+  _globals['_STATUSREPLY_SPARESENTRY']._loaded_options = None
+  _globals['_STATUSREPLY_SPARESENTRY']._serialized_options = b'8\001'
   _globals['_SCALEREQUEST_DESIREDENTRY']._loaded_options = None
   _globals['_SCALEREQUEST_DESIREDENTRY']._serialized_options = b'8\001'
   _globals['_STATUSREQUEST']._serialized_start=66
@@ -57,33 +59,35 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TASKCOUNTS_DROPPEDENTRY']._serialized_start=732
   _globals['_TASKCOUNTS_DROPPEDENTRY']._serialized_end=778
   _globals['_STATUSREPLY']._serialized_start=781
-  _globals['_STATUSREPLY']._serialized_end=1544
-  _globals['_STATUSREPLY_DESIREDENTRY']._serialized_start=1401
-  _globals['_STATUSREPLY_DESIREDENTRY']._serialized_end=1447
-  _globals['_STATUSREPLY_METRICSENTRY']._serialized_start=1449
-  _globals['_STATUSREPLY_METRICSENTRY']._serialized_end=1495
-  _globals['_STATUSREPLY_PROPOSEDENTRY']._serialized_start=1497
-  _globals['_STATUSREPLY_PROPOSEDENTRY']._serialized_end=1544
-  _globals['_WATCHREQUEST']._serialized_start=1546
-  _globals['_WATCHREQUEST']._serialized_end=1591
-  _globals['_EVENTRECORD']._serialized_start=1593
-  _globals['_EVENTRECORD']._serialized_end=1638
-  _globals['_EXITREPORT']._serialized_start=1640
-  _globals['_EXITREPORT']._serialized_end=1738
-  _globals['_EXITREPLY']._serialized_start=1740
-  _globals['_EXITREPLY']._serialized_end=1751
-  _globals['_SCALEREQUEST']._serialized_start=1754
-  _globals['_SCALEREQUEST']._serialized_end=1893
-  _globals['_SCALEREQUEST_DESIREDENTRY']._serialized_start=1401
-  _globals['_SCALEREQUEST_DESIREDENTRY']._serialized_end=1447
-  _globals['_DRAINREQUEST']._serialized_start=1895
-  _globals['_DRAINREQUEST']._serialized_end=1965
-  _globals['_PAUSEREQUEST']._serialized_start=1967
-  _globals['_PAUSEREQUEST']._serialized_end=2017
-  _globals['_STOPREQUEST']._serialized_start=2019
-  _globals['_STOPREQUEST']._serialized_end=2068
-  _globals['_ADMINREPLY']._serialized_start=2070
-  _globals['_ADMINREPLY']._serialized_end=2117
-  _globals['_ADMINSERVICE']._serialized_start=2120
-  _globals['_ADMINSERVICE']._serialized_end=2576
+  _globals['_STATUSREPLY']._serialized_end=1645
+  _globals['_STATUSREPLY_DESIREDENTRY']._serialized_start=1455
+  _globals['_STATUSREPLY_DESIREDENTRY']._serialized_end=1501
+  _globals['_STATUSREPLY_METRICSENTRY']._serialized_start=1503
+  _globals['_STATUSREPLY_METRICSENTRY']._serialized_end=1549
+  _globals['_STATUSREPLY_PROPOSEDENTRY']._serialized_start=1551
+  _globals['_STATUSREPLY_PROPOSEDENTRY']._serialized_end=1598
+  _globals['_STATUSREPLY_SPARESENTRY']._serialized_start=1600
+  _globals['_STATUSREPLY_SPARESENTRY']._serialized_end=1645
+  _globals['_WATCHREQUEST']._serialized_start=1647
+  _globals['_WATCHREQUEST']._serialized_end=1692
+  _globals['_EVENTRECORD']._serialized_start=1694
+  _globals['_EVENTRECORD']._serialized_end=1739
+  _globals['_EXITREPORT']._serialized_start=1741
+  _globals['_EXITREPORT']._serialized_end=1839
+  _globals['_EXITREPLY']._serialized_start=1841
+  _globals['_EXITREPLY']._serialized_end=1852
+  _globals['_SCALEREQUEST']._serialized_start=1855
+  _globals['_SCALEREQUEST']._serialized_end=1994
+  _globals['_SCALEREQUEST_DESIREDENTRY']._serialized_start=1455
+  _globals['_SCALEREQUEST_DESIREDENTRY']._serialized_end=1501
+  _globals['_DRAINREQUEST']._serialized_start=1996
+  _globals['_DRAINREQUEST']._serialized_end=2066
+  _globals['_PAUSEREQUEST']._serialized_start=2068
+  _globals['_PAUSEREQUEST']._serialized_end=2118
+  _globals['_STOPREQUEST']._serialized_start=2120
+  _globals['_STOPREQUEST']._serialized_end=2169
+  _globals['_ADMINREPLY']._serialized_start=2171
+  _globals['_ADMINREPLY']._serialized_end=2218
+  _globals['_ADMINSERVICE']._serialized_start=2221
+  _globals['_ADMINSERVICE']._serialized_end=2677
 # @@protoc_insertion_point(module_scope)
