@@ -24,7 +24,7 @@ from paceline.jsonlines import JsonLines, read_lines
 COUNTED = frozenset(
     {
         *("TasksLeased", "GroupAccepted", "TaskReleased", "EvalTaskDone"),
-        *("StepOpened", "VoteCast", "LinkAssigned"),
+        *("StepOpened", "VoteCast", "LinkAssigned", "LeaseSuperseded"),
     }
 )
 """Event types that are counted and not listed."""

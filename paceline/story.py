@@ -24,6 +24,11 @@ def _detail(event: Mapping[str, Any], field: str = "detail") -> str:
     return f": {text}" if text else ""
 
 
+def _reason(event: Mapping[str, Any], field: str = "reason") -> str:
+    """peer_error is how programs say it."""
+    return str(event[field]).replace("_", " ")
+
+
 def _names(members: Any) -> str:
     return ", ".join(str(m["worker_id"]) for m in members)
 
@@ -32,10 +37,10 @@ _TOLD: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "RunStarted": lambda e: "run started",
     "TermBegun": lambda e: f"{e['controller_id']} leads (term {e['term']})",
     "WorkerRegistered": lambda e: f"{e['worker_id']} joined (pid {e['pid']} on {e['host']})",
-    "WorkerDied": lambda e: f"{e['worker_id']} died ({e['how']}{_detail(e)})",
+    "WorkerDied": lambda e: f"{e['worker_id']} died ({_reason(e, 'how')}{_detail(e)})",
     "WorkerChanged": lambda e: f"{e['worker_id']} is {e['lifecycle']}",
-    "TaskDropped": lambda e: f"task {e['task_id']} dropped ({e['reason']}{_detail(e)})",
-    "MeshBroken": lambda e: f"mesh epoch {e['epoch']} is over ({e['reason']}{_detail(e)})",
+    "TaskDropped": lambda e: f"task {e['task_id']} dropped ({_reason(e)}{_detail(e)})",
+    "MeshBroken": lambda e: f"mesh epoch {e['epoch']} is over ({_reason(e)}{_detail(e)})",
     "MeshFormed": lambda e: f"mesh epoch {e['epoch']}: {_names(e['members'])}",
     "RolledBack": lambda e: (
         f"back from step {e['from_step']} to step {e['step']}: no replica holds the newest state"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import datetime
 import json
 import socket
 import subprocess
@@ -18,6 +17,7 @@ import pytest
 from benchmarks.processes import write_config
 from paceline.client import ControlPlane, RequestRefused
 from paceline.v1 import admin_pb2
+from tests.helpers.certificates import self_signed
 from tests.helpers.controllers import addresses, config_of, running_controllers, status, until
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -151,7 +151,7 @@ async def test_without_the_token_nothing_is_answered(
 
 
 async def test_tls_encrypts_and_names_the_controller(tmp_path: Path) -> None:
-    certificate, key = _self_signed(tmp_path)
+    certificate, key = self_signed(tmp_path)
     files = {"tls_cert": str(certificate), "tls_key": str(key)}
     with running_controllers(tmp_path, 1, auth=files) as controllers:
         where = addresses(controllers)
@@ -166,22 +166,6 @@ async def test_tls_encrypts_and_names_the_controller(tmp_path: Path) -> None:
             )
             with pytest.raises(grpc.aio.AioRpcError):
                 await call(admin_pb2.StatusRequest(), timeout=3)
-
-
-def _self_signed(directory: Path) -> tuple[Path, Path]:
-    certificate, key = directory / "cert.pem", directory / "key.pem"
-    made = subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1"),
-            *("-keyout", str(key), "-out", str(certificate)),
-        ],
-        capture_output=True,
-    )
-    if made.returncode:
-        pytest.skip(f"openssl cannot make a certificate at {datetime.date.today()}")
-    key.chmod(0o600)
-    return certificate, key
 
 
 def _stop_redis(run_dir: Path) -> None:

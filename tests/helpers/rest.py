@@ -13,13 +13,19 @@ from tests.helpers.controllers import addresses, config_of, until
 HTML = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>&amp;"
 
 
+DULL = 5
+"""Of seven tasks in a row the one whose rewards are all equal."""
+
+
 class TextRollout(FakeRollout):
-    """Hands in prompts and completions that a careless page would run."""
+    """Hands in prompts and completions that a careless page would run. One group in seven is dull."""
 
     def group_for(self, lease: rollout_pb2.Lease) -> rollout_pb2.Group:
         group = super().group_for(lease)
         group.prompt_text = f"prompt of {lease.task.task_id} {HTML}"
+        dull = int(lease.task.task_id[1:].split(".")[0]) % 7 == DULL
         for number, completion in enumerate(group.completions):
+            completion.reward = 1.0 if dull else float(number % 2)
             completion.text = f"{number} {HTML}"
             completion.reward_components["exact_match"] = completion.reward
         return group

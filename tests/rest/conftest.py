@@ -15,7 +15,10 @@ from tests.helpers.rest import train
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controllers]:
     directory = tmp_path_factory.mktemp("rest")
-    settings = {"train": {"checkpoint_every": 1000}, "fleet": {"lease_ttl_s": 60.0}}
+    settings = {
+        "train": {"checkpoint_every": 1000, "filter_uninformative": True},
+        "fleet": {"lease_ttl_s": 60.0},
+    }
     with running_controllers(directory, 2, **settings) as controllers:
         asyncio.run(train(controllers, 8))
         yield controllers

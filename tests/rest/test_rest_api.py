@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +17,18 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.processes import Controllers
 from controller.journal import Journal
 from controller.keys import Keys
+from controller.ledger import views
+from controller.ledger.state import State
 from controller.payloads import RedisPayloads
+from controller.rest.exposition import Exposition
 from controller.rest.index import RunIndex
+from paceline.autoscale import Counts, Proposal
 from paceline.client import ControlPlane
 from paceline.redis_client import connect
 from tests.helpers.controllers import addresses, status, until
-from tests.helpers.rest import HTML, bearer, rest_url
+from tests.helpers.rest import DULL, HTML, bearer, rest_url
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -149,6 +156,28 @@ async def test_a_group_whose_samples_are_gone_is_said_to_be(leader: httpx.AsyncC
     assert_problem(await leader.get("/api/v1/groups/t99999999"), 404, "no group")
 
 
+async def test_dropped_groups_are_shown_with_their_reason_and_what_was_known_of_them(
+    leader: httpx.AsyncClient, standby: httpx.AsyncClient
+) -> None:
+    counted = (await get(leader, "run"))["tasks"]["dropped"]
+    assert counted == {"uninformative": counted["uninformative"]}
+    for client in (leader, standby):
+        await until(lambda c=client: _dropped(c, counted["uninformative"]))  # type: ignore[misc]
+    found = await get(leader, "groups?stand=dropped&reason=uninformative&sort=oldest&limit=500")
+    assert [int(g["group_id"][1:]) % 7 for g in found["groups"]] == [DULL] * found["total"]
+    first = found["groups"][0]
+    assert (first["reason"], first["stand"]) == ("uninformative", "dropped")
+    assert (first["reward_mean"], first["tokens"], first["owner"]) == (1.0, 64, "rollout-0")
+    assert (await get(leader, "groups?reason=stale"))["total"] == 0
+    assert (await get(leader, "groups?stand=dropped&max_reward=0.9"))["total"] == 0
+    gone = await leader.get(f"/api/v1/groups/{first['group_id']}")
+    assert_problem(gone, 404, "dropped (uninformative)")
+
+
+async def _dropped(client: httpx.AsyncClient, count: int) -> bool:
+    return bool((await get(client, "groups?stand=dropped"))["total"] == min(count, 200))
+
+
 async def test_settings_are_shown_without_paths_of_the_machine(
     served: Controllers, leader: httpx.AsyncClient
 ) -> None:
@@ -263,6 +292,65 @@ async def test_prometheus_metrics_have_standard_names_and_the_ledgers_values(
         assert family.documentation and not name.endswith(("_ms", "_s", "_mb"))
         if family.type == "counter":
             assert all(s.name.endswith("_total") for s in family.samples), name
+
+
+DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "paceline.json"
+
+
+async def test_the_grafana_dashboard_asks_for_what_there_is(leader: httpx.AsyncClient) -> None:
+    families = list(text_string_to_metric_families((await leader.get("/metrics")).text))
+    known = {s.name for f in families for s in f.samples}
+    # A family without a value yet: nothing has a GPU here.
+    known |= {f.name + ("_total" if f.type == "counter" else "") for f in families}
+    board = json.loads(DASHBOARD.read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    asked += [annotation["expr"] for annotation in board["annotations"]["list"]]
+    names = {name for expr in asked for name in re.findall(r"\b(?:paceline|process)_\w+", expr)}
+    assert len(asked) > 40 and names <= known, sorted(names - known)
+    # And it shows what there is: a new metric has a place on it, or is named here.
+    left_out = {"paceline_start_time_seconds", "paceline_worker_weights_version"}
+    exported = {n for n in known if n.startswith("paceline_")} - left_out
+    assert exported - names == set()
+    labels = {s.name: set(s.labels) for f in families for s in f.samples}
+    for expr in asked:
+        for label, name in re.findall(r"by \((\w+)\) \(+(?:rate\()?(paceline_\w+)", expr):
+            assert label in labels.get(name, {label}), expr
+    places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]]
+    assert len(places) == len(set(places)) and len({p["id"] for p in board["panels"]}) == len(
+        places
+    )
+
+
+def test_what_the_autoscaler_proposes_is_exported_beside_what_is_wanted() -> None:
+    proposal = Proposal(Counts(1, 3), "replicas wait")
+    view = views.status(State())
+    view.desired.update(policy=1, rollout=2)
+    for found, rollout in ((proposal, 3), (None, 2)):
+        leader = SimpleNamespace(proposal=found)
+        exposition = Exposition(SimpleNamespace(leader=leader))  # type: ignore[arg-type]
+        samples = exposition._proposed(view).samples
+        assert {s.labels["role"]: s.value for s in samples} == {"policy": 1, "rollout": rollout}
+    standby = Exposition(SimpleNamespace(leader=None))  # type: ignore[arg-type]
+    assert standby._proposed(view).samples == []
+
+
+async def test_a_drained_worker_is_replaced_where_that_is_asked_for(
+    served: Controllers, leader: httpx.AsyncClient
+) -> None:
+    headers = bearer(served)
+    await leader.post("/api/v1/scale", json={"policy": 2, "rollout": 3}, headers=headers)
+    drained = "/api/v1/workers/{}/drain"
+    body = {"replace": True, "request_id": "instead"}
+    for _ in range(2):
+        done = await leader.post(drained.format("rollout-0"), json=body, headers=headers)
+        assert done.status_code == 200, done.text
+    assert (await get(leader, "run"))["desired"] == {"policy": 2, "rollout": 3}
+    assert (await get(leader, "workers/rollout-0"))["state"] == "draining"
+    done = await leader.post(drained.format("policy-0"), headers=headers)
+    assert done.status_code == 200, done.text
+    assert (await get(leader, "run"))["desired"] == {"policy": 1, "rollout": 3}
+    wrong = await leader.post(drained.format("rollout-0"), json={"replace": "x"}, headers=headers)
+    assert_problem(wrong, 422, "replace")
 
 
 async def test_the_description_of_the_interface_is_complete(leader: httpx.AsyncClient) -> None:

@@ -14,8 +14,8 @@ from controller.rest.columns import Columns
 from controller.rest.history import MOST_COMMITS, MOST_EVENTS, History
 from controller.rest.index import RunIndex
 from controller.rest.scrub import Scrubber
-from paceline.linetail import LineTail
 from paceline.jsonlines import JsonLines
+from paceline.linetail import LineTail
 
 NAMES = ("reward_mean", "loss", "kl", "entropy", "grad_norm", "clip_fraction", "tokens_per_s")
 
