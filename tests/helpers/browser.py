@@ -41,7 +41,11 @@ def browser(
         started.quit()
 
 
-def errors_of(driver: Any) -> list[str]:
-    """What the page complained of since the last call: scripts that failed, policy violations."""
+def errors_of(driver: Any, *, of_status: int = 0) -> list[str]:
+    """What the page complained of since the last call: scripts that failed, policy violations.
+
+    ``of_status``: answers with it were provoked by the test and are left out.
+    """
     lines = [entry["message"] for entry in driver.get_log("browser") if entry["level"] == "SEVERE"]
-    return [line for line in lines if "net::ERR_" not in line]
+    provoked = f"a status of {of_status} "
+    return [line for line in lines if "net::ERR_" not in line and provoked not in line]

@@ -135,6 +135,49 @@ def test_without_a_right_token_nothing_changes_and_with_it_scale_takes_effect(
     assert token not in page.execute_script(stored)
 
 
+def test_dropped_groups_are_listed_by_reason(served: Controllers, page: Any) -> None:
+    url = rest_url(served)
+    open_page(page, url, "samples")
+    chosen = (
+        "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
+        "e.dispatchEvent(new Event('input')); return e.value"
+    )
+    reasons = "return [...document.getElementById('groups-reason').options].map(o => o.value)"
+    assert page.execute_script(chosen, "groups-stand", "dropped") == "dropped"
+    wait(lambda: page.execute_script(reasons) == ["", "uninformative"], "reasons are not offered")
+    page.execute_script(chosen, "groups-reason", "uninformative")
+    found = api(url, "groups?stand=dropped&reason=uninformative&limit=100")["groups"]
+    wait(
+        lambda: [r[0] for r in rows_of(page, "groups-table")] == [g["group_id"] for g in found],
+        "other groups than the interface lists",
+    )
+    first = rows_of(page, "groups-table")[0]
+    assert first[1] == "dropped: uninformative" and first[2] == "1.000"
+    page.execute_script("document.querySelector('#groups-table .link').click()")
+    wait(lambda: "was dropped (uninformative)" in text(page, "group"), "no word of why it is gone")
+    assert errors_of(page, of_status=404) == []
+
+
+def test_a_worker_is_drained_from_the_page_and_another_takes_its_place(
+    served: Controllers, page: Any
+) -> None:
+    url = rest_url(served)
+    open_page(page, url, "fleet")
+    before = api(url, "run")["desired"]
+    wait(lambda: len(rows_of(page, "workers-table")) == 2, "workers are missing")
+    button = "document.querySelector('[aria-label=\"Drain rollout-0\"]')"
+    wait(lambda: page.execute_script(f"return !{button}.disabled"), "it cannot be drained")
+    token = bearer(served)["Authorization"].split()[1]
+    page.execute_script("sessionStorage.setItem('paceline-token', arguments[0])", token)
+    page.execute_script(f"{button}.click()")
+    wait(lambda: page.execute_script("return document.getElementById('dialog').open"), "no dialog")
+    assert text(page, "option-text") == "Start another in its place"
+    page.execute_script("document.getElementById('option').click()")
+    page.execute_script("document.getElementById('dialog-yes').click()")
+    wait(lambda: api(url, "workers/rollout-0")["state"] == "draining", "it is not drained")
+    assert api(url, "run")["desired"] == before
+
+
 def test_every_view_is_reached_by_keyboard_and_has_a_name(served: Controllers, page: Any) -> None:
     from selenium.webdriver.common.keys import Keys
 
