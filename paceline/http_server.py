@@ -17,7 +17,14 @@ class Http(uvicorn.Server):
         yield
 
 
-def http_server(app: Any, *, tls_cert: str | None = None, tls_key: str | None = None) -> Http:
+def http_server(
+    app: Any,
+    *,
+    tls_cert: str | None = None,
+    tls_key: str | None = None,
+    most_connections: int | None = 512,
+) -> Http:
+    """``most_connections``: others are turned away; None: however many come."""
     return Http(
         uvicorn.Config(
             app,
@@ -31,7 +38,7 @@ def http_server(app: Any, *, tls_cert: str | None = None, tls_key: str | None = 
             proxy_headers=False,
             timeout_keep_alive=15,
             timeout_graceful_shutdown=1,
-            limit_concurrency=512,
+            limit_concurrency=most_connections,
             ssl_certfile=tls_cert,
             ssl_keyfile=tls_key,
         )

@@ -90,7 +90,9 @@ class ChatServer:
             tokenizer=self._tokenizer,
             as_asked=self._rollout.openai_sampling == "request",
         )
-        return importlib.import_module("paceline.http_server").http_server(chat.app())
+        http = importlib.import_module("paceline.http_server")
+        # One for each sample, which are bounded elsewhere.
+        return http.http_server(chat.app(), most_connections=None)
 
     async def _serve(self, bound: socket.socket) -> None:
         try:

@@ -49,6 +49,7 @@ class Environments:
         self._tokenizer = tokenizer
         self._environment = load.load(config.rollout.environment or "")
         self._server = ChatServer(config, tokenizer) if config.rollout.openai else None
+        self._host: Host | None = None
 
     async def start(self, engine: Engine, scorer: Scorer) -> None:
         """``engine`` is started. Raises BadEnvironment where the endpoint's port is taken."""
@@ -61,7 +62,8 @@ class Environments:
     async def close(self) -> None:
         if self._server is not None:
             await self._server.close()
-        await self._host.close()
+        if self._host is not None:
+            await self._host.close()
 
     async def produce(self, held: HeldTask) -> rollout_pb2.Group | rollout_pb2.ReturnedTask:
         """Raises Aborted and EngineError as the plain way does."""
@@ -177,6 +179,7 @@ class Environments:
             await asyncio.gather(*plays, return_exceptions=True)
 
     async def _play(self, task: Task, conversation: Conversation) -> Any:
+        assert self._host is not None, "not started"
         if self._server is not None and task.openai is not None:
             self._server.admit(task.openai, conversation)
         try:
