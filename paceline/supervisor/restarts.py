@@ -1,18 +1,22 @@
 """Whether and when a process that ended is started again. Pure: time and evidence are handed in.
 
 - Wrong input (exit status 2) does not get better by trying again: the run ends.
-- A process that was killed is started at once; one that keeps dying waits longer each time.
+- A process that was killed is started at once; one that keeps dying waits longer each time, though
+  never long where it was killed from outside: that is no fault of its own.
 - One that keeps failing right after its start, or too often in the window, ends the run.
 """
 
 from __future__ import annotations
 
+import signal
 from collections import defaultdict, deque
 from dataclasses import dataclass
 
 WINDOW_S = 600.0
 FIRST_DELAY_S = 0.5
 LAST_DELAY_S = 15.0
+LAST_DELAY_KILLED_S = 2.0
+KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 CALM_S = 60.0
 """A process that lived this long starts again without delay."""
 QUICK_FAILURES = 5
@@ -71,4 +75,5 @@ class RestartPolicy:
         if self._failed[name] >= QUICK_FAILURES:
             return GiveUp(f"it failed {QUICK_FAILURES} times in a row, each right after its start")
         again = self._quick[name] - 1
-        return Restart(0.0 if again == 0 else min(FIRST_DELAY_S * 2 ** (again - 1), LAST_DELAY_S))
+        longest = LAST_DELAY_KILLED_S if exit_code in KILLED else LAST_DELAY_S
+        return Restart(0.0 if again == 0 else min(FIRST_DELAY_S * 2 ** (again - 1), longest))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from paceline.supervisor.restarts import (
+    LAST_DELAY_KILLED_S,
     LAST_DELAY_S,
     QUICK_FAILURES,
     GiveUp,
@@ -24,16 +25,25 @@ def test_bad_input_is_not_tried_again() -> None:
     assert isinstance(policy().decide("policy-0", 2, lived_s=1.0, now=0.0), GiveUp)
 
 
-def test_one_that_keeps_dying_waits_longer_each_time() -> None:
+def delays_of(exit_code: int) -> list[float]:
     decided = policy(max_restarts=50)
     delays = []
     for i in range(12):
-        verdict = decided.decide("rollout-0", -9, lived_s=1.0, now=float(i))
+        verdict = decided.decide("rollout-0", exit_code, lived_s=1.0, now=float(i))
         assert isinstance(verdict, Restart)
         delays.append(verdict.delay_s)
+    return delays
+
+
+def test_one_that_keeps_dying_waits_longer_each_time() -> None:
+    delays = delays_of(-11)
     assert delays == sorted(delays)
     assert delays[:3] == [0.0, 0.5, 1.0]
     assert delays[-1] == LAST_DELAY_S
+
+
+def test_one_that_is_killed_again_and_again_never_waits_long() -> None:
+    assert max(delays_of(-9)) == LAST_DELAY_KILLED_S
 
 
 def test_a_calm_time_forgives() -> None:
