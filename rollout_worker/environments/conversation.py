@@ -189,6 +189,8 @@ class Conversation:
             return np.array(self.tokenizer.encode(said), np.int32), said
         items = list(said)
         if all(isinstance(item, dict) for item in items) and items:
+            if not all({"role", "content"} <= item.keys() for item in items):
+                raise BadTurn("a message needs role and content")
             try:
                 if not self.pieces:
                     prompt = self.tokenizer.opening(items)
