@@ -146,37 +146,41 @@ def test_a_snapshot_from_before_there_were_suspects_is_read(run: Driven) -> None
     run.lease("r0", 2)
     data: dict[str, Any] = run.ledger.to_snapshot()
     data["tasks"]["records"] = [record[:9] for record in data["tasks"]["records"]]
-    assert Ledger.from_snapshot(data).fingerprint() == run.ledger.fingerprint()
+    tasks = Ledger.from_snapshot(data).state.tasks.records
+    assert [(t.deaths, t.leases) for t in tasks.values()] == [(0, {1: "r0"})] * 2
 
 
 def test_a_suspect_waits_for_no_worker_that_leaves_or_has_no_weights(run: Driven) -> None:
-    suspects = make_suspects(run, 1)
+    first, _ = make_suspects(run, 2)
     run.do(cmd.Drain("d", "r0", replace=True))
-    assert ids(run.lease("r1", 8)) == suspects
+    assert ids(run.lease("r1", 8)) == [first]
     run.die("r1")
     run.register("r1")
     run.observe("r1")
     run.rollout("r2")
-    assert ids(run.lease("r2", 8)) == suspects
+    assert ids(run.lease("r2", 8)) == [first]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_poisoned_tasks_cost_a_run_themselves_alone(seed: int) -> None:
+def test_poisoned_tasks_cost_a_run_themselves_alone() -> None:
     """Whole simulated runs in which nothing dies but of poisoned tasks."""
-    rng = random.Random(seed)
-    shape = Shape(
-        facts=facts(steps=6, groups_per_step=4, max_staleness=2, dataset_rows=50),
-        controllers=1,
-        policy=1,
-        rollout=rng.choice([1, 2, 3]),
-        slots=8,
-        generate_s=lambda r: r.expovariate(1.0),
-        fates={rng.randrange(12): "kills" for _ in range(rng.choice([1, 2]))},
-    )
-    world = World(seed, shape)
-    world.run(quiet_after=1.0, limit=2000.0)
-    guilty = {f"t{n}" for n in shape.fates}
-    dropped = world.oracle.ledger.state.tasks.dropped
-    assert world.oracle.counts["deaths"] > 0
-    assert dropped["quarantined"] <= len(guilty)
-    assert {t for t, n in world.oracle.deaths_alone.items() if n} <= guilty
+    deaths = quarantined = 0
+    for seed in range(30):
+        rng = random.Random(seed)
+        shape = Shape(
+            facts=facts(steps=6, groups_per_step=4, max_staleness=2, dataset_rows=50),
+            controllers=1,
+            policy=1,
+            rollout=rng.choice([1, 2, 3]),
+            slots=8,
+            generate_s=lambda r: r.expovariate(1.0),
+            fates={rng.randrange(12): "kills" for _ in range(rng.choice([1, 2]))},
+        )
+        world = World(seed, shape)
+        world.run(quiet_after=1.0, limit=2000.0)
+        guilty = {f"t{n}" for n in shape.fates}
+        dropped = world.oracle.ledger.state.tasks.dropped["quarantined"]
+        assert dropped <= len(guilty), seed
+        assert {t for t, n in world.oracle.deaths_alone.items() if n} <= guilty, seed
+        deaths += world.oracle.counts["deaths"]
+        quarantined += dropped
+    assert deaths > 30 and quarantined > 0
