@@ -15,3 +15,8 @@ async def gated(completion: str) -> float:
 
 def broken(completion: str) -> float:
     raise KeyError("no verdict")
+
+
+def by_transcript(completion: str, transcript: list[dict[str, str]]) -> float:
+    """How many entries it has."""
+    return float(len(transcript))
