@@ -105,8 +105,8 @@ GUARDS = (
         (
             Patch(
                 LEASING,
-                "return task.stand is Stand.LEASED and task.owner == worker_id and",
-                "return task.owner == worker_id and",
+                "return task.leases.get(attempt) == worker_id",
+                "return task.owner == worker_id and task.attempt == attempt",
             ),
         ),
         (TASK_TESTS,),
@@ -157,11 +157,35 @@ GUARDS = (
         (
             Patch(
                 LEASING,
-                "task.stand is Stand.LEASED and task.owner == worker_id and task.attempt == attempt",
-                "task.stand is Stand.LEASED and task.attempt == attempt",
+                "return task.leases.get(attempt) == worker_id",
+                "return attempt in task.leases",
             ),
         ),
         (TASK_TESTS,),
+    ),
+    Guard(
+        "second-try",
+        "of two tries at a task the slower one is over once the other has finished it",
+        (Patch(LEASING, "        if other != attempt:\n", "        if False:\n"),),
+        ("tests/ledger/test_second_tries.py",),
+    ),
+    Guard(
+        "company",
+        "a death is charged only to a task that its owner held alone",
+        (
+            Patch(
+                "controller/ledger/membership.py",
+                "    counts = suspected and len(worker.held) == 1\n",
+                "    counts = suspected\n",
+            ),
+        ),
+        ("tests/ledger/test_suspects.py",),
+    ),
+    Guard(
+        "unsettled",
+        "a buffer that an operation may still write to is not used again",
+        (Patch("policy_worker/trainer.py", "if not mesh.settled:\n", "if False:\n"),),
+        ("tests/policy/test_policy_reduction.py",),
     ),
     Guard(
         "incarnation",

@@ -37,6 +37,8 @@ class RolloutController(
         self.lease_requests: list[rollout_pb2.LeaseRequest] = []
         self.groups: dict[Key, rollout_pb2.Group] = {}
         self.returns: dict[Key, rollout_pb2.ReturnedTask] = {}
+        self.partials: dict[Key, rollout_pb2.PartialGroup] = {}
+        """Newest report of each try, as long as it was not returned."""
         self.submits = 0
         self.verdicts: list[int] = []
         self.acknowledging = asyncio.Event()
@@ -64,7 +66,14 @@ class RolloutController(
 
     # ---- for the test
 
-    def lease(self, task_id: str, *, kind: int = rollout_pb2.TASK_KIND_TRAIN, **row: Any) -> Key:
+    def lease(
+        self,
+        task_id: str,
+        *,
+        kind: int = rollout_pb2.TASK_KIND_TRAIN,
+        partial: rollout_pb2.PartialGroup | None = None,
+        **row: Any,
+    ) -> Key:
         """Gives this task to the worker as soon as it asks."""
         count = 1 if kind == rollout_pb2.TASK_KIND_EVAL else 2
         row = row or {"prompt": "s21=", "answer": "12"}
@@ -75,6 +84,7 @@ class RolloutController(
                 row_json=json.dumps(row),
                 seed=7,
                 group_size=count,
+                partial=partial,
             )
         )
         self._changed.set()
@@ -138,6 +148,17 @@ class RolloutController(
             results.append(rollout_pb2.SubmitResult(task=group.task, verdict=verdict))
         await self.acknowledging.wait()
         return rollout_pb2.SubmitReply(results=results)
+
+    async def ReportPartials(self, request: Any, context: Any) -> rollout_pb2.PartialReply:
+        await self._fenced(request, context)
+        results = []
+        for group in request.groups:
+            over = _key(group.task) in self.returns
+            if not over:
+                self.partials[_key(group.task)] = group
+            verdict = rollout_pb2.VERDICT_SUPERSEDED if over else rollout_pb2.VERDICT_ACCEPTED
+            results.append(rollout_pb2.SubmitResult(task=group.task, verdict=verdict))
+        return rollout_pb2.PartialReply(results=results)
 
     async def ReturnTasks(self, request: Any, context: Any) -> rollout_pb2.ReturnReply:
         await self._fenced(request, context)

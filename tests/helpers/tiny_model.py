@@ -6,7 +6,13 @@ from pathlib import Path
 
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 PAD, BOS, EOS = "<pad>", "<bos>", "<eos>"
 
@@ -56,6 +62,19 @@ def make_tiny_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen3ForCausalLM(config)
+    model.save_pretrained(path)
+    tokenizer.save_pretrained(path)
+    return path
+
+
+def make_endless_model(path: str | Path) -> Path:
+    """A tiny model without an end-of-sequence token: every completion has as many tokens as allowed."""
+    path = make_tiny_model(path)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(path),
+        AutoTokenizer.from_pretrained(path),
+    )
+    model.config.eos_token_id = model.generation_config.eos_token_id = tokenizer.eos_token = None
     model.save_pretrained(path)
     tokenizer.save_pretrained(path)
     return path

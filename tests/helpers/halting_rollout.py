@@ -1,0 +1,57 @@
+"""A rollout worker whose engine stands still for ever at a token, for tests that kill it there.
+
+``python -m tests.helpers.halting_rollout CONFIG CONTROLLER TOKENS`` prints ``{"tokens": n}``, the
+tokens that each of its sequences has by then, when it stands. The rest of the process lives on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from paceline.config.load import load_config
+from paceline.v1 import worker_pb2
+from paceline.weights import StagedWeights
+from rollout_worker.engine.transformers_engine import TransformersEngine
+from rollout_worker.main import RolloutWorker
+from tests.helpers.controllers import until
+
+
+class HaltingEngine(TransformersEngine):
+    """Of sequences that run in step."""
+
+    halt_at = 0
+
+    def _turn(self) -> bool:
+        running = self._scheduler.running
+        tokens = self._scheduler.tokens // running if running else 0
+        if tokens >= self.halt_at:
+            print(json.dumps({"tokens": tokens}), flush=True)
+            threading.Event().wait()
+        return super()._turn()
+
+
+async def main(config_path: str, address: str, tokens: str) -> None:
+    config = load_config(Path(config_path), [])
+    worker = RolloutWorker(config, [address], "rollout-0", "127.0.0.1")
+    tokenizer = worker.tokenizer
+    worker.engine = engine = HaltingEngine(
+        config, decode_text=tokenizer.decode_all, end_tokens=tokenizer.end_tokens
+    )
+    engine.halt_at = int(tokens)
+    running = asyncio.create_task(worker.run())
+    await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING, 60.0)
+    model = AutoModelForCausalLM.from_pretrained(config.model.path)
+    await worker.load(StagedWeights(0, dict(model.named_parameters())))
+    await running
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    asyncio.run(main(*sys.argv[1:]))
