@@ -60,6 +60,8 @@ class Autoscaling:
     def _sample(self, state: State) -> None:
         idle = []
         for worker in state.fleet.living(Role.ROLLOUT):
+            if worker.spare:
+                continue
             session = self._leader.sessions.of(worker.worker_id)
             if session is not None and "engine_idle_fraction" in session.report.gauges:
                 idle.append(session.report.gauges["engine_idle_fraction"])
@@ -111,7 +113,7 @@ def settled(state: State, counts: Counts) -> bool:
     """Exactly the wanted workers are at work, and the end of the run is not what holds them back."""
     at_work = Counts(
         sum(w.joinable for w in state.fleet.living(Role.POLICY)),
-        sum(w.joinable for w in state.fleet.living(Role.ROLLOUT)),
+        sum(w.joinable and not w.spare for w in state.fleet.living(Role.ROLLOUT)),
     )
     ahead = state.versions.step + state.run.max_staleness + 1
     return at_work == counts and not state.evals.rounds and ahead < state.run.steps

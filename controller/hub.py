@@ -55,6 +55,7 @@ _LEASE = frozenset(
         "TaskDropped",
         "WorkerChanged",
         "WorkerDied",
+        "SpareSet",
         "RolledBack",
         "EvalScheduled",
         "Paused",
@@ -66,7 +67,7 @@ _LEASE = frozenset(
 WAKES: Mapping[str, frozenset[str]] = {
     "lease": _LEASE,
     # For the one worker that runs empty; too frequent to wake everybody.
-    "alone": _LEASE | {"GroupAccepted", "EvalTaskDone"},
+    "alone": _LEASE | {"GroupAccepted", "EvalTaskDone", "LeaseSuperseded"},
     "plan": frozenset({"StepOpened", "StepDealt", "MeshBroken", "MeshFormed", *_ENDINGS}),
     "vote": frozenset({"StepCommitted", "StepAborted", "StepDealt", "MeshBroken", *_ENDINGS}),
 }

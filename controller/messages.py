@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from controller.ledger import views
 from controller.ledger.commands import Role
 from controller.ledger.events import Member
-from controller.ledger.fleet import Worker
+from controller.ledger.fleet import Lifecycle, Worker
+from controller.ledger.spares import wanted_spares
 from controller.ledger.state import State
 from paceline.v1 import admin_pb2, common_pb2, policy_pb2, worker_pb2
 
@@ -131,6 +132,8 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
             dropped=view.counts.dropped,
         ),
     )
+    if spares := wanted_spares(state):
+        reply.spares["rollout"] = spares
     if leader is not None:
         reply.provider_trouble = leader.provider_trouble
         if leader.proposal is not None:
@@ -186,6 +189,8 @@ def _add_worker(
         # Only the leader hears heartbeats.
         heartbeat_age_s=-1.0,
     )
+    if worker.spare and worker.lifecycle is Lifecycle.RUNNING:
+        status.state = "spare"
     if leader is None or not worker.alive:
         return
     if worker.leaving:

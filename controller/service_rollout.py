@@ -46,6 +46,7 @@ _EMPTY = {
     "paused": rollout_pb2.EMPTY_REASON_PAUSED,
     "stopped": rollout_pb2.EMPTY_REASON_STOPPED,
     "alone": rollout_pb2.EMPTY_REASON_ALONE,
+    "spare": rollout_pb2.EMPTY_REASON_SPARE,
 }
 _VERDICTS = {
     "accepted": rollout_pb2.VERDICT_ACCEPTED,

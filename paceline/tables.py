@@ -13,6 +13,7 @@ STATE_STYLE = {
     "running": "green",
     "leader": "green",
     "standby": "cyan",
+    "spare": "cyan",
     "silent": "red",
     "starting": "yellow",
     "draining": "yellow",

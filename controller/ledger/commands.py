@@ -56,7 +56,7 @@ class RunFacts:
     config_digest: str = ""
     bounds: Mapping[str, int] = field(default_factory=dict)
     """Least and most wanted workers: policy_min, policy_max, rollout_min, rollout_max; an absent
-    one is no limit. Not fixed: a later leader's hold from its term on."""
+    one is no limit. rollout_spares: workers wanted beside those, to stand by. Not fixed: a later leader's hold from its term on."""
     speculative_after: float = 0.0
     """A task that the next step waits for is leased a second time, to a worker that is idle, once it
     has run for this many times the typical task's time; 0: never."""
@@ -141,7 +141,7 @@ class LeasedTask:
 class LeaseResult:
     leases: tuple[LeasedTask, ...]
     empty_reason: str = ""
-    """staleness, weights, paused, stopped or alone, where leases is empty."""
+    """staleness, weights, paused, stopped, alone or spare, where leases is empty."""
 
 
 @dataclass(frozen=True, slots=True)

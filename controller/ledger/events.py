@@ -40,6 +40,8 @@ class WorkerRegistered:
     ranks: int
     state_version: int
     """As believed: -1 where the worker claims a state it was found to have wrong."""
+    spare: bool = False
+    """Rollout: it leases nothing until it is wanted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,15 @@ class WorkerDied:
     incarnation: int
     how: str
     detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class SpareSet:
+    """Whether a rollout worker stands by, or works."""
+
+    worker_id: str
+    incarnation: int
+    spare: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -318,6 +329,7 @@ Event = (
     | WorkerRegistered
     | WorkerDied
     | WorkerChanged
+    | SpareSet
     | TasksLeased
     | LeaseSuperseded
     | GroupAccepted

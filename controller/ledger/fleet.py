@@ -18,6 +18,7 @@ from controller.ledger.events import (
     Member,
     MeshBroken,
     MeshFormed,
+    SpareSet,
     TasksLeased,
     WorkerChanged,
     WorkerDied,
@@ -50,6 +51,8 @@ class Worker:
     lifecycle: Lifecycle = Lifecycle.STARTING
     drain: bool = False
     """Someone asked it to leave."""
+    spare: bool = False
+    """Rollout: it stands by, with its model loaded and weights coming in, and leases nothing."""
     state_version: int = -1
     """Policy: version of the state it holds; -1 for none."""
     loaded_version: int = -1
@@ -146,6 +149,7 @@ class Fleet:
             tensor_host=event.tensor_host,
             ranks=event.ranks,
             state_version=event.state_version,
+            spare=event.spare,
         )
         if before is not None:
             retired = self.retired.setdefault(event.worker_id, [])
@@ -160,6 +164,9 @@ class Fleet:
 
     def apply_died(self, event: WorkerDied) -> None:
         self._leave(self.workers[event.worker_id], Lifecycle.DEAD)
+
+    def apply_spare(self, event: SpareSet) -> None:
+        self.workers[event.worker_id].spare = event.spare
 
     def apply_changed(self, event: WorkerChanged) -> None:
         worker = self.workers[event.worker_id]
@@ -265,6 +272,7 @@ def _dump_worker(worker: Worker) -> dict[str, Any]:
         "ranks": worker.ranks,
         "lifecycle": str(worker.lifecycle),
         "drain": worker.drain,
+        "spare": worker.spare,
         "state_version": worker.state_version,
         "loaded_version": worker.loaded_version,
         "diverged_version": worker.diverged_version,

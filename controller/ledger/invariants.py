@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from controller.ledger.commands import Kind
+from controller.ledger.spares import missing_at_work
 from controller.ledger.state import State
 from controller.ledger.tasks import Stand
 
@@ -162,6 +163,8 @@ def _fleet(s: State) -> Iterator[str]:
             yield f"the mesh is of epoch {f.mesh.epoch}, the newest is {f.mesh_epoch}"
         if not s.ended and not f.mesh.broken and any(f.member(m) is None for m in f.mesh.members):
             yield f"epoch {f.mesh.epoch} stands with a dead member"
+    if not s.ended and missing_at_work(s):
+        yield f"{missing_at_work(s)} rollout workers should be at work and are spares"
     for link in f.links.values():
         if link.epoch > f.link_epoch:
             yield f"link {link.epoch} is newer than the newest, {f.link_epoch}"

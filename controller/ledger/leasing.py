@@ -59,6 +59,8 @@ def lease(d: Decider, c: LeaseTasks, now: float) -> LeaseResult:
         return LeaseResult((), "stopped")
     if state.paused:
         return LeaseResult((), "paused")
+    if worker.spare:
+        return LeaseResult((), "spare")
     if any(state.tasks.records[task_id].suspect for task_id in worker.held):
         return LeaseResult((), "alone")
     suspects = _suspects(state, c.loaded_version) if _takes_suspects(state, worker) else []
@@ -95,7 +97,8 @@ def admissible(state: State, loaded_version: int) -> int:
 def _takes_suspects(state: State, worker: Worker) -> bool:
     """The first by name of those that have weights. Nothing that changes with every step may decide
     it: a worker that is let off in between would be given other tasks, and never run empty."""
-    able = (w for w in state.fleet.living(Role.ROLLOUT) if not w.leaving and w.loaded_version >= 0)
+    workers = (w for w in state.fleet.living(Role.ROLLOUT) if not w.leaving and not w.spare)
+    able = (w for w in workers if w.loaded_version >= 0)
     return min(able, key=lambda w: w.worker_id, default=None) is worker
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 from controller.ledger import commands as cmd
-from controller.ledger import core, leasing, membership, running, stepping
+from controller.ledger import core, leasing, membership, running, spares, stepping
 from controller.ledger.events import Event
 from controller.ledger.fleet import Worker
 from controller.ledger.invariants import check, check_counts
@@ -92,6 +92,7 @@ class Ledger:
     def settle_fleet(self, now: float) -> None:
         membership.settle_mesh(self)
         stepping.settle_step(self, now)
+        spares.settle_spares(self)
         membership.settle_links(self)
         self.settle_evals(now)
 

@@ -34,6 +34,7 @@ from controller.ledger.events import (
 )
 from controller.ledger.fleet import Lifecycle, Worker
 from controller.ledger.leasing import release
+from controller.ledger.spares import wanted_spares
 from controller.ledger.state import Phase
 from controller.ledger.stepping import redeal
 
@@ -66,6 +67,7 @@ def register(d: Decider, c: Register, now: float) -> None:
             tensor_host=c.tensor_host,
             ranks=c.ranks,
             state_version=believed,
+            spare=c.role is Role.ROLLOUT and wanted_spares(d.state) > 0,
         )
     )
     d.settle_fleet(now)
@@ -143,9 +145,9 @@ def drain(d: Decider, c: Drain, now: float) -> str:
 def _one_fewer(d: Decider, worker: Worker) -> dict[str, int]:
     """What is wanted once ``worker`` has gone for good. Refused below the least."""
     s, role = d.state, str(worker.role)
-    staying = [w for w in s.fleet.living(worker.role) if not w.leaving]
+    staying = [w for w in s.fleet.living(worker.role) if not w.leaving and not w.spare]
     wanted = s.desired.get(role, 0)
-    if len(staying) > wanted:
+    if worker.spare or len(staying) > wanted:
         return {}  # one of the surplus
     least, _ = bounds_of(s.bounds, role)
     if wanted - 1 < least:

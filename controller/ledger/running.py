@@ -55,6 +55,7 @@ def start_run(d: Decider, c: StartRun, now: float) -> None:
         allowed = within(s.bounds, s.desired)
         if allowed != s.desired:
             d.emit(Scaled(f"bounds-after-term-{s.term}", allowed))
+        d.settle_fleet(now)
 
 
 def begin_term(d: Decider, c: BeginTerm, now: float) -> None:
@@ -114,6 +115,7 @@ def scale(d: Decider, c: Scale, now: float) -> str:
     _refuse_if_over(d.state)
     check_desired(d.state.bounds, c.desired)
     d.emit(Scaled(c.request_id, dict(c.desired)))
+    d.settle_fleet(now)
     return requests[c.request_id]
 
 

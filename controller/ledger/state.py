@@ -45,7 +45,7 @@ class State:
     """Leaders so far."""
     desired: dict[str, int] = field(default_factory=dict)
     bounds: dict[str, int] = field(default_factory=dict)
-    """Of the desired counts: policy_min, policy_max, ...; see RunFacts.bounds."""
+    """Of the desired counts: policy_min, policy_max, ..., and rollout_spares; see RunFacts.bounds."""
     requests: dict[str, str] = field(default_factory=dict)
     """Replies to the last admin requests, by request id."""
     tasks: TaskBook = field(default_factory=TaskBook)
@@ -286,6 +286,7 @@ _APPLY: dict[type[Any], Callable[[State, Any], None]] = {
     ev.WorkerRegistered: lambda s, e: s.fleet.apply_registered(e),
     ev.WorkerDied: lambda s, e: s.fleet.apply_died(e),
     ev.WorkerChanged: lambda s, e: s.fleet.apply_changed(e),
+    ev.SpareSet: lambda s, e: s.fleet.apply_spare(e),
     ev.TasksLeased: _leased,
     ev.LeaseSuperseded: _superseded,
     ev.GroupAccepted: _accepted,

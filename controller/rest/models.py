@@ -51,7 +51,7 @@ class Worker(BaseModel):
     role: Annotated[str, Field(examples=["rollout"])]
     host: str
     pid: int
-    state: Annotated[str, Field(description="starting, running, suspect, draining, stopped, dead")]
+    state: Annotated[str, Field(description="starting, running, spare, suspect, draining, stopped, dead")]
     mesh_epoch: int
     version: Annotated[int, Field(description="Weights it holds or serves; -1: none")]
     heartbeat_age_s: Annotated[float, Field(description="-1: only the leader knows")]

@@ -55,11 +55,14 @@ def draw_shape(rng: random.Random) -> Shape:
     )
 
 
-def _speculating(shape: Shape, rng: random.Random) -> Shape:
-    """Half of the schedules try slow tasks twice, as soon as may be."""
+def _varied(shape: Shape, rng: random.Random) -> Shape:
+    """Half of the schedules try slow tasks twice, as soon as may be; a quarter have spares."""
+    facts = shape.facts
     if rng.random() < 0.5:
-        return shape
-    return replace(shape, facts=replace(shape.facts, speculative_after=0.5))
+        facts = replace(facts, speculative_after=0.5)
+    if rng.random() < 0.25:
+        facts = replace(facts, bounds={"rollout_spares": 1})
+    return replace(shape, facts=facts)
 
 
 def plan_faults(world: World, until: float) -> None:
@@ -238,7 +241,7 @@ _FAULTS: tuple[Callable[[World], None], ...] = (
 def run_schedule(seed: int, *, fenced: bool = True, trace: bool = False) -> World:
     """Runs one seed to its end. Raises what it found."""
     rng = random.Random(seed * 2654435761 % (1 << 32))
-    shape = _speculating(draw_shape(rng), rng)
+    shape = _varied(draw_shape(rng), rng)
     if not fenced:
         shape = Shape(**{**shape.__dict__, "fenced": False})
     world = World(seed, shape)

@@ -68,6 +68,7 @@ class Oracle:
         self.deaths_alone: Counter[str] = Counter()
         """Those of them that held nothing else."""
         self.leaving: set[str] = set()
+        self.spares: set[str] = set()
         self._buried: dict[str, bool] = {}
         """Tasks of the worker that is dying, and whether they are quarantined for it."""
         self.living: dict[str, int] = {}
@@ -78,7 +79,8 @@ class Oracle:
         self.epochs = {"mesh": 0, "link": 0}
         self.finished: str = ""
         self.told: dict[Any, Any] = {}
-        names = ("entries", "events", "commits", "rollbacks", "deaths", "second tries")
+        names = ("entries", "events", "commits", "rollbacks", "deaths")
+        names += ("second tries", "spares put to work")
         self.counts = dict.fromkeys(names, 0)
         self.max_staleness = 0
         self.staleness_sum = 0.0
@@ -109,6 +111,17 @@ class Oracle:
             raise Violation(f"two living incarnations of {e.worker_id}")
         self.living[e.worker_id] = e.incarnation
         self.leaving.discard(e.worker_id)
+        self.spares.discard(e.worker_id)
+        if e.spare:
+            self.spares.add(e.worker_id)
+
+    def _on_SpareSet(self, e: ev.SpareSet) -> None:
+        if self.living.get(e.worker_id) != e.incarnation or not e.worker_id.startswith("rollout"):
+            raise Violation(f"{e.worker_id} cannot stand by, or be put to work")
+        if (e.worker_id in self.spares) == e.spare:
+            raise Violation(f"{e.worker_id} is told what it is already: {e}")
+        self.spares ^= {e.worker_id}
+        self.counts["spares put to work"] += not e.spare
 
     def _on_WorkerDied(self, e: ev.WorkerDied) -> None:
         self.counts["deaths"] += 1
@@ -149,6 +162,8 @@ class Oracle:
     def _on_TasksLeased(self, e: ev.TasksLeased) -> None:
         if self.living.get(e.worker_id) != e.incarnation:
             raise Violation(f"{e.worker_id} leased after its death")
+        if e.worker_id in self.spares:
+            raise Violation(f"{e.worker_id} stands by and leased {e.leases}")
         for lease in e.leases:
             before = self.leases.setdefault(lease.task_id, {})
             if lease.attempt != max(before, default=0) + 1:

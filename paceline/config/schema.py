@@ -234,6 +234,9 @@ class FleetConfig(Section):
     """Fewer rollout workers cannot be asked for."""
     rollout_max: Positive | None = None
     """More rollout workers cannot be asked for."""
+    rollout_spares: NonNegative = 0
+    """Rollout workers kept beside those at work: model loaded, weights coming in, leasing nothing
+    until a working one dies or more are wanted."""
     provider: Literal["local", "kubernetes", "ray", "none"] = "local"
     """Who starts and ends worker processes: `paceline up` on this machine; Kubernetes, by the
     replicas of a workload; Ray, by an actor for each; or someone else, and Paceline only drains."""
@@ -281,9 +284,11 @@ class FleetConfig(Section):
 
     @property
     def bounds(self) -> dict[str, int]:
-        """policy_min, policy_max, rollout_min, rollout_max, as far as they are set."""
+        """policy_min, policy_max, rollout_min, rollout_max and rollout_spares, as far as they are
+        set."""
         names = [f"{role}_{end}" for role in ("policy", "rollout") for end in ("min", "max")]
-        return {name: value for name in names if (value := getattr(self, name)) is not None}
+        found = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return found | ({"rollout_spares": self.rollout_spares} if self.rollout_spares else {})
 
 
 class KubernetesConfig(Section):

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import KubernetesConfig
-from paceline.providers.base import AT_WORK, ROLES, Provider, Trouble
+from paceline.providers.base import AT_WORK, ROLES, Provider, Trouble, wanted_of
 from paceline.v1 import admin_pb2
 
 LIMIT_S = 10.0
@@ -51,7 +51,7 @@ class KubernetesProvider(Provider):
         for role in ROLES:
             if role in status.desired:
                 # A thread each: the client blocks, the leader's loop must not.
-                missing = await asyncio.to_thread(self._scale, role, status.desired[role])
+                missing = await asyncio.to_thread(self._scale, role, wanted_of(status, role))
                 unfinished.append(missing)
         return "; ".join(filter(None, unfinished))
 

@@ -19,7 +19,17 @@ from typing import Any
 
 from paceline.config.schema import Config
 from paceline.config.toml import to_toml
-from paceline.providers.base import AT_WORK, ROLES, Drain, Provider, Trouble, moves, number, staying
+from paceline.providers.base import (
+    AT_WORK,
+    ROLES,
+    Drain,
+    Provider,
+    Trouble,
+    moves,
+    number,
+    staying,
+    wanted_of,
+)
 from paceline.v1 import admin_pb2
 
 ANSWER_LIMIT_S = 60.0
@@ -77,7 +87,7 @@ class RayProvider(Provider):
             and known[name].pid == p.pid
             and known[name].state in ("draining", "stopped")
         }
-        todo = moves(status.desired[role], here.keys() - leaving)
+        todo = moves(wanted_of(status, role), here.keys() - leaving)
         for name in todo.drain:
             worker = staying(status, role).get(name)
             if worker is not None and worker.pid == here[name].pid:

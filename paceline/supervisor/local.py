@@ -23,6 +23,7 @@ from pathlib import Path
 from paceline.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.config.schema import Config
 from paceline.leader_lease import release_dead
+from paceline.providers.base import wanted_of
 from paceline.supervisor.child import UNSEEN, Adopted, Child, ChildSpec, end_all
 from paceline.supervisor.launch import Launcher
 from paceline.supervisor.records import FleetRecord, ProcessId, ProcessRecord
@@ -123,7 +124,7 @@ class LocalFleet:
             if role not in status.desired:
                 continue
             staying = [n for n, r in self._roles.items() if r == role and n not in self._leaving]
-            wanted = status.desired[role] - self._abandoned[role]
+            wanted = wanted_of(status, role) - self._abandoned[role]
             for _ in range(wanted - len(staying)):
                 index = self._next_index(role)
                 self._note(f"starting {role}-{index}")

@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from controller.ledger import commands as cmd
-from controller.ledger import core, leasing, membership, speculation, stepping
+from controller.ledger import (
+    core,
+    invariants,
+    leasing,
+    membership,
+    spares,
+    speculation,
+    stepping,
+)
 from controller.ledger import ledger as ledger_module
 from controller.ledger import state as state_module
 from controller.ledger.steps import StepBook, deal
@@ -150,6 +158,11 @@ def second_tries_of_what_killed_its_owner(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(speculation, "_alone_and_sound", lambda task: task.kind is cmd.Kind.TRAIN)
 
 
+def no_spare_is_put_to_work(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(spares, "settle_spares", lambda d: None)
+    patch.setattr(invariants, "missing_at_work", lambda state: 0)
+
+
 MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     no_lease_idempotency,
     no_submission_idempotency,
@@ -169,6 +182,7 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     suspects_in_company,
     no_end_of_the_slower_try,
     second_tries_of_what_killed_its_owner,
+    no_spare_is_put_to_work,
 )
 
 

@@ -349,7 +349,7 @@ function split(f) {
 
 // ---- fleet --------------------------------------------------------------------------------------
 
-const STATE = { running: "good", leader: "good", standby: "", starting: "warn", draining: "warn", suspect: "warn", silent: "bad", dead: "bad", stopped: "" };
+const STATE = { running: "good", leader: "good", standby: "", spare: "", starting: "warn", draining: "warn", suspect: "warn", silent: "bad", dead: "bad", stopped: "" };
 const stateClass = (row) => "state " + (STATE[row.state] || "");
 const controllersTable = new Table($("controllers-table"), [
   { title: "controller", head: true, value: (c) => c.controller_id }, { title: "state", value: (c) => c.state, class: stateClass },
@@ -370,7 +370,7 @@ async function fleet() {
   const workers = await ask("workers");
   const wanted = $("fleet-filter").value.trim().toLowerCase();
   const shown = wanted ? workers.filter((w) => `${w.worker_id} ${w.host} ${w.state} ${w.role}`.toLowerCase().includes(wanted)) : workers;
-  workersTable.show(shown, (tr, w) => { tr.lastChild.firstChild.disabled = !["running", "starting", "suspect"].includes(w.state); });
+  workersTable.show(shown, (tr, w) => { tr.lastChild.firstChild.disabled = !["running", "spare", "starting", "suspect"].includes(w.state); });
   controllersTable.show(state.run.controllers);
   const living = workers.filter((w) => !["dead", "stopped"].includes(w.state)).length;
   put($("workers-count"), `${whole(living)} up${shown.length === workers.length ? "" : `, ${whole(shown.length)} shown`}`);
