@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from paceline.v1 import policy_pb2, worker_pb2
+from paceline.v1 import common_pb2, policy_pb2, worker_pb2
 from policy_worker import outlets
 from policy_worker.checkpoint import CheckpointInfo
 
@@ -18,7 +18,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.directive = worker_pb2.Directive()
-        self.caller = None
+        self.caller = common_pb2.Caller(worker_id="policy-0", incarnation=1)
         self.answers: list[tuple[policy_pb2.CheckpointRequest, object, Future[None]]] = []
 
     def on_directive(self, callback) -> None:
