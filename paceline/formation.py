@@ -5,6 +5,7 @@ Connecting cannot be interrupted, and dropping a group joins its threads.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import re
 import threading
@@ -139,7 +140,8 @@ class Graveyard:
     """Severed groups, until they can be dropped.
 
     Dropping a group joins its threads while holding the interpreter lock: with an operation still
-    running that would stop the whole process, so it waits until none is.
+    running that would stop the whole process, so it waits until none is. A group with an operation
+    that never ends is kept for good, with its threads, connections and buffers.
     """
 
     def __init__(self) -> None:
@@ -153,6 +155,11 @@ class Graveyard:
             if self._thread is None:
                 self._thread = threads.start(self._run, "mesh-drop")
 
+    def unended(self) -> int:
+        """Groups with an operation that has not ended (yet)."""
+        with self._lock:
+            return sum(not all(h.poll(0.0) for h in running) for _, running in self._graves)
+
     def _run(self) -> None:
         while True:
             threads.exiting.wait(_LOOK_S)
@@ -163,6 +170,10 @@ class Graveyard:
                 # Here, outside the lock, the last references go.
                 dead.pop()
             with self._lock:
+                if threads.exiting.is_set():
+                    # The interpreter drops everything at its end, and would hang over these.
+                    for grave in self._graves:
+                        ctypes.pythonapi.Py_IncRef(ctypes.py_object(grave))
                 if not self._graves or threads.exiting.is_set():
                     self._thread = None
                     return

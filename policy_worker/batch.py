@@ -53,6 +53,14 @@ class Batch:
 
 def decode(groups: Sequence[rollout_pb2.Group]) -> Batch:
     """Columns of ``groups``, in their order. Raises BadGroup where lengths contradict one another."""
+    try:
+        return _columns(groups)
+    except ValueError as error:
+        # numpy's, of bytes that are no whole number of tokens.
+        raise BadGroup(_contradiction(groups)) from error
+
+
+def _columns(groups: Sequence[rollout_pb2.Group]) -> Batch:
     completions = [completion for group in groups for completion in group.completions]
     tokens = np.frombuffer(b"".join([c.tokens for c in completions]), dtype="<i4")
     length = np.array([len(c.tokens) for c in completions], dtype=np.int64) // 4

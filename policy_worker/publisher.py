@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from paceline import log, threads
-from paceline.mesh import EpochCancelled, MeshError, ProcessMesh, UnsettledBuffer
+from paceline.mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.v1 import worker_pb2
 from paceline.weights import (
     PUBLISHER,
@@ -130,7 +130,7 @@ class Publisher:
                 has = self._send_newer(mesh, link, has)
         except EpochCancelled:
             pass
-        except (MeshError, WeightsRefused, UnsettledBuffer) as error:
+        except (MeshError, WeightsRefused) as error:
             link.formed = False
             if not link.withdrawn.is_set():
                 log.event(

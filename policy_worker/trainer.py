@@ -28,6 +28,7 @@ from paceline.config.schema import Config
 from paceline.mesh import EpochCancelled, Handle, MeshError, ProcessMesh
 from paceline.v1 import rollout_pb2
 from paceline.weights import weights_digest
+from policy_worker.batch import BadGroup
 from policy_worker.checkpoint import Checkpointer, CheckpointInfo
 from policy_worker.gradients import Gradients, GroupKey, StepFacts
 from policy_worker.model import load_reference
@@ -168,7 +169,10 @@ class Trainer:
         return self.gradients.begin(facts, shard)
 
     def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
-        """Adds the gradients of ``groups`` to the local ones."""
+        """Adds the gradients of ``groups`` to the local ones.
+
+        Raises BadGroup on a payload that contradicts itself; no rank has added anything then.
+        """
         if not groups:
             return
         self._tell("add")
@@ -243,8 +247,8 @@ class Trainer:
                     self.replica.gather(self.gradients.stats.entries)
                 else:
                     self._verbs[op](**command)
-            except (EpochCancelled, MeshError):
-                # Rank 0 knows: it raises the same.
+            except (EpochCancelled, MeshError, BadGroup):
+                # Rank 0 knows: it raises the same, and says what comes next.
                 continue
         self._abandon()
         if self._checkpointer is not None:
@@ -353,12 +357,18 @@ class Trainer:
 
         def reduce() -> None:
             mesh = self._need_mesh()
-            running: list[Handle] = [
-                mesh.all_reduce_async(bucket) for bucket in scratch.split(BUCKET)
-            ]
-            for handle in running:
-                mesh.wait(handle)
-                self._progress()
+            try:
+                running: list[Handle] = [
+                    mesh.all_reduce_async(bucket) for bucket in scratch.split(BUCKET)
+                ]
+                for handle in running:
+                    mesh.wait(handle)
+                    self._progress()
+            except (EpochCancelled, MeshError):
+                if not mesh.settled:
+                    # Something may write to it still, in the middle of the next reduction.
+                    self._scratch = None
+                raise
 
         self._together(reduce)
         self._norm = float(squared_norm([scratch], self.replica).sqrt())

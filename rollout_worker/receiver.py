@@ -16,7 +16,7 @@ from collections.abc import Callable
 import torch
 
 from paceline import log, threads
-from paceline.mesh import EpochCancelled, MeshError, ProcessMesh, UnsettledBuffer
+from paceline.mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.v1 import worker_pb2
 from paceline.weights import (
     RECEIVER,
@@ -133,7 +133,7 @@ class Receiver:
         except Exception as error:
             # on_weights included: whatever it was, this link has ended and must be replaced.
             link.formed = False
-            if not isinstance(error, MeshError | WeightsRefused | UnsettledBuffer):
+            if not isinstance(error, MeshError | WeightsRefused):
                 _log.exception("weights could not be handed over epoch=%d", link.epoch)
             if not link.withdrawn.is_set():
                 log.event(

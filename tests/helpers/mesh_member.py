@@ -138,6 +138,7 @@ class _Child:
                 answer = getattr(self, "do_" + command.pop("command"))(**command)
             except (EpochCancelled, MeshError) as error:
                 answer = {"error": type(error).__name__, "detail": str(error)}
+                answer["settled"] = self._mesh is None or self._mesh.settled
             answer["ms"] = (time.perf_counter() - started) * 1e3
             answer["at"] = time.time()
             print(json.dumps(answer), flush=True)
@@ -165,8 +166,10 @@ class _Child:
         )
         return {"rank": rank}
 
-    def do_reduce(self, seed: int, elements: int) -> dict[str, Any]:
-        """Reduces gradients drawn from ``seed`` through a scratch copy; digests of both."""
+    def do_reduce(self, seed: int, elements: int, stop_inside: bool = False) -> dict[str, Any]:
+        """Reduces gradients drawn from ``seed`` through a scratch copy; digests of both.
+
+        ``stop_inside``: the process stops itself as soon as the operation is under way."""
         import torch
 
         from paceline.weights import weights_digest
@@ -177,7 +180,10 @@ class _Child:
         print(json.dumps({"reducing": True}), flush=True)
         started = time.perf_counter()
         try:
-            self._mesh.all_reduce(scratch)
+            handle = self._mesh.all_reduce_async(scratch)
+            if stop_inside:
+                os.kill(os.getpid(), signal.SIGSTOP)
+            self._mesh.wait(handle)
         finally:
             took_ms = (time.perf_counter() - started) * 1e3
             assert weights_digest([("g", gradients)]) == before, "gradients changed"
