@@ -90,16 +90,23 @@ class Stage:
 
 @asynccontextmanager
 async def staged(
-    model: Path, environment: Environment, speaker: Speaker, *, context: int = 400, **rollout: Any
+    model: Path, environment: Environment, speaker: Speaker, **rollout: Any
 ) -> AsyncIterator[Stage]:
     """``speaker``: see TalkingEngine. Weights of version 3 are loaded."""
     config = stage_config(model, **rollout)
-    tokenizer = PromptTokenizer(config)
-    _current.append(environment)
-    engine = TalkingEngine(speaker, context=min(context, config.rollout.max_context or context))
-    engine.tokenizer = tokenizer
-    tokenizer.limit = min(config.data.max_prompt_tokens, engine.context - 1)
+    engine = TalkingEngine(speaker, context=config.rollout.max_context or 400)
+    engine.tokenizer = PromptTokenizer(config)
     await engine.load_weights(3, {})
+    async with stage_of(config, environment, engine) as stage:
+        yield stage
+
+
+@asynccontextmanager
+async def stage_of(config: Config, environment: Environment, engine: Any) -> AsyncIterator[Stage]:
+    """``engine``: started, with weights."""
+    tokenizer = PromptTokenizer(config)
+    tokenizer.limit = min(config.data.max_prompt_tokens, engine.max_context - 1)
+    _current.append(environment)
     scorer = Scorer(config.reward)
     environments = Environments(config, tokenizer)
     try:

@@ -39,9 +39,9 @@ FORGETFUL = (
 """Leaves out what the model thought before '|', as templates of reasoning models do."""
 
 
-def make_chat_model(path: Path, template: str | None = PLAIN) -> Path:
+def make_chat_model(path: Path, template: str | None = PLAIN, *, hidden: int = 32) -> Path:
     """A tiny random model that knows every printable character, with a chat template."""
-    make_tiny_model(path, vocab=VOCAB, hidden=32)
+    make_tiny_model(path, vocab=VOCAB, hidden=hidden)
     tokenizer = AutoTokenizer.from_pretrained(path)
     tokenizer.chat_template = template
     tokenizer.save_pretrained(path)
