@@ -11,7 +11,7 @@ import asyncio
 import logging
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +22,15 @@ from paceline.auth import client_root, read_token
 from paceline.channel import LEADER_KEY, METHODS, bind_method, call_metadata, open_channel
 from paceline.config.schema import Config
 from paceline.log import event
+from paceline.v1 import admin_pb2
 
 log = logging.getLogger(__name__)
 
 ATTEMPT_S = 3.0
 """How long one controller may take to answer, beyond the wait that the request itself asks for."""
+ASK_S = 0.1
+ASKED_S = 0.5
+"""Between two questions to the other controllers who leads, and for one of them to answer."""
 FIRST_BACKOFF_S = 0.02
 LAST_BACKOFF_S = 0.25
 
@@ -144,7 +148,7 @@ class ControlPlane:
         *,
         idle_s: float | None = 10.0,
         timeout_s: float | None = 60.0,
-    ) -> AsyncIterator[Any]:
+    ) -> AsyncGenerator[Any, None]:
         """Yields the replies of a server stream, and goes on after what was already yielded when a
         controller is lost in the middle.
 
@@ -170,7 +174,10 @@ class ControlPlane:
                         skip -= 1
                         continue
                     yield reply
-                    if hasattr(reply, "position") and hasattr(request, "after"):
+                    positioned = hasattr(reply, "position") and hasattr(request, "after")
+                    # In the middle of a journal entry it comes again from the entry's beginning.
+                    if positioned and reply.position != (request.after or "0-0"):
+                        seen = 0
                         follow = type(request)()
                         follow.CopyFrom(request)
                         follow.after = reply.position
@@ -242,6 +249,27 @@ class ControlPlane:
             if where != address:
                 self._moved.add(call)
                 call.cancel()
+
+    async def newer_leader(self, besides: str, term: int) -> str:
+        """Asks all controllers but ``besides`` until one knows of a leader of a term after ``term``;
+        the leader's address."""
+        while True:
+            asked = [a for a in self._addresses if a != besides]
+            for found in await asyncio.gather(*(self._leader_after(a, term) for a in asked)):
+                if found not in ("", besides):
+                    return found
+            await asyncio.sleep(ASK_S * random.uniform(0.5, 1.0))
+
+    async def _leader_after(self, address: str, term: int) -> str:
+        """Empty where ``address`` does not answer or knows of none."""
+        ask = self.bind(address, "AdminService.GetStatus")
+        try:
+            status = await ask(admin_pb2.StatusRequest(), timeout=ASKED_S, metadata=self._metadata)
+        except grpc.aio.AioRpcError:
+            return ""
+        if status.term <= term:
+            return ""
+        return next((c.address for c in status.controllers if c.state == "leader"), "")
 
     async def close(self) -> None:
         """Closes all channels. Idempotent."""

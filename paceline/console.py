@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections.abc import Iterable
 from typing import Protocol
 
 from rich.console import Console as RichConsole
@@ -13,6 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.rule import Rule
 from rich.text import Text
 
+from paceline.progress import Progress, duration
 from paceline.tables import fleet_table, headline, progress_table
 from paceline.v1 import admin_pb2
 
@@ -25,43 +27,47 @@ class Console(Protocol):
     def show(self, status: admin_pb2.StatusReply) -> None:
         """The newest state of the run."""
 
-    def note(self, line: str) -> None:
-        """Something happened."""
+    def note(self, line: str, t: float | None = None) -> None:
+        """Something happened, at ``t`` (Unix seconds) or now."""
 
     def close(self) -> None: ...
 
 
-def open_console(out: RichConsole | None = None) -> Console:
-    """The console that fits where standard output goes."""
-    out = out or RichConsole()
-    return LiveConsole(out) if out.is_terminal else PlainConsole(out)
+def open_console(out: RichConsole | None = None, progress: Progress | None = None) -> Console:
+    """The console that fits where standard output goes. ``progress``: what the run did so far."""
+    out, progress = out or RichConsole(), progress or Progress()
+    return LiveConsole(out, progress) if out.is_terminal else PlainConsole(out, progress)
 
 
 class PlainConsole:
     """A line for each event, and one for a step now and then."""
 
-    def __init__(self, out: RichConsole) -> None:
+    def __init__(self, out: RichConsole, progress: Progress | None = None) -> None:
         self._out = out
+        self._progress = progress or Progress()
         self._began = time.monotonic()
         self._step = 0
         self._next_at = 0.0
 
     def show(self, status: admin_pb2.StatusReply) -> None:
+        self._progress.observe(status)
         now = time.monotonic()
         last = status.step == status.total_steps
         if status.step <= self._step or (now < self._next_at and not last):
             return
         self._step, self._next_at = status.step, now + PLAIN_EVERY_S
         m = status.metrics
+        left = self._progress.seconds_left(int(status.step), int(status.total_steps))
         self.note(
             f"step {status.step}/{status.total_steps} reward {m['reward_mean']:.3f} "
             f"loss {m['loss']:.4f} staleness {m['staleness_mean']:.2f} "
             f"{m['samples_per_s']:.0f} samples/s {m['tokens_per_s']:.0f} tokens/s"
+            + (f", {duration(left)} left" if left else "")
         )
 
-    def note(self, line: str) -> None:
-        text = f"{time.monotonic() - self._began:7.1f}s  {line}"
-        self._out.print(text, markup=False, highlight=False, soft_wrap=True)
+    def note(self, line: str, t: float | None = None) -> None:
+        when = f"{time.monotonic() - self._began:7.1f}s" if t is None else _clock(t)
+        self._out.print(f"{when}  {line}", markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         pass
@@ -70,36 +76,56 @@ class PlainConsole:
 class LiveConsole:
     """One table that redraws itself, with the last events under it."""
 
-    def __init__(self, out: RichConsole) -> None:
-        self._began = time.monotonic()
-        self._events: deque[str] = deque(maxlen=EVENTS_SHOWN)
+    def __init__(self, out: RichConsole, progress: Progress | None = None) -> None:
+        self._progress = progress or Progress()
+        self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS_SHOWN)
         self._status: admin_pb2.StatusReply | None = None
         self._live = Live(console=out, auto_refresh=False, transient=False)
         self._live.start()
 
     def show(self, status: admin_pb2.StatusReply) -> None:
+        self._progress.observe(status)
         self._status = status
         self._draw()
 
-    def note(self, line: str) -> None:
-        elapsed = int(time.monotonic() - self._began)
-        self._events.append(f"{elapsed // 60:3d}:{elapsed % 60:02d}  {line}")
+    def note(self, line: str, t: float | None = None) -> None:
+        self._events.append((time.time() if t is None else t, line))
         self._draw()
 
     def close(self) -> None:
         self._live.stop()
 
     def _draw(self) -> None:
-        parts: list[RenderableType] = []
-        status = self._status
-        if status is not None:
-            parts += [
-                Text(headline(status), style="bold", no_wrap=True),
-                ProgressBar(total=max(1, status.total_steps), completed=status.step),
-                progress_table(status),
-                Rule(style="dim"),
-                fleet_table(status, gone=False),
-                Rule(style="dim"),
-            ]
-        parts += [Text(line, no_wrap=True, overflow="ellipsis") for line in self._events]
-        self._live.update(Group(*parts), refresh=True)
+        self._live.update(picture(self._status, self._progress, self._events), refresh=True)
+
+
+def picture(
+    status: admin_pb2.StatusReply | None,
+    progress: Progress,
+    events: Iterable[tuple[float, str]],
+) -> Group:
+    """The whole view: how far, how well, who, and what happened last (Unix seconds, text)."""
+    parts: list[RenderableType] = []
+    if status is not None:
+        learning = Text.assemble(("learning ", "dim"), progress.line(status), no_wrap=True)
+        parts += [
+            Text(headline(status), style="bold", no_wrap=True),
+            ProgressBar(total=max(1, status.total_steps), completed=status.step),
+            Text(""),  # the bar does not end its line: what followed would be cut off
+            learning,
+            progress_table(status),
+            Rule(style="dim"),
+            fleet_table(status, gone=False),
+            Rule(style="dim"),
+        ]
+    told = list(events)
+    for t, line in told:
+        newest = (t, line) == told[-1]
+        shown = f"{_clock(t)}  {line}"
+        shown += f"  ({duration(max(0.0, time.time() - t))} ago)" if newest else ""
+        parts.append(Text(shown, style="bold" if newest else "", no_wrap=True, overflow="ellipsis"))
+    return Group(*parts)
+
+
+def _clock(t: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(t))

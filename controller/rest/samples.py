@@ -14,6 +14,7 @@ from controller.ledger import views
 from controller.ledger.commands import Kind
 from controller.ledger.state import State
 from controller.ledger.tasks import Task
+from controller.payloads import PayloadStore
 from controller.rest.flow import staleness_of, step_of_task
 from controller.rest.problems import Problem
 from paceline.v1 import rollout_pb2
@@ -71,13 +72,17 @@ def groups(state: State, wanted: Filter, sort: str, limit: int) -> dict[str, Any
 
 async def group(controller: Controller, group_id: str) -> dict[str, Any]:
     """One group with its completions. Raises Problem where its payload is no longer there."""
-    state = controller.state
+    return await read_group(controller.state, controller.payloads, group_id)
+
+
+async def read_group(state: State, payloads: PayloadStore, group_id: str) -> dict[str, Any]:
+    """The same from any copy of the ledger."""
     ref = views.payload_ref(state, group_id)
     if ref is None:
         raise Problem(404, _why_not(state, group_id))
     task = state.tasks.records[group_id]
     summary = _summary(state, task, step_of_task(state).get(group_id, 0))
-    (payload,) = await controller.payloads.get([ref])
+    (payload,) = await payloads.get([ref])
     if payload is None:
         raise Problem(404, f"group {group_id} has just been covered by a checkpoint: it is gone")
     try:
@@ -113,7 +118,7 @@ def _summary(state: State, task: Task, step: int) -> dict[str, Any]:
     assert facts is not None
     return {
         "group_id": task.task_id,
-        "attempt": task.attempt,
+        "attempt": facts.attempt,
         "stand": str(task.stand),
         "owner": task.owner,
         "sequences": facts.sequences,

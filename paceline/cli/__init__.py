@@ -12,7 +12,24 @@ import sys
 
 import typer
 
-from paceline.cli import admin, chaos, config, events, export, ledger, roles, status, up
+from paceline.cli import (
+    admin,
+    chaos,
+    completion,
+    config,
+    doctor,
+    events,
+    export,
+    init,
+    ledger,
+    logs,
+    roles,
+    runs,
+    samples,
+    status,
+    top,
+    up,
+)
 
 EXIT_STATUS = {
     "ConfigError": 2,
@@ -21,9 +38,12 @@ EXIT_STATUS = {
     "AuthError": 2,
     "DataError": 2,
     "BadInput": 2,
+    "NoPlot": 2,
     "ExportError": 2,
     "RequestRefused": 1,
+    "RestRefused": 1,
     "ControlPlaneUnavailable": 3,
+    "RestUnavailable": 3,
 }
 """By the name of the exception: importing all their modules would make every command slow."""
 
@@ -36,14 +56,18 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for module in (up, roles, status, events, admin, ledger, export, chaos, config):
+for module in (
+    *(up, init, doctor, status, top, events, logs, samples, runs),
+    *(roles, admin, ledger, export, chaos, config, completion),
+):
     module.register(app)
 
 
 def main() -> None:
     """Entry point of the ``paceline`` command."""
     try:
-        app()
+        completion.prepare()
+        app(prog_name="paceline")
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:

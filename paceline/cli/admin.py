@@ -12,9 +12,11 @@ import typer
 from paceline.cli.common import (
     BadInput,
     ControllersOption,
+    JsonOption,
     RunDirOption,
     TlsOption,
     TokenOption,
+    print_json,
     with_control,
 )
 
@@ -32,6 +34,7 @@ def scale(
     ],
     run_dir: RunDirOption = None,
     controllers: ControllersOption = None,
+    as_json: JsonOption = False,
     token_file: TokenOption = None,
     tls_ca: TlsOption = None,
 ) -> None:
@@ -45,7 +48,7 @@ def scale(
         if role not in ROLES or not equals or not count.isdigit() or int(count) < 1:
             raise BadInput(f"{item}: write policy=COUNT or rollout=COUNT, COUNT at least 1")
         desired[role] = int(count)
-    _ask("Scale", {"desired": desired}, run_dir, controllers, token_file, tls_ca)
+    _ask("Scale", {"desired": desired}, as_json, run_dir, controllers, token_file, tls_ca)
 
 
 def drain(
@@ -60,6 +63,7 @@ def drain(
     ] = 0.0,
     run_dir: RunDirOption = None,
     controllers: ControllersOption = None,
+    as_json: JsonOption = False,
     token_file: TokenOption = None,
     tls_ca: TlsOption = None,
 ) -> None:
@@ -70,7 +74,7 @@ def drain(
     Example: paceline drain rollout-1 --run-dir runs/demo
     """
     target = (run_dir, controllers, token_file, tls_ca)
-    _ask("Drain", {"worker_id": worker, "replace": replace}, *target)
+    _ask("Drain", {"worker_id": worker, "replace": replace}, as_json, *target)
     if wait and not with_control(*target, lambda control: _left(control, worker, wait)):
         typer.echo(f"error: {worker} is still there after {wait:g} s", err=True)
         raise typer.Exit(1)
@@ -100,6 +104,7 @@ async def _left(control: ControlPlane, worker_id: str, limit_s: float) -> bool:
 def pause(
     run_dir: RunDirOption = None,
     controllers: ControllersOption = None,
+    as_json: JsonOption = False,
     token_file: TokenOption = None,
     tls_ca: TlsOption = None,
 ) -> None:
@@ -107,12 +112,13 @@ def pause(
 
     Example: paceline pause --run-dir runs/demo
     """
-    _ask("Pause", {"paused": True}, run_dir, controllers, token_file, tls_ca)
+    _ask("Pause", {"paused": True}, as_json, run_dir, controllers, token_file, tls_ca)
 
 
 def resume(
     run_dir: RunDirOption = None,
     controllers: ControllersOption = None,
+    as_json: JsonOption = False,
     token_file: TokenOption = None,
     tls_ca: TlsOption = None,
 ) -> None:
@@ -120,13 +126,14 @@ def resume(
 
     Example: paceline resume --run-dir runs/demo
     """
-    _ask("Pause", {"paused": False}, run_dir, controllers, token_file, tls_ca)
+    _ask("Pause", {"paused": False}, as_json, run_dir, controllers, token_file, tls_ca)
 
 
 def stop(
     reason: Annotated[str, typer.Option("--reason", help="Kept in the run's events.")] = "asked to",
     run_dir: RunDirOption = None,
     controllers: ControllersOption = None,
+    as_json: JsonOption = False,
     token_file: TokenOption = None,
     tls_ca: TlsOption = None,
 ) -> None:
@@ -136,10 +143,10 @@ def stop(
 
     Example: paceline stop --run-dir runs/demo --reason "good enough"
     """
-    _ask("Stop", {"reason": reason}, run_dir, controllers, token_file, tls_ca)
+    _ask("Stop", {"reason": reason}, as_json, run_dir, controllers, token_file, tls_ca)
 
 
-def _ask(method: str, fields: dict[str, Any], *target: Any) -> None:
+def _ask(method: str, fields: dict[str, Any], as_json: bool, *target: Any) -> None:
     from paceline.v1 import admin_pb2
 
     # One id for all tries of this command: a retry over a failover has one effect.
@@ -153,10 +160,13 @@ def _ask(method: str, fields: dict[str, Any], *target: Any) -> None:
 
     run_dir, controllers, token_file, tls_ca = target
     reply = with_control(run_dir, controllers, token_file, tls_ca, ask)
+    if as_json:
+        print_json({"accepted": reply.accepted, "message": reply.message})
     if not reply.accepted:
         typer.echo(f"error: refused: {reply.message}", err=True)
         raise typer.Exit(1)
-    typer.echo(reply.message or "done")
+    if not as_json:
+        typer.echo(reply.message or "done")
 
 
 def register(app: typer.Typer) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable
+import math
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -12,7 +14,8 @@ import typer
 
 if TYPE_CHECKING:
     from paceline.client import ControlPlane
-    from paceline.config.schema import Config
+    from paceline.config.schema import AuthConfig, Config
+    from paceline.rest_client import RestReader
 
 T = TypeVar("T")
 
@@ -101,16 +104,37 @@ def run_config(run_dir: Path) -> Config:
     return load_config(path)
 
 
-def with_control(
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The controllers that a command's arguments name, and how to speak to them."""
+
+    addresses: list[str]
+    auth: AuthConfig
+
+    def control(self) -> ControlPlane:
+        """A client for one event loop. Raises AuthError."""
+        from paceline.auth import client_root, read_token
+        from paceline.client import ControlPlane
+
+        return ControlPlane(
+            self.addresses, token=read_token(self.auth), tls_ca=client_root(self.auth)
+        )
+
+    def rest(self, urls: Sequence[str]) -> RestReader:
+        """A reader of the REST interfaces at ``urls``. Raises AuthError."""
+        from paceline.auth import client_root, read_token
+        from paceline.rest_client import RestReader
+
+        return RestReader(urls, token=read_token(self.auth), tls_ca=client_root(self.auth))
+
+
+def find_target(
     run_dir: Path | None,
     controllers: str | None,
-    token_file: Path | None,
-    tls_ca: Path | None,
-    work: Callable[[ControlPlane], Awaitable[T]],
-) -> T:
-    """Runs ``work`` with a client of the controllers that the arguments name."""
-    from paceline.auth import client_root, read_token
-    from paceline.client import ControlPlane
+    token_file: Path | None = None,
+    tls_ca: Path | None = None,
+) -> Target:
+    """Raises BadInput where the arguments name no controllers, or two ways to find them."""
     from paceline.config.schema import AuthConfig
 
     if (run_dir is None) == (controllers is None):
@@ -127,13 +151,70 @@ def with_control(
         given["token_file"] = str(token_file)
     if tls_ca is not None:
         given["tls_ca"] = str(tls_ca)
-    auth = auth.model_copy(update=given)
+    return Target(addresses, auth.model_copy(update=given))
+
+
+def with_control(
+    run_dir: Path | None,
+    controllers: str | None,
+    token_file: Path | None,
+    tls_ca: Path | None,
+    work: Callable[[ControlPlane], Awaitable[T]],
+) -> T:
+    """Runs ``work`` with a client of the controllers that the arguments name."""
+    target = find_target(run_dir, controllers, token_file, tls_ca)
 
     async def session() -> T:
-        control = ControlPlane(addresses, token=read_token(auth), tls_ca=client_root(auth))
+        control = target.control()
         try:
             return await work(control)
         finally:
             await control.close()
 
     return asyncio.run(session())
+
+
+def run_rest_urls(run_dir: Path) -> list[str]:
+    """Of the REST interfaces that controllers of ``run_dir`` serve or served; may be empty."""
+    found = []
+    for path in sorted((run_dir / "controllers").glob("*.json")):
+        try:
+            found.append(str(json.loads(path.read_text()).get("rest") or ""))
+        except (OSError, ValueError, AttributeError):
+            continue
+    return [url for url in found if url]
+
+
+def last_known(run_dir: Path) -> str:
+    """How the run in ``run_dir`` ended, for a message; empty where it has no summary."""
+    from paceline.summary import read_summary
+
+    summary = read_summary(run_dir)
+    if summary is None:
+        return ""
+    return f"{summary.get('status')} after {summary.get('steps')} steps"
+
+
+def print_json(value: Any) -> None:
+    """``value`` on standard output; JSON has no NaN and no infinity: they become null."""
+    typer.echo(json.dumps(_finite(value), indent=2))
+
+
+def print_json_line(value: Any) -> None:
+    """The same on one line, for a stream of objects."""
+    typer.echo(json.dumps(_finite(value), separators=(",", ":")))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return value
+
+
+def printable(text: str) -> str:
+    """``text`` with what would steer a terminal made visible; line ends and tabs stay."""
+    return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in text)

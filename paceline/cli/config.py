@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import typer
 
-from paceline.cli.common import ConfigArgument, SetOption
+from paceline.cli.common import ConfigArgument, JsonOption, SetOption, print_json
 
 config = typer.Typer(help="Check a configuration; describe all settings.", no_args_is_help=True)
 
 
 @config.command()
-def check(config: ConfigArgument, overrides: SetOption = None) -> None:
-    """Print the resolved configuration as TOML, or say what is wrong with it.
+def check(config: ConfigArgument, overrides: SetOption = None, as_json: JsonOption = False) -> None:
+    """Print the resolved configuration as TOML (or JSON), or say what is wrong with it.
 
     Example: paceline config check demo.toml --set train.lr=3e-4
     """
     from paceline.config.load import load_config
     from paceline.config.toml import to_toml
 
-    typer.echo(to_toml(load_config(config, overrides or ())), nl=False)
+    resolved = load_config(config, overrides or ())
+    if as_json:
+        print_json(resolved.model_dump(mode="json"))
+    else:
+        typer.echo(to_toml(resolved), nl=False)
 
 
 @config.command()

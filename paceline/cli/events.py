@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,8 +17,13 @@ from paceline.cli.common import (
     RunDirOption,
     TlsOption,
     TokenOption,
+    print_json_line,
+    printable,
     with_control,
 )
+
+if TYPE_CHECKING:
+    from paceline.client import ControlPlane
 
 
 def events(
@@ -44,18 +49,23 @@ def events(
     if run_dir is not None and not (follow or all_kinds):
         _from_file(run_dir, after, as_json)
         return
-    from paceline.client import ControlPlane
+    from paceline.follow import follow_events
     from paceline.recorder import is_listed
     from paceline.v1 import admin_pb2
 
     async def watch(control: ControlPlane) -> None:
-        request = admin_pb2.WatchRequest(after=after, follow=follow)
-        async for record in control.stream(
-            "AdminService.WatchEvents", request, idle_s=None if follow else 10.0
-        ):
-            event = json.loads(record.json)
+        async for position, event in records(control):
             if all_kinds or is_listed(event):
-                _print({"position": record.position, **event}, as_json)
+                _print({"position": position, **event}, as_json)
+
+    async def records(control: ControlPlane) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+        if follow:
+            async for found in follow_events(control, after):
+                yield found
+            return
+        request = admin_pb2.WatchRequest(after=after)
+        async for record in control.stream("AdminService.WatchEvents", request):
+            yield record.position, json.loads(record.json)
 
     with_control(run_dir, controllers, token_file, tls_ca, watch)
 
@@ -74,13 +84,13 @@ def _from_file(run_dir: Path, after: str, as_json: bool) -> None:
 
 def _print(event: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(event, separators=(",", ":")))
+        print_json_line(event)
         return
     from paceline.story import tell
 
     t = event.get("at") or event.get("t")
     clock = time.strftime("%H:%M:%S", time.localtime(t)) if t else "--:--:--"
-    typer.echo(f"{clock}  {tell(event)}")
+    typer.echo(f"{clock}  {printable(tell(event))}")
 
 
 def register(app: typer.Typer) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.common import BadInput
+from paceline.cli.common import BadInput, JsonOption, print_json
 
 
 def export(
@@ -17,6 +17,7 @@ def export(
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Where to write.", show_default=False)
     ],
+    as_json: JsonOption = False,
 ) -> None:
     """Write a checkpoint as a Hugging Face directory of safetensors.
 
@@ -28,7 +29,10 @@ def export(
     from policy_worker.export import export as write
 
     write(checkpoint, None, out)
-    typer.echo(f"exported {checkpoint} to {out}")
+    if as_json:
+        print_json({"checkpoint": str(checkpoint), "out": str(out)})
+    else:
+        typer.echo(f"exported {checkpoint} to {out}")
 
 
 def _checkpoint(source: Path) -> Path:

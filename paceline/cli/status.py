@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import typer
 
 from paceline.cli.common import (
@@ -14,6 +11,8 @@ from paceline.cli.common import (
     RunDirOption,
     TlsOption,
     TokenOption,
+    last_known,
+    print_json,
     with_control,
 )
 
@@ -45,11 +44,11 @@ def status(
     try:
         reply = with_control(run_dir, controllers, token_file, tls_ca, ask)
     except (ControlPlaneUnavailable, BadInput) as error:
-        if run_dir is not None and (last := _last_known(run_dir)):
+        if run_dir is not None and (last := last_known(run_dir)):
             raise ControlPlaneUnavailable(f"the run in {run_dir} is not running: {last}") from error
         raise
     if as_json:
-        typer.echo(json.dumps(as_dict(reply), indent=2))
+        print_json(as_dict(reply))
         return
     from rich.console import Console
 
@@ -64,15 +63,6 @@ def status(
             console.print(
                 f"dashboard ({one.controller_id}): {one.rest}", markup=False, highlight=False
             )
-
-
-def _last_known(run_dir: Path) -> str:
-    from paceline.summary import read_summary
-
-    summary = read_summary(run_dir)
-    if summary is None:
-        return ""
-    return f"{summary.get('status')} after {summary.get('steps')} steps"
 
 
 def register(app: typer.Typer) -> None:

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.common import ConfigArgument, RunDirOption, SetOption
+from paceline.cli.common import (
+    ConfigArgument,
+    JsonOption,
+    RunDirOption,
+    SetOption,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -32,12 +38,14 @@ def up(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything and start nothing.")
     ] = False,
+    as_json: JsonOption = False,
 ) -> None:
     """Run a whole fleet on this machine, in the foreground, to the end of the run.
 
     Started again on an unfinished run, it goes on where that one stopped: what an earlier session
     left running is ended first, or, with --attach, taken over without interrupting it. Ctrl-C
-    stops every process of the fleet; twice: at once.
+    stops every process of the fleet; twice: at once. With --json the view goes to standard error and
+    the summary, as JSON, to standard output.
 
     Example: paceline up demo.toml --set train.steps=50 --run-dir runs/try1
     """
@@ -52,10 +60,13 @@ def up(
         raise Refused("--attach takes a running fleet over, --fresh removes it: give one of them")
     if attach:
         with held(where):
-            raise typer.Exit(_run(settings, where, _fleet_left(settings, where)))
+            raise typer.Exit(_run(settings, where, as_json, _fleet_left(settings, where)))
     check(settings, where)
     if dry_run:
-        typer.echo(f"ready: {_fleet_line(settings)} in {where}")
+        if as_json:
+            print_json({"ready": True, "run": settings.run.name, "run_dir": str(where)})
+        else:
+            typer.echo(f"ready: {_fleet_line(settings)} in {where}")
         return
     with held(where):
         if fresh:
@@ -68,8 +79,9 @@ def up(
             )
         left = end_leftovers(where)
         if left:
-            typer.echo(f"ended {len(left)} processes that an earlier session left behind")
-        raise typer.Exit(_run(settings, where))
+            line = f"ended {len(left)} processes that an earlier session left behind"
+            typer.echo(line, err=as_json)
+        raise typer.Exit(_run(settings, where, as_json))
 
 
 def _fleet_left(settings: Config, where: Path) -> FleetRecord:
@@ -93,19 +105,26 @@ def _fleet_left(settings: Config, where: Path) -> FleetRecord:
     return record
 
 
-def _run(settings: Config, where: Path, earlier: FleetRecord | None = None) -> int:
+def _run(settings: Config, where: Path, as_json: bool, earlier: FleetRecord | None = None) -> int:
+    from rich.console import Console
+
     from paceline.console import open_console
+    from paceline.progress import Progress
     from paceline.supervisor.up import LocalRun
 
     (where / "summary.json").unlink(missing_ok=True)
-    console = open_console()
+    # A run that goes on begins with the curve it has.
+    console = open_console(Console(stderr=as_json), Progress.of_run(where))
     console.note(f"{_fleet_line(settings)} in {where}")
 
     async def run() -> Any:
         return await LocalRun(settings, where, console, earlier).run()
 
     outcome = asyncio.run(run())
-    _print_outcome(outcome.summary, outcome.status, where)
+    if as_json:
+        print_json({**outcome.summary, "run_dir": str(where)})
+    else:
+        _print_outcome(outcome.summary, outcome.status, where)
     return int(outcome.exit_code)
 
 

@@ -19,14 +19,15 @@ def to_toml(config: Config) -> str:
         lines = [f"[{section}]"]
         for name, value in fields.items():
             if value is not None:
-                lines.append(f"{name} = {_toml(value)}")
+                lines.append(f"{name} = {value_to_toml(value)}")
             elif defaults[name].default is not None:
                 lines.append(f'{name} = "none"')
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
 
 
-def _toml(value: Any) -> str:
+def value_to_toml(value: Any) -> str:
+    """A value as TOML: numbers, text, and lists and inline tables of them."""
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -35,8 +36,8 @@ def _toml(value: Any) -> str:
         # A JSON string is a TOML basic string, except that TOML also wants DEL escaped.
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, list):
-        return f"[{', '.join(_toml(v) for v in value)}]"
+        return f"[{', '.join(value_to_toml(v) for v in value)}]"
     if isinstance(value, dict):
-        inner = ", ".join(f"{_toml(str(k))} = {_toml(v)}" for k, v in value.items())
+        inner = ", ".join(f"{value_to_toml(str(k))} = {value_to_toml(v)}" for k, v in value.items())
         return f"{{ {inner} }}" if inner else "{}"
     raise TypeError(f"no TOML for {type(value).__name__}")

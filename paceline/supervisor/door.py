@@ -44,6 +44,11 @@ def check(config: Config, run_dir: Path) -> None:
         raise Refused("\n".join(problems))
 
 
+def input_problems(config: Config) -> list[str]:
+    """What is wrong with the model, the data and the rewards that ``config`` names."""
+    return [*_models(config), *_data(config), *_rewards(config)]
+
+
 def _models(config: Config) -> Iterator[str]:
     yield from _model("model.path", config.model.path, needs=("config.json",))
     if config.model.tokenizer is not None:

@@ -19,6 +19,8 @@ COMMANDS = [
     *(["up"], ["controller"], ["policy"], ["rollout"], ["status"], ["events"], ["scale"]),
     *(["drain"], ["pause"], ["resume"], ["stop"], ["ledger", "verify"], ["export"]),
     *(["config", "check"], ["config", "docs"], ["chaos"]),
+    *(["top"], ["logs"], ["samples"], ["runs"], ["compare"], ["init"], ["doctor"]),
+    ["completion"],
 ]
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import io
+import time
 
 from rich.console import Console
 
 from paceline.cli.messages import as_dict
 from paceline.console import LiveConsole, PlainConsole, open_console
+from paceline.progress import Progress
 from paceline.story import tell
 from paceline.v1 import admin_pb2, common_pb2
 
@@ -35,6 +37,27 @@ def test_live_table_shows_progress_fleet_and_events() -> None:
     for part in ("step 3/10", "1,650 samples/s", "policy-0", "controller-0 leads"):
         assert part in shown
     assert "rollout-9" not in shown, "the dead are not part of the fleet"
+
+
+def test_live_table_shows_the_rewards_and_the_time_left() -> None:
+    out = io.StringIO()
+    progress = Progress.of_rows(
+        {"kind": "step", "step": step, "reward_mean": step / 10, "step_s": 30.0}
+        for step in range(1, 4)
+    )
+    screen = Console(file=out, force_terminal=True, width=120, height=50)
+    console = open_console(screen, progress)
+    newest = status(4)
+    newest.metrics["step_s"] = 30.0
+    console.show(newest)
+    console.note("policy-0 died", t=time.time() - 65)
+    console.close()
+    shown = out.getvalue()
+    assert "▁" in shown and "█" in shown
+    assert "0.1 to 0.5" in shown
+    assert "0.5 ± -" in shown, "no line of the table is lost beside the bar"
+    assert "3 min 00 s left" in shown
+    assert "policy-0 died  (1 min 05 s ago)" in shown
 
 
 def test_plain_lines_are_few_and_include_the_last_step() -> None:

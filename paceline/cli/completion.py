@@ -1,0 +1,46 @@
+"""``paceline completion``: the shell's part of completion; typer, which parses, does the rest."""
+
+from __future__ import annotations
+
+import os
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+VARIABLE = "_PACELINE_COMPLETE"
+"""With it in its environment the command answers the shell's question and does nothing else."""
+
+
+class Shell(StrEnum):
+    bash = "bash"
+    zsh = "zsh"
+    fish = "fish"
+
+
+def completion(
+    shell: Annotated[Shell, typer.Argument(metavar="SHELL", help="bash, zsh or fish.")],
+) -> None:
+    """Print a script that lets the shell complete commands, options and their values.
+
+    bash: add eval "$(paceline completion bash)" to ~/.bashrc. zsh: the same with zsh in ~/.zshrc, after
+    compinit. fish: paceline completion fish > ~/.config/fish/completions/paceline.fish
+
+    Example: paceline completion bash
+    """
+    from typer.completion import get_completion_script  # type: ignore[attr-defined]
+
+    script = get_completion_script(prog_name="paceline", complete_var=VARIABLE, shell=str(shell))
+    typer.echo(script)
+
+
+def prepare() -> None:
+    """Makes the parser ready for the shell's question, if that is what it was started for."""
+    if VARIABLE in os.environ:
+        from typer.completion import completion_init  # type: ignore[attr-defined]
+
+        completion_init()
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(completion)

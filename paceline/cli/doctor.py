@@ -1,0 +1,95 @@
+"""``paceline doctor``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from paceline.cli.common import (
+    ControllersOption,
+    JsonOption,
+    RunDirOption,
+    SetOption,
+    TlsOption,
+    TokenOption,
+    parse_addresses,
+    print_json,
+    run_addresses,
+)
+
+if TYPE_CHECKING:
+    from paceline.doctor import Check
+
+STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def doctor(
+    config: Annotated[
+        Path | None,
+        typer.Argument(metavar="[CONFIG]", help="Check this run's needs too.", show_default=False),
+    ] = None,
+    overrides: SetOption = None,
+    run_dir: RunDirOption = None,
+    controllers: ControllersOption = None,
+    as_json: JsonOption = False,
+    token_file: TokenOption = None,
+    tls_ca: TlsOption = None,
+) -> None:
+    """Check whether this machine is fit for a run, and say what to do where it is not.
+
+    Packages, GPUs, Redis, ports, shared memory, limits, disk, cores; with CONFIG, what that run needs;
+    with --controllers or --run-dir, whether they answer and whether the clocks agree. Starts nothing
+    that stays. Exit status 1 where a check fails; a warning is no failure.
+
+    Example: paceline doctor run.toml --controllers a:7000,b:7000
+    """
+    from paceline.config.load import load_config
+    from paceline.config.schema import AuthConfig
+    from paceline.doctor import examine
+
+    settings = load_config(config, overrides or ()) if config is not None else None
+    addresses = parse_addresses(controllers) if controllers else []
+    if run_dir is not None:
+        over = (run_dir / "summary.json").is_file()
+        if not addresses and not over and (run_dir / "controllers").is_dir():
+            addresses = run_addresses(run_dir)
+        kept = run_dir / "config.toml"
+        if settings is None and kept.is_file():
+            settings = load_config(kept)
+    given = {"token_file": token_file, "tls_ca": tls_ca}
+    auth = (settings.auth if settings else AuthConfig()).model_copy(
+        update={name: str(value) for name, value in given.items() if value is not None}
+    )
+    checks: list[Check] = []
+    for check in examine(settings, auth, addresses, run_dir):
+        checks.append(check)
+        if not as_json:
+            typer.echo(_line(check))
+    failed = [check for check in checks if check.state == "fail"]
+    if as_json:
+        print_json({"ok": not failed, "checks": [check.to_json() for check in checks]})
+    else:
+        warned = sum(check.state == "warn" for check in checks)
+        typer.echo(f"{len(checks)} checks, {warned} warnings, {len(failed)} failures")
+    raise typer.Exit(1 if failed else 0)
+
+
+def _line(check: Check) -> str:
+    from rich.console import Console
+    from rich.text import Text
+
+    line = Text.assemble(
+        (f"{check.state:<5}", STYLES[check.state]), f"{check.name:<15} {check.found}"
+    )
+    if check.remedy:
+        line.append(f"\n{'':<21}→ {check.remedy}")
+    console = Console(soft_wrap=True)
+    with console.capture() as captured:
+        console.print(line, end="")
+    return captured.get()
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(doctor)

@@ -1,0 +1,159 @@
+"""``paceline runs`` and ``paceline compare``: past runs, side by side."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.common import BadInput, JsonOption, print_json
+
+if TYPE_CHECKING:
+    from paceline.runs import Run
+
+PLOT = Path("compare.png")
+WIDE = 240
+
+
+def runs(
+    directory: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Looked through, three levels deep.")
+    ] = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """List the runs in a directory, the newest first, and how each ended.
+
+    running: a process of it lives on this machine. finished, failed, interrupted: as its summary.json
+    says. ended: nothing of it runs here and it left no summary, so it was killed, or runs elsewhere.
+
+    Example: paceline runs runs
+    """
+    from paceline.runs import find_runs
+
+    if not directory.is_dir():
+        raise BadInput(f"{directory}: no such directory")
+    found = find_runs(directory)
+    if as_json:
+        print_json([run.to_json() for run in found])
+        return
+    if not found:
+        typer.echo(f"no runs in {directory}")
+        return
+    _print(found, [_ago(run.changed) for run in found])
+
+
+def compare(
+    run_dirs: Annotated[
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Two or more runs' directories.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", metavar="FILE", help=f"Plot to write; default: {PLOT}.", show_default=False
+        ),
+    ] = None,
+    metric: Annotated[
+        str, typer.Option("--metric", metavar="NAME", help="What to plot, over steps.")
+    ] = "reward_mean",
+    as_json: JsonOption = False,
+) -> None:
+    """Plot a metric of several runs into one PNG, and print their final numbers.
+
+    Plotting needs the extra: pip install 'paceline[plot]'. With --json the numbers and the curves are
+    printed, and a plot is made only where --out asks for one.
+
+    Example: paceline compare runs/a runs/b --metric eval_reward_mean --out rewards.png
+    """
+    from paceline.runs import is_run, read_run
+
+    if len(run_dirs) < 2:
+        raise BadInput("compare needs two runs or more: paceline compare RUN_DIR RUN_DIR")
+    for path in run_dirs:
+        if not path.is_dir():
+            raise BadInput(f"{path}: no such directory")
+        if not is_run(path):
+            raise BadInput(f"{path} is not the directory of a run")
+    curves = [_curve(path, metric) for path in run_dirs]
+    if not any(curves):
+        known = sorted({name for path in run_dirs for name in _metrics(path)})
+        raise BadInput(f"--metric {metric}: no run has it. There are: {', '.join(known) or 'none'}")
+    found = [read_run(path) for path in run_dirs]
+    target = out or (None if as_json else PLOT)
+    labels = [str(path) for path in run_dirs]
+    if target is not None:
+        from paceline.plot import plot_curves
+
+        plot_curves(dict(zip(labels, curves, strict=True)), metric, target)
+    if as_json:
+        rows = [{**run.to_json(), "curve": curve} for run, curve in zip(found, curves, strict=True)]
+        print_json({"metric": metric, "plot": str(target) if target else None, "runs": rows})
+        return
+    last = [f"{curve[-1][1]:.4g}" if curve else "-" for curve in curves]
+    _print(found, last, f"last {metric}")
+    typer.echo(f"plot: {target}")
+
+
+def _curve(path: Path, metric: str) -> list[tuple[int, float]]:
+    """(step, value) in order of steps, of the surviving line."""
+    from paceline.summary import Story
+
+    story = Story.read(path)
+    rows = story.evals if metric.startswith("eval_") else story.steps
+    values = ((step, rows[step].get(metric)) for step in sorted(rows))
+    return [(step, float(value)) for step, value in values if isinstance(value, int | float)]
+
+
+def _metrics(path: Path) -> set[str]:
+    from paceline.summary import Story
+
+    story = Story.read(path)
+    head = {"position", "n", "t", "kind", "step", "version"}
+    return {n for rows in (story.steps, story.evals) for row in rows.values() for n in row} - head
+
+
+def _print(found: list[Run], last: list[str], title: str = "changed") -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    from paceline.progress import duration
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("run", "state", "steps", "reward", "held out", "samples/s", "took", title):
+        table.add_column(column, justify="left" if column in ("run", "state") else "right")
+    for run, cell in zip(found, last, strict=True):
+        state = f"{run.state}: {run.reason}" if run.state == "failed" and run.reason else run.state
+        table.add_row(
+            Text(str(run.path)),
+            Text(state),
+            str(run.steps),
+            _span(run.reward_first5, run.reward_last5),
+            _span(run.eval_first, run.eval_last),
+            _shown(run.samples_per_s),
+            "-" if run.wall_s is None else duration(run.wall_s),
+            cell,
+        )
+    # Not cut to the width of a terminal that is not there.
+    console = Console()
+    Console(width=None if console.is_terminal else WIDE).print(table)
+
+
+def _span(first: float | None, last: float | None) -> str:
+    return "-" if first is None or last is None else f"{_shown(first)} → {_shown(last)}"
+
+
+def _shown(value: Any) -> str:
+    return "-" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _ago(t: float) -> str:
+    from paceline.progress import duration
+
+    return f"{duration(max(0.0, time.time() - t))} ago"
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(runs)
+    app.command()(compare)

@@ -1,0 +1,187 @@
+"""``paceline samples``."""
+
+from __future__ import annotations
+
+import asyncio
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.common import (
+    BadInput,
+    ControllersOption,
+    JsonOption,
+    RunDirOption,
+    Target,
+    TlsOption,
+    TokenOption,
+    find_target,
+    print_json,
+    printable,
+    run_config,
+    run_rest_urls,
+)
+
+if TYPE_CHECKING:
+    from paceline.rest_client import RestReader
+
+ANSWER_S = 5.0
+
+
+class Sort(StrEnum):
+    recent = "recent"
+    oldest = "oldest"
+    best = "best"
+    worst = "worst"
+    longest = "longest"
+    stalest = "stalest"
+
+
+ORDER = {
+    Sort.best: "-reward",
+    Sort.worst: "reward",
+    Sort.longest: "-length",
+    Sort.stalest: "-staleness",
+}
+"""As the REST interface calls it, where that is another word."""
+
+
+def samples(
+    limit: Annotated[
+        int, typer.Option("--limit", metavar="N", min=1, max=500, help="Groups at most.")
+    ] = 5,
+    step: Annotated[
+        int | None,
+        typer.Option("--step", min=1, help="Only those of this step.", show_default=False),
+    ] = None,
+    sort: Annotated[
+        Sort, typer.Option("--sort", help="By the group's mean reward, length, or age.")
+    ] = Sort.recent,
+    run_dir: RunDirOption = None,
+    controllers: ControllersOption = None,
+    as_json: JsonOption = False,
+    token_file: TokenOption = None,
+    tls_ca: TlsOption = None,
+) -> None:
+    """Read what the model wrote lately: prompts, their completions, and the reward of each.
+
+    Samples are kept until a checkpoint covers their step. Of a run that is not running, those that
+    its journal still holds are shown.
+
+    Example: paceline samples --run-dir runs/demo --sort worst --limit 3
+    """
+    query = {"limit": limit, "step": step, "sort": ORDER.get(sort, str(sort))}
+    found = _from_controllers(run_dir, controllers, token_file, tls_ca, query)
+    if found is None:
+        assert run_dir is not None
+        found = _from_journal(run_dir, query)
+    if as_json:
+        print_json(found)
+        return
+    for group in found["groups"]:
+        typer.echo(_told(group))
+    if not found["groups"]:
+        of_step = "" if step is None else f" of step {step}"
+        typer.echo(f"no samples{of_step} are kept: a checkpoint covers them, or none came yet")
+    elif found["total"] > len(found["groups"]):
+        typer.echo(f"{found['total'] - len(found['groups'])} more groups: --limit N")
+
+
+def _from_controllers(
+    run_dir: Path | None,
+    controllers: str | None,
+    token_file: Path | None,
+    tls_ca: Path | None,
+    query: dict[str, Any],
+) -> dict[str, Any] | None:
+    """None where none answers and the run directory may tell instead."""
+    from paceline.client import ControlPlaneUnavailable
+    from paceline.rest_client import RestRefused, RestUnavailable
+
+    try:
+        target = find_target(run_dir, controllers, token_file, tls_ca)
+        urls = asyncio.run(_rest_urls(target)) if run_dir is None else run_rest_urls(run_dir)
+        if not urls:
+            raise RestUnavailable("the controllers serve no REST interface (rest.enabled is off)")
+        return _ask(target.rest(urls), query)
+    except RestRefused as error:
+        if error.status in (401, 403):
+            raise BadInput(f"{error}: give --token-file, or set PACELINE_TOKEN") from None
+        raise
+    except (BadInput, RestUnavailable) as error:
+        if run_dir is not None and (run_dir / "config.toml").is_file():
+            return None
+        if isinstance(error, RestUnavailable):
+            raise ControlPlaneUnavailable(str(error)) from None
+        raise
+
+
+async def _rest_urls(target: Target) -> list[str]:
+    from paceline.v1 import admin_pb2
+
+    control = target.control()
+    try:
+        status = await control.call(
+            "AdminService.GetStatus", admin_pb2.StatusRequest(), timeout_s=ANSWER_S
+        )
+    finally:
+        await control.close()
+    return [c.rest for c in status.controllers if c.rest and c.state != "silent"]
+
+
+def _ask(rest: RestReader, query: dict[str, Any]) -> dict[str, Any]:
+    from paceline.rest_client import RestRefused
+
+    listed = rest.get("groups", **query)
+    groups = []
+    for summary in listed["groups"]:
+        try:
+            groups.append(rest.get(f"groups/{summary['group_id']}"))
+        except RestRefused as error:
+            if error.status != 404:  # a checkpoint has just covered it
+                raise
+    return {"groups": groups, "total": listed["total"]}
+
+
+def _from_journal(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:
+    from controller.kept import kept_groups
+    from controller.rest.samples import Filter
+    from paceline.cli.ledger import redis_of
+
+    name = run_config(run_dir).run.name
+    wanted = Filter(step=query["step"])
+    with redis_of(run_dir) as url:
+        return asyncio.run(kept_groups(url, name, wanted, query["sort"], query["limit"]))
+
+
+def _told(group: dict[str, Any]) -> str:
+    """A group as text: the prompt, then each completion under its reward."""
+    step = f"step {group['step']}" if group["step"] else "no step yet"
+    lines = [
+        f"{group['group_id']}  {step}, {group['stand']}, by {group['owner']}, reward "
+        f"{group['reward_mean']:.3f} ± {group['reward_std']:.3f}, {group['tokens']} tokens, "
+        f"staleness {group['staleness']}",
+        *_indented(group["prompt"], "  > "),
+    ]
+    for completion in group["completions"]:
+        parts = completion["reward_components"]
+        shown = ", ".join(f"{name} {value:.3g}" for name, value in sorted(parts.items()))
+        versions = "+".join(str(version) for version, _ in completion["versions"])
+        lines.append(
+            f"  [{completion['reward']:.3g}]"
+            + (f" ({shown})" if len(parts) > 1 else "")
+            + f" version {versions or '-'}, {len(completion['tokens'])} tokens, "
+            + completion["finish_reason"]
+        )
+        lines += _indented(completion["text"], "      ")
+    return "\n".join(lines) + "\n"
+
+
+def _indented(text: str, indent: str) -> list[str]:
+    return [f"{indent}{line}" for line in printable(text).split("\n")]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(samples)

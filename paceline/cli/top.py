@@ -1,0 +1,163 @@
+"""``paceline top``: the live view of ``paceline up`` for a fleet that runs somewhere."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.cli.common import (
+    BadInput,
+    ControllersOption,
+    JsonOption,
+    RunDirOption,
+    TlsOption,
+    TokenOption,
+    find_target,
+    last_known,
+    print_json_line,
+    printable,
+)
+
+if TYPE_CHECKING:
+    from paceline.console import Console
+    from paceline.watch import Picture, Shown
+
+HISTORY = 48
+
+
+def top(
+    every: Annotated[
+        float, typer.Option("--every", metavar="SECONDS", min=0.1, help="Between two looks.")
+    ] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and leave.")] = False,
+    run_dir: RunDirOption = None,
+    controllers: ControllersOption = None,
+    as_json: JsonOption = False,
+    token_file: TokenOption = None,
+    tls_ca: TlsOption = None,
+) -> None:
+    """Watch a running fleet: rewards, pace, time left, every process, the last events.
+
+    Redraws on a terminal, prints lines elsewhere, and with --json one object a look. Goes on when the
+    leader changes, and ends with the run: exit status 1 where the run failed.
+
+    Example: paceline top --run-dir runs/demo
+    """
+    from paceline.client import ControlPlaneUnavailable
+    from paceline.watch import first_look, watch
+
+    async def session() -> str:
+        target = find_target(run_dir, controllers, token_file, tls_ca)
+        control = target.control()
+        try:
+            picture = await first_look(control, run_dir, target.rest)
+            if once:
+                _print_once(picture, as_json)
+                return ""
+            shown: Shown = _Objects() if as_json else _Console()
+            return await watch(control, picture, shown, every_s=every, run_dir=run_dir)
+        finally:
+            await control.close()
+
+    try:
+        end = asyncio.run(session())
+    except (ControlPlaneUnavailable, BadInput) as error:
+        if run_dir is not None and (last := last_known(run_dir)):
+            raise ControlPlaneUnavailable(f"the run in {run_dir} is not running: {last}") from error
+        raise
+    raise typer.Exit(1 if end == "failed" else 0)
+
+
+def as_object(picture: Picture) -> dict[str, Any]:
+    """The status' own fields and: t (Unix seconds), reward_history (the run in at most 48 spans),
+    time_left_s (null: unknown), last_event ({t, text} or null)."""
+    from paceline.cli.messages import as_dict
+
+    status = picture.status
+    assert status is not None
+    over = status.phase in ("finished", "failed")
+    left = picture.progress.seconds_left(int(status.step), int(status.total_steps))
+    last = picture.events[-1] if picture.events else None
+    return {
+        "t": round(time.time(), 3),
+        "answered": True,
+        **as_dict(status),
+        "reward_history": picture.progress.rewards(HISTORY),
+        "time_left_s": None if over else left,
+        "last_event": {"t": last[0], "text": last[1]} if last else None,
+    }
+
+
+def _print_once(picture: Picture, as_json: bool) -> None:
+    if as_json:
+        print_json_line(as_object(picture))
+        return
+    from rich.console import Console as RichConsole
+
+    from paceline.console import picture as draw
+
+    events = [(t, printable(text)) for t, text in picture.events]
+    RichConsole().print(draw(picture.status, picture.progress, events))
+
+
+class _Objects:
+    """One JSON object a look."""
+
+    def begin(self, picture: Picture) -> None:
+        pass
+
+    def look(self, picture: Picture) -> None:
+        print_json_line(as_object(picture))
+
+    def event(self, t: float, text: str) -> None:
+        pass
+
+    def silent(self, seconds: float) -> None:
+        print_json_line({"t": round(time.time(), 3), "answered": False, "silent_s": seconds})
+
+    def close(self) -> None:
+        pass
+
+
+class _Console:
+    """The live table, or lines where there is no terminal."""
+
+    def __init__(self) -> None:
+        self._console: Console | None = None
+        self._silent = False
+
+    def begin(self, picture: Picture) -> None:
+        from paceline.console import open_console
+
+        self._console = open_console(progress=picture.progress)
+        for t, text in picture.events:
+            self._console.note(printable(text), t)
+
+    def look(self, picture: Picture) -> None:
+        assert self._console is not None
+        assert picture.status is not None
+        if self._silent:
+            self._silent = False
+            self._console.note("a controller answers again", time.time())
+        self._console.show(picture.status)
+
+    def event(self, t: float, text: str) -> None:
+        assert self._console is not None
+        self._console.note(printable(text), t)
+
+    def silent(self, seconds: float) -> None:
+        assert self._console is not None
+        if not self._silent:
+            self._silent = True
+            self._console.note("no controller answers; looking on", time.time())
+
+    def close(self) -> None:
+        if self._console is not None:
+            self._console.close()
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(top)

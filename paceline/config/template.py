@@ -1,0 +1,254 @@
+"""A first configuration for an algorithm and a model size, each setting with its own meaning.
+
+The comments are the schema's field texts, so they cannot say something else than the reference does.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.config.schema import Config
+from paceline.config.toml import value_to_toml
+
+WIDTH = 98
+
+Settings = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Algorithm:
+    what: str
+    train: Mapping[str, Any]
+    """Settings of [train] that make it."""
+
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "grpo": Algorithm(
+        "GRPO: group-relative advantages, the mean over each sequence, a KL to the first model",
+        {
+            "aggregation": "sequence_mean",
+            "advantage_norm": True,
+            "clip_low": 0.2,
+            "clip_high": 0.2,
+            "kl_coef": 0.04,
+            "kl_estimator": "k3",
+        },
+    ),
+    "dr-grpo": Algorithm(
+        "Dr. GRPO: GRPO without its biases towards long wrong answers and towards easy prompts",
+        {
+            "aggregation": "dr_grpo",
+            "advantage_norm": False,
+            "clip_low": 0.2,
+            "clip_high": 0.2,
+            "kl_coef": 0.0,
+        },
+    ),
+    "dapo": Algorithm(
+        "DAPO: every token counts alike, a higher upper clip, no groups of equal rewards, no KL",
+        {
+            "aggregation": "token_mean",
+            "advantage_norm": True,
+            "clip_low": 0.2,
+            "clip_high": 0.28,
+            "kl_coef": 0.0,
+            "filter_uninformative": True,
+        },
+    ),
+    "decoupled": Algorithm(
+        "Decoupled PPO (AReaL): for stale samples; a truncated weight towards who sampled them",
+        {
+            "aggregation": "token_mean",
+            "advantage_norm": True,
+            "max_staleness": 4,
+            "proximal": "trainer",
+            "tis_cap": 2.0,
+            "kl_coef": 0.0,
+        },
+    ),
+    "interpolated": Algorithm(
+        "A-3PO: the proximal policy is a mixture of sampler and trainer, by a token's staleness",
+        {
+            "aggregation": "token_mean",
+            "advantage_norm": True,
+            "max_staleness": 4,
+            "proximal": "interpolated",
+            "tis_cap": 2.0,
+            "clip_low": 0.2,
+            "clip_high": 0.2,
+            "kl_coef": 0.0,
+        },
+    ),
+}
+"""What can be chosen, as settings of the loss; docs/algorithms.md has the formulas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    what: str
+    start: tuple[str, ...]
+    """How a run of it is started; {out} is the file."""
+    settings: Settings
+
+
+_OWN_DATA = {
+    "path": "train.jsonl",
+    "prompt_field": "question",
+    "answer_field": "answer",
+    "chat": True,
+    "eval_path": "held_out.jsonl",
+}
+
+SIZES: dict[str, Size] = {
+    "tiny": Size(
+        "the digit-sort example's model of 0.1 M parameters, on two CPU cores; as it is, it runs "
+        "from the root of the repository",
+        ("paceline up {out}",),
+        {
+            "run": {"name": "tiny", "seed": 0},
+            "model": {"path": "examples/digit_sort/model-0.1M", "device": "cpu"},
+            "data": {
+                "path": "examples/digit_sort/train.jsonl",
+                "prompt_field": "prompt",
+                "answer_field": "answer",
+                "max_prompt_tokens": 16,
+                "eval_path": "examples/digit_sort/held_out.jsonl",
+            },
+            "reward": {"functions": ["exact_match"], "processes": 0},
+            "train": {
+                "steps": 100,
+                "groups_per_step": 32,
+                "lr": 3e-4,
+                "schedule": "linear",
+                "warmup_steps": 10,
+                "max_staleness": 2,
+                "checkpoint_every": 50,
+                "eval_every": 50,
+            },
+            "rollout": {
+                "engine": "transformers",
+                "group_size": 8,
+                "max_tokens": 24,
+                "max_sequences": 128,
+            },
+            "fleet": {"controllers": 2, "policy": 1, "rollout": 1},
+        },
+    ),
+    "small": Size(
+        "a model of 0.6 B parameters; trainer and vLLM share one GPU of 24 GB or more",
+        ("pip install 'paceline[vllm]'", "paceline up {out}"),
+        {
+            "run": {"name": "small", "seed": 0},
+            "model": {"path": "Qwen/Qwen3-0.6B", "dtype": "bfloat16", "device": "cuda"},
+            "data": {**_OWN_DATA, "max_prompt_tokens": 1024},
+            "reward": {"functions": ["math_verify"], "timeout_s": 10.0, "processes": 2},
+            "train": {
+                "steps": 500,
+                "groups_per_step": 32,
+                "lr": 1e-6,
+                "warmup_steps": 10,
+                "max_staleness": 2,
+                "tokens_per_microbatch": 16384,
+                "checkpoint_every": 50,
+                "eval_every": 50,
+            },
+            "rollout": {
+                "engine": "vllm",
+                "group_size": 8,
+                "max_tokens": 1024,
+                "temperature": 1.0,
+                "max_sequences": 256,
+                "vllm": {"gpu_memory_utilization": 0.35},
+            },
+            "fleet": {"controllers": 2, "policy": 1, "rollout": 1},
+        },
+    ),
+    "7b": Size(
+        "a model of 7 B parameters on eight GPUs of 80 GB: a replica sharded over four, and four "
+        "vLLM workers, placed by Ray",
+        (
+            "pip install 'paceline[vllm,ray]'",
+            "ray start --head",
+            "paceline controller {out} --controllers 127.0.0.1:7000,127.0.0.1:7001 --index 0",
+            "paceline controller {out} --controllers 127.0.0.1:7000,127.0.0.1:7001 --index 1",
+        ),
+        {
+            "run": {"name": "7b", "seed": 0},
+            "model": {
+                "path": "Qwen/Qwen2.5-7B-Instruct",
+                "dtype": "bfloat16",
+                "gradient_checkpointing": True,
+                "device": "cuda",
+            },
+            "data": {**_OWN_DATA, "max_prompt_tokens": 2048},
+            "reward": {"functions": ["math_verify"], "timeout_s": 10.0, "processes": 4},
+            "train": {
+                "steps": 1000,
+                "groups_per_step": 64,
+                "lr": 1e-6,
+                "warmup_steps": 10,
+                "max_staleness": 2,
+                "tokens_per_microbatch": 16384,
+                "checkpoint_every": 50,
+                "eval_every": 50,
+            },
+            "rollout": {
+                "engine": "vllm",
+                "group_size": 8,
+                "max_tokens": 4096,
+                "temperature": 1.0,
+                "max_sequences": 256,
+                "vllm": {"gpu_memory_utilization": 0.8},
+            },
+            "fleet": {
+                "controllers": 2,
+                "policy": 1,
+                "policy_ranks": 4,
+                "rollout": 4,
+                "provider": "ray",
+            },
+            "ray": {"address": "auto", "policy_gpus": 4, "rollout_gpus": 1},
+        },
+    ),
+}
+
+
+def template(algorithm: str, size: str, out: str) -> str:
+    """TOML with comments; ``load_config`` takes it. Raises KeyError for an unknown choice.
+
+    ``out``: the file it will be, for the commands it names.
+    """
+    chosen, base = ALGORITHMS[algorithm], SIZES[size]
+    settings = {section: dict(fields) for section, fields in base.settings.items()}
+    settings["train"] = {"algorithm": "grpo", **settings["train"], **chosen.train}
+    head = [
+        *_comment(f"{chosen.what}."),
+        *_comment(f"Sized for {base.what}."),
+        "#",
+        *(f"#     {line.format(out=out)}" for line in base.start),
+        "#",
+        *_comment("All settings: docs/configuration.md. What is left out here has its default."),
+    ]
+    parts = ["\n".join(head)]
+    for section, fields in settings.items():
+        parts.append("\n".join([f"[{section}]", *_lines(section, fields)]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _lines(section: str, fields: Mapping[str, Any]) -> list[str]:
+    model = Config.model_fields[section].annotation
+    known = model.model_fields  # type: ignore[union-attr]
+    lines = []
+    for name, value in fields.items():
+        meaning = " ".join((known[name].description or "").split())
+        lines += [*(_comment(meaning) if meaning else []), f"{name} = {value_to_toml(value)}"]
+    return lines
+
+
+def _comment(text: str) -> list[str]:
+    return textwrap.wrap(
+        text, WIDTH, initial_indent="# ", subsequent_indent="# ", break_on_hyphens=False
+    )

@@ -1,0 +1,86 @@
+"""The log files of a run: who has one, its last lines, and those that are added."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+BLOCK = 1 << 16
+LOOK_S = 0.2
+"""A file cannot be waited on portably: it is looked at again after this."""
+
+
+def log_files(run_dir: Path) -> dict[str, Path]:
+    """Log file of each process that wrote one, by the process' name; the Redis is ``redis``."""
+    found = {path.stem: path for path in sorted((run_dir / "logs").glob("*.log"))}
+    redis = run_dir / "redis" / "redis.log"
+    if redis.is_file():
+        found.setdefault("redis", redis)
+    return found
+
+
+def last_lines(path: Path, count: int) -> tuple[list[str], int]:
+    """The last ``count`` complete lines and the offset after them, in bytes.
+
+    What comes after the last line end is left for whoever reads on. Reads no more of the file than
+    it takes. Raises OSError.
+    """
+    with path.open("rb") as file:
+        at = end = file.seek(0, os.SEEK_END)
+        data = b""
+        while at > 0 and data.count(b"\n") <= count:
+            size = min(BLOCK, at)
+            at -= size
+            file.seek(at)
+            data = file.read(size) + data
+        reached = data.rfind(b"\n") + 1
+        lines = data[:reached].splitlines()
+        return [_text(line) for line in lines[max(0, len(lines) - count) :]], end - len(
+            data
+        ) + reached
+
+
+def new_lines(path: Path, offset: int, over: Callable[[], bool]) -> Iterator[str]:
+    """Complete lines after ``offset`` as they come, until ``over()`` and nothing is left. Blocks.
+
+    A file that is replaced or cut is read from its beginning. The last line is given out without
+    its end where none came.
+    """
+    inode = _inode(path)
+    rest = b""
+    while True:
+        ending = over()  # asked first: what was written before the end is still read
+        data = b""
+        try:
+            with path.open("rb") as file:
+                held = os.fstat(file.fileno())
+                if held.st_ino != inode or held.st_size < offset:
+                    inode, offset, rest = held.st_ino, 0, b""
+                file.seek(offset)
+                data = file.read()
+        except FileNotFoundError:
+            pass
+        offset += len(data)
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield _text(line)
+        if data:
+            continue
+        if ending:
+            if rest:
+                yield _text(rest)
+            return
+        time.sleep(LOOK_S)
+
+
+def _inode(path: Path) -> int:
+    try:
+        return path.stat().st_ino
+    except OSError:
+        return -1
+
+
+def _text(line: bytes) -> str:
+    return line.decode(errors="replace").rstrip("\r")

@@ -1,0 +1,75 @@
+"""Reading from the controllers' REST interfaces, with the standard library alone."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from http.client import HTTPException
+from pathlib import Path
+from typing import Any
+
+TIMEOUT_S = 10.0
+
+
+class RestUnavailable(Exception):
+    """None of the addresses answered."""
+
+
+class RestRefused(Exception):
+    """A controller answered that it will not; the message is its own. ``status``: of HTTP."""
+
+    def __init__(self, status: int, detail: str) -> None:
+        super().__init__(detail)
+        self.status = status
+
+
+class RestReader:
+    """Asks whichever of ``urls`` answers: a standby reads as well as the leader does."""
+
+    def __init__(
+        self, urls: Sequence[str], *, token: str | None = None, tls_ca: Path | None = None
+    ) -> None:
+        """``urls``: such as http://127.0.0.1:8000. ``tls_ca``: PEM root for https."""
+        self._urls = list(urls)
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+        context = ssl.create_default_context(cafile=str(tls_ca)) if tls_ca else None
+        # A proxy set for the Internet must not see the control plane.
+        self._opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        )
+
+    def get(self, path: str, timeout_s: float = TIMEOUT_S, **query: Any) -> Any:
+        """The JSON at ``/api/v1/<path>``; a query value of None is left out. Blocks.
+
+        Raises RestRefused, and RestUnavailable where no address answers.
+        """
+        given = {name: value for name, value in query.items() if value is not None}
+        tail = f"/api/v1/{urllib.parse.quote(path)}"
+        if given:
+            tail += f"?{urllib.parse.urlencode(given)}"
+        trouble = "no address is known"
+        for url in list(self._urls):
+            request = urllib.request.Request(url + tail, headers=self._headers)
+            try:
+                with self._opener.open(request, timeout=timeout_s) as answer:
+                    return json.loads(answer.read())
+            except urllib.error.HTTPError as error:
+                if error.code < 500:
+                    raise RestRefused(error.code, _detail(error)) from None
+                trouble = f"{url}: {_detail(error)}"
+            except (OSError, ValueError, HTTPException) as error:
+                trouble = f"{url}: {getattr(error, 'reason', None) or error}"
+            # The next question begins with one that answers.
+            self._urls.append(self._urls.pop(0))
+        raise RestUnavailable(f"no REST interface answers ({trouble})")
+
+
+def _detail(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read())["detail"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return f"HTTP {error.code} {error.reason}"
