@@ -141,6 +141,7 @@ class RolloutWorker:
                 self.guard(self.outbox.run()),
                 self.guard(self.partials.run()),
                 self.guard(self.drain()),
+                self.guard(self.watch_engine()),
             ]
             await self.ended.wait()
             await self.part()
@@ -227,6 +228,13 @@ class RolloutWorker:
     def fail(self, error: Exception) -> None:
         self.failure = self.failure or error
         self.stop()
+
+    async def watch_engine(self) -> None:
+        """A worker whose engine has died while nothing was asked of it must not live on."""
+        try:
+            await self.engine.until_failure()
+        except EngineError as error:
+            raise EngineFailed(str(error)) from error
 
     async def drain(self) -> None:
         """Once leaving: finish what is held, within DRAIN_S; then it is over."""
@@ -451,6 +459,11 @@ class RolloutWorker:
             pause_s = await self.engine.load_weights(staged.version, staged.tensors)
         except WeightsRefused as error:
             self.fail(EngineFailed(f"weights {staged.version} do not fit model.path: {error}"))
+            raise
+        except EngineError as error:
+            # Of an engine that is being closed it is to be expected.
+            if not self.ended.is_set():
+                self.fail(EngineFailed(f"weights {staged.version} not loaded: {error}"))
             raise
         event(
             log,

@@ -19,6 +19,7 @@ What every engine promises:
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -182,6 +183,14 @@ class Engine(ABC):
         name; they must stay unchanged until this returns. Raises WeightsRefused, with nothing
         loaded, for unknown or missing names, wrong shapes, or values of one tied weight that differ.
         """
+
+    async def until_failure(self) -> None:
+        """Raises EngineError once the engine has stopped working of itself; never returns.
+
+        For whoever must know it while nothing is asked of the engine. One that fails only where it
+        is asked for something tells that caller, and this waits for ever.
+        """
+        await asyncio.Event().wait()
 
     @property
     @abstractmethod

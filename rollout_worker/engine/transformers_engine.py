@@ -102,6 +102,10 @@ class TransformersEngine(Engine):
         self._pending: dict[str, _Pending] = {}
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
+        self._taken: list[_Swap] = []
+        """Swaps that the thread is about to make."""
+        self._over = asyncio.Event()
+        """The thread has ended and everybody was told."""
         self._version = -1
         self._every = 0
         self._report: OnPartial = lambda request, samples: None
@@ -155,6 +159,12 @@ class TransformersEngine(Engine):
         swap = _Swap(version, pairs, self._loop.create_future())
         self._post(lambda inbox: inbox.swaps.append(swap))
         return await swap.future
+
+    async def until_failure(self) -> None:
+        await self._over.wait()
+        if self._failure is None:
+            await super().until_failure()
+        raise EngineError(f"the engine failed{self._why()}")
 
     @property
     def version(self) -> int:
@@ -272,19 +282,20 @@ class TransformersEngine(Engine):
             self._idle_s += time.monotonic() - since
         requests: list[Request] = []
         aborts: set[str] = set()
-        swaps: list[_Swap] = []
         if not inbox.empty():
             with inbox.changed:
                 requests, inbox.requests = inbox.requests, []
                 aborts, inbox.aborts = inbox.aborts, set()
-                swaps, inbox.swaps = inbox.swaps, []
+                self._taken, inbox.swaps = inbox.swaps, []
                 if inbox.closing:
                     return False
         ended: list[Ended] = []
         for request in requests:
             ended += self._scheduler.add(request)
-        for swap in swaps:
+        for swap in self._taken:
             self._swap(swap)
+        # Their tensors must not be kept until the next version comes.
+        self._taken = []
         cut = self._scheduler.remove(aborts) if aborts else []
         ended += self._scheduler.step()
         if ended or aborts:
@@ -359,9 +370,10 @@ class TransformersEngine(Engine):
                 error = EngineError(f"the engine failed{self._why()}") if self._failure else None
                 pending.future.set_exception(error or Aborted(request_id))
         self._pending.clear()
-        for swap in self._inbox.swaps:
+        for swap in [*self._taken, *self._inbox.swaps]:
             if not swap.future.done():
                 swap.future.set_exception(EngineError(f"the engine is closed{self._why()}"))
+        self._over.set()
 
 
 def _resolve(future: asyncio.Future[float], value: float) -> None:

@@ -28,6 +28,12 @@ class ScriptedEngine(Engine):
         self.requests: list[Request] = []
         self.aborted: list[str] = []
         self.loads: list[int] = []
+        self.load_error: Exception | None = None
+        """What the next load raises."""
+        self.load_gate = asyncio.Event()
+        """A load lasts until it is open."""
+        self.load_gate.set()
+        self._failure: asyncio.Future[None] | None = None
         self._running: dict[str, tuple[Request, asyncio.Future[None]]] = {}
         self._version = -1
 
@@ -38,6 +44,19 @@ class ScriptedEngine(Engine):
 
     def finish(self, task_id: str, attempt: int = 1) -> None:
         self._running[f"{task_id}/{attempt}"][1].set_result(None)
+
+    def spoil(self, task_id: str, error: Exception, attempt: int = 1) -> None:
+        """The task's generation fails with ``error``."""
+        self._running[f"{task_id}/{attempt}"][1].set_exception(error)
+
+    def fail(self, error: Exception) -> None:
+        """As if it had died of itself."""
+        assert self._failure is not None
+        self._failure.set_exception(error)
+
+    async def until_failure(self) -> None:
+        self._failure = asyncio.get_running_loop().create_future()
+        await self._failure
 
     async def start(self) -> None: ...
 
@@ -70,7 +89,10 @@ class ScriptedEngine(Engine):
             done.exception()
 
     async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
+        if self.load_error is not None:
+            raise self.load_error
         self.loads.append(version)
+        await self.load_gate.wait()
         self._version = version
         return 0.0
 

@@ -11,6 +11,7 @@ import pytest
 import pytest_asyncio
 import torch
 
+from rollout_worker.engine import transformers_engine
 from rollout_worker.engine.base import (
     Aborted,
     Engine,
@@ -417,3 +418,35 @@ async def test_close_tells_whoever_waits(model_path: Path) -> None:
         await waiting
     with pytest.raises(EngineError, match="closed"):
         await engine.generate(ask("y", PROMPTS[0]))
+
+
+async def test_an_engine_that_fails_in_a_swap_tells_whoever_waits(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(pairs: object) -> None:
+        raise RuntimeError("device lost")
+
+    monkeypatch.setattr(transformers_engine, "copy_pairs", fail)
+    engine = make_test_engine("lean", tiny_config(model_path))
+    await engine.start()
+    noticed = asyncio.create_task(engine.until_failure())
+    weights = Reference(model_path).model.state_dict()
+    with pytest.raises(EngineError, match="device lost"):
+        await asyncio.wait_for(engine.load_weights(1, weights), 10)
+    with pytest.raises(EngineError, match="device lost"):
+        await asyncio.wait_for(noticed, 10)
+    with pytest.raises(EngineError, match="device lost"):
+        await engine.generate(ask("x", PROMPTS[0]))
+    assert engine.version == -1
+    await engine.close()
+
+
+async def test_an_engine_that_is_closed_has_not_failed(model_path: Path) -> None:
+    engine = make_test_engine("lean", tiny_config(model_path))
+    await engine.start()
+    noticed = asyncio.create_task(engine.until_failure())
+    await engine.close()
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not noticed.done()
+    noticed.cancel()

@@ -27,7 +27,8 @@ from paceline.config.schema import Config
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from paceline.weights import StagedWeights
 from rollout_worker import main as worker_main
-from rollout_worker.main import RolloutWorker
+from rollout_worker.engine.base import EngineError, GenerationFailed
+from rollout_worker.main import EngineFailed, RolloutWorker
 from tests.helpers import worker_rewards
 from tests.helpers.controllers import addresses, config_of, running_controllers, until
 from tests.helpers.rollout_controller import Key, RolloutController
@@ -231,6 +232,55 @@ async def test_weights_that_arrive_while_leaving_do_not_hold_the_worker_up(play:
         worker.stop()
         await asyncio.wait_for(scene.ended, 10)
         assert handed_over == [True]
+
+
+async def test_an_engine_that_dies_while_nothing_waits_for_it_ends_the_worker(play: Play) -> None:
+    with pytest.raises(EngineFailed, match="device lost"):
+        async with play(reward=GATED) as scene:
+            held = scene.controller.lease("t0")
+            await until(lambda: scene.engine.running)
+            scene.engine.finish("t0")
+            await until(lambda: not scene.engine.running)
+            scene.engine.fail(EngineError("device lost"))
+            await asyncio.wait_for(asyncio.wait([scene.ended]), 5)
+            assert set(scene.controller.returns) == {held}, "handed back, not lost with the worker"
+
+
+async def test_weights_count_as_loaded_when_the_engine_serves_them_not_when_they_came(
+    play: Play,
+) -> None:
+    async with play() as scene:
+        scene.engine.load_gate.clear()
+        loading = asyncio.create_task(scene.load(4))
+        await until(lambda: scene.engine.loads == [3, 4])
+        await scene.held()
+        assert scene.controller.reports[-1].loaded_version == 3
+        scene.engine.load_gate.set()
+        await loading
+        await until(lambda: scene.controller.reports[-1].loaded_version == 4)
+
+
+async def test_a_failed_generation_never_enters_training_as_a_zero_reward(play: Play) -> None:
+    async with play() as scene:
+        held = scene.controller.lease("t0")
+        await until(lambda: scene.engine.running)
+        scene.engine.spoil("t0", GenerationFailed("the model's logits are not finite"))
+        await until(lambda: scene.controller.returns)
+        returned = scene.controller.returns[held]
+        assert (returned.kind, returned.reason) == (
+            rollout_pb2.RETURN_KIND_FAILED,
+            "generation_error",
+        )
+        assert not scene.controller.groups
+
+
+async def test_an_engine_that_cannot_load_weights_ends_the_worker(play: Play) -> None:
+    with pytest.raises(EngineFailed, match="weights 4 not loaded: device lost"):
+        async with play() as scene:
+            scene.engine.load_error = EngineError("device lost")
+            with pytest.raises(EngineError):
+                await scene.load(4)
+            await asyncio.wait_for(asyncio.wait([scene.ended]), 5)
 
 
 async def test_a_rejoining_worker_drops_what_it_held_and_keeps_its_weights(play: Play) -> None:
