@@ -104,7 +104,10 @@ class Election:
         self.lease_until = 0.0
         await _RELEASE.run(self._redis, [self._keys.leader], [self._identity])
 
-    async def holder(self) -> LeaderIdentity | None:
-        """Who holds the lease now."""
-        value = await self._redis.get(self._keys.leader)
-        return LeaderIdentity.from_json(value) if value else None
+    async def holder(self) -> tuple[LeaderIdentity | None, float]:
+        """Who holds the lease now, and for how many seconds more unless it is renewed."""
+        async with self._redis.pipeline(transaction=False) as both:
+            both.get(self._keys.leader)
+            both.pttl(self._keys.leader)
+            value, left_ms = await both.execute()
+        return LeaderIdentity.from_json(value) if value else None, max(0, left_ms) / 1e3

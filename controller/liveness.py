@@ -6,12 +6,16 @@ Evidence, and what it is worth:
 - The session broke: *suspect*. Not dead: the same happens when a network hiccups.
 - A peer reports a failed collective while a worker is suspect: its grace is ``suspect_grace_s``.
   Without a suspect the report kills nobody; the members just form the next epoch.
-- Not heard of for ``lease_ttl_s``: dead, suspect or not. This is how a hung process ends.
+- Not heard of for ``lease_ttl_s``: dead, suspect or not. This is how a hung process ends. Called a
+  fiftieth early, so that what it held is elsewhere when the lease ends and not a tick later.
 - Heard of, busy, and no progress for ``wedged_after_s``: wedged, dead. Of several that are stuck
   in one collective, only the first: the others may have waited for it, and get their time anew.
 
 A replica that is heard of and not busy is never removed, however long it does nothing: there is no
 transition from idle to dead. It would evict a healthy replica that merely waits for work.
+
+A silence counts only while somebody listens: a leader that was itself kept from running, as on an
+overloaded machine, adds to everybody's time what it missed.
 
 Nothing here is journalled. A new leader starts with a fresh lease for everybody and learns the rest
 from the reports; until it has heard from every member of a broken mesh, it forms no new one.
@@ -31,6 +35,11 @@ FORM_DELAY_S = 0.05
 """A collective's error often outruns the broken session of the peer that caused it."""
 FORM_DELAY_MAX_S = 2.0
 """Ceiling of the delay after epochs that broke one after the other without a commit."""
+
+EARLY = 0.02
+"""Part of a lease by which its end is called early: two looks of the leader in the default lease."""
+ABSENCE_S = 1.0
+"""Longest time between two looks that counts in full: for the rest of it the leader was not there."""
 
 Key = tuple[str, int]
 """(worker id, incarnation)."""
@@ -108,6 +117,8 @@ class Liveness:
         """Epochs that broke in a row, without a commit after this step."""
         self._error_epoch = 0
         """Newest epoch of which a failed collective was reported."""
+        self._looked_t: float | None = None
+        """Last tick."""
 
     # ---- sightings ------------------------------------------------------------------------
 
@@ -119,6 +130,7 @@ class Liveness:
             if w.alive
         }
         self._broken_epoch = self._breaks = 0
+        self._looked_t = now
         mesh = ledger.state.fleet.mesh
         self._error_epoch = mesh.epoch if mesh is not None and mesh.broken else 0
 
@@ -171,6 +183,7 @@ class Liveness:
         Conclusions that the ledger has not followed come again.
         """
         state = ledger.state
+        self._forgive_absence(now)
         self._forget(state, now)
         if state.ended:
             return []
@@ -189,11 +202,25 @@ class Liveness:
             commands.extend(
                 ExpireLease(task_id, attempt)
                 for (task_id, attempt), since in pulse.unnamed.items()
-                if now - since >= self.limits.lease_ttl_s
+                if now - since >= self._lease_s
             )
         if self._may_form(state, dead, now):
             commands.append(FormMesh())
         return commands
+
+    def _forgive_absence(self, now: float) -> None:
+        """What was said while the leader could not listen may not have been read yet."""
+        missed_s = 0.0 if self._looked_t is None else now - self._looked_t - ABSENCE_S
+        self._looked_t = now
+        if missed_s <= 0.0:
+            return
+        for pulse in self.pulses.values():
+            pulse.heard_t = min(now, pulse.heard_t + missed_s)
+            pulse.progress_t = min(now, pulse.progress_t + missed_s)
+            if pulse.suspect_since is not None:
+                pulse.suspect_since = min(now, pulse.suspect_since + missed_s)
+            for ref, since in pulse.unnamed.items():
+                pulse.unnamed[ref] = min(now, since + missed_s)
 
     def _excuse_peers(self, state: State, key: Key, now: float) -> None:
         """Whoever is stuck in a collective with a dead member was waiting for it."""
@@ -223,7 +250,7 @@ class Liveness:
 
     def _verdict(self, state: State, key: Key, pulse: Pulse, now: float) -> tuple[str, str] | None:
         silent_s = now - pulse.heard_t
-        if silent_s >= self.limits.lease_ttl_s:
+        if silent_s >= self._lease_s:
             return "lease", f"not heard of for {silent_s:.1f} s"
         if pulse.suspect_since is not None and self._accused(state, key):
             lost_s = now - pulse.suspect_since
@@ -232,6 +259,10 @@ class Liveness:
         if pulse.busy and now - pulse.progress_t >= self.limits.wedged_after_s:
             return "wedged", f"busy without progress for {now - pulse.progress_t:.0f} s"
         return None
+
+    @property
+    def _lease_s(self) -> float:
+        return self.limits.lease_ttl_s * (1.0 - EARLY)
 
     def _accused(self, state: State, key: Key) -> bool:
         """Whether a peer of the worker's mesh has reported a failed collective."""

@@ -17,6 +17,7 @@ import gc
 import ipaddress
 import json
 import logging
+import math
 import os
 import secrets
 import signal
@@ -180,10 +181,13 @@ class Controller:
         self.replica = replica = await Replica.load(self.journal)
         self._say_trouble("")
         event(log, "standing by", at=replica.at.entry)
+        block_ms = FOLLOW_MS
         while True:
-            if await replica.follow(self.journal, block_ms=FOLLOW_MS):
+            if await replica.follow(self.journal, block_ms=block_ms):
                 self._topic.wake()
-            holder = await self.election.holder()
+            holder, left_s = await self.election.holder()
+            # Back in the very millisecond in which a lease that is not renewed runs out.
+            block_ms = min(FOLLOW_MS, max(1, math.ceil(left_s * 1e3)))
             if holder is not None:
                 self.hint = holder.address if holder.nonce != self.identity.nonce else ""
                 continue

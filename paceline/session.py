@@ -5,7 +5,8 @@
 
 - Directives are desired state: a repeated, reordered or outdated one is ignored, a lost one is sent
   again by the leader.
-- The leader answers every report, so a controller that hangs is noticed by its silence and left.
+- The leader answers every report, so a controller that hangs is noticed by its silence: after two
+  heartbeats the others are asked whether one of them leads by now, and after four it is left.
 - Declared dead (REJOIN), the process registers as a new incarnation and goes on; what it held in
   the ledger belongs to others by then.
 """
@@ -34,6 +35,9 @@ RejoinCallback = Callable[[worker_pb2.RegisterReply], None]
 
 SILENCE_S = 1.5
 """A leader that answered nothing for this long, or for four heartbeats, is taken for lost."""
+DOUBT_S = 0.75
+"""After this, or two heartbeats, the other controllers are asked who leads. On a busy machine a
+leader may well be that late: asking costs little, leaving only where another leads, nothing."""
 
 
 class WorkerSession:
@@ -214,13 +218,10 @@ class WorkerSession:
         call = self._control.bind(address, "WorkerService.Session")(metadata=self._control.metadata)
         sender = asyncio.create_task(self._send_reports(call))
         closed = asyncio.create_task(self._closed.wait())
-        silence_s = max(SILENCE_S, 4 * self._heartbeat_s)
         try:
             while True:
                 read = asyncio.ensure_future(call.read())
-                done, _ = await asyncio.wait(
-                    {read, closed}, timeout=silence_s, return_when=asyncio.FIRST_COMPLETED
-                )
+                done = await self._heard(address, {read, closed})
                 if closed in done:
                     read.cancel()
                     await call.done_writing()
@@ -237,6 +238,26 @@ class WorkerSession:
             closed.cancel()
             await asyncio.gather(sender, closed, return_exceptions=True)
             call.cancel()
+
+    async def _heard(
+        self, address: str, awaited: set[asyncio.Future[Any]]
+    ) -> set[asyncio.Future[Any]]:
+        """Those of ``awaited`` that are done; none where ``address`` leads no more, or is silent."""
+        doubt_s = max(DOUBT_S, 2 * self._heartbeat_s)
+        first = asyncio.FIRST_COMPLETED
+        done, _ = await asyncio.wait(awaited, timeout=doubt_s, return_when=first)
+        if done:
+            return done
+        asking = asyncio.ensure_future(self._control.newer_leader(address, self._seen[0]))
+        try:
+            left_s = max(SILENCE_S, 4 * self._heartbeat_s) - doubt_s
+            done, _ = await asyncio.wait({*awaited, asking}, timeout=left_s, return_when=first)
+            if asking in done and done == {asking}:
+                self._control.prefer(asking.result())
+            return done - {asking}
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
 
     async def _send_reports(self, call: Any) -> None:
         while True:

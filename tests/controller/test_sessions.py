@@ -16,6 +16,7 @@ import pytest
 from benchmarks.load import FakePolicy, FakeRollout
 from benchmarks.processes import write_config
 from controller.verify import verify
+from paceline import session as session_module
 from paceline.background import BackgroundLoop
 from paceline.channel import LEADER_KEY, METHODS
 from paceline.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
@@ -187,6 +188,87 @@ async def test_late_repeated_and_reordered_directives_do_no_harm(tmp_path: Path)
         assert worker.directive is last
         with pytest.raises(TimeoutError):
             await worker.wait_directive(lambda d: d.term == 8, 0.05)
+        running.cancel()
+        await control.close()
+
+
+def session_of(control: ControlPlane, tmp_path: Path) -> WorkerSession:
+    return WorkerSession(
+        control,
+        worker_id="w",
+        role=common_pb2.ROLE_ROLLOUT,
+        config=load_config(write_config(tmp_path), []),
+        report=worker_pb2.Report,
+    )
+
+
+@asynccontextmanager
+async def hung_leader(term: int) -> AsyncIterator[str]:
+    """Answers the first report of a session and then no request at all."""
+
+    async def session(reports: Any, context: Any) -> AsyncIterator[worker_pb2.Directive]:
+        await anext(reports)
+        yield worker_pb2.Directive(term=term, seq=1)
+        await asyncio.sleep(600)
+
+    async def hangs(request: Any, context: Any) -> None:
+        await asyncio.sleep(600)
+
+    handlers = {"WorkerService.Session": session, "AdminService.GetStatus": hangs}
+    async with scripted_leader(handlers) as (address, _):
+        yield address
+
+
+@asynccontextmanager
+async def other_controller(term: int) -> AsyncIterator[tuple[str, list[str]]]:
+    """Says that it leads ``term``, and gives directives of it. Its address, and what it was asked."""
+    asked: list[str] = []
+
+    async def session(reports: Any, context: Any) -> AsyncIterator[worker_pb2.Directive]:
+        asked.append("session")
+        await anext(reports)
+        yield worker_pb2.Directive(term=term, seq=1)
+        await asyncio.sleep(600)
+
+    async def leads(request: Any, context: Any) -> admin_pb2.StatusReply:
+        asked.append("status")
+        status = admin_pb2.StatusReply(run_name="found", term=term)
+        status.controllers.add(address=address, state="leader")
+        return status
+
+    handlers = {"WorkerService.Session": session, "AdminService.GetStatus": leads}
+    async with scripted_leader(handlers) as (address, _):
+        yield address, asked
+
+
+async def test_a_hung_leader_is_left_as_soon_as_another_one_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "SILENCE_S", 600.0)
+    async with hung_leader(5) as hung, other_controller(6) as (alive, _):
+        control = ControlPlane([hung, alive])
+        worker = session_of(control, tmp_path)
+        running = asyncio.create_task(worker.run())
+        await worker.wait_directive(lambda d: d.term == 5, 10.0)
+        waiting = asyncio.create_task(status(control))
+        await worker.wait_directive(lambda d: d.term == 6, 20.0)
+        assert (await waiting).run_name == "found", "requests that hung have moved, too"
+        running.cancel()
+        await control.close()
+
+
+async def test_a_leader_that_is_only_slow_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "SILENCE_S", 600.0)
+    async with hung_leader(5) as slow, other_controller(5) as (alive, asked):
+        control = ControlPlane([slow, alive])
+        worker = session_of(control, tmp_path)
+        running = asyncio.create_task(worker.run())
+        await worker.wait_directive(lambda d: d.term == 5, 10.0)
+        await until(lambda: len(asked) >= 5)
+        assert set(asked) == {"status"}
+        assert (control.address, worker.connected) == (slow, True)
         running.cancel()
         await control.close()
 

@@ -188,6 +188,27 @@ def test_a_new_leader_gives_everybody_a_fresh_lease() -> None:
     assert watched.wait(0.4, "r0") == ["p0 lease", "p1 lease"]
 
 
+def test_a_leader_that_could_not_listen_holds_no_silence_against_anybody() -> None:
+    watched = Watched("p0", "p1")
+    assert watched.wait(2.0, "p0", "p1", "r0") == []
+    watched.now += 30.0  # the leader did not run; nothing of what was said has been read yet
+    assert watched.wait(0.1) == []
+    assert watched.wait(3.0, "p0", "r0") == []
+    assert watched.wait(1.5, "p0", "r0") == ["p1 lease"]
+
+
+def test_a_leader_that_always_looks_late_still_finds_the_dead() -> None:
+    watched = Watched("p0", "p1")
+    assert watched.wait(30.0, "p0", "r0", step=2.0) == ["p1 lease"]
+
+
+def test_what_a_silent_worker_held_is_free_when_its_lease_ends_not_later() -> None:
+    watched = Watched("p0")
+    (lease,) = watched.run.lease("r0").leases
+    assert watched.wait(LIMITS.lease_ttl_s - 0.001, "p0", step=0.05) == ["r0 lease"]
+    assert watched.run.state.tasks.pending == [int(lease.task_id[1:])]
+
+
 def test_a_new_leader_forms_no_mesh_before_it_has_heard_from_the_members() -> None:
     watched = Watched("p0", "p1")
     watched.complain("p0")
