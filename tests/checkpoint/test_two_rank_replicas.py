@@ -206,3 +206,12 @@ def _assert_close(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) ->
     assert one.keys() == two.keys()
     for name, tensor in one.items():
         torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_a_bad_group_ends_no_rank_and_is_in_nobodys_gradients(tmp_path):
+    config = tiny_config(tmp_path, tokens_per_microbatch=64).model_dump_json()
+    said = ranks.run(2, "bad_group", config=config)
+    assert len(said["refused"]) == 2
+    assert all("group t6" in line for line in said["refused"]), said["refused"]
+    assert said["version"] == 1
+    assert said["norm"] == pytest.approx(ranks.run(1, "bad_group", config=config)["norm"], rel=1e-4)

@@ -103,6 +103,40 @@ def trainer(
     return result
 
 
+def bad_group(replica: Replica, *, config: str) -> dict[str, Any]:
+    """A group that contradicts itself is handed to all ranks; then the step is trained without it."""
+    from paceline.config.schema import Config
+    from policy_worker.batch import BadGroup
+    from policy_worker.trainer import Epoch, Trainer
+
+    worker = Trainer(Config.model_validate_json(config), CPU, replica=replica)
+    if not replica.leads:
+        worker.obey()
+        return {}
+    worker.form(Epoch(1, 0, 1, "", "ranks", "127.0.0.1"), lambda: False)
+    worker.restore("", 0, 0)
+    refused = []
+    for spoil in (_drop_logprob, _half_a_token):
+        groups = groups_of(1)
+        spoil(groups[1])
+        worker.begin(_facts(worker, groups_of(1)), [])
+        try:
+            worker.add(groups)
+        except BadGroup as error:
+            refused.append(str(error))
+    said = _step(worker, 0, 1)
+    worker.close()
+    return {"refused": refused, "version": worker.state.version, "norm": said["norm"]}
+
+
+def _drop_logprob(group: Any) -> None:
+    group.completions[0].logprobs = group.completions[0].logprobs[:-4]
+
+
+def _half_a_token(group: Any) -> None:
+    group.completions[0].tokens += b"xx"
+
+
 def _stop_in_reduction(number: int) -> None:
     """This process stops when it is about to start its ``number``-th reduction, from 1."""
     from paceline.mesh import ProcessMesh
@@ -133,13 +167,9 @@ def _step_until_freed(worker: Any, mesh_rank: int, mesh_size: int) -> list[Any]:
 
 
 def _step(worker: Any, mesh_rank: int, mesh_size: int) -> dict[str, Any]:
-    from policy_worker.gradients import StepFacts
-
     step = worker.state.step + 1
     groups = groups_of(step)
-    completions = [c for group in groups for c in group.completions]
-    tokens = sum(len(c.tokens) // 4 for c in completions)
-    facts = StepFacts(step, worker.state.version, tokens, len(completions))
+    facts = _facts(worker, groups)
     mine = groups[mesh_rank::mesh_size]
     # Dealt in two rounds, as after the loss of a member.
     for shard in (mine[:1], mine):
@@ -153,6 +183,14 @@ def _step(worker: Any, mesh_rank: int, mesh_size: int) -> dict[str, Any]:
     }
     worker.commit(step)
     return said
+
+
+def _facts(worker: Any, groups: list[Any]) -> Any:
+    from policy_worker.gradients import StepFacts
+
+    completions = [c for group in groups for c in group.completions]
+    tokens = sum(len(c.tokens) // 4 for c in completions)
+    return StepFacts(worker.state.step + 1, worker.state.version, tokens, len(completions))
 
 
 def _save_weights(worker: Any, path: Path) -> None:
@@ -233,7 +271,7 @@ def main() -> None:
     if replica.leads:
         print(json.dumps(result))
         replica.close()
-    elif scenario != "trainer":  # whose followers have heard it
+    elif scenario not in ("trainer", "bad_group"):  # whose followers have heard it
         assert replica.next_command() == {"op": "stop"}
 
 
