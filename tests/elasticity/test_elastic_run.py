@@ -13,7 +13,7 @@ import pytest
 from paceline.supervisor.records import FleetRecord
 from tests.helpers.local_run import Up, paceline, write_run
 
-pytestmark = [pytest.mark.slow, pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 Start = Callable[..., Up]
 GROUPS, GROUP_SIZE = 4, 4
@@ -85,6 +85,31 @@ def assert_no_step_noticed(events: dict[str, list[dict[str, Any]]]) -> None:
     assert not events["WorkerDied"], "a worker was lost where it should have left"
 
 
+def test_a_replica_joins_and_leaves_and_no_step_notices(start: Start) -> None:
+    """The short form of the next test: 1, 2 and 1 replicas."""
+    up = start(
+        train={"steps": 5000, "checkpoint_every": 1000, "eval_every": 5000},
+        fleet={"controllers": 1, "policy": 1, "rollout": 1, "policy_max": 2},
+    )
+    up.until(lambda: up.step() >= 1)
+    said(up, "scale", "policy=2")
+    up.until(lambda: len(mesh(up)) == 2)
+    joined = up.step()
+    up.until(lambda: up.step() >= joined + 2)
+    said(up, "scale", "policy=1")
+    up.until(lambda: len(mesh(up)) == 1)
+    left = up.step()
+    up.until(lambda: up.step() >= left + 2)
+    events = journal(up)
+    end(up)
+    assert_no_step_noticed(events)
+    summary = up.summary()
+    assert summary["samples_lost"] == summary["samples_duplicated"] == 0
+    assert summary["ledger_ok"] is True, summary["ledger_problems"]
+    assert up.alive() == []
+
+
+@pytest.mark.slow
 def test_replicas_and_rollout_workers_join_and_leave_and_no_step_notices(start: Start) -> None:
     up = start(
         train={"steps": 5000, "max_staleness": 1, "checkpoint_every": 1000, "eval_every": 5000},
@@ -128,6 +153,7 @@ def test_replicas_and_rollout_workers_join_and_leave_and_no_step_notices(start: 
     assert ended == dict.fromkeys(("policy-0", "policy-1", "rollout-0", "rollout-1"), (0, 1))
 
 
+@pytest.mark.slow
 def test_wanted_numbers_survive_the_leader_that_took_them(start: Start) -> None:
     up = start(
         train={"steps": 5000, "checkpoint_every": 1000, "eval_every": 5000},
@@ -144,6 +170,7 @@ def test_wanted_numbers_survive_the_leader_that_took_them(start: Start) -> None:
     assert up.summary()["ledger_ok"] is True
 
 
+@pytest.mark.slow
 def test_an_autoscaled_run_gets_the_rollout_worker_its_trainer_waits_for(start: Start) -> None:
     up = start(
         # Without tasks in advance each step waits for the slow reward.
