@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from paceline.watch import Picture, Shown
 
 HISTORY = 48
+WIDE = 150
 
 
 def top(
@@ -100,7 +101,10 @@ def _print_once(picture: Picture, as_json: bool) -> None:
     from paceline.console import picture as draw
 
     events = [(t, printable(text)) for t, text in picture.events]
-    RichConsole().print(draw(picture.status, picture.progress, events))
+    # Not cut to the width of a terminal that is not there.
+    console = RichConsole()
+    console = console if console.is_terminal else RichConsole(width=WIDE)
+    console.print(draw(picture.status, picture.progress, events))
 
 
 class _Objects:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from paceline.cli import app
+from paceline.cli import EXIT_STATUS, app, main
 from paceline.cli.common import BadInput, parse_addresses
 from paceline.ports import free_ports
 
@@ -70,6 +71,53 @@ def test_config_check_prints_what_it_reads_back(config: Path) -> None:
     assert "steps = 7" in shown.stdout
     config.write_text(shown.stdout)
     assert paceline("config", "check", str(config)).stdout == shown.stdout
+
+
+def test_json_of_a_check_holds_every_setting(config: Path) -> None:
+    shown = paceline("config", "check", str(config), "--json")
+    assert json.loads(shown.stdout)["train"]["steps"] == 100
+    ready = paceline("up", str(config), "--dry-run", "--json", "--run-dir", "elsewhere")
+    assert json.loads(ready.stdout)["ready"] is True
+
+
+def test_every_exit_status_belongs_to_an_error_that_exists() -> None:
+    root = Path(__file__).resolve().parents[2]
+    code = "\n".join(
+        path.read_text()
+        for package in ("paceline", "policy_worker", "controller")
+        for path in (root / package).rglob("*.py")
+    )
+    for name in EXIT_STATUS:
+        assert re.search(rf"^class {name}\(", code, re.MULTILINE), name
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        (["nonsense"], 2),
+        (["top"], 2),
+        (["top", "--run-dir", "nowhere"], 2),
+        (["samples", "--sort", "funniest", "--run-dir", "nowhere"], 2),
+        (["logs", "policy-0"], 2),
+        (["runs", "nowhere"], 2),
+        (["compare", "nowhere", "nowhere"], 2),
+        (["init", "--size", "huge"], 2),
+        (["completion", "tcsh"], 2),
+        (["doctor", "nowhere.toml"], 2),
+        (["top", "--once", "--controllers", "127.0.0.1:1"], 3),
+        (["samples", "--controllers", "127.0.0.1:1"], 3),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_bad_input_and_absent_controllers_have_their_exit_status(
+    tmp_path: Path, command: list[str], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["paceline", *command])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == status
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,30 @@ async def test_top_goes_on_with_the_new_leader(tmp_path: Path) -> None:
             await top.communicate()
 
 
+async def test_top_ends_with_the_run(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1, **SETTINGS) as controllers:
+        where = ",".join(addresses(controllers))
+        top = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "paceline", "top", "--json", "--every", "0.1"),
+            *("--controllers", where),
+            stdout=asyncio.subprocess.PIPE,
+            cwd=ROOT,
+        )
+        assert top.stdout is not None
+        try:
+            assert json.loads(await top.stdout.readline())["phase"] == "waiting"
+            await asyncio.to_thread(asked, "stop", "--controllers", where)
+            lines = (await top.stdout.read()).splitlines()
+            assert await top.wait() == 0
+        finally:
+            if top.returncode is None:
+                top.kill()
+                await top.wait()
+        last = json.loads(lines[-1])
+        assert last["phase"] == "finished"
+        assert last["time_left_s"] is None
+
+
 async def _leads(control: ControlPlane, controller_id: str) -> bool:
     return (await status(control)).leader == controller_id
 
