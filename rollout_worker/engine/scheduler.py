@@ -97,6 +97,7 @@ class Scheduler:
             self._admission.add(rows)
         return ended
 
+    @torch.inference_mode()
     def remove(self, request_ids: set[str]) -> list[Ended]:
         """Takes requests out, running or not; their rows as they are, partial."""
         ended = [

@@ -343,6 +343,20 @@ async def test_abort_ends_a_request_and_its_samples_go_on_elsewhere_as_if_never_
         np.testing.assert_allclose(sample.logprobs, expected, atol=1e-4)
 
 
+async def test_an_abort_changes_nothing_of_the_rows_that_take_the_aborted_ones_place(
+    engine: Engine,
+) -> None:
+    params = {"count": 2, "seed": 8, "max_tokens": 300}
+    alone = await engine.generate(ask("alone", PROMPTS[1], **params))
+    first = asyncio.create_task(engine.generate(ask("first", PROMPTS[2], **params)))
+    behind = asyncio.create_task(engine.generate(ask("behind", PROMPTS[1], **params)))
+    await until(engine, first, 8)
+    engine.abort("first")
+    with pytest.raises(Aborted):
+        await first
+    assert all(same(x, y) for x, y in zip(alone, await behind, strict=True))
+
+
 async def test_a_greedy_completion_that_was_cut_ends_as_if_never_cut(engine: Engine) -> None:
     (whole,) = await engine.generate(ask("w", PROMPTS[0], greedy=True, max_tokens=300))
     for cut in (1, len(whole.tokens) // 2):
