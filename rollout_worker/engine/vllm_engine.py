@@ -29,6 +29,7 @@ from rollout_worker.engine.base import (
     EngineError,
     EngineStats,
     GenerationFailed,
+    OnPartial,
     Request,
     Sample,
 )
@@ -42,6 +43,9 @@ from rollout_worker.engine.vllm_swap import WeightSwap
 logger = logging.getLogger(__name__)
 
 _CLOSE_S = 1.0
+_LOOK_S = 0.01
+"""How often running sequences are counted where they are to be reported: less than a step of any model
+that takes long enough for it."""
 
 
 @dataclass(slots=True)
@@ -51,6 +55,11 @@ class _Group:
     request: Request
     aborted: bool = False
     live: set[str] = field(default_factory=set)
+    running: dict[int, tuple[str, Sample | None]] = field(default_factory=dict)
+    """By sample: the vLLM request that makes it now, and what it had before that."""
+    done: dict[int, Sample] = field(default_factory=dict)
+    told: dict[int, int] = field(default_factory=dict)
+    """Tokens of each sample when the group was reported last."""
 
 
 class VLLMEngine(Engine):
@@ -77,6 +86,9 @@ class VLLMEngine(Engine):
         self._groups: dict[str, _Group] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._every = 0
+        self._report: OnPartial = lambda request, samples: None
+        self._looking = False
         self._count = 0
         self._tokens = self._samples = 0
         self._prompt_tokens = self._cached_tokens = 0
@@ -142,6 +154,9 @@ class VLLMEngine(Engine):
         if self._idle_since is not None:
             self._idle_s += time.monotonic() - self._idle_since
             self._idle_since = None
+        if self._every and not self._looking:
+            self._looking = True
+            self._spawn(self._look())
         tasks = [asyncio.create_task(self._sample(group, i)) for i in range(request.count)]
         try:
             samples = await asyncio.gather(*tasks)
@@ -164,6 +179,7 @@ class VLLMEngine(Engine):
         sample = request.prefixes[index] if request.prefixes else None
         if (whole := complete(sample, request.params.max_tokens)) is not None:
             self._samples += 1
+            group.done[index] = whole
             return whole
         while not group.aborted:
             output = await self._run(group, index, sample)
@@ -175,6 +191,8 @@ class VLLMEngine(Engine):
                 raise
             if output.finish_reason != "abort":
                 self._samples += 1
+                if sample is not None:
+                    group.done[index] = sample
                 return sample
             # Ended by a swap before its first token had arrived here: it goes on under the new version.
         return sample
@@ -191,6 +209,7 @@ class VLLMEngine(Engine):
         prompt = tokens_input(tokens.tolist(), cache_salt=f"v{self.version}")
         params = self._params(group.request, index, 0 if prefix is None else len(prefix.tokens))
         group.live.add(name)
+        group.running[index] = name, prefix
         try:
             async for output in self._client.llm.generate(prompt, params, name):
                 last = output
@@ -235,6 +254,55 @@ class VLLMEngine(Engine):
     def _abort(self, group: _Group) -> None:
         group.aborted = True
         self._spawn(self._client.llm.abort(list(group.live)))
+
+    # ---- looking into running requests
+
+    def watch(self, every: int, report: OnPartial) -> None:
+        self._report = report
+        self._every = every
+
+    async def _look(self) -> None:
+        """Counts the tokens of running sequences as long as there are any, and reports those due.
+
+        vLLM's own intermediate outputs do not say which version made which token.
+        """
+        try:
+            while self._groups and not self._closed:
+                await asyncio.sleep(_LOOK_S)
+                llm = self._client.llm
+                if llm is None:
+                    return
+                live = {vllm_internals.name_of(s): s for s in vllm_internals.states(llm)}
+                for group in list(self._groups.values()):
+                    self._tell_if_due(group, live)
+        finally:
+            self._looking = False
+
+    def _tell_if_due(self, group: _Group, live: Mapping[str, Any]) -> None:
+        prefixes = group.request.prefixes
+        counts: dict[int, int] = {}
+        for index, (name, prefix) in group.running.items():
+            if index not in group.done and name in live:
+                had = 0 if prefix is None else len(prefix.tokens)
+                counts[index] = had + vllm_internals.tokens_so_far(live[name])
+            begun = prefixes[index] if prefixes else None
+            group.told.setdefault(index, 0 if begun is None else len(begun.tokens))
+        if not any(count - group.told[index] >= self._every for index, count in counts.items()):
+            return
+        samples: list[Sample | None] = []
+        try:
+            for index in range(group.request.count):
+                name, prefix = group.running.get(index, ("", prefixes[index] if prefixes else None))
+                sample = group.done.get(index, prefix)
+                if index in counts:
+                    output = vllm_internals.so_far(live[name])
+                    sample = join(prefix, output, (), self._decode_text)
+                samples.append(sample)
+        except GenerationFailed:
+            # The request is about to be told so itself.
+            return
+        group.told |= counts
+        self._report(group.request, tuple(samples))
 
     # ---- weights
 

@@ -6,7 +6,32 @@ Tested with the pinned version; everything else goes through AsyncLLM's public m
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpan:
+    version: str
+    start: int
+    end: int
+
+
+@dataclass(frozen=True, slots=True)
+class FlatLogprobs:
+    logprobs: list[float]
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionSoFar:
+    """Named as in vLLM's CompletionOutput."""
+
+    token_ids: list[int]
+    logprobs: FlatLogprobs
+    weight_versions: list[VersionSpan]
+    finish_reason: str = "abort"
+    stop_reason: None = None
 
 
 def states(llm: Any) -> Iterator[Any]:
@@ -21,6 +46,17 @@ def name_of(state: Any) -> str:
 
 def tokens_so_far(state: Any) -> int:
     return int(state.detokenizer.num_output_tokens())
+
+
+def so_far(state: Any) -> CompletionSoFar:
+    """What an unfinished sequence has, in the shape of an aborted CompletionOutput."""
+    tokens = list(state.detokenizer.output_token_ids)
+    starts = [*state.weight_version_starts, (None, len(tokens))]
+    return CompletionSoFar(
+        tokens,
+        FlatLogprobs(list(state.logprobs_processor.logprobs.logprobs[: len(tokens)])),
+        [VersionSpan(version, start, end) for (version, start), (_, end) in pairwise(starts)],
+    )
 
 
 async def pause(llm: Any, mode: str) -> None:

@@ -67,9 +67,9 @@ def make_tiny_model(
     return path
 
 
-def make_endless_model(path: str | Path) -> Path:
+def make_endless_model(path: str | Path, hidden: int = 64) -> Path:
     """A tiny model without an end-of-sequence token: every completion has as many tokens as allowed."""
-    path = make_tiny_model(path)
+    path = make_tiny_model(path, hidden=hidden)
     model, tokenizer = (
         AutoModelForCausalLM.from_pretrained(path),
         AutoTokenizer.from_pretrained(path),

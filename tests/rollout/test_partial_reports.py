@@ -17,7 +17,7 @@ from tests.helpers.tiny_model import make_endless_model
 
 PROMPT = np.array([13, 5, 8, 3, 14], np.int32)
 EVERY = 16
-SLACK = 8
+SLACK = 16
 """Tokens that an engine which is looked at from outside may have made meanwhile."""
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -26,7 +26,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.set_num_threads(1)
-    return make_endless_model(tmp_path_factory.mktemp("model"))
+    return make_endless_model(tmp_path_factory.mktemp("model"), hidden=128)
 
 
 class Watched:
