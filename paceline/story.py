@@ -39,6 +39,9 @@ _TOLD: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "WorkerRegistered": lambda e: f"{e['worker_id']} joined (pid {e['pid']} on {e['host']})",
     "WorkerDied": lambda e: f"{e['worker_id']} died ({_reason(e, 'how')}{_detail(e)})",
     "WorkerChanged": lambda e: f"{e['worker_id']} is {e['lifecycle']}",
+    "SpareSet": lambda e: (
+        f"{e['worker_id']} stands by" if e["spare"] else f"{e['worker_id']} works again"
+    ),
     "TaskDropped": lambda e: f"task {e['task_id']} dropped ({_reason(e)}{_detail(e)})",
     "MeshBroken": lambda e: f"mesh epoch {e['epoch']} is over ({_reason(e)}{_detail(e)})",
     "MeshFormed": lambda e: f"mesh epoch {e['epoch']}: {_names(e['members'])}",

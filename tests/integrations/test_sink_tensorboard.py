@@ -23,7 +23,7 @@ def read_as_tensorboard_does(directory: Path) -> list[tuple[str, int, float]]:
         return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
     found = []
-    for path in sorted(directory.iterdir()):
+    for path in sorted(directory.glob("*")):
         data = path.read_bytes()
         while data:
             length = int.from_bytes(data[:8], "little")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,17 +17,34 @@ from paceline.sinks.reader import PointReader
 from paceline.sinks.wandb import WandbSink
 from tests.helpers.run_points import RunPoints, external_run
 
+BLOCK = 32768
+HEAD = 7
+
+
+def records(path: Path) -> Iterator[bytes]:
+    """The records of an offline file: a LevelDB log behind a head of seven bytes."""
+    data = path.read_bytes()
+    assert data[:4] == b":W&B"
+    at, parts = HEAD, b""
+    while at + HEAD <= len(data):
+        if BLOCK - at % BLOCK < HEAD:
+            at += BLOCK - at % BLOCK
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        parts += data[at + HEAD : at + HEAD + length]
+        at += HEAD + length
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
 
 def rows(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """(run id, row) of every offline file, oldest first."""
     from wandb.proto.wandb_internal_pb2 import Record
-    from wandb.sdk.internal.datastore import DataStore
 
     for path in sorted((directory / "wandb").glob("offline-run-*/*.wandb")):
-        store = DataStore()
-        store.open_for_scan(str(path))
         run_id = ""
-        while (data := store.scan_data()) is not None:
+        for data in records(path):
             record = Record.FromString(data)
             run_id = record.run.run_id or run_id
             if record.history.item:

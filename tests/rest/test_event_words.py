@@ -22,6 +22,8 @@ HAPPENED: dict[str, ev.Event] = {
     "policy-0 joined": ev.WorkerRegistered("policy-0", 7, Role.POLICY, "h", 9, "10.0.0.1", 1, -1),
     "policy-0 died (lease": ev.WorkerDied("policy-0", 7, "lease", ""),
     "rollout-0 is draining": ev.WorkerChanged("rollout-0", 7, "draining", -1, 3),
+    "rollout-2 stands by": ev.SpareSet("rollout-2", 7, True),
+    "rollout-2 works again": ev.SpareSet("rollout-2", 7, False),
     "task t5 dropped (prompt too long: 900 tokens)": ev.TaskDropped(
         "t5", 1, "prompt_too_long", "900 tokens"
     ),

@@ -41,9 +41,14 @@ async def _train_and_ask(controllers: Controllers) -> dict[str, Any]:
             return bool(await get("/checkpoints"))
 
         await until(written)
+
+        async def told() -> bool:
+            events = (await get("/events?kind=marks"))["events"]
+            return any(e["text"].startswith(f"checkpoint of step {found['step']}") for e in events)
+
         (found,) = await get("/checkpoints")
-        events = (await get("/events?kind=marks"))["events"]
-        assert any(e["text"].startswith(f"checkpoint of step {found['step']}") for e in events)
+        await until(told)
+        (found,) = await get("/checkpoints")  # its size is in the run files, too
     working.cancel()
     await asyncio.gather(working, return_exceptions=True)
     await worker.stop(goodbye=False)
