@@ -14,13 +14,15 @@ from paceline.follow import follow_events
 from paceline.v1 import admin_pb2
 from paceline.v1.admin_pb2_grpc import AdminServiceServicer, add_AdminServiceServicer_to_server
 
-# One entry of two events, one of three: all but the last carry the position before.
+# Entries of two, four and one events: all but an entry's last carry the position before it. The
+# follower asks anew when the run has ended, here in the middle of an entry.
 RECORDS = [
     ("0-0", {"type": "RunStarted"}),
     ("1-0", {"type": "TermBegun"}),
     ("1-0", {"type": "A"}),
     ("1-0", {"type": "B"}),
-    ("2-0", {"type": "RunFinished"}),
+    ("1-0", {"type": "RunFinished"}),
+    ("2-0", {"type": "WorkerChanged"}),
     ("3-0", {"type": "CheckpointRecorded"}),
 ]
 
@@ -81,4 +83,4 @@ async def test_cuts_in_a_row_lose_nothing_and_repeat_nothing() -> None:
 
 async def test_what_comes_after_the_end_of_the_run_is_still_told() -> None:
     seen, _ = await followed([])
-    assert seen[-2:] == ["RunFinished", "CheckpointRecorded"]
+    assert seen[-3:] == ["RunFinished", "WorkerChanged", "CheckpointRecorded"]
