@@ -22,3 +22,8 @@ async def openai_agent(task: Task, sample: Sample) -> dict[str, float]:
             messages.append(reply.choices[0].message.model_dump())
             messages.append({"role": "user", "content": hint})
     return {"digits": sum(map(str.isdigit, said)) / max(1, len(said)), "brief": -0.001 * len(said)}
+
+
+async def broken(task: Task, sample: Sample) -> float:
+    await sample(task.prompt)
+    raise KeyError("the shop has no such door")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 
 from paceline.config import ConfigError, load_config
 from paceline.v1 import rollout_pb2
+from rollout_worker import main as worker_main
 from rollout_worker.engine.base import Aborted
 from rollout_worker.environments.base import BadEnvironment, Sample, Task, TranscriptFull
 from rollout_worker.environments.load import load
@@ -490,6 +492,26 @@ def test_settings_that_do_not_fit_are_refused(tmp_path: Path, override: str, wor
     path.write_text('[model]\npath = "m"\n[data]\npath = "d"\n')
     with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
         load_config(path, [override])
+
+
+def test_a_worker_with_an_environment_that_is_none_ends_with_one_line(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(worker_main.logs, "setup", lambda worker_id: None)
+    config = stage_config(model, environment="nowhere:play")
+    assert worker_main.run(config, controllers=["127.0.0.1:1"], worker_id="rollout-0") == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert line.startswith("rollout_worker: rollout.environment = 'nowhere:play': cannot import")
+
+
+async def test_a_port_that_is_taken_is_said_to_be(model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(BadEnvironment, match=f"openai_port = {port}: .*in use"):
+            async with staged(model, echo_twice, lambda prompt: "a", openai=True, openai_port=port):
+                pass
 
 
 def test_the_endpoint_needs_a_chat_template(tmp_path: Path) -> None:
