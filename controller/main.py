@@ -59,7 +59,7 @@ from paceline.config.schema import Config
 from paceline.leader_lease import LeaderIdentity
 from paceline.log import event
 from paceline.redis_client import connect
-from paceline.redis_server import NoRedis, ensure_redis
+from paceline.redis_server import NoRedis, ensure_redis, stop_redis
 from paceline.sinks.choice import NoSink, check_sinks
 
 log = logging.getLogger(__name__)
@@ -340,6 +340,11 @@ async def serve(
         rest.start()
     try:
         await _run_until(stop, controller)
+    except BadStart:
+        if endpoint.started:
+            # Nobody asked for a server that outlives a run which could not start.
+            await asyncio.to_thread(stop_redis, run_dir)
+        raise
     finally:
         if rest is not None:
             await rest.stop()

@@ -16,6 +16,7 @@ import pytest
 
 from benchmarks.processes import write_config
 from paceline.client import ControlPlane, RequestRefused
+from paceline.redis_server import stop_redis
 from paceline.v1 import admin_pb2
 from tests.helpers.certificates import self_signed
 from tests.helpers.controllers import addresses, config_of, running_controllers, status, until
@@ -65,13 +66,13 @@ def test_bind_to_the_world_without_a_token_is_refused(tmp_path: Path) -> None:
     assert_one_clear_line(ended, "controller.host", "auth.token_file")
 
 
-def test_unreadable_data_is_one_clear_line(tmp_path: Path) -> None:
+def test_unreadable_data_is_one_clear_line_and_leaves_no_redis(tmp_path: Path) -> None:
     config = write_config(tmp_path, data={"path": str(tmp_path / "nothing.jsonl")})
-    try:
-        ended = start(config, "--run-dir", str(tmp_path / "r"))
-        assert_one_clear_line(ended, "nothing.jsonl")
-    finally:
-        _stop_redis(tmp_path / "r")
+    ended = start(config, "--run-dir", str(tmp_path / "r"))
+    left_running = stop_redis(tmp_path / "r")
+    assert_one_clear_line(ended, "nothing.jsonl")
+    assert (tmp_path / "r" / "redis").exists()
+    assert not left_running
 
 
 def test_other_data_than_the_runs_is_refused(tmp_path: Path) -> None:
@@ -166,9 +167,3 @@ async def test_tls_encrypts_and_names_the_controller(tmp_path: Path) -> None:
             )
             with pytest.raises(grpc.aio.AioRpcError):
                 await call(admin_pb2.StatusRequest(), timeout=3)
-
-
-def _stop_redis(run_dir: Path) -> None:
-    from paceline.redis_server import stop_redis
-
-    stop_redis(run_dir)
