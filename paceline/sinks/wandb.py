@@ -9,6 +9,7 @@ in a file beside them.
 from __future__ import annotations
 
 import json
+import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +24,7 @@ class WandbSink:
     def __init__(self, run: ExternalRun) -> None:
         import wandb
 
+        logging.getLogger("wandb").setLevel(logging.WARNING)
         self._wandb: Any = wandb
         self._run = run
         self._offline = run.options.wandb_mode == "offline"
@@ -51,6 +53,7 @@ class WandbSink:
                 disable_git=True,
                 x_disable_stats=True,
                 x_disable_meta=True,
+                x_save_requirements=False,
             ),
         )
         self._session.define_metric("step")
