@@ -174,7 +174,7 @@ class _Answer(Response):
         self._asked = asked
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.ensure_future(_gone(receive))
+        gone: asyncio.Future[Any] = asyncio.ensure_future(_gone(receive))
         try:
             if self._asked.stream:
                 await self._stream(gone, send)
@@ -192,7 +192,7 @@ class _Answer(Response):
         except Refusal as refusal:
             return JSONResponse(refusal.body(), refusal.status)
 
-    async def _stream(self, gone: asyncio.Future[None], send: Send) -> None:
+    async def _stream(self, gone: asyncio.Future[Any], send: Send) -> None:
         headers = [(b"content-type", b"text/event-stream"), (b"cache-control", b"no-store")]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
         await _part(send, self._reply.first_chunk())

@@ -93,8 +93,8 @@ def _value(node: ast.expr, depth: int) -> Number:
     match node:
         case ast.Constant(value=bool()):
             raise BadExpression("not a number")
-        case ast.Constant(value=int() | float()):
-            return _checked(node.value)
+        case ast.Constant(value=int() | float() as number):
+            return _checked(number)
         case ast.UnaryOp(op=op, operand=operand) if type(op) in _UNARY:
             return _UNARY[type(op)](_value(operand, depth + 1))
         case ast.BinOp(left=left, op=op, right=right):

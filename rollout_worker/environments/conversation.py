@@ -188,15 +188,16 @@ class Conversation:
                 return prompt.tokens, prompt.text
             return np.array(self.tokenizer.encode(said), np.int32), said
         items = list(said)
-        if all(isinstance(item, dict) for item in items) and items:
-            if not all({"role", "content"} <= item.keys() for item in items):
+        messages = [item for item in items if isinstance(item, dict)]
+        if messages and len(messages) == len(items):
+            if not all("role" in message and "content" in message for message in messages):
                 raise BadTurn("a message needs role and content")
             try:
                 if not self.pieces:
-                    prompt = self.tokenizer.opening(items)
+                    prompt = self.tokenizer.opening(messages)
                     return prompt.tokens, prompt.text
                 last = int(self.pieces[-1].sample.tokens[-1])
-                tokens = self.tokenizer.following(items, last)
+                tokens = self.tokenizer.following(messages, last)
             except BadPrompt as error:
                 raise BadTurn(str(error)) from error
             return np.array(tokens, np.int32), self.tokenizer.decode_all(tokens)
@@ -205,10 +206,11 @@ class Conversation:
         return np.array(items, np.int32), self.tokenizer.decode_all(items)
 
     def _remember(self, said: Said, turn: Turn) -> None:
-        if isinstance(said, str) or not said or not isinstance(said[0], dict):
+        messages = [] if isinstance(said, str) else [m for m in said if isinstance(m, dict)]
+        if not messages:
             self.messages = None
         if self.messages is not None:
-            self.messages.extend(dict(message) for message in said)  # type: ignore[call-overload]
+            self.messages.extend(dict(message) for message in messages)
             self.messages.append({"role": "assistant", "content": turn.text})
 
     def _describe(self, sample: Sample, before: int) -> Turn:

@@ -99,7 +99,7 @@ class Environments:
         if scores is None:
             held.stage = Stage.SCORING
             scores = await self._score(held.lease, row, opening, conversations)
-        group = group_message(
+        group: rollout_pb2.Group = group_message(
             held.lease,
             opening,
             [one.sample for one in made],

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from paceline.limits import usable_reward
 from rollout_worker.environments.base import COMPONENT, EnvironmentFailed
 from rollout_worker.scoring import Scores
 
@@ -29,8 +30,8 @@ def scores_of(results: Sequence[Any]) -> Scores | None:
             "environment that scores must do so when its transcript is full, too (TranscriptFull)"
         )
     rewards = [math.fsum(values.values()) for values in scored]
-    if not all(map(math.isfinite, rewards)):
-        raise _bad("the sum of a sample's rewards is not finite")
+    if not all(map(usable_reward, rewards)):
+        raise _bad("the sum of a sample's rewards is not finite or above 1e9")
     return Scores(rewards, scored, 0.0)
 
 
@@ -51,7 +52,7 @@ def _number(value: Any) -> float:
         number = float(value)
     except (TypeError, ValueError):
         raise _bad(f"it returned {value!r:.80}, not a number, numbers by name, or None") from None
-    if not math.isfinite(number):
+    if not usable_reward(number):
         raise _bad(f"it returned the reward {number}")
     return number
 
