@@ -263,7 +263,9 @@ class TaskBook:
             trained=data["trained"],
             dropped=Counter(data["dropped"]),
             typical_s=data.get("typical_s", 0.0),
-            outcomes={k: (n, said, *(newest or [n])) for k, n, said, *newest in data["outcomes"]},
+            outcomes={
+                k: (n, said, rest[0] if rest else n) for k, n, said, *rest in data["outcomes"]
+            },
         )
 
 
@@ -288,7 +290,8 @@ def _load_task(data: list[Any]) -> Task:
     task_id, kind, ordinal, stand, attempt, owner, failures, group, eval_step, *later = data
     # Snapshots of earlier versions know of one try at a time.
     only = [[attempt, owner]] if stand == Stand.LEASED else []
-    deaths, leases, since = [*later, *[0, only, 0.0][len(later) :]]
+    known: list[Any] = [*later, *[0, only, 0.0][len(later) :]]
+    deaths, leases, since = known
     return Task(
         task_id=task_id,
         kind=Kind(kind),

@@ -79,8 +79,8 @@ class Oracle:
         self.epochs = {"mesh": 0, "link": 0}
         self.finished: str = ""
         self.told: dict[Any, Any] = {}
-        names = ("entries", "events", "commits", "rollbacks", "deaths")
-        names += ("second tries", "spares put to work")
+        names = ["entries", "events", "commits", "rollbacks", "deaths"]
+        names += ["second tries", "spares put to work"]
         self.counts = dict.fromkeys(names, 0)
         self.max_staleness = 0
         self.staleness_sum = 0.0
