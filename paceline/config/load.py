@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,16 @@ __all__ = ["ConfigError", "fleet_digest", "load_config"]
 
 FLEET_SECTIONS = ("run", "model", "data", "reward", "train", "rollout")
 """Sections that must be equal in every process of a run."""
+
+PATHS = {
+    "model": ("path", "tokenizer"),
+    "data": ("path", "eval_path"),
+    "train": ("reference_path",),
+    "controller": ("payload_dir",),
+    "auth": ("token_file", "tls_cert", "tls_key", "tls_ca"),
+}
+"""Settings in which a leading ``~`` is the home directory. Expanded here, once: of the libraries that
+get them, some expand it and some take it for a name."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -44,7 +55,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         _put(raw, dotted, value, override)
         overridden[dotted] = override
     try:
-        return Config.model_validate(_unset(raw))
+        return Config.model_validate(_expanded(_unset(raw)))
     except ValidationError as error:
         places = _Places(path, field_lines(text), overridden)
         found = dict.fromkeys(_describe(e, places) for e in _without_echoes(error.errors()))
@@ -101,6 +112,20 @@ def _unset(raw: Mapping[str, Any]) -> dict[str, Any]:
         optional = {n for n, f in model.model_fields.items() if NoneType in get_args(f.annotation)}
         result[section] = {
             n: None if v == "none" and n in optional else v for n, v in fields.items()
+        }
+    return result
+
+
+def _expanded(raw: dict[str, Any]) -> dict[str, Any]:
+    """``raw`` with home directories in its paths written out."""
+    result = dict(raw)
+    for section, names in PATHS.items():
+        fields = raw.get(section)
+        if not isinstance(fields, Mapping):
+            continue
+        result[section] = {
+            n: os.path.expanduser(v) if n in names and isinstance(v, str) else v
+            for n, v in fields.items()
         }
     return result
 

@@ -20,7 +20,7 @@ A run is described by one TOML file. Every setting can be overridden on the comm
 `--set section.field=value`; the value is read as TOML and, where that fails, as plain text. An unknown
 setting is refused. `paceline config check FILE` prints what a file resolves to.
 
-TOML has no null: where a setting may be unset, `"none"` unsets it.
+TOML has no null: where a setting may be unset, `"none"` unsets it. A leading `~` of a path is the home directory.
 """
 
 

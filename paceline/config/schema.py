@@ -7,16 +7,24 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(gt=0)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+Ratio = Annotated[float, Field(ge=0)]
 Workload = Annotated[str, Field(pattern=r"^(statefulset|deployment)/[a-z0-9][a-z0-9.-]{0,252}$")]
 
 
+NEED_ANSWERS = ("exact_match", "math_verify")
+"""Built-in rewards that compare with the row's answer."""
+
+
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
+    )
 
 
 class RunConfig(Section):
@@ -92,7 +100,7 @@ class TrainConfig(Section):
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Where the decay ends, as a fraction of lr."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
-    betas: tuple[float, float] = (0.9, 0.999)
+    betas: tuple[Decay, Decay] = (0.9, 0.999)
     eps: Annotated[float, Field(gt=0)] = 1e-8
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """Global gradient norm is clipped to this."""
@@ -114,9 +122,9 @@ class TrainConfig(Section):
     tis_cap: Annotated[float, Field(gt=0)] | None = 2.0
     """Truncated importance sampling: cap of the weight trainer/behaviour per token; none: off.
     Applied with proximal = trainer or interpolated, where the ratio itself does not carry it."""
-    mask_ratio_token: tuple[float, float] | None = None
+    mask_ratio_token: tuple[Ratio, Ratio] | None = None
     """Tokens whose trainer/behaviour ratio is outside [low, high] are masked from the loss."""
-    mask_ratio_sequence: tuple[float, float] | None = None
+    mask_ratio_sequence: tuple[Ratio, Ratio] | None = None
     """The same for whole sequences, by the geometric mean of their token ratios."""
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
     """Weight of the KL to the reference model; above 0 loads one, from reference_path."""
@@ -139,6 +147,18 @@ class TrainConfig(Section):
     """Steps between evaluations on the held-out set; one runs at step 0 and one at the end."""
     eval_limit: Positive = 256
     """Held-out prompts an evaluation uses at most."""
+
+    @field_validator("mask_ratio_token", "mask_ratio_sequence")
+    @classmethod
+    def _ordered(
+        cls, bounds: tuple[float, float] | None, info: ValidationInfo
+    ) -> tuple[float, float] | None:
+        if bounds is not None and bounds[0] > bounds[1]:
+            raise ValueError(
+                f"train.{info.field_name} = {list(bounds)}: the lower bound is above the upper one, "
+                "every token would be masked"
+            )
+        return bounds
 
 
 class RolloutConfig(Section):
@@ -414,6 +434,14 @@ class Config(Section):
             raise ValueError("rollout.group_size = 1 has no group to normalise advantages over")
         if self.fleet.heartbeat_s * 2 > self.fleet.lease_ttl_s:
             raise ValueError("fleet.lease_ttl_s must be at least twice fleet.heartbeat_s")
+        # An environment may score by itself, and then reward.functions are not called.
+        if self.data.answer_field is None and self.rollout.environment is None:
+            for name in self.reward.functions:
+                if name in NEED_ANSWERS:
+                    raise ValueError(
+                        f"{name} compares with the answer: set data.answer_field, or choose other "
+                        "reward.functions"
+                    )
         return self
 
     @property

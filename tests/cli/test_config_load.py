@@ -39,7 +39,8 @@ def test_overrides_are_typed_values_or_plain_text(tmp_path: Path) -> None:
 
 
 def test_none_unsets_what_may_be_unset(tmp_path: Path) -> None:
-    config = load_config(write(tmp_path, MINIMAL), ["train.tis_cap=none", "data.answer_field=none"])
+    unset = ["train.tis_cap=none", "data.answer_field=none", 'reward.functions=["format:x"]']
+    config = load_config(write(tmp_path, MINIMAL), unset)
     assert config.train.tis_cap is None
     assert config.data.answer_field is None
 
@@ -73,12 +74,28 @@ def test_resolved_toml_reads_back_equal(tmp_path: Path) -> None:
         (MINIMAL, ("auth.tls_cert=a",), "--set auth.tls_cert=a: tls_cert and tls_key go together"),
         (MINIMAL + "[fleet]\nlease_ttl_s = 0.5\n", (), "line 7: fleet.lease_ttl_s must be at least twice"),
         (MINIMAL + "[fleet\n", (), "not valid TOML"),
+        (MINIMAL + "[train]\nlr = inf\n", (), "line 7: train.lr = Infinity: input should be a finite"),
+        (MINIMAL, ("rollout.temperature=inf",), "input should be a finite number"),
+        (MINIMAL, ("reward.functions={exact_match=nan}",), "--set reward.functions={exact_match=nan}: "),
+        (MINIMAL, ("train.betas=[1.5, 0.9]",), "train.betas = 1.5: input should be less than 1"),
+        (MINIMAL, ("train.betas=[0.9, -0.1]",), "input should be greater than or equal to 0"),
+        (MINIMAL, ("train.mask_ratio_token=[2.0, 0.5]",), "--set train.mask_ratio_token=[2.0, 0.5]: train.mask"),
+        (MINIMAL, ("train.mask_ratio_sequence=[2.0, 0.5]",), "= [2.0, 0.5]: the lower bound is above"),
+        (MINIMAL, ("train.mask_ratio_token=[-1, 0.5]",), "input should be greater than or equal to 0"),
+        (MINIMAL, ("data.answer_field=none",), "exact_match compares with the answer: set data.answer_field"),
+        (MINIMAL, ('data.answer_field="none"', "reward.functions={math_verify=1}"), "math_verify compares"),
     ],
 )  # fmt: skip
 def test_a_refusal_names_field_place_and_remedy(
     tmp_path: Path, text: str, overrides: tuple[str, ...], said: str
 ) -> None:
     assert said in refusal(tmp_path, text, *overrides)
+
+
+def test_an_environment_that_scores_needs_no_answers(tmp_path: Path) -> None:
+    environment = ["rollout.environment=guess_number", "rollout.max_context=64"]
+    config = load_config(write(tmp_path, MINIMAL), [*environment, "data.answer_field=none"])
+    assert config.data.answer_field is None
 
 
 def test_every_problem_is_said_at_once(tmp_path: Path) -> None:
@@ -93,6 +110,21 @@ def test_a_wrong_union_is_said_once(tmp_path: Path) -> None:
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such file"):
         load_config(tmp_path / "absent.toml")
+
+
+def test_a_home_directory_is_known_to_every_role(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not only to those whose library happens to expand it."""
+    monkeypatch.setenv("HOME", str(tmp_path))
+    paths = ["model.path", "model.tokenizer", "data.path", "data.eval_path"]
+    paths += ["train.reference_path", "controller.payload_dir", "auth.token_file"]
+    config = load_config(write(tmp_path, MINIMAL), [f"{name}=~/{name}" for name in paths])
+    found = {
+        name: getattr(getattr(config, name.split(".")[0]), name.split(".")[1]) for name in paths
+    }
+    assert found == {name: f"{tmp_path}/{name}" for name in paths}
+    assert load_config(write(tmp_path, MINIMAL), ["model.path=org/~m"]).model.path == "org/~m"
 
 
 def test_lines_are_found_behind_values_over_several_lines() -> None:
