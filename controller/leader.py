@@ -33,9 +33,9 @@ from controller.errors import NotLeading
 from controller.hub import SILENT, Hub
 from controller.journal import START, Deposed, Journal, Position, Snapshot
 from controller.ledger.commands import BeginTerm, Command, Refused, RunFacts, StartRun
-from controller.ledger.events import GroupAccepted
+from controller.ledger.events import Event, GroupAccepted
 from controller.ledger.fleet import Worker
-from controller.ledger.views import live_payloads
+from controller.ledger.views import live_payloads, running_tries
 from controller.liveness import Liveness
 from controller.messages import directive_of
 from controller.outflow import FINISH_S, Outflow
@@ -130,6 +130,8 @@ class Leader:
         self._ended: Exception | None = None
         self._over = False
         """The end of the run is durable."""
+        self._spoilt = asyncio.Event()
+        """The ledger in memory is no longer what the journal says."""
         self._begun = False
         """The run and the term are in the ledger: until then nobody's command may be decided."""
 
@@ -148,20 +150,38 @@ class Leader:
 
     def decide(self, command: Command) -> Any:
         """The reply, before it may leave: await ``appender.durable()`` first."""
-        events, reply = self.ledger.execute(command, time.time())
+        events, reply = self._apply(command)
         if events:
             self.appender.add(events)
         return reply
 
     def decide_group(self, command: Command, ref: Ref, payload: bytes) -> Any:
         """As ``decide``, for AcceptGroup: ``payload`` is stored if the group becomes ready."""
-        events, reply = self.ledger.execute(command, time.time())
+        events, reply = self._apply(command)
         if events:
             for decided in events:
                 if isinstance(decided, GroupAccepted) and decided.group.task_id == ref[0]:
                     self.appender.add_payload(ref, payload)
             self.appender.add(events)
         return reply
+
+    def _apply(self, command: Command) -> tuple[tuple[Event, ...], Any]:
+        """Raises Refused, with nothing changed, or NotLeading.
+
+        A decision that failed halfway has changed what is in memory, and its events will never be in
+        the journal: nothing may be decided on that any more. The term ends, and whoever leads next
+        reads the journal.
+        """
+        if self._spoilt.is_set():
+            raise NotLeading("stepping down")
+        try:
+            return self.ledger.execute(command, time.time())
+        except Refused:
+            raise
+        except Exception as error:
+            log.exception("a decision failed halfway command=%s", type(command).__name__)
+            self._spoilt.set()
+            raise NotLeading(f"{type(command).__name__} failed: stepping down") from error
 
     async def ready(self) -> None:
         """Returns when this leader may decide. Raises NotLeading after a while of waiting."""
@@ -182,6 +202,7 @@ class Leader:
         """Appends go through and the lease is ours by our own clock."""
         return (
             self._begun
+            and not self._spoilt.is_set()
             and not self.appender.trouble
             and self._ended is None
             and self.plant.election.holds_lease
@@ -220,6 +241,7 @@ class Leader:
             self.appender_task,
             asyncio.create_task(self._renew(), name="renew"),
             asyncio.create_task(self._begin(), name="begin"),
+            asyncio.create_task(self._end_when_spoilt(), name="spoilt"),
         ]
         try:
             done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_EXCEPTION)
@@ -230,6 +252,10 @@ class Leader:
             raise
         finally:
             await self._end(loops)
+
+    async def _end_when_spoilt(self) -> None:
+        await self._spoilt.wait()
+        raise Deposed("a decision failed halfway: the ledger is read again")
 
     async def _begin(self) -> None:
         before = self.appender.at
@@ -441,7 +467,9 @@ class Leader:
             return
         # Looked up now and not before the listing: what came in meanwhile is known by now.
         needed = live_payloads(self.ledger.state)
-        orphans = [ref for ref in found if ref not in needed]
+        # A group under way may have been stored by the leader before, and be handed in again any time.
+        expected = running_tries(self.ledger.state)
+        orphans = [ref for ref in found if ref not in needed and ref not in expected]
         if not orphans:
             return
         try:

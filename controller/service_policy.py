@@ -103,7 +103,7 @@ async def record_checkpoint(
         raise Invalid("a checkpoint has a step from 1, a path and a size")
     if not 0 <= request.seconds < float("inf"):
         raise Invalid("seconds must be finite and not negative")
-    obsolete = await leader.execute(
+    older = await leader.execute(
         RecordCheckpoint(
             worker_id=worker_id,
             incarnation=incarnation,
@@ -114,4 +114,7 @@ async def record_checkpoint(
             seconds=request.seconds,
         )
     )
-    return policy_pb2.CheckpointReply(obsolete_paths=obsolete)
+    if request.path in older:
+        return policy_pb2.CheckpointReply(obsolete_paths=older)
+    spared = leader.plant.config.train.keep_checkpoints - 1
+    return policy_pb2.CheckpointReply(obsolete_paths=older[: max(0, len(older) - spared)])

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from controller.ledger.commands import GroupFacts, StatValue
 from paceline.config.schema import Config
+from paceline.limits import MAX_REWARD, usable_reward
+from paceline.model_facts import vocabulary_size
 from paceline.v1 import common_pb2, rollout_pb2
 
 WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -46,12 +48,14 @@ class GroupLimits:
     group_size: int
     max_sequence_tokens: int
     """Longest prompt or completion, environment tokens included."""
+    vocabulary: int | None = None
+    """Token ids are below it; None: not known here."""
 
     @classmethod
     def of(cls, config: Config) -> GroupLimits:
         rollout = config.rollout
         longest = rollout.max_context or config.data.max_prompt_tokens + rollout.max_tokens
-        return cls(rollout.group_size, longest)
+        return cls(rollout.group_size, longest, vocabulary_size(config.model.path))
 
 
 def check_caller(caller: common_pb2.Caller) -> tuple[str, int]:
@@ -147,8 +151,7 @@ def check_group(group: rollout_pb2.Group, limits: GroupLimits, newest_version: i
         tokens.append(buffer)
         logprobs.append(scores)
         rewards.append(completion.reward)
-        spans = [(span.version, span.length) for span in completion.versions]
-        _check_spans(spans, count, newest_version, number)
+        spans = _spans(completion.versions, count, newest_version, number)
         lowest = min(lowest, spans[0][0])
         highest = max(highest, spans[-1][0])
         if completion.loss_mask:
@@ -160,7 +163,7 @@ def check_group(group: rollout_pb2.Group, limits: GroupLimits, newest_version: i
             trainable += count
             version_sum += sum(version * length for version, length in spans)
         _check_extras(completion, number)
-    _check_numbers(tokens, logprobs, rewards)
+    _check_numbers(tokens, logprobs, rewards, limits)
     if not (0 <= group.generate_s < math.inf and 0 <= group.reward_s < math.inf):
         raise InvalidGroup("generate_s and reward_s must be finite and not negative")
     if len(group.prompt_text) > MAX_TEXT:
@@ -205,12 +208,11 @@ def check_partial(group: rollout_pb2.PartialGroup, limits: GroupLimits, newest: 
             count = _token_count(completion.tokens, f"completions[{number}].tokens", limits)
             tokens.append(completion.tokens)
             logprobs.append(completion.logprobs)
-        spans = [(span.version, span.length) for span in completion.versions]
-        _check_spans(spans, count, newest, number)
+        _spans(completion.versions, count, newest, number)
         total += count
     if not total:
         raise InvalidGroup("a partial group without a token")
-    _check_numbers(tokens, logprobs, [])
+    _check_numbers(tokens, logprobs, [], limits)
     return total
 
 
@@ -223,7 +225,14 @@ def _token_count(buffer: bytes, field: str, limits: GroupLimits) -> int:
     return count
 
 
-def _check_spans(spans: list[tuple[int, int]], tokens: int, newest: int, number: int) -> None:
+def _spans(
+    given: Sequence[common_pb2.VersionSpan], tokens: int, newest: int, number: int
+) -> list[tuple[int, int]]:
+    """(version, length) of each span, checked."""
+    # Before anything is built of them: a message may hold a million.
+    if len(given) > tokens:
+        raise InvalidGroup(f"completions[{number}]: {len(given)} version spans, {tokens} tokens")
+    spans = [(span.version, span.length) for span in given]
     covered = 0
     last = 0
     for version, length in spans:
@@ -239,6 +248,7 @@ def _check_spans(spans: list[tuple[int, int]], tokens: int, newest: int, number:
         raise InvalidGroup(
             f"completions[{number}]: version spans cover {covered} of {tokens} tokens"
         )
+    return spans
 
 
 def _loss_mask(
@@ -263,20 +273,26 @@ def _check_extras(completion: rollout_pb2.Completion, number: int) -> None:
         if len(components) > MAX_COMPONENTS:
             raise InvalidGroup(f"completions[{number}]: over {MAX_COMPONENTS} reward components")
         for name, value in components.items():
-            if not math.isfinite(value):
+            if not usable_reward(value):
                 raise InvalidGroup(f"completions[{number}]: reward component {name[:64]} = {value}")
     if len(completion.text) > MAX_TEXT:
         raise InvalidGroup(f"completions[{number}]: text is longer than {MAX_TEXT} characters")
 
 
-def _check_numbers(tokens: list[bytes], logprobs: list[bytes], rewards: list[float]) -> None:
+def _check_numbers(
+    tokens: list[bytes], logprobs: list[bytes], rewards: list[float], limits: GroupLimits
+) -> None:
     """One pass over all buffers of the group: per completion it would cost several times more."""
-    if np.frombuffer(b"".join(tokens), dtype="<i4").min() < 0:
-        raise InvalidGroup("negative token ids")
+    # As unsigned, a negative id is a huge one: one comparison finds both.
+    largest = int(np.frombuffer(b"".join(tokens), dtype="<u4").max())
+    if largest >= (limits.vocabulary or 1 << 31):
+        raise InvalidGroup(
+            f"a token id is negative or not below {limits.vocabulary}, the vocabulary"
+        )
     scores = np.frombuffer(b"".join(logprobs), dtype="<f4")
     # A NaN makes both comparisons false.
     if not (scores.max() <= LOGPROB_CEILING and scores.min() > -math.inf):
         raise InvalidGroup("log-probs must be finite and at most 0")
     for reward in rewards:
-        if not math.isfinite(reward):
-            raise InvalidGroup(f"reward is {reward}")
+        if not usable_reward(reward):
+            raise InvalidGroup(f"reward is {reward}: at most {MAX_REWARD:g} in magnitude")

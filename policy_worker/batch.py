@@ -87,6 +87,14 @@ def _columns(groups: Sequence[rollout_pb2.Group]) -> Batch:
     )
 
 
+def check_vocabulary(batch: Batch, groups: Sequence[rollout_pb2.Group], rows: int) -> None:
+    """Raises BadGroup where a token id has no row in an embedding of ``rows``."""
+    highest = max(int(batch.tokens.max()), int(batch.prompt_tokens.max()))
+    if highest >= rows:
+        names = ", ".join(group.task.task_id for group in groups)
+        raise BadGroup(f"token {highest} in one of {names}: the model knows {rows}")
+
+
 def staleness(version: Ints, step: int, lines: Sequence[policy_pb2.VersionLine]) -> Ints:
     """How many steps before the state that step ``step`` starts from each token was produced, >= 0.
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from paceline.v1 import policy_pb2, rollout_pb2
 from policy_worker.advantages import group_advantages
-from policy_worker.batch import Batch, Ints, decode, staleness
+from policy_worker.batch import Batch, Ints, check_vocabulary, decode, staleness
 from policy_worker.logprobs import score
 from policy_worker.losses.aggregate import Totals, token_weights
 from policy_worker.losses.grpo import TokenColumns, grpo_loss
@@ -111,12 +111,14 @@ class Gradients:
     def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
         """Adds the gradients of ``groups``. Of a sharded replica all ranks call it, with the same.
 
-        Raises BadGroup on a payload that contradicts itself; nothing is added then.
+        Raises BadGroup on a payload that contradicts itself or the model; nothing is added then.
         """
         facts = self._facts
         if facts is None:
             raise RuntimeError("no step is open")
-        columns = self._columns(decode(groups), facts)
+        batch = decode(groups)
+        check_vocabulary(batch, groups, self._state.model.get_input_embeddings().num_embeddings)
+        columns = self._columns(batch, facts)
         keep = self._contributing(columns)
         rank, ranks = self._replica.rank, self._replica.size
         limit = self._state.config.train.tokens_per_microbatch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -49,10 +50,11 @@ class Stats:
         return total / weight if weight else 0.0
 
     def messages(self) -> dict[str, common_pb2.Stat]:
-        """For a VoteRequest."""
+        """For a VoteRequest. What is not finite is left out: it would have the whole vote refused."""
         return {
             name: common_pb2.Stat(sum=total, weight=weight, max=largest)
             for name, (total, weight, largest) in self._entries.items()
+            if all(map(math.isfinite, (total, weight, largest)))
         }
 
 

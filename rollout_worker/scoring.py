@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
 from dataclasses import dataclass
 
 from paceline.config.schema import RewardConfig
+from paceline.limits import usable_reward
 from rollout_worker.rewards.functions import Reward, load
 from rollout_worker.rewards.pool import ScoringPool
 from rollout_worker.rewards.score import Components, Job, ScoringFailed, score
@@ -59,8 +59,10 @@ class Scorer:
             sum(weight * values[name] for name, weight in self._weights) for values in components
         ]
         # Finite components may still overflow when weighted.
-        if not all(map(math.isfinite, rewards)):
-            raise ScoringFailed("reward_error", "the weighted sum of the rewards is not finite")
+        if not all(map(usable_reward, rewards)):
+            raise ScoringFailed(
+                "reward_error", "the weighted sum of the rewards is not finite or above 1e9"
+            )
         return Scores(rewards, components, seconds)
 
     async def close(self) -> None:

@@ -312,3 +312,12 @@ def live_payloads(state: State) -> set[tuple[str, int]]:
     A new leader deletes the others: an earlier one may have died between journal and deletion.
     """
     return {ref for task_id in state.tasks.records if (ref := payload_ref(state, task_id))}
+
+
+def running_tries(state: State) -> set[tuple[str, int]]:
+    """(task id, attempt) of all tries whose group may still be accepted."""
+    return {
+        (task_id, attempt)
+        for task_id, task in state.tasks.records.items()
+        for attempt in task.leases
+    }

@@ -95,6 +95,9 @@ class _Child:
             )
         except ScoringFailed as failure:
             answer |= {"reason": failure.reason, "detail": str(failure)}
+        except asyncio.CancelledError as error:
+            # Whatever happened, somebody waits for an answer to this job.
+            answer |= {"reason": "reward_error", "detail": f"scoring was cancelled: {error}"}
         answer["seconds"] = time.monotonic() - started
         self._beat(0)
         _write(self._out, answer)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.limits import usable_reward
 from rollout_worker.rewards.functions import Reward
 
 
@@ -119,10 +119,14 @@ def _call(
     calling(True)
     try:
         return reward.call(**reward.select(arguments))
-    except Exception as error:
+    except _ITS_OWN as error:
         raise _failed(reward, error) from error
     finally:
         calling(False)
+
+
+_ITS_OWN = (Exception, asyncio.CancelledError, SystemExit)
+"""What a user's function may raise without meaning this process."""
 
 
 async def _limited(reward: Reward, waiting: Any, timeout_s: float | None) -> Any:
@@ -135,11 +139,14 @@ async def _limited(reward: Reward, waiting: Any, timeout_s: float | None) -> Any
                 "reward_timeout", f"{reward.component} took longer than {timeout_s:g} s"
             ) from None
         raise _failed(reward, error) from error
-    except Exception as error:
+    except _ITS_OWN as error:
+        task = asyncio.current_task()
+        if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+            raise
         raise _failed(reward, error) from error
 
 
-def _failed(reward: Reward, error: Exception) -> ScoringFailed:
+def _failed(reward: Reward, error: BaseException) -> ScoringFailed:
     line = (str(error).strip() or "no message").splitlines()[0]
     return ScoringFailed("reward_error", f"{reward.component}: {type(error).__name__}: {line}")
 
@@ -151,6 +158,6 @@ def _number(reward: Reward, value: Any) -> float:
         raise ScoringFailed(
             "reward_error", f"{reward.component} returned {value!r:.80}, not a number"
         ) from None
-    if not math.isfinite(number):
+    if not usable_reward(number):
         raise ScoringFailed("reward_error", f"{reward.component} returned {number}")
     return number

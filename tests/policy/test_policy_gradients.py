@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 import torch
 
+from controller.validation import check_stats
 from policy_worker.batch import BadGroup
 from policy_worker.gradients import Gradients, StepFacts
 from policy_worker.optimizer import build_optimizer
 from policy_worker.state import TrainState
+from policy_worker.stats import Stats
 from tests.helpers.policy_models import make_config, make_group, random_groups, tiny_network
 
 CPU = torch.device("cpu")
@@ -223,6 +225,27 @@ def test_a_contradictory_payload_is_refused_before_anything_is_added():
     with pytest.raises(BadGroup, match="t1 completion 1"):
         gradients.add([good, bad])
     assert (flat(gradients) == 0).all()
+
+
+def test_a_token_that_the_model_does_not_know_is_refused_before_anything_is_added():
+    gradients = make_gradients(make_config())
+    good, bad = random_groups(2, group_size=2, seed=0)
+    bad.completions[1].tokens = np.array([2_000_000_000], "<i4").tobytes() + bytes(
+        bad.completions[1].tokens[4:]
+    )
+    gradients.begin(StepFacts(1, 0, 10, 4), keys([good, bad]))
+    with pytest.raises(BadGroup, match="2000000000"):
+        gradients.add([good, bad])
+    assert (flat(gradients) == 0).all()
+
+
+def test_statistics_that_are_not_finite_do_not_have_a_vote_refused():
+    """A step whose gradient is not finite must commit, skipped: its vote has to pass the door."""
+    stats = Stats()
+    stats.add("loss", float("nan"), 1.0)
+    stats.add("ratio", 2.0, 1.0, float("inf"))
+    stats.add("entropy", 1.5, 3.0)
+    assert list(check_stats(stats.messages())) == ["entropy"]
 
 
 def test_bfloat16_computation_keeps_float32_gradients():

@@ -43,12 +43,20 @@ REWARDS = """
             return float("nan")
         if completion == "none":
             return None
+        if completion == "huge":
+            return 1e200
+        if completion == "cancel":
+            raise asyncio.CancelledError
+        if completion == "leave":
+            sys.exit(1)
         if completion.startswith("child"):
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", completion])
             time.sleep(60)
         return 1.0
 
     async def waits(completion, answer):
+        if completion == "cancel":
+            raise asyncio.CancelledError
         await asyncio.sleep(60 if completion == "hang" else 0.2)
         if completion == "crash":
             os._exit(4)
@@ -137,11 +145,22 @@ async def test_batch_async_and_context_forms(make: Any, module: str, processes: 
 
 
 @pytest.mark.parametrize("processes", [0, 1])
-@pytest.mark.parametrize("word", ["raise", "nan", "none"])
+@pytest.mark.parametrize("word", ["raise", "nan", "none", "huge", "cancel", "leave"])
 async def test_a_failed_reward_is_never_a_zero(make: Any, word: str, processes: int) -> None:
     scorer = await make("by_word", processes)
     assert await reason(scorer, "fine", word) == "reward_error"
     assert (await scorer.score(job("fine"))).rewards == [1.0]
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+async def test_a_waiting_reward_that_is_cancelled_fails_and_holds_nobody(
+    make: Any, processes: int
+) -> None:
+    """A cancellation that nobody asked for once left the group held for ever."""
+    scorer = await make("waits", processes)
+    async with asyncio.timeout(20.0):
+        assert await reason(scorer, "12", "cancel") == "reward_error"
+        assert (await scorer.score(job("12"))).rewards == [1.0]
 
 
 async def test_a_batch_of_the_wrong_length_fails(make: Any) -> None:

@@ -1,0 +1,33 @@
+"""What a model's configuration file says, read without transformers: a controller has no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+
+def vocabulary_size(model: str) -> int | None:
+    """Rows of the embedding of ``model`` (a directory, or a hub name that was downloaded before).
+
+    None where this machine does not know: nothing is downloaded for it.
+    """
+    try:
+        facts: dict[str, Any] = json.loads(_config_file(model).read_text())
+    except (OSError, ValueError, LookupError):
+        return None
+    # Models of several modalities keep the language model's facts in a section of their own.
+    size = facts.get("vocab_size") or facts.get("text_config", {}).get("vocab_size")
+    return size if isinstance(size, int) and size > 0 else None
+
+
+def _config_file(model: str) -> Path:
+    directory = Path(model).expanduser()
+    if directory.is_dir():
+        return directory / "config.json"
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(model, "config.json")
+    if not isinstance(found, str):
+        raise LookupError(model)
+    return Path(found)
