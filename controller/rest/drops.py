@@ -37,12 +37,15 @@ class Drops:
         self._scrub = Scrubber(controller.run_dir)
         self._at = START
         self._following = asyncio.Lock()
+        self._owners: dict[str, str] = {}
+        """Of tasks that are leased."""
         self._accepted: dict[str, dict[str, Any]] = {}
         """Facts of groups that are ready: what is in a step is dropped no more."""
         self._dropped: dict[str, deque[dict[str, Any]]] = {}
 
     async def recent(self, reason: str | None) -> list[dict[str, Any]]:
-        """Summaries of dropped groups, of ``reason`` or of any."""
+        """Summaries of dropped groups, of ``reason`` or of any. Where a group was refused as it was
+        handed in, or never was, nothing is known of it: its sequences are 0."""
         await self._follow()
         return [
             group
@@ -71,7 +74,13 @@ class Drops:
 
     def _take(self, t: float, event: Mapping[str, Any]) -> None:
         kind = event.get("type")
-        if kind == "GroupAccepted":
+        if kind == "TasksLeased":
+            for task_id, *_ in event["leases"]:
+                self._owners[task_id] = str(event["worker_id"])
+        elif kind == "EvalTaskDone":
+            self._owners.pop(str(event["task_id"]), None)
+        elif kind == "GroupAccepted":
+            self._owners.pop(str(event["task_id"]), None)
             known = {name: event[name] for name in FACTS if name in event}
             self._accepted[str(event["task_id"])] = {**known, "owner": event["worker_id"]}
         elif kind == "StepOpened":
@@ -79,6 +88,7 @@ class Drops:
                 self._accepted.pop(task_id, None)
         elif kind == "TaskDropped":
             task_id, reason = str(event["task_id"]), str(event["reason"])
+            owner = self._owners.pop(task_id, "")
             known = self._accepted.pop(task_id, {})
             if not task_id.startswith("t") or (
                 reason not in self._dropped and len(self._dropped) >= MOST_REASONS
@@ -89,7 +99,7 @@ class Drops:
                     "group_id": task_id,
                     "attempt": int(event["attempt"]),
                     "stand": "dropped",
-                    "owner": "",
+                    "owner": owner,
                     **dict.fromkeys(("sequences", "tokens"), 0),
                     **dict.fromkeys(("reward_mean", "reward_std", "reward_max"), 0.0),
                     **dict.fromkeys(("min_version", "max_version"), -1),

@@ -158,7 +158,14 @@ def router(controller: Controller, index: RunIndex) -> APIRouter:
     ) -> models.Groups:
         wanted = samples.Filter(stand, step, min_reward, max_reward, min_tokens, max_tokens)
         if stand == "dropped" or reason is not None:
-            found = [group for group in await drops.recent(reason) if wanted(group)]
+            by_content = any(
+                x is not None for x in (min_reward, max_reward, min_tokens, max_tokens)
+            )
+            found = [
+                group
+                for group in await drops.recent(reason)
+                if wanted(group) and (group["sequences"] or not by_content)
+            ]
             found.sort(key=samples.SORTS[sort])
             return models.Groups.model_validate({"groups": found[:limit], "total": len(found)})
         return models.Groups(**samples.groups(controller.state, wanted, sort, limit))

@@ -152,7 +152,8 @@ def test_dropped_groups_are_listed_by_reason(served: Controllers, page: Any) -> 
         "other groups than the interface lists",
     )
     first = rows_of(page, "groups-table")[0]
-    assert first[1] == "dropped: uninformative" and first[2] == "1.000"
+    assert first[1] == "dropped: uninformative" and first[2] == "–"
+    assert first[8] == "rollout-0 (all rewards are equal)"
     page.execute_script("document.querySelector('#groups-table .link').click()")
     wait(lambda: "was dropped (uninformative)" in text(page, "group"), "no word of why it is gone")
     assert errors_of(page, of_status=404) == []
@@ -174,7 +175,13 @@ def test_a_worker_is_drained_from_the_page_and_another_takes_its_place(
     assert text(page, "option-text") == "Start another in its place"
     page.execute_script("document.getElementById('option').click()")
     page.execute_script("document.getElementById('dialog-yes').click()")
-    wait(lambda: api(url, "workers/rollout-0")["state"] == "draining", "it is not drained")
+    wait(
+        lambda: any(
+            e["text"] == "rollout-0 is asked to leave"
+            for e in api(url, "events?kind=notable")["events"]
+        ),
+        "it is not drained",
+    )
     assert api(url, "run")["desired"] == before
 
 
