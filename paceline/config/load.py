@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import hashlib
 import json
-import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
@@ -124,7 +123,7 @@ def _expanded(raw: dict[str, Any]) -> dict[str, Any]:
         if not isinstance(fields, Mapping):
             continue
         result[section] = {
-            n: os.path.expanduser(v) if n in names and isinstance(v, str) else v
+            n: str(Path(v).expanduser()) if n in names and str(v).startswith("~") else v
             for n, v in fields.items()
         }
     return result
