@@ -1,4 +1,4 @@
-"""What a leader owes before it answers anybody."""
+"""What a leader owes before it answers anybody, and when it may not answer any more."""
 
 from __future__ import annotations
 
@@ -6,21 +6,32 @@ import asyncio
 import contextlib
 import os
 import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
+
 from benchmarks.processes import write_config
+from controller.errors import NotLeading
+from controller.journal import Deposed
 from controller.leader import Leader
-from controller.ledger.commands import Register, Role
+from controller.ledger.commands import Command, Register, Role
+from controller.ledger.events import WorkerDied
 from controller.main import Controller
 from controller.replica import Replica
 from controller.rows import Rows
 from paceline.config.load import load_config
 from paceline.leader_lease import LeaderIdentity
+from tests.helpers.ledgers import Driven
 from tests.helpers.redis_process import throwaway_redis
 
+REGISTER = Register("rollout-0", 1, Role.ROLLOUT, "host", 1, "127.0.0.1", 1, -1)
 
-async def test_a_command_that_arrives_before_the_term_begins_waits_for_it(tmp_path: Path) -> None:
-    """A worker that registered in the instant between winning and beginning a term was refused."""
+
+@pytest.fixture
+async def leader(tmp_path: Path) -> AsyncIterator[Leader]:
+    """Of the first term of a run, on a Redis of its own; not begun."""
     config = load_config(write_config(tmp_path), [])
     with throwaway_redis(tmp_path) as url:
         identity = LeaderIdentity("c", "c:1", socket.gethostname(), os.getpid(), "nonce")
@@ -28,19 +39,71 @@ async def test_a_command_that_arrives_before_the_term_begins_waits_for_it(tmp_pa
         term = await controller.election.acquire(0)
         assert term is not None
         replica = await Replica.load(controller.journal)
-        leader = Leader(controller.plant(await Rows.load(config)), replica, term)
-        register = Register("rollout-0", "first", Role.ROLLOUT, "host", 1, "127.0.0.1", 1, -1)
-        early = asyncio.create_task(leader.execute(register))
-        await asyncio.sleep(0)  # the command is at the door; the term has not begun
-        leading = asyncio.create_task(leader.run())
-        try:
-            async with asyncio.timeout(20.0):
-                await early
-        finally:
-            leading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await leading
-        entries = await controller.journal.scan("0")
+        yield Leader(controller.plant(await Rows.load(config)), replica, term)
         await controller.redis.aclose()
-    kinds = [event["type"] for entry in entries for event in entry.events]
-    assert kinds[:3] == ["RunStarted", "TermBegun", "WorkerRegistered"]
+
+
+@asynccontextmanager
+async def leading(leader: Leader) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(leader.run())
+    try:
+        async with asyncio.timeout(20.0):
+            yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Deposed):
+            await task
+
+
+async def journalled(leader: Leader) -> list[str]:
+    entries = await leader.plant.journal.scan("0")
+    return [event["type"] for entry in entries for event in entry.events]
+
+
+async def test_a_command_that_arrives_before_the_term_begins_waits_for_it(leader: Leader) -> None:
+    """A worker that registered in the instant between winning and beginning a term was refused."""
+    early = asyncio.create_task(leader.execute(REGISTER))
+    await asyncio.sleep(0)  # the command is at the door; the term has not begun
+    async with leading(leader):
+        await early
+    assert (await journalled(leader))[:3] == ["RunStarted", "TermBegun", "WorkerRegistered"]
+
+
+async def test_a_decision_that_fails_halfway_ends_the_term(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it changed is in memory and in no journal: nothing may be decided on it."""
+    async with leading(leader) as term:
+        await leader.execute(REGISTER)
+        before = await journalled(leader)
+
+        def fails_halfway(command: Command, now: float) -> None:
+            leader.ledger.emit(WorkerDied("rollout-0", 1, "exit", ""))
+            raise OverflowError("in the middle of a decision")
+
+        monkeypatch.setattr(leader.ledger, "execute", fails_halfway)
+        with pytest.raises(NotLeading):
+            await leader.execute(REGISTER)
+        with pytest.raises(NotLeading):
+            leader.decide(REGISTER)
+        with pytest.raises(Deposed, match="halfway"):
+            await term
+    assert await journalled(leader) == before
+
+
+async def test_payloads_of_groups_that_may_still_be_handed_in_survive_the_sweep(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stored by a leader that died before its entry, handed in again while the sweep runs."""
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0")
+    tries = {(lease.task_id, lease.attempt) for lease in run.lease("r0", 2).leases}
+    stored = dict.fromkeys([*tries, ("t900", 1)], b"group")
+    pipe = leader.plant.journal._redis.pipeline(transaction=False)
+    await leader.plant.payloads.put(stored, pipe)
+    await pipe.execute()
+    monkeypatch.setattr(leader, "ledger", run.ledger)
+    monkeypatch.setattr(leader.appender, "durable", lambda: asyncio.sleep(0))
+    await leader._sweep_orphans()
+    assert set(await leader.plant.payloads.list()) == tries

@@ -25,7 +25,7 @@ from tests.helpers.controllers import (
     working_fleet,
 )
 
-LIMITS = GroupLimits(group_size=4, max_sequence_tokens=80)
+LIMITS = GroupLimits(group_size=4, max_sequence_tokens=80, vocabulary=100)
 TASK = common_pb2.TaskRef(task_id="t0", attempt=1)
 
 
@@ -51,6 +51,10 @@ MALFORMED: dict[str, Callable[[rollout_pb2.Group], None]] = {
     "empty tokens": _set("tokens", b""),
     "tokens cut in the middle": _set("tokens", b"\0" * 63),
     "negative token": _set("tokens", np.full(16, -1, dtype="<i4").tobytes()),
+    "token beyond the vocabulary": _set("tokens", np.full(16, 100, dtype="<i4").tobytes()),
+    "prompt token beyond the vocabulary": lambda g: setattr(
+        g, "prompt_tokens", np.array([2_000_000_000], dtype="<i4").tobytes()
+    ),
     "too many tokens": lambda g: g.completions[0].MergeFrom(
         rollout_pb2.Completion(tokens=b"\1\0\0\0" * 81, logprobs=b"\0" * 324)
     ),
@@ -60,11 +64,18 @@ MALFORMED: dict[str, Callable[[rollout_pb2.Group], None]] = {
     "log-prob above zero": _set("logprobs", floats(*[-1.0] * 15, 0.5)),
     "reward not a number": _set("reward", float("nan")),
     "reward infinite": _set("reward", float("inf")),
+    "reward whose square overflows": _set("reward", 1e200),
+    "component whose square overflows": lambda g: g.completions[0].reward_components.update(
+        {"x": -1e200}
+    ),
     "no finish reason": _set("finish_reason", rollout_pb2.FINISH_REASON_UNSPECIFIED),
     "mask of the wrong length": _set("loss_mask", b"\1" * 15),
     "mask with other values": _set("loss_mask", b"\2" * 16),
     "no versions": lambda g: g.completions[0].ClearField("versions"),
     "versions cover too little": lambda g: setattr(g.completions[0].versions[0], "length", 15),
+    "more version spans than tokens": lambda g: g.completions[0].versions.extend(
+        [common_pb2.VersionSpan(version=0, length=0)] * 100
+    ),
     "version that does not exist": lambda g: setattr(g.completions[0].versions[0], "version", 7),
     "negative version": lambda g: setattr(g.completions[0].versions[0], "version", -1),
     "component not finite": lambda g: g.completions[0].reward_components.update(
@@ -101,7 +112,9 @@ def test_facts_of_a_group_count_what_will_be_trained() -> None:
 
 
 async def test_refused_submissions_change_nothing(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 1, controller={"max_message_mb": 1}) as controllers:
+    (tmp_path / "config.json").write_text('{"vocab_size": 100}')
+    sections = {"controller": {"max_message_mb": 1}, "model": {"path": str(tmp_path)}}
+    with running_controllers(tmp_path, 1, **sections) as controllers:
         redis, keys = connect(controllers.redis_url), Keys("load")
         journal = Journal(redis, keys, RedisPayloads(redis, keys))
 
@@ -112,17 +125,25 @@ async def test_refused_submissions_change_nothing(tmp_path: Path) -> None:
             worker = FakeRollout(config_of(controllers), addresses(controllers), "rollout-0")
             await worker.start()
             await until(lambda: worker.version >= 0)
-            lease = (await worker.lease()).leases[0]
-            good = worker.group_for(lease)
+            accepted, held = [(await worker.lease()).leases[0] for _ in range(2)]
+            good, waiting = rollout_pb2.Group(), rollout_pb2.Group()
+            good.CopyFrom(worker.group_for(accepted))
+            waiting.CopyFrom(worker.group_for(held))
             assert (await worker.submit(good)).verdict == rollout_pb2.VERDICT_ACCEPTED
             before, payloads = await ledger(), await RedisPayloads(redis, keys).list()
 
             for change in MALFORMED.values():
-                bad = rollout_pb2.Group()
-                bad.CopyFrom(good)
-                change(bad)
-                result = await worker.submit(bad)
-                assert result.verdict == rollout_pb2.VERDICT_INVALID and result.message
+                # Of a task that is finished, and of one whose group is awaited.
+                for message in (good, waiting):
+                    bad = rollout_pb2.Group()
+                    bad.CopyFrom(message)
+                    change(bad)
+                    reply = await worker.control.call(
+                        "RolloutService.SubmitGroups",
+                        rollout_pb2.SubmitRequest(caller=worker.session.caller, groups=[bad]),
+                    )
+                    (result,) = reply.results
+                    assert result.verdict == rollout_pb2.VERDICT_INVALID and result.message
             assert (await worker.submit(good)).verdict == rollout_pb2.VERDICT_DUPLICATE
             unknown = make_group(
                 common_pb2.TaskRef(task_id="t999", attempt=1), completions=4, tokens=16, version=0
@@ -145,6 +166,7 @@ async def test_refused_submissions_change_nothing(tmp_path: Path) -> None:
 
             assert await ledger() == before
             assert await RedisPayloads(redis, keys).list() == payloads
+            assert (await worker.submit(waiting)).verdict == rollout_pb2.VERDICT_ACCEPTED
             await worker.stop(goodbye=False)
         await redis.aclose()
 
