@@ -137,6 +137,7 @@ def test_without_a_right_token_nothing_changes_and_with_it_scale_takes_effect(
 
 def test_dropped_groups_are_listed_by_reason(served: Controllers, page: Any) -> None:
     url = rest_url(served)
+    errors_of(page)
     open_page(page, url, "samples")
     chosen = (
         "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
