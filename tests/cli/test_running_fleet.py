@@ -37,7 +37,20 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controllers]:
         # As `paceline up` leaves it.
         shutil.copy(controllers.config, controllers.run_dir / "config.toml")
         asyncio.run(train(controllers, STEPS))
+        asyncio.run(_all_known(controllers))
         yield controllers
+
+
+async def _all_known(controllers: Controllers) -> None:
+    """The leader hears of the others once a second."""
+    control = ControlPlane(addresses(controllers))
+
+    async def known() -> bool:
+        states = {c.state for c in (await status(control)).controllers}
+        return states == {"leader", "standby"}
+
+    await until(known)
+    await control.close()
 
 
 def targets(fleet: Controllers) -> list[list[str]]:
