@@ -69,7 +69,8 @@ def export(
         try:
             _empty(partial)
             model.save_pretrained(partial)
-            _save_tokenizer(partial, str(meta["model"]["tokenizer"] or source))
+            tokenizer = str(meta["model"]["tokenizer"] or source)
+            _save_tokenizer(partial, tokenizer, trust_remote_code)
             if trust_remote_code:
                 for code in Path(source).glob("*.py"):
                     shutil.copyfile(code, partial / code.name)
@@ -103,8 +104,11 @@ def _model_of(
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
+        remedy = "name it with --model"
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            remedy = "it comes with code of its own, which --trust-remote-code runs"
         raise ExportError(
-            f"the original model {source!r} cannot be read ({reason}): name it with --model"
+            f"the original model {source!r} cannot be read ({reason}): {remedy}"
         ) from error
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
@@ -129,12 +133,14 @@ def _model_of(
     return model
 
 
-def _save_tokenizer(out: Path, tokenizer: str) -> None:
+def _save_tokenizer(out: Path, tokenizer: str, trust_remote_code: bool) -> None:
     """The tokenizer's files: copied as they are from a directory, else through transformers."""
     folder = Path(tokenizer)
     if not folder.is_dir():
         try:
-            AutoTokenizer.from_pretrained(tokenizer).save_pretrained(out)
+            AutoTokenizer.from_pretrained(
+                tokenizer, trust_remote_code=trust_remote_code
+            ).save_pretrained(out)
         except (OSError, ValueError) as error:
             reason = str(error).strip().splitlines()[0]
             raise ExportError(f"the tokenizer {tokenizer!r} cannot be read ({reason})") from error

@@ -17,6 +17,9 @@ def export(
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Where to write.", show_default=False)
     ],
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a checkpoint as a Hugging Face directory of safetensors.
@@ -28,7 +31,7 @@ def export(
     checkpoint = _checkpoint(source)
     from policy_worker.export import export as write
 
-    write(checkpoint, None, out)
+    write(checkpoint, None, out, trust_remote_code=trust_remote_code)
     if as_json:
         print_json({"checkpoint": str(checkpoint), "out": str(out)})
     else:

@@ -214,9 +214,10 @@ class LocalRun:
             return None
         out = self._run_dir / "export"
         self._console.note(f"exporting {checkpoint}")
+        trust = ["--trust-remote-code"] if self._config.model.trust_remote_code else []
         with self._log("export").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "policy_worker.export", checkpoint, str(out)),
+                *(sys.executable, "-m", "policy_worker.export", checkpoint, str(out), *trust),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
