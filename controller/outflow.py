@@ -78,5 +78,7 @@ class Outflow:
     def join(self, timeout_s: float) -> bool:
         """Whether everything has left by then."""
         deadline = time.monotonic() + timeout_s
-        parts = [*self.feeds, *([self.traces] if self.traces is not None else [])]
+        parts: list[Feed | Traces] = [*self.feeds]
+        if self.traces is not None:
+            parts.append(self.traces)
         return all(part.join(max(0.0, deadline - time.monotonic())) for part in parts)

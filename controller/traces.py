@@ -154,7 +154,7 @@ def make_tracer(config: Config, run: str, processor: Any) -> Tracer:
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.id_generator import IdGenerator
 
-    class Ids(IdGenerator):
+    class Ids(IdGenerator):  # type: ignore[misc]
         """Hands out the ids it was told to. Spans are made by one thread."""
 
         _trace = _span = 1

@@ -114,7 +114,7 @@ class Lifelines:
         _, begun = life.leases.pop(attempt, (worker, t))
         scored = max(begun, t - float(event["reward_s"]))
         generated = max(begun, scored - float(event["generate_s"]))
-        facts: dict[str, str | int | float | bool] = {
+        facts: Attributes = {
             "paceline.worker": worker,
             "paceline.attempt": attempt,
             "paceline.sequences": int(event["sequences"]),
@@ -128,7 +128,7 @@ class Lifelines:
         )
         rewards = {"paceline.reward.mean": float(event["reward_mean"])}
         yield Span(task_id, f"reward/{attempt}", "reward", scored, t, rewards, parent=lease)
-        about = {"paceline.worker": worker, "paceline.attempt": attempt}
+        about: Attributes = {"paceline.worker": worker, "paceline.attempt": attempt}
         yield Span(task_id, lease, "lease", begun, t, about)
         life.ready = t
 
@@ -171,7 +171,7 @@ class Lifelines:
             yield Span(task_id, f"commit/{key}", "commit", step.voted or t, t, commit, parent=key)
             yield self._in_step(step, task_id, key, t)
             if not life.again:
-                about = {"paceline.outcome": "trained", "paceline.step": step.number}
+                about: Attributes = {"paceline.outcome": "trained", "paceline.step": step.number}
                 yield Span(task_id, "task", "task", life.began, t, about, parent="")
 
     def _aborted(self, t: float, event: Mapping[str, Any]) -> Iterator[Span]:
@@ -185,7 +185,7 @@ class Lifelines:
 
     @staticmethod
     def _in_step(step: _Step, task_id: str, key: str, t: float, error: str = "") -> Span:
-        about: dict[str, str | int | float | bool] = {
+        about: Attributes = {
             "paceline.step": step.number,
             "paceline.replica": step.replicas.get(task_id, ""),
             "paceline.round": step.round,
@@ -199,7 +199,7 @@ class Lifelines:
     @staticmethod
     def _lease_lost(task_id: str, life: _Life, attempt: int, t: float, reason: str) -> Span:
         worker, begun = life.leases.pop(attempt)
-        about = {"paceline.worker": worker, "paceline.attempt": attempt}
+        about: Attributes = {"paceline.worker": worker, "paceline.attempt": attempt}
         return Span(task_id, f"lease/{attempt}", "lease", begun, t, about, error=reason)
 
 
