@@ -12,6 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from examples.digit_sort import make_data, warm_start
 from examples.digit_sort.demo import ask
+from examples.digit_sort.reward import sorted_exactly
 from paceline.config.load import load_config
 from paceline.data import check_fields, load_rows
 
@@ -82,6 +83,23 @@ def test_the_configuration_is_asynchronous_and_its_data_is_usable(monkeypatch):
     assert (config.fleet.controllers, config.fleet.policy, config.fleet.rollout) == (2, 2, 2)
     for path in (config.data.path, config.data.eval_path):
         check_fields(load_rows(path), config.data.prompt_field, config.data.answer_field)
+
+
+@pytest.mark.parametrize(
+    ("completion", "finish_reason", "token_count", "reward"),
+    [
+        ("1379", "stop", 5, 1.0),
+        ("1379", "length", 4, 0.0),
+        ("1397", "stop", 5, 0.0),
+        ("1379", "stop", 6, 0.0),  # a special token in between, which the text leaves out
+        ("13799", "stop", 6, 0.0),
+        ("", "stop", 1, 0.0),
+    ],
+)
+def test_the_reward_is_for_exactly_the_answer_and_the_end(
+    completion, finish_reason, token_count, reward
+):
+    assert sorted_exactly(completion, "1379", finish_reason, token_count) == reward
 
 
 def test_the_last_line_of_the_demo_is_an_answer_of_the_reloaded_model():
