@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import ipaddress
 import json
 import logging
 import math
@@ -56,10 +55,11 @@ from controller.traces import NoTelemetry, check_telemetry
 from paceline.auth import AuthError, read_token
 from paceline.config.load import fleet_digest
 from paceline.config.schema import Config
+from paceline.hosts import is_loopback
 from paceline.leader_lease import LeaderIdentity
 from paceline.log import event
 from paceline.redis_client import connect
-from paceline.redis_server import NoRedis, ensure_redis, stop_redis
+from paceline.redis_server import REDIS_OUT_OF_REACH, NoRedis, ensure_redis, stop_redis
 from paceline.sinks.choice import NoSink, check_sinks
 
 log = logging.getLogger(__name__)
@@ -373,21 +373,22 @@ def _on_signal() -> asyncio.Event:
 
 
 def _check_bind(config: Config) -> str | None:
-    """The token to demand. Raises BadStart for a bind to the world without one."""
+    """The token to demand. Raises BadStart for a bind to the world without one, or without a Redis
+    that the world can reach."""
     try:
         token = read_token(config.auth)
     except AuthError as error:
         raise BadStart(str(error)) from error
     host = config.controller.host
-    try:
-        loopback = ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        loopback = host == "localhost"
-    if not loopback and token is None:
+    if is_loopback(host):
+        return token
+    if token is None:
         raise BadStart(
             f"controller.host = {host!r} is not loopback: anyone who reaches it could steer the run. "
             "Set auth.token_file (and auth.tls_cert, auth.tls_key), or bind to 127.0.0.1"
         )
+    if config.redis.url is None:
+        raise BadStart(REDIS_OUT_OF_REACH.format(host=host))
     return token
 
 

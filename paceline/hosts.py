@@ -1,8 +1,17 @@
-"""Which of this machine's addresses others can reach it at."""
+"""Addresses of this machine: which others reach it at, and which only it reaches itself."""
 
 from __future__ import annotations
 
+import ipaddress
 import socket
+
+
+def is_loopback(host: str) -> bool:
+    """Whether ``host`` (an address, or ``localhost``) can be reached from this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def own_address(peer: str) -> str:

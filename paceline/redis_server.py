@@ -31,6 +31,13 @@ from paceline.redis_client import connect_sync, without_password
 START_LIMIT_S = 30.0
 PROBE_S = 0.02
 
+REDIS_OUT_OF_REACH = (
+    "controller.host: {host} is for workers on other machines, and the Redis that Paceline starts "
+    "listens on 127.0.0.1: they would wait for it for ever. Set redis.url to a server that all "
+    "machines reach, or bind 127.0.0.1 (rest.host alone shows the dashboard to others)"
+)
+"""Why the embedded server cannot serve several machines, with the remedy. Takes ``host``."""
+
 
 class NoRedis(Exception):
     """No usable Redis; the message says why and what to do."""

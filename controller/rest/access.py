@@ -11,7 +11,6 @@
 from __future__ import annotations
 
 import hmac
-import ipaddress
 import os
 import secrets
 import time
@@ -24,6 +23,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from controller.rest.problems import respond
+from paceline.hosts import is_loopback
 
 FAILURES_ALLOWED = 10
 WINDOW_S = 60.0
@@ -201,13 +201,6 @@ def place_of(url: str) -> Place | None:
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return None
     return parts.scheme, "loopback" if is_loopback(parts.hostname) else parts.hostname, port
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def run_token(run_dir: Path) -> str:

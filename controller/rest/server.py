@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
-import ipaddress
 import json
 import logging
 import re
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from controller.errors import BadStart, NotLeading
 from controller.journal import Deposed
 from paceline.config.schema import Config
+from paceline.hosts import is_loopback
 from paceline.log import event
 from paceline.ports import free_ports
 
@@ -67,13 +67,6 @@ def open_door(
         shown = address
     name = f"[{shown}]" if ":" in shown else shown
     return Door(bound, f"{scheme}://{name}:{port}", token, loopback)
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _ports(config: Config, run_dir: Path, controller_id: str, address: str) -> list[int]:

@@ -17,10 +17,11 @@ from pathlib import Path
 from paceline.auth import AuthError, client_root, read_token
 from paceline.config.schema import Config
 from paceline.data import DataError, check_rows, load_rows
+from paceline.hosts import is_loopback
+from paceline.redis_server import REDIS_OUT_OF_REACH, NoRedis, ensure_redis, find_server
 from paceline.supervisor.launch import taken_ports
 
 BUILT_IN_REWARDS = ("exact_match", "math_verify")
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 IMPORT_LIMIT_S = 120.0
 
 
@@ -171,11 +172,14 @@ def _network(config: Config) -> Iterator[str]:
     controller, auth = config.controller, config.auth
     try:
         token = read_token(auth)
-        if controller.host not in LOOPBACK and token is None:
+        exposed = not is_loopback(controller.host)
+        if exposed and token is None:
             yield (
                 f"controller.host: {controller.host} is reachable from other machines: set "
                 "auth.token_file, or bind 127.0.0.1"
             )
+        elif exposed and config.redis.url is None:
+            yield REDIS_OUT_OF_REACH.format(host=controller.host)
     except AuthError as error:
         yield str(error)
     files = {"tls_cert": auth.tls_cert, "tls_key": auth.tls_key, "tls_ca": client_root(auth)}
@@ -191,8 +195,6 @@ def _network(config: Config) -> Iterator[str]:
 
 
 def _redis(config: Config, run_dir: Path) -> Iterator[str]:
-    from paceline.redis_server import NoRedis, ensure_redis, find_server
-
     try:
         if config.redis.url is not None:
             ensure_redis(run_dir, config.redis)

@@ -132,6 +132,7 @@ def test_bad_input_and_absent_controllers_have_their_exit_status(
         (["reward.functions=['format:(']"], "not a regular expression"),
         (["reward.functions=['exact_mach']"], "exact_mach is not a reward"),
         (["controller.host=0.0.0.0"], "set auth.token_file"),
+        (["controller.host=0.0.0.0", "auth.token_file={token}"], "Set redis.url"),
         (["auth.token_file=/nowhere/token"], "/nowhere/token cannot be read"),
         (["redis.url=redis://127.0.0.1:1/0"], "no Redis at redis://127.0.0.1:1/0"),
     ],
@@ -140,7 +141,10 @@ def test_bad_input_is_one_message_and_nothing_is_started(
     config: Path, tmp_path: Path, overrides: list[str], said: str
 ) -> None:
     run_dir = tmp_path / "run"
-    sets = [part for override in overrides for part in ("--set", override)]
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    filled = [override.replace("{token}", str(token)) for override in overrides]
+    sets = [part for override in filled for part in ("--set", override)]
     shown = paceline("up", str(config), *sets, "--run-dir", str(run_dir))
     assert shown.returncode == 2
     assert said in shown.stderr

@@ -66,6 +66,18 @@ def test_bind_to_the_world_without_a_token_is_refused(tmp_path: Path) -> None:
     assert_one_clear_line(ended, "controller.host", "auth.token_file")
 
 
+def test_a_redis_that_other_machines_cannot_reach_is_refused(tmp_path: Path) -> None:
+    """A worker elsewhere would be told redis://127.0.0.1 and wait for ever."""
+    secret = tmp_path / "token"
+    secret.write_text(TOKEN)
+    config = write_config(
+        tmp_path, controller={"host": "0.0.0.0"}, auth={"token_file": str(secret)}
+    )
+    ended = start(config, "--run-dir", str(tmp_path / "r"))
+    assert_one_clear_line(ended, "controller.host", "redis.url")
+    assert not (tmp_path / "r").exists()
+
+
 def test_unreadable_data_is_one_clear_line_and_leaves_no_redis(tmp_path: Path) -> None:
     config = write_config(tmp_path, data={"path": str(tmp_path / "nothing.jsonl")})
     ended = start(config, "--run-dir", str(tmp_path / "r"))
