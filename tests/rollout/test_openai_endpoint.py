@@ -274,7 +274,7 @@ async def test_a_sample_is_named_by_header_or_key_and_is_gone_once_it_is_made(mo
             assert (nowhere.status_code, nowhere.json()["error"]["code"]) == (404, "unknown_route")
 
 
-@pytest.mark.parametrize("how", ["rewritten", "asked again", "beside it"])
+@pytest.mark.parametrize("how", ["rewritten", "reworded", "asked again", "beside it"])
 async def test_a_conversation_that_does_not_grow_is_refused(model: Path, how: str) -> None:
     async def diverges(client: Any, task: Task) -> float:
         reply = await ask(client, task, BEGIN)
@@ -282,6 +282,7 @@ async def test_a_conversation_that_does_not_grow_is_refused(model: Path, how: st
         more = {"role": "user", "content": "more"}
         other = {
             "rewritten": [*BEGIN, {"role": "assistant", "content": "summary"}, more],
+            "reworded": [{"role": "user", "content": "start"}, said, more],
             "asked again": BEGIN,
             "beside it": [{"role": "system", "content": "You check work."}, *BEGIN, more],
         }[how]
@@ -315,6 +316,21 @@ async def test_an_agent_that_runs_out_of_room_ends_its_transcript(model: Path) -
             for completion in (await stage.group()).completions:
                 assert completion.text.count("turn") >= 2
                 assert completion.finish_reason == rollout_pb2.FINISH_REASON_LENGTH
+
+
+async def test_room_that_ran_out_elsewhere_is_an_error_like_any_other(model: Path) -> None:
+    """An agent may ask other models, too."""
+
+    class ElsewhereFull(Exception):
+        code = "context_length_exceeded"
+
+    async def asks_elsewhere(client: Any, task: Task) -> None:
+        await ask(client, task, BEGIN)
+        raise ElsewhereFull("too long for it")
+
+    async with staged(model, agent(asks_elsewhere), count_up, **SETTINGS) as stage:
+        refused = await stage.refusal(lease_of(count=1))
+        assert refused.reason == "environment_error" and "too long for it" in refused.detail
 
 
 # ---- sampling
