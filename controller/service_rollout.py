@@ -21,7 +21,6 @@ from controller.validation import (
     check_group,
     check_task,
     check_text,
-    check_version,
     check_wait,
 )
 from paceline.v1 import rollout_pb2
@@ -73,7 +72,9 @@ async def lease_tasks(
         raise Invalid(f"max_tasks must be 1 to {MAX_TASKS}, not {request.max_tasks}")
     if request.lease_seq < 1:
         raise Invalid("lease_seq counts from 1")
-    loaded_version = check_version(request.loaded_version, leader.version, "loaded_version")
+    loaded_version = request.loaded_version
+    if loaded_version < -1:
+        raise Invalid("loaded_version must be -1 or a version")
     while True:
         lease, alone = leader.hub.lease.turn, leader.hub.alone.turn
         worker = leader.ledger.state.fleet.current(worker_id, incarnation)

@@ -147,8 +147,8 @@ async def _observe(leader: Leader, current: Session, report: worker_pb2.Report) 
                 worker_id=worker_id,
                 incarnation=incarnation,
                 lifecycle=_LIFECYCLES[report.lifecycle],
-                state_version=min(report.state_version, leader.version),
-                loaded_version=min(report.loaded_version, leader.version),
+                state_version=report.state_version,
+                loaded_version=report.loaded_version,
             )
         )
     directive = leader.sessions.refresh(current)

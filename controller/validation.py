@@ -77,13 +77,6 @@ def check_wait(wait_s: float) -> float:
     return wait_s
 
 
-def check_version(version: int, newest: int, field: str) -> int:
-    """A weight version that exists, or -1 for none."""
-    if not -1 <= version <= newest:
-        raise Invalid(f"{field} = {version}: the newest version is {newest}")
-    return version
-
-
 def check_task(task: common_pb2.TaskRef) -> tuple[str, int]:
     if not TASK_ID.fullmatch(task.task_id):
         raise Invalid(f"task.task_id {task.task_id[:80]!r} is not a task id")

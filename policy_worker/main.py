@@ -205,6 +205,7 @@ class PolicyWorker:
         elif rank in needy:
             self.standing.work(f"epoch {mesh.epoch}: receiving the state")
             trainer.receive(mesh.source_rank)
+            self.out.forget_after(mesh.state_version)
         elif needy and rank == mesh.source_rank:
             self.standing.work(f"epoch {mesh.epoch}: seeding {len(needy)}")
             trainer.seed(needy)

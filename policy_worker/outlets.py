@@ -85,6 +85,15 @@ class Outlets:
         self.last_publish_s = self._publisher.publish(version, self._trainer.whole_weights())
         self._published = version
 
+    def forget_after(self, version: int) -> None:
+        """What this replica gave out beyond ``version`` was never committed: it had a state that was
+        replaced, and the numbers will be given to others."""
+        if self._published > version:
+            self._publisher.forget()
+            self._published = -1
+        if self._saved > version:
+            self._saved, self._saved_step = -1, 0
+
     def save_checkpoint(self) -> None:
         """Rank 0 of the mesh writes the present state, once, in the background."""
         state = self._trainer.state

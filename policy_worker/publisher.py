@@ -79,6 +79,11 @@ class Publisher:
                 self._changed.notify_all()
         return time.perf_counter() - started
 
+    def forget(self) -> None:
+        """What was published was never committed: the next version counts as newer, whatever it is."""
+        with self._changed:
+            self._newest = None
+
     @property
     def version(self) -> int:
         """Newest version published; -1 for none."""

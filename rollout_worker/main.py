@@ -323,7 +323,8 @@ class RolloutWorker:
     def converge(self, directive: worker_pb2.Directive) -> None:
         mine = [link for link in directive.links if link.receiver.worker_id == self.worker_id]
         if self.receiver is not None:
-            self.receiver.set_link(max(mine, key=lambda link: link.epoch, default=None))
+            link = max(mine, key=lambda link: link.epoch, default=None)
+            self.receiver.set_link(link, directive.version)
         for ref in directive.cancelled:
             if (task := self.held.find(ref)) is not None:
                 event(log, "task cancelled", task=ref.task_id, attempt=ref.attempt)

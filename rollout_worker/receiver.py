@@ -69,8 +69,12 @@ class Receiver:
         """Newest version handed to on_weights; -1 for none."""
         return self._version
 
-    def set_link(self, link: worker_pb2.WeightsLink | None) -> None:
-        """Converges to this link; another epoch takes the place of the present one. Does not block."""
+    def set_link(self, link: worker_pb2.WeightsLink | None, newest: int | None = None) -> None:
+        """Converges to this link; another epoch takes the place of the present one. Does not block.
+
+        ``newest``: version that the controller calls the newest. What was received beyond it was
+        never committed, and the new link replaces it by an older one.
+        """
         with self._lock:
             old = self._link
             if link is not None and old is not None and link.epoch == old.epoch:
@@ -79,7 +83,7 @@ class Receiver:
                 old.withdrawn.set()
             self._link = None
             if link is not None:
-                self._link = _Link(link.epoch, link.publisher.worker_id)
+                self._link = _Link(link.epoch, link.publisher.worker_id, newest)
                 thread = threads.start(self._serve, f"receive-{link.epoch}", [self._link])
                 self._threads = [t for t in self._threads if t.is_alive()] + [thread]
 
@@ -110,6 +114,8 @@ class Receiver:
             )
             # Behind the lock: a hand-over by the previous link's thread counts.
             with self._handing_over:
+                if link.newest is not None and link.newest < self._version:
+                    self._version = -1
                 version = self._version
             say_hello(mesh, version)
             link.formed = True
@@ -161,8 +167,9 @@ class Receiver:
 
 
 class _Link:
-    def __init__(self, epoch: int, publisher: str) -> None:
+    def __init__(self, epoch: int, publisher: str, newest: int | None) -> None:
         self.epoch = epoch
         self.publisher = publisher
+        self.newest = newest
         self.withdrawn = threading.Event()
         self.formed = False

@@ -70,6 +70,8 @@ class WorkerChanged:
     lifecycle: str
     state_version: int
     loaded_version: int
+    diverged_version: int = -1
+    """What it said to hold though it was never committed; -1: nothing of the kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +145,7 @@ class MeshBroken:
 
     epoch: int
     reason: str
-    """peer_error, member_died, diverged, membership."""
+    """peer_error, member_died, diverged, lost_commit, membership."""
     detail: str = ""
     diverged: tuple[str, ...] = ()
     """Members whose weights differed from the majority's: they hold no state from here on."""

@@ -172,6 +172,7 @@ class Fleet:
         worker = self.workers[event.worker_id]
         worker.state_version = event.state_version
         worker.loaded_version = event.loaded_version
+        worker.diverged_version = max(worker.diverged_version, event.diverged_version)
         lifecycle = Lifecycle(event.lifecycle)
         if lifecycle is Lifecycle.STOPPED:
             self._leave(worker, lifecycle)

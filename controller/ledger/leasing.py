@@ -53,8 +53,8 @@ def lease(d: Decider, c: LeaseTasks, now: float) -> LeaseResult:
         return LeaseResult(worker.lease_reply)
     if c.lease_seq <= worker.lease_seq:
         raise Refused("invalid", f"lease_seq {c.lease_seq} is older than {worker.lease_seq}")
-    if c.loaded_version > state.versions.version:
-        raise Refused("invalid", f"weights {c.loaded_version} were never committed")
+    # Weights of a commit that Redis has lost are nobody's: others are on their way.
+    loaded = c.loaded_version if c.loaded_version <= state.versions.version else -1
     if state.phase is not Phase.OPEN or worker.leaving:
         return LeaseResult((), "stopped")
     if state.paused:
@@ -63,20 +63,20 @@ def lease(d: Decider, c: LeaseTasks, now: float) -> LeaseResult:
         return LeaseResult((), "spare")
     if any(state.tasks.records[task_id].suspect for task_id in worker.held):
         return LeaseResult((), "alone")
-    suspects = _suspects(state, c.loaded_version) if _takes_suspects(state, worker) else []
+    suspects = _suspects(state, loaded) if _takes_suspects(state, worker) else []
     if suspects and worker.held:
         return LeaseResult((), "alone")
     if suspects:
         leases = suspects[:1]
     else:
-        leases = _eval_leases(state, c.loaded_version, c.max_tasks)
-        rest = min(c.max_tasks - len(leases), admissible(state, c.loaded_version))
+        leases = _eval_leases(state, loaded, c.max_tasks)
+        rest = min(c.max_tasks - len(leases), admissible(state, loaded))
         if rest > 0:
             leases.extend(_train_leases(state, rest))
     if not leases:
-        if c.loaded_version < 0 or admissible(state, state.versions.version) > 0:
+        if loaded < 0 or admissible(state, state.versions.version) > 0:
             return LeaseResult((), "weights")
-        awaited = awaited_tasks(state, worker, c.loaded_version, now)
+        awaited = awaited_tasks(state, worker, loaded, now)
         leases = [_lease_of(state, task) for task in awaited[: c.max_tasks]]
     if not leases:
         return LeaseResult((), "staleness")

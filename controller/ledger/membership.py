@@ -50,7 +50,7 @@ def register(d: Decider, c: Register, now: float) -> None:
         raise Refused("fenced", f"{c.worker_id} is another process now")
     believed = c.state_version
     if believed > d.state.versions.version:
-        raise Refused("invalid", f"state {believed} was never committed")
+        believed = -1
     _check_ranks(d, c)
     if known is not None:
         if believed <= known.diverged_version:
@@ -96,6 +96,8 @@ def declare_dead(d: Decider, c: DeclareDead, now: float) -> None:
 def observe(d: Decider, c: Observe, now: float) -> None:
     worker = d.caller(c.worker_id, c.incarnation)
     newest = d.state.versions.version
+    if max(c.state_version, c.loaded_version) > max(newest, worker.diverged_version):
+        _disown(d, worker, max(c.state_version, c.loaded_version))
     state_version = worker.state_version
     # A replica's word can only make it a holder of the newest state: a report that was under way
     # during a commit is older than the vote, and a diverged replica does not know that it is.
@@ -117,6 +119,26 @@ def observe(d: Decider, c: Observe, now: float) -> None:
     else:
         d.emit(event)
     d.settle_fleet(now)
+
+
+def _disown(d: Decider, worker: Worker, version: int) -> None:
+    """The worker holds a version that was never committed: Redis has lost the end of the journal, as
+    a failover to a replica of it can. Others may hold the state before it; else it is rolled back."""
+    s = d.state
+    who = (worker.worker_id, worker.incarnation)
+    d.emit(WorkerChanged(*who, str(worker.lifecycle), -1, -1, version))
+    mesh = s.fleet.mesh
+    if mesh is not None and mesh.rank(*who) >= 0:
+        if not mesh.broken:
+            detail = f"{worker.worker_id} holds version {version}, the newest is"
+            d.emit(MeshBroken(mesh.epoch, "lost_commit", f"{detail} {s.versions.version}"))
+            mend_mesh(d)
+        else:
+            _abort_hopeless_step(d)
+    publisher = s.fleet.publisher(s.versions.version)
+    if worker.role is Role.ROLLOUT and publisher is not None:
+        # A new link begins with what its receiver should have.
+        _assign(d, publisher, worker)
 
 
 _ORDER = (Lifecycle.STARTING, Lifecycle.RUNNING, Lifecycle.DRAINING, Lifecycle.STOPPED)
@@ -278,11 +300,13 @@ def _form(d: Decider, workers: list[Worker]) -> None:
     newest = s.versions.version
     restore = all(w.state_version != newest for w in workers)
     checkpoint = s.versions.checkpoint
-    if restore and newest != s.versions.restore_version:
+    lost = max((w.diverged_version for w in s.fleet.workers.values()), default=-1)
+    if restore and (newest != s.versions.restore_version or lost > newest):
         d.emit(
             RolledBack(
                 step=checkpoint.step,
-                version=newest + 1,
+                # Nothing that a worker may still hold of a lost commit may be taken for it.
+                version=max(newest, lost) + 1,
                 from_step=s.versions.step,
                 from_version=newest,
                 checkpoint_path=checkpoint.path,

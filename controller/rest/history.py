@@ -33,6 +33,7 @@ NOTICED = {
     "peer_error": "a member reported a failed collective",
     "member_died": "a member was declared dead",
     "diverged": "the members' weights were not equal",
+    "lost_commit": "a member held a version whose commit is lost",
 }
 NEW_LEADER = "the leader before handed over, or did not renew its lease in time"
 

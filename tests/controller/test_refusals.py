@@ -185,7 +185,7 @@ def _bad_requests(caller: common_pb2.Caller) -> list[tuple[str, object]]:
         (lease, rollout_pb2.LeaseRequest(caller=caller, lease_seq=9, max_tasks=1, wait_s=-1)),
         (
             lease,
-            rollout_pb2.LeaseRequest(caller=caller, lease_seq=9, max_tasks=1, loaded_version=99),
+            rollout_pb2.LeaseRequest(caller=caller, lease_seq=9, max_tasks=1, loaded_version=-2),
         ),
         (submit, rollout_pb2.SubmitRequest(caller=stranger, groups=[group()])),
         (

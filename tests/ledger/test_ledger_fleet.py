@@ -71,10 +71,60 @@ def test_a_delayed_registration_of_an_earlier_incarnation_is_refused() -> None:
     assert views.directive(run.state, "r0", 6).lifecycle == "rejoin"
 
 
-def test_a_state_that_was_never_committed_is_refused() -> None:
+def test_a_state_that_was_never_committed_is_not_believed() -> None:
     run = Driven()
-    with pytest.raises(cmd.Refused, match="never committed"):
-        run.do(register("p0", 1, state_version=3))
+    run.do(register("p0", 1, state_version=3))
+    assert run.state.fleet.workers["p0"].state_version == -1
+
+
+def test_a_lost_commit_is_rolled_back_where_all_replicas_hold_it() -> None:
+    """Redis lost the end of the journal: they hold a version that the ledger has never heard of."""
+    run = Driven()
+    run.policy("p0", "p1")
+    run.rollout("r0")
+    run.observe("p0", state=1)
+    mesh = run.state.fleet.mesh
+    assert [m.needs_state for m in mesh.members] == [True, False], "the other may hold version 0"
+    run.failover()
+    run.observe("p1", state=1)
+    mesh = run.state.fleet.mesh
+    assert mesh.restore and mesh.state_version == 2, "the lost version 1 must not be used again"
+    run.observe("p0", state=1)
+    assert run.state.fleet.workers["p0"].state_version == -1
+    for worker_id in ("p0", "p1"):
+        run.observe(worker_id, state=2)
+    run.observe("r0", loaded=2)
+    run.train()
+    assert run.state.versions.step == 1
+
+
+def test_a_lost_commit_costs_only_a_seed_where_a_replica_holds_the_state_before_it() -> None:
+    run = Driven()
+    run.policy("p0", "p1")
+    run.rollout("r0")
+    run.fill("r0", 4)
+    run.observe("p0", state=1)
+    assert run.state.versions.rollbacks == 0 and run.state.steps.open is not None
+    assert [m.needs_state for m in run.state.fleet.mesh.members] == [True, False]
+    run.train()
+    assert run.state.versions.version == 1
+    assert {run.state.fleet.workers[w].state_version for w in ("p0", "p1")} == {1}
+
+
+def test_an_engine_with_lost_weights_gets_others_and_no_task_until_then() -> None:
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0")
+    before = link_of(run, "r0").epoch
+    assert run.lease("r0", version=1).empty_reason == "weights"
+    run.observe("r0", loaded=1)
+    assert run.state.fleet.workers["r0"].loaded_version == -1
+    assert link_of(run, "r0").epoch == before + 1
+    run.observe("r0", loaded=1)
+    assert run.names() == [], "its next reports say the same"
+    run.failover()
+    run.observe("r0", loaded=0)
+    assert run.lease("r0").leases
 
 
 def test_declaring_dead_an_earlier_incarnation_does_nothing() -> None:

@@ -129,6 +129,24 @@ def test_a_version_that_is_not_newer_is_not_published(publishing: PublishingEnd)
     assert publishing.publisher.version == 5
 
 
+def test_weights_of_a_lost_commit_are_replaced_by_older_ones(
+    publishing: PublishingEnd, receiving: ReceivingEnd
+) -> None:
+    """Redis lost the commit of version 5; the replica was seeded with 4 since, and the link renewed."""
+    publishing.publish(5)
+    publishing.publisher.set_links([link(1)])
+    receiving.receiver.set_link(link(1), 5)
+    assert receiving.next_version() == 5
+    until(lambda: receiving.receiver.version == 5)
+    publishing.publisher.forget()
+    publishing.publish(4)
+    publishing.publisher.set_links([link(2)])
+    receiving.receiver.set_link(link(2), 4)
+    assert receiving.next_version() == 4
+    publishing.publish(5)
+    assert receiving.next_version() == 5
+
+
 def test_a_formed_anew_link_sends_only_what_is_missing(
     publishing: PublishingEnd, receiving: ReceivingEnd
 ) -> None:

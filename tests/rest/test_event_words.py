@@ -77,7 +77,10 @@ def test_an_event_is_told_in_plain_words(words: str) -> None:
     ("event", "noticed"),
     [
         *((ev.WorkerDied("p", 1, how, ""), True) for how in ("exit", "lease", "suspect", "wedged")),
-        *((ev.MeshBroken(1, why), True) for why in ("peer_error", "member_died", "diverged")),
+        *(
+            (ev.MeshBroken(1, why), True)
+            for why in ("peer_error", "member_died", "diverged", "lost_commit")
+        ),
         (ev.TermBegun(2, "controller-1", 1.0), True),
         (ev.TermBegun(1, "controller-0", 1.0), False),
     ],
