@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-import struct
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,28 +16,10 @@ pytest.importorskip("wandb", reason="wandb is not installed: pip install 'paceli
 
 from paceline.sinks.base import key_of
 from paceline.sinks.reader import PointReader
-from paceline.sinks.wandb import WandbSink
+from paceline.sinks.wandb import WandbSink, last_offline_place, records
 from tests.helpers.run_points import RunPoints, external_run
 
-BLOCK = 32768
-HEAD = 7
-
-
-def records(path: Path) -> Iterator[bytes]:
-    """The records of an offline file: a LevelDB log behind a head of seven bytes."""
-    data = path.read_bytes()
-    assert data[:4] == b":W&B"
-    at, parts = HEAD, b""
-    while at + HEAD <= len(data):
-        if BLOCK - at % BLOCK < HEAD:
-            at += BLOCK - at % BLOCK
-            continue
-        _, length, kind = struct.unpack_from("<IHB", data, at)
-        parts += data[at + HEAD : at + HEAD + length]
-        at += HEAD + length
-        if kind in (1, 4):  # whole, or the last part
-            yield parts
-            parts = b""
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def rows(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -55,35 +39,82 @@ def rows(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield run_id, row
 
 
+def numbers_of(directory: Path, curve: str) -> list[int]:
+    return [row["step"] for _, row in rows(directory) if curve in row]
+
+
+def lead(run: RunPoints, directory: Path, outcome: str | None) -> int:
+    """One leader's time with the sink; how many points it had to send."""
+    sink = WandbSink(external_run(directory, wandb_mode="offline"))
+    place = sink.open()
+    points = PointReader(run.path, key_of(place) if place else None).read(1000)
+    if points:
+        sink.write(points)
+    sink.close(outcome)
+    return len(points)
+
+
 def test_each_leader_adds_its_part_to_one_run_and_no_step_is_there_twice(tmp_path: Path) -> None:
     run = RunPoints(tmp_path)
     run.write(3)
-    for steps in (0, 4):
-        run.write(steps)
-        sink = WandbSink(external_run(tmp_path, wandb_mode="offline"))
-        place = sink.open()
-        sink.write(PointReader(run.path, key_of(place) if place else None).read(1000))
-        sink.close(None if not steps else "finished")
+    assert lead(run, tmp_path, None) == 4
+    run.write(4)
+    assert lead(run, tmp_path, "finished") == 5
+    assert lead(run, tmp_path, "finished") == 0
     found = list(rows(tmp_path))
     assert {run_id for run_id, _ in found} == {"paceline-0123456789abcdef"}
-    assert len(list((tmp_path / "wandb").glob("offline-run-*"))) == 2
-    trained = [row["step"] for _, row in found if "train/reward_mean" in row]
-    assert trained == list(range(1, 8))
-    assert [row["step"] for _, row in found if "eval/reward_mean" in row] == [2, 5]
+    assert numbers_of(tmp_path, "train/reward_mean") == list(range(1, 8))
+    assert numbers_of(tmp_path, "eval/reward_mean") == [2, 5]
     numbers = [row["_step"] for _, row in found]
     assert numbers == sorted(set(numbers))
 
 
-def test_the_place_of_another_run_in_the_directory_is_not_taken_for_ones_own(
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from paceline.sinks.reader import PointReader
+from paceline.sinks.wandb import WandbSink
+from tests.helpers.run_points import external_run
+directory = Path(sys.argv[1])
+sink = WandbSink(external_run(directory, wandb_mode="offline"))
+sink.open()
+sink.write(PointReader(directory / "metrics.jsonl", None).read(1000))
+os.killpg(os.getpgid(0), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_leader_had_handed_over_and_w_and_b_had_not_written_is_sent_again(
+    tmp_path: Path,
+) -> None:
+    run = RunPoints(tmp_path)
+    run.write(3)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path)],
+        start_new_session=True,
+        capture_output=True,
+        cwd=ROOT,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
+    there = len(list(rows(tmp_path)))
+    assert lead(run, tmp_path, "finished") == len(run.expected) - there
+    assert numbers_of(tmp_path, "train/reward_mean") == [1, 2, 3]
+
+
+def test_offline_files_of_another_run_and_torn_ones_are_not_taken_for_ones_own(
     tmp_path: Path,
 ) -> None:
     run = RunPoints(tmp_path)
     run.write(2)
-    place_file = tmp_path / "wandb" / "paceline-place.json"
-    place_file.parent.mkdir()
-    place_file.write_text(json.dumps({"id": "paceline-other", "place": "9999999-0/0"}))
-    sink = WandbSink(external_run(tmp_path, wandb_mode="offline"))
-    assert sink.open() is None
-    sink.write(PointReader(run.path, None).read(1000))
-    sink.close("finished")
-    assert json.loads(place_file.read_text())["id"] == "paceline-0123456789abcdef"
+    lead(run, tmp_path, None)
+    (path,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
+    run_id = "paceline-0123456789abcdef"
+    assert last_offline_place(tmp_path / "wandb", "paceline-other") is None
+    whole = path.read_bytes()
+    path.write_bytes(whole[:7])
+    assert last_offline_place(tmp_path / "wandb", run_id) is None
+    places = set()
+    for end in range(7, len(whole) + 1, 13):
+        path.write_bytes(whole[:end])
+        places.add(last_offline_place(tmp_path / "wandb", run_id))
+    points = PointReader(run.path, None).read(10)
+    assert places == {None, *(point.place for point in points)}
