@@ -4,10 +4,11 @@ A handler is ``async (controller, request) -> reply`` for unary methods and
 ``(controller, request or requests) -> async iterator of replies`` for streams. It raises; this file
 turns what it raises into a status:
 
-    Invalid, DataError            INVALID_ARGUMENT     nothing changed
+    Invalid                       INVALID_ARGUMENT     nothing changed
     Refused                       by its code          nothing changed
     NotLeading, Deposed           UNAVAILABLE          go to the leader named in the metadata, repeat
-    anything else                 INTERNAL             logged once, with its stack
+    RedisError, OSError           UNAVAILABLE          a store does not answer: repeat
+    anything else                 UNKNOWN              a fault of this program: logged, with its stack
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
+from redis.exceptions import RedisError
 
 from controller.errors import BadStart, NotLeading
 from controller.journal import Deposed
@@ -27,6 +29,7 @@ from controller.ledger.commands import Refused
 from controller.validation import Invalid
 from paceline.channel import LEADER_KEY, METHODS, TOKEN_KEY, Method
 from paceline.config.schema import Config
+from paceline.log import event, first_line
 
 if TYPE_CHECKING:
     from controller.main import Controller
@@ -158,6 +161,12 @@ async def _abort(context: grpc.aio.ServicerContext, method: Method, error: Excep
         hint = getattr(error, "leader", "")
         metadata = ((LEADER_KEY, hint),) if hint else ()
         await context.abort(grpc.StatusCode.UNAVAILABLE, str(error), metadata)
+    if isinstance(error, RedisError | OSError):
+        why = f"{type(error).__name__}: {first_line(error)}"
+        event(log, "store failed", method=method.name, why=why, level=logging.WARNING)
+        await context.abort(
+            grpc.StatusCode.UNAVAILABLE, f"{method.name}: a store does not answer: {why}"
+        )
     log.exception("failed method=%s", method.name, exc_info=error)
     await context.abort(grpc.StatusCode.UNKNOWN, f"{method.name} failed: {type(error).__name__}")
 

@@ -21,7 +21,7 @@ import grpc.aio
 from paceline.auth import client_root, read_token
 from paceline.channel import LEADER_KEY, METHODS, bind_method, call_metadata, open_channel
 from paceline.config.schema import Config
-from paceline.log import event
+from paceline.log import event, first_line
 from paceline.v1 import admin_pb2
 
 log = logging.getLogger(__name__)
@@ -57,6 +57,11 @@ class RequestRefused(Exception):
         super().__init__(f"{code}: {message}")
         self.code = code
         self.message = message
+
+    @property
+    def bad_input(self) -> bool:
+        """Of a registration: the worker's config or token is not the run's, and will not become it."""
+        return self.code in ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED")
 
 
 class ControlPlaneUnavailable(Exception):
@@ -299,7 +304,3 @@ def leader_hint(error: grpc.aio.AioRpcError) -> str:
         if key == LEADER_KEY:
             return value if isinstance(value, str) else value.decode()
     return ""
-
-
-def first_line(text: str | None) -> str:
-    return (text or "").split("\n", 1)[0]

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from paceline import threads
+from paceline import log, threads
 from paceline.nccl import NcclTransport, agree_on_nccl
 from paceline.rendezvous import EpochCancelled, MeshError, Rendezvous, local_address
 from paceline.transport import GlooTransport, Handle
@@ -184,5 +184,6 @@ graveyard = Graveyard()
 
 def first_line(error: BaseException) -> str:
     """What ``error`` says, without gloo's place in its source and its advice."""
-    line = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return re.sub(r"^\[[^\]]*:\d+\] ", "", line).partition(". This is typically caused")[0]
+    return re.sub(r"^\[[^\]]*:\d+\] ", "", log.first_line(error)).partition(
+        ". This is typically caused"
+    )[0]

@@ -30,6 +30,14 @@ def event(
         )
 
 
+def first_line(error: BaseException | str | None) -> str:
+    """The first line of what an error says; of one without words, the name of its type."""
+    text = str(error or "").strip()
+    if not text and isinstance(error, BaseException):
+        text = type(error).__name__
+    return text.split("\n", 1)[0].rstrip()
+
+
 def _show(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"

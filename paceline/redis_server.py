@@ -25,6 +25,7 @@ import psutil
 import redis
 
 from paceline.config.schema import RedisConfig
+from paceline.log import first_line
 from paceline.ports import free_ports
 from paceline.redis_client import connect_sync, without_password
 
@@ -133,7 +134,7 @@ def _probe_existing(url: str) -> RedisEndpoint:
         client.close()
     except (redis.RedisError, ValueError, OSError) as error:
         raise NoRedis(
-            f"no Redis at {without_password(url)} ({_first_line(error)}): start it, or correct "
+            f"no Redis at {without_password(url)} ({first_line(error)}): start it, or correct "
             "redis.url, or remove redis.url to let Paceline start one"
         ) from error
     return RedisEndpoint(url, None, started=False)
@@ -282,10 +283,6 @@ def _is_free(port: int) -> bool:
         except OSError:
             return False
     return True
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _last_line(path: Path) -> str:

@@ -70,14 +70,16 @@ def run(
     """Runs until the controller says STOPPED. Returns the exit status; see ``__main__``."""
     logs.setup(worker_id)
     torch.set_num_threads(config.fleet.policy_threads)
+    worker: PolicyWorker | None = None
     try:
-        PolicyWorker(config, controllers, worker_id, run_dir, tensor_host).run()
+        worker = PolicyWorker(config, controllers, worker_id, run_dir, tensor_host)
+        worker.run()
     except (ModelError, AuthError) as error:
         print(f"policy_worker: {error}", file=sys.stderr)
         return 2
     except RequestRefused as error:
         print(f"policy_worker: the controller refused {worker_id}: {error}", file=sys.stderr)
-        return 2
+        return 2 if error.bad_input and (worker is None or not worker.admitted) else 1
     except (CheckpointError, ReplicaBroken, RefusedForGood, BadGroup) as error:
         print(f"policy_worker: {error}", file=sys.stderr)
         return 1
@@ -103,6 +105,8 @@ class PolicyWorker:
         self.run_dir = run_dir
         self.host = tensor_host or own_address(controllers[0])
         self.standing = Standing()
+        self.admitted = False
+        """The controller took this worker's config and token."""
         self.outlets: Outlets | None = None
         self.over = 0  # newest epoch that this replica knows to be over
         self.newest_epoch = 0
@@ -130,6 +134,7 @@ class PolicyWorker:
     def run(self) -> None:
         """Joins the fleet and follows its directives until the end."""
         reply = self.control.register()
+        self.admitted = True
         self.rendezvous_url, self.run_id = reply.rendezvous_url, reply.run_id
         self.trainer.attach(self.run_dir or Path(reply.run_dir))
         self.outlets = Outlets(self.control, self.trainer, reply, self.host)

@@ -76,14 +76,16 @@ def run(
     """Runs until the controller says STOPPED. Returns the exit status; see ``__main__``."""
     logs.setup(worker_id)
     sys.setswitchinterval(_SWITCH_S)
+    worker: RolloutWorker | None = None
     try:
-        asyncio.run(RolloutWorker(config, controllers, worker_id, tensor_host).run())
+        worker = RolloutWorker(config, controllers, worker_id, tensor_host)
+        asyncio.run(worker.run())
     except (TokenizerError, RewardError, BadEnvironment, AuthError, EngineError) as error:
         print(f"rollout_worker: {error}", file=sys.stderr)
         return 2
     except RequestRefused as error:
         print(f"rollout_worker: the controller refused {worker_id}: {error}", file=sys.stderr)
-        return 2
+        return 2 if error.bad_input and (worker is None or not worker.admitted) else 1
     except EngineFailed as error:
         print(f"rollout_worker: {error}", file=sys.stderr)
         return 1
@@ -121,6 +123,8 @@ class RolloutWorker:
         self.leaving = asyncio.Event()
         self.ended = asyncio.Event()
         self.failure: Exception | None = None
+        self.admitted = False
+        """The controller took this worker's config and token."""
         self.parted = asyncio.Event()
         """A task is no longer held."""
 
@@ -210,6 +214,7 @@ class RolloutWorker:
             take=self.take,
         )
         reply = await self.session.register()
+        self.admitted = True
         self.receiver = Receiver(
             url=reply.rendezvous_url,
             run_id=reply.run_id,

@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from paceline.config.schema import Config
+from paceline.log import first_line
 from rollout_worker.engine.base import EngineError
 
 _CACHE_SHARE = 0.5
@@ -58,8 +59,3 @@ def cache_budget(device: torch.device) -> int:
     else:
         free = psutil.virtual_memory().available
     return int(free * _CACHE_SHARE)
-
-
-def first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0]
