@@ -1,4 +1,4 @@
-"""The example of an environment: its configuration is valid and its data is what its script writes."""
+"""The examples of environments: their configurations are valid, what their scripts write fits them."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from examples.environments import make_data
+from examples.environments import guess_digit, make_data
 from paceline.config.load import load_config
 from paceline.data import check_rows, load_rows
+from rollout_worker.environments.guess_number import HIGHER, LOWER, UNCLEAR
+from rollout_worker.tokenizer import PromptTokenizer
 
 HERE = Path(make_data.__file__).parent
 
@@ -28,3 +30,20 @@ def test_the_configuration_fits_its_data_and_the_game_can_be_won() -> None:
     check_rows(rows, config.data)
     widest = max(row["high"] - row["low"] + 1 for row in rows)
     assert 2**config.rollout.max_turns > widest
+
+
+def test_what_the_small_game_is_made_of_fits_its_configuration(tmp_path: Path) -> None:
+    guess_digit.make(tmp_path)
+    config = load_config(
+        HERE / "guess_digit.toml",
+        [f'model.path="{tmp_path}/model"', f'data.path="{tmp_path}/train.jsonl"'],
+    )
+    rows = load_rows(config.data.path)
+    check_rows(rows, config.data)
+    tokenizer = PromptTokenizer(config)
+    longest = len(tokenizer.prompt(rows[0]).tokens) + config.rollout.max_turns
+    for hint in (HIGHER, LOWER, UNCLEAR):
+        tokens = tokenizer.encode(f"\n{hint}\n")
+        assert tokenizer.decode_all(tokens) == f"\n{hint}\n", "every character is a token"
+    longest += (config.rollout.max_turns - 1) * len(tokenizer.encode(f"\n{UNCLEAR}\n"))
+    assert longest <= (config.rollout.max_context or 0), "no game is cut"
