@@ -127,7 +127,7 @@ def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMetho
             try:
                 return await handler(controller, request)
             except Exception as error:
-                await _abort(context, method, error)
+                await _abort(context, method, final_error(controller, error))
 
         return grpc.unary_unary_rpc_method_handler(unary, **codec)
 
@@ -136,7 +136,7 @@ def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMetho
             async for reply in handler(controller, request):
                 yield reply
         except Exception as error:
-            await _abort(context, method, error)
+            await _abort(context, method, final_error(controller, error))
 
     if method.client_streaming:
         return grpc.stream_stream_rpc_method_handler(stream, **codec)
@@ -146,6 +146,18 @@ def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMetho
 def _serialize(reply: Any) -> bytes:
     """Of a message, or of one that is serialised already."""
     return reply if isinstance(reply, bytes) else bytes(reply.SerializeToString())
+
+
+def final_error(controller: Controller, error: Exception) -> Exception:
+    """``error``, unless it is a refusal by a leader whose lease has run out.
+
+    One that was stopped and wakes knows nothing of what its successor decided: what it finds wrong
+    with a request may be right, and a refusal is final for who hears it.
+    """
+    leader = controller.leader
+    if isinstance(error, Refused | Invalid) and leader is not None and not leader.active:
+        return NotLeading("the leader's lease has run out", controller.hint)
+    return error
 
 
 async def _abort(context: grpc.aio.ServicerContext, method: Method, error: Exception) -> None:

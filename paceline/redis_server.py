@@ -149,7 +149,7 @@ def _start(home: Path, cfg: RedisConfig, password: str, port: int | None) -> Red
     _write_private(config, "\n".join(_settings(home, cfg, password, port)) + "\n")
     with (home / "redis.log").open("ab") as log:
         child = subprocess.Popen(
-            [str(find_server()), str(config)],
+            [str(find_server()), str(config.resolve())],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -7,6 +7,8 @@ import signal
 import threading
 from pathlib import Path
 
+import pytest
+
 from paceline.config.schema import RedisConfig
 from paceline.redis_server import RedisEndpoint, ensure_redis, stop_redis
 
@@ -31,3 +33,14 @@ def test_a_server_that_dies_while_it_is_waited_for_is_replaced(tmp_path: Path) -
     (found,) = second
     assert found.started and found.pid != first.pid
     assert found.url == first.url, "clients that only reconnect must find it"
+
+
+def test_a_run_directory_may_be_named_relative_to_where_one_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    try:
+        assert ensure_redis(Path("run"), RedisConfig()).started
+        assert not ensure_redis(tmp_path / "run", RedisConfig()).started
+    finally:
+        stop_redis(Path("run"))

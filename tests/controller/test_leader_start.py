@@ -16,16 +16,19 @@ from benchmarks.processes import write_config
 from controller.errors import NotLeading
 from controller.journal import Deposed
 from controller.leader import Leader
-from controller.ledger.commands import Command, Register, Role
+from controller.ledger.commands import Command, Refused, Register, Role
 from controller.ledger.events import WorkerDied
 from controller.main import Controller
 from controller.replica import Replica
 from controller.rows import Rows
+from controller.service import final_error
+from controller.validation import Invalid
 from paceline.config.load import load_config
 from paceline.leader_lease import LeaderIdentity
 from tests.helpers.ledgers import Driven
 from tests.helpers.redis_process import throwaway_redis
 
+IDENTITY = LeaderIdentity("c", "c:1", socket.gethostname(), os.getpid(), "nonce")
 REGISTER = Register("rollout-0", 1, Role.ROLLOUT, "host", 1, "127.0.0.1", 1, -1)
 
 
@@ -34,8 +37,7 @@ async def leader(tmp_path: Path) -> AsyncIterator[Leader]:
     """Of the first term of a run, on a Redis of its own; not begun."""
     config = load_config(write_config(tmp_path), [])
     with throwaway_redis(tmp_path) as url:
-        identity = LeaderIdentity("c", "c:1", socket.gethostname(), os.getpid(), "nonce")
-        controller = Controller(config, tmp_path, identity, url)
+        controller = Controller(config, tmp_path, IDENTITY, url)
         term = await controller.election.acquire(0)
         assert term is not None
         replica = await Replica.load(controller.journal)
@@ -107,3 +109,22 @@ async def test_payloads_of_groups_that_may_still_be_handed_in_survive_the_sweep(
     monkeypatch.setattr(leader.appender, "durable", lambda: asyncio.sleep(0))
     await leader._sweep_orphans()
     assert set(await leader.plant.payloads.list()) == tries
+
+
+@pytest.mark.parametrize(
+    "refusal", [Invalid("version 228, newest is 219"), Refused("unknown", "?")]
+)
+async def test_a_leader_that_woke_after_its_lease_refuses_nobody_for_good(
+    leader: Leader, refusal: Exception
+) -> None:
+    """It knows nothing of what its successor decided, and a refusal is final for who hears it."""
+    controller = Controller(
+        leader.plant.config, leader.plant.run_dir, IDENTITY, leader.plant.redis_url
+    )
+    controller.leader = leader
+    async with leading(leader):
+        await leader.ready()
+        assert final_error(controller, refusal) is refusal
+        leader.plant.election.lease_until = 0.0
+        assert isinstance(final_error(controller, refusal), NotLeading)
+    await controller.redis.aclose()
