@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
@@ -101,6 +102,11 @@ async def record_checkpoint(
     worker_id, incarnation = check_caller(request.caller)
     if request.step < 1 or not request.path or request.size_bytes < 0:
         raise Invalid("a checkpoint has a step from 1, a path and a size")
+    # Not where the run directory is: a worker may see it at another path than this process.
+    if not re.fullmatch(rf"(.*/)?checkpoints/step-0*{request.step}", request.path) or ".." in (
+        request.path.split("/")
+    ):
+        raise Invalid(f"path must end with checkpoints/step-{request.step}: {request.path[:200]!r}")
     if not 0 <= request.seconds < float("inf"):
         raise Invalid("seconds must be finite and not negative")
     older = await leader.execute(

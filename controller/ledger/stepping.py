@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from controller.ledger.commands import CastVote, GroupFacts, RecordCheckpoint, VoteResult
+from controller.ledger.commands import (
+    CastVote,
+    GroupFacts,
+    RecordCheckpoint,
+    Refused,
+    Role,
+    VoteResult,
+)
 from controller.ledger.core import Decider
 from controller.ledger.events import (
     CheckpointRecorded,
@@ -140,8 +147,13 @@ def _commit(d: Decider, step: OpenStep, now: float) -> None:
 
 def record_checkpoint(d: Decider, c: RecordCheckpoint, now: float) -> tuple[str, ...]:
     """Paths that no rollback needs any more, oldest first; the new one itself if it came too late."""
-    d.caller(c.worker_id, c.incarnation)
+    worker = d.caller(c.worker_id, c.incarnation)
     s = d.state
+    mesh = s.fleet.mesh
+    member = mesh is not None and mesh.rank(c.worker_id, c.incarnation) >= 0
+    # One that leaves may still have been writing when it left the mesh.
+    if worker.role is not Role.POLICY or not (member or worker.leaving):
+        raise Refused("invalid", f"{c.worker_id} is no member of the mesh: it has no state to save")
     v = s.versions
     recorded = {k.path for k in v.checkpoints}
     useless = () if c.path in recorded else (c.path,)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -122,7 +123,9 @@ async def test_refused_submissions_change_nothing(tmp_path: Path) -> None:
             return (await Replica.load(journal)).ledger.fingerprint()
 
         async with working_fleet(controllers, rollouts=0):
-            worker = FakeRollout(config_of(controllers), addresses(controllers), "rollout-0")
+            worker = FakeRollout(
+                config_of(controllers), addresses(controllers), "rollout-0", tasks_a_lease=2
+            )
             await worker.start()
             await until(lambda: worker.version >= 0)
             accepted, held = [(await worker.lease()).leases[0] for _ in range(2)]
@@ -130,8 +133,31 @@ async def test_refused_submissions_change_nothing(tmp_path: Path) -> None:
             good.CopyFrom(worker.group_for(accepted))
             waiting.CopyFrom(worker.group_for(held))
             assert (await worker.submit(good)).verdict == rollout_pb2.VERDICT_ACCEPTED
+            other = FakeRollout(
+                config_of(controllers), addresses(controllers), "rollout-1", tasks_a_lease=2
+            )
+            await other.start()
+            await until(lambda: other.version >= 0)
+            theirs = other.group_for((await other.lease()).leases[0])
+
+            async def settled() -> bool:
+                """Both have reported what their engines serve: nothing changes by itself any more."""
+                workers = json.loads(await ledger())["fleet"]["workers"]
+                loaded = [w["loaded_version"] for w in workers if w["role"] == "rollout"]
+                return min(loaded) >= 0
+
+            await until(settled)
             before, payloads = await ledger(), await RedisPayloads(redis, keys).list()
 
+            assert (await worker.submit(theirs)).verdict == rollout_pb2.VERDICT_SUPERSEDED
+            stolen = rollout_pb2.ReturnedTask(
+                task=theirs.task, kind=rollout_pb2.RETURN_KIND_DROP, reason="mine now"
+            )
+            returned = await worker.control.call(
+                "RolloutService.ReturnTasks",
+                rollout_pb2.ReturnRequest(caller=worker.session.caller, tasks=[stolen]),
+            )
+            assert returned.results[0].verdict == rollout_pb2.VERDICT_SUPERSEDED
             for change in MALFORMED.values():
                 # Of a task that is finished, and of one whose group is awaited.
                 for message in (good, waiting):
@@ -167,6 +193,8 @@ async def test_refused_submissions_change_nothing(tmp_path: Path) -> None:
             assert await ledger() == before
             assert await RedisPayloads(redis, keys).list() == payloads
             assert (await worker.submit(waiting)).verdict == rollout_pb2.VERDICT_ACCEPTED
+            assert (await other.submit(theirs)).verdict == rollout_pb2.VERDICT_ACCEPTED
+            await other.stop(goodbye=False)
             await worker.stop(goodbye=False)
         await redis.aclose()
 
@@ -199,6 +227,13 @@ def _bad_requests(caller: common_pb2.Caller) -> list[tuple[str, object]]:
             policy_pb2.VoteRequest(caller=caller, step=1, weights_digest="d", stats=nan),
         ),
         ("PolicyService.RecordCheckpoint", policy_pb2.CheckpointRequest(caller=caller)),
+        *(
+            (
+                "PolicyService.RecordCheckpoint",
+                policy_pb2.CheckpointRequest(caller=caller, step=1, path=path),
+            )
+            for path in ("/etc", "checkpoints/step-2", "checkpoints/../checkpoints/step-1")
+        ),
         ("WorkerService.Register", worker_pb2.RegisterRequest(caller=caller)),
         (
             "WorkerService.Register",

@@ -231,6 +231,22 @@ def test_a_checkpoint_of_an_abandoned_line_is_not_recorded() -> None:
     assert run.state.versions.checkpoint.step == 0
 
 
+def test_a_stranger_to_the_mesh_records_no_checkpoint() -> None:
+    """What is recorded is what a fleet without any living state starts from."""
+    run = fleet("p0")
+    run.train()
+    run.register("p1")
+    for stranger in ("r0", "p1"):
+        with pytest.raises(cmd.Refused, match="no member of the mesh"):
+            run.checkpoint(stranger)
+    run.policy("p2")
+    run.do(cmd.Drain("d", "p0", True))
+    run.train()
+    assert [m.worker_id for m in run.state.fleet.mesh.members] == ["p2"]
+    run.checkpoint("p0")  # it was writing while the others went on without it
+    assert run.state.versions.checkpoint.step > 0
+
+
 def test_a_repeated_checkpoint_record_gets_the_same_answer_after_a_failover() -> None:
     run = fleet("p0")
     run.train()
