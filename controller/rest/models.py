@@ -51,7 +51,9 @@ class Worker(BaseModel):
     role: Annotated[str, Field(examples=["rollout"])]
     host: str
     pid: int
-    state: Annotated[str, Field(description="starting, running, spare, suspect, draining, stopped, dead")]
+    state: Annotated[
+        str, Field(description="starting, running, spare, suspect, draining, stopped, dead")
+    ]
     mesh_epoch: int
     version: Annotated[int, Field(description="Weights it holds or serves; -1: none")]
     heartbeat_age_s: Annotated[float, Field(description="-1: only the leader knows")]
@@ -68,6 +70,13 @@ class ControllerInfo(BaseModel):
     pid: int
     host: str
     heartbeat_age_s: float
+
+
+class SinkState(BaseModel):
+    name: Annotated[str, Field(examples=["tensorboard"])]
+    written: Annotated[int, Field(description="Points in this term")]
+    failing: bool
+    trouble: Annotated[str, Field(description="Why the last try failed; empty: it did not")]
 
 
 class Run(BaseModel):
@@ -99,6 +108,7 @@ class Run(BaseModel):
         Field(description="Workers the autoscaler would have; empty: as many as are wanted"),
     ]
     proposed_why: str
+    sinks: Annotated[list[SinkState], Field(description="Where curves go; only the leader knows")]
     samples_trained: int
     tokens_trained: int
 

@@ -259,6 +259,7 @@ def run_of(controller: Controller, scrub: Scrubber) -> dict[str, Any]:
         "served_by": controller.identity.controller_id,
         "bottleneck": bottleneck(controller),
         **proposed_of(controller),
+        "sinks": sinks_of(controller, scrub),
     }
 
 
@@ -268,6 +269,19 @@ def proposed_of(controller: Controller) -> dict[str, Any]:
     if found is None:
         return {"proposed": {}, "proposed_why": ""}
     return {"proposed": asdict(found.counts), "proposed_why": found.why}
+
+
+def sinks_of(controller: Controller, scrub: Scrubber) -> list[dict[str, Any]]:
+    feeds = controller.leader.outflow.feeds if controller.leader is not None else []
+    return [
+        {
+            "name": feed.name,
+            "written": feed.written,
+            "failing": feed.failing,
+            "trouble": scrub.text(feed.trouble)[:500],
+        }
+        for feed in feeds
+    ]
 
 
 def workers_of(controller: Controller, scrub: Scrubber) -> list[dict[str, Any]]:

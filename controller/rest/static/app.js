@@ -377,6 +377,9 @@ async function fleet() {
   const p = state.run.proposed, differs = Object.keys(p).length > 0;
   $("proposal").hidden = !differs;
   put($("proposal"), differs ? `The autoscaler would have ${p.policy} policy replica${p.policy === 1 ? "" : "s"} and ${p.rollout} rollout worker${p.rollout === 1 ? "" : "s"}: ${state.run.proposed_why}.` : "");
+  const bad = state.run.sinks.filter((s) => s.failing);
+  $("sinks").hidden = !bad.length;
+  put($("sinks"), bad.map((s) => `Curves do not reach ${s.name}: ${s.trouble || "it does not answer"}. The run goes on, and it gets what it misses once it is back.`).join(" "));
   if (!scaleTouched) for (const role of ["policy", "rollout"]) $("scale-" + role).value = state.run.desired[role] ?? "";
 }
 
