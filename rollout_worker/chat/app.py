@@ -96,6 +96,8 @@ class Chat:
                     max_tokens=asked.max_tokens,
                     stop=asked.stop,
                     change=partial(self._sampling, asked),
+                    # Another request's turn may be recorded before this one's begins.
+                    after=len(conversation.pieces),
                 )
             )
         # What can be refused is refused now, before a stream has begun.

@@ -103,8 +103,10 @@ class Conversation:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         change: Callable[[SamplingParams], SamplingParams] = lambda params: params,
+        after: int | None = None,
     ) -> Turn:
-        """The model's turn after ``said``; ``change``: what else is different in this one.
+        """The model's turn after ``said``; ``change``: what else is different in this one;
+        ``after``: how many turns there were when ``said`` was chosen, where that matters.
 
         Raises BadTurn, TranscriptFull, TranscriptOver, and what ends the attempt.
         """
@@ -112,7 +114,7 @@ class Conversation:
             raise TranscriptOver("the sample's environment has ended")
         if self.failure is not None:
             raise self.failure
-        if self._running is not None:
+        if self._running is not None or after not in (None, len(self.pieces)):
             raise BadTurn(
                 "one turn at a time: the newest one of this sample is not finished", busy=True
             )

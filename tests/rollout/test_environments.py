@@ -15,8 +15,15 @@ from paceline.config import ConfigError, load_config
 from paceline.v1 import rollout_pb2
 from rollout_worker import main as worker_main
 from rollout_worker.engine.base import Aborted
-from rollout_worker.environments.base import BadEnvironment, Sample, Task, TranscriptFull
+from rollout_worker.environments.base import (
+    BadEnvironment,
+    BadTurn,
+    Sample,
+    Task,
+    TranscriptFull,
+)
 from rollout_worker.environments.load import load
+from rollout_worker.held import HeldTask
 from rollout_worker.tokenizer import PromptTokenizer
 from tests.helpers.controllers import until
 from tests.helpers.environment_stage import (
@@ -178,6 +185,20 @@ async def test_an_evaluation_is_greedy(model: Path) -> None:
         group = await stage.group(lease_of(count=1, task_id="e5.0"))
         assert all(request.params.greedy for request in stage.engine.requests)
         assert group.kind == rollout_pb2.TASK_KIND_EVAL and len(group.completions) == 1
+
+
+async def test_what_was_chosen_for_an_older_transcript_is_not_said_to_a_newer_one(
+    model: Path,
+) -> None:
+    """Two requests of one sample may both be read before the first turn is recorded."""
+    async with staged(model, echo_twice, lambda prompt: "a") as stage:
+        task = stage.environments._task(lease_of(), {"prompt": "begin"}, "begin", 0)
+        conversation = stage.environments._conversation(HeldTask(lease_of()), task)
+        first, second = (conversation.say("begin", after=0) for _ in range(2))
+        await first
+        with pytest.raises(BadTurn) as caught:
+            await second
+        assert caught.value.busy and len(conversation.pieces) == 1
 
 
 # ---- limits
