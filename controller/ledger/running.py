@@ -32,6 +32,10 @@ from controller.ledger.leasing import drop
 from controller.ledger.state import Phase, State
 from controller.ledger.tasks import Stand
 
+FRUITLESS_BATCHES = 3
+FRUITLESS_TASKS = 20
+"""A run fails once so many batches' worth of tasks, and so many tasks, were dropped in a row because
+every try failed: what hits every task is no task's fault, and the data set has no end."""
 _FREE_TO_CHANGE = ("desired", "bounds")
 """Facts that a later leader may bring anew."""
 
@@ -77,7 +81,7 @@ def settle_evals(d: Decider, now: float) -> None:
     if run.eval_rows and due and s.phase is Phase.OPEN and not s.evals.scheduled(step):
         d.emit(EvalScheduled(step, s.versions.version_of(step), run.eval_rows))
     for round_ in [r for r in s.evals.rounds.values() if r.open == 0]:
-        mean = round_.reward_sum / round_.count if round_.count else 0.0
+        mean = round_.reward_sum / round_.count if round_.count else None
         version = s.versions.version_of(round_.step)
         d.emit(EvalRecorded(round_.step, version, mean, round_.count))
 
@@ -85,7 +89,13 @@ def settle_evals(d: Decider, now: float) -> None:
 def settle_end(d: Decider, now: float) -> None:
     """Ends the run once nothing is left to do, or to wait for."""
     s = d.state
-    if s.ended or s.phase is Phase.NONE or s.steps.open is not None:
+    if s.ended or s.phase is Phase.NONE:
+        return
+    if s.tasks.fruitless >= max(FRUITLESS_BATCHES * s.run.groups_per_step, FRUITLESS_TASKS):
+        why = f"{s.tasks.fruitless} tasks in a row were dropped without a group, the last one as"
+        _fail(d, "no-group-accepted", f"{why} {s.tasks.last_failure}"[:2048], now)
+        return
+    if s.steps.open is not None:
         return
     v = s.versions
     covered = v.checkpoint.step >= v.step
@@ -106,6 +116,14 @@ def _drop_leftovers(d: Decider) -> None:
         if task.stand is not Stand.TRAINED:
             verdict = "superseded" if task.group is None else "duplicate"
             drop(d, task, task.finished_attempt, "run_ended", verdict=verdict)
+
+
+def _fail(d: Decider, request_id: str, reason: str, now: float) -> None:
+    step = d.state.steps.open
+    if step is not None:
+        d.emit(StepAborted(step.step, "run_ended"))
+    _drop_leftovers(d)
+    d.emit(RunFailed(request_id, reason, now))
 
 
 def scale(d: Decider, c: Scale, now: float) -> str:
@@ -147,10 +165,7 @@ def stop(d: Decider, c: Stop, now: float) -> str:
         return s.requests[c.request_id]
     _refuse_if_over(s)
     if c.failed:
-        if s.steps.open is not None:
-            d.emit(StepAborted(s.steps.open.step, "run_ended"))
-        _drop_leftovers(d)
-        d.emit(RunFailed(c.request_id, c.reason, now))
+        _fail(d, c.request_id, c.reason, now)
     else:
         d.emit(StopRequested(c.request_id, c.reason))
         d.settle_fleet(now)

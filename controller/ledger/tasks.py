@@ -27,6 +27,8 @@ from controller.ledger.events import (
 )
 
 _OUTCOMES_KEPT = 4096
+_NO_FAILURE = ("stale", "run_ended")
+"""Reasons of drops that say nothing about the tries."""
 SUSPECT_DEATHS = 2
 """Owners that died with a task before it is leased alone. One death happens to everybody."""
 
@@ -105,6 +107,10 @@ class TaskBook:
     trained: int = 0
     """On the surviving line."""
     dropped: Counter[str] = field(default_factory=Counter)
+    fruitless: int = 0
+    """Training tasks dropped in a row because their tries failed, without a group in between."""
+    last_failure: str = ""
+    """Why the newest of them was dropped."""
     typical_s: float = 0.0
     """Moving average of the time from lease to group, generation and rewards; 0: not known yet."""
     outcomes: dict[str, tuple[int, str, int]] = field(default_factory=dict)
@@ -144,6 +150,7 @@ class TaskBook:
         task, group = self.records[event.group.task_id], event.group
         self._move(task, Stand.READY)
         self.leased -= 1
+        self.fruitless = 0
         task.group, task.owner = group, event.worker_id
         task.leases.clear()
         self.ready[task.task_id] = None
@@ -178,6 +185,11 @@ class TaskBook:
             else:
                 del self.ready[task.task_id]
             self.dropped[event.reason] += 1
+            if event.reason == "uninformative":
+                self.fruitless = 0
+            elif event.reason not in _NO_FAILURE:
+                self.fruitless += 1
+                self.last_failure = f"{event.reason}: {event.detail}"
         self.forget(task, event.attempt, event.verdict)
 
     def take_into_step(self, task_ids: Iterable[str]) -> None:
@@ -246,6 +258,8 @@ class TaskBook:
             "in_step": self.in_step,
             "trained": self.trained,
             "dropped": dict(self.dropped),
+            "fruitless": self.fruitless,
+            "last_failure": self.last_failure,
             "typical_s": self.typical_s,
             "outcomes": [[k, *v] for k, v in self.outcomes.items()],
         }
@@ -262,6 +276,8 @@ class TaskBook:
             in_step=data["in_step"],
             trained=data["trained"],
             dropped=Counter(data["dropped"]),
+            fruitless=data.get("fruitless", 0),
+            last_failure=data.get("last_failure", ""),
             typical_s=data.get("typical_s", 0.0),
             outcomes={
                 k: (n, said, rest[0] if rest else n) for k, n, said, *rest in data["outcomes"]

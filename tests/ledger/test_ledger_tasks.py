@@ -201,6 +201,39 @@ def test_weights_that_were_never_committed_lease_nothing(run: Driven) -> None:
     assert run.lease("r0", 1, version=1).empty_reason == "weights"
 
 
+def test_a_fault_that_hits_every_task_fails_the_run_and_names_itself() -> None:
+    """The data set has no end: without this, tasks would be dropped for ever and no step come."""
+    run = Driven(groups_per_step=8, max_attempts=1)
+    run.policy("p0")
+    run.rollout("r0")
+    for number in range(23):
+        (lease,) = run.lease("r0").leases
+        run.return_task("r0", lease, "failed", f"reward_error {number}")
+    run.failover()
+    assert not run.state.ended
+    (lease,) = run.lease("r0").leases
+    run.return_task("r0", lease, "drop", "prompt_too_long")
+    assert run.names()[-1] == "RunFailed"
+    assert "24 tasks in a row" in run.state.reason and "prompt_too_long" in run.state.reason
+    run.failover()
+    assert run.state.phase == "failed"
+
+
+@pytest.mark.parametrize("fruit", ["accepted", "uninformative"])
+def test_one_group_in_between_is_enough_to_go_on(fruit: str) -> None:
+    run = Driven(groups_per_step=8, max_attempts=1, filter_uninformative=True)
+    run.policy("p0")
+    run.rollout("r0")
+    for number in range(60):
+        (lease,) = run.lease("r0").leases
+        if number % 20 == 19:
+            run.submit("r0", lease, reward_std=0.0 if fruit == "uninformative" else 0.5)
+        else:
+            run.return_task("r0", lease, "drop", "prompt_too_long")
+    assert not run.state.ended
+    assert run.state.tasks.fruitless == 0
+
+
 def test_no_more_tasks_are_leased_than_the_run_needs() -> None:
     run = Driven(steps=1, max_staleness=4)
     run.policy("p0")
