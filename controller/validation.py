@@ -173,12 +173,19 @@ def check_group(group: rollout_pb2.Group, limits: GroupLimits, newest_version: i
         min_version=lowest,
         max_version=highest,
         reward_mean=mean,
-        reward_std=math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards)),
+        reward_std=_std(rewards, mean),
         reward_max=max(rewards),
         generate_s=group.generate_s,
         reward_s=group.reward_s,
         version_sum=version_sum,
     )
+
+
+def _std(rewards: Sequence[float], mean: float) -> float:
+    """Exactly 0 for equal rewards: the mean of eight times 0.1 is not quite 0.1."""
+    if min(rewards) == max(rewards):
+        return 0.0
+    return math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards))
 
 
 def check_partial(group: rollout_pb2.PartialGroup, limits: GroupLimits, newest: int) -> int:

@@ -98,8 +98,9 @@ def _measurements(event: Mapping[str, Any]) -> dict[str, float]:
     if event["type"] == "StepCommitted":
         metrics = dict(event.get("metrics") or {})
         return {k: float(v) for k, v in metrics.items() if k not in ("step", "version")}
+    mean = event.get("reward_mean")
     return {
-        "eval_reward_mean": float(event.get("reward_mean", math.nan)),
+        "eval_reward_mean": math.nan if mean is None else float(mean),
         "eval_count": float(event.get("count", 0)),
     }
 

@@ -56,7 +56,12 @@ _TOLD: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "CheckpointRecorded": lambda e: f"checkpoint of step {e['step']}: {e['path']}",
     "EvalScheduled": lambda e: f"evaluation after step {e['step']} over {e['rows']} prompts",
     "EvalRecorded": lambda e: (
-        f"evaluation after step {e['step']}: reward {e['reward_mean']:.3f} over {e['count']} prompts"
+        f"evaluation after step {e['step']}: "
+        + (
+            "no prompt could be scored"
+            if e["reward_mean"] is None
+            else f"reward {e['reward_mean']:.3f} over {e['count']} prompts"
+        )
     ),
     "Scaled": lambda e: "wanted: " + ", ".join(f"{k}={v}" for k, v in e["desired"].items()),
     "BoundsSet": lambda e: (

@@ -67,6 +67,34 @@ class Story:
         return sum(event["type"] == kind for event in self.events)
 
     @property
+    def failovers(self) -> int:
+        """Leaders that took over a fleet at work, as the ledger counts them: a run that was stopped
+        with all its workers and is resumed has a new leader, too."""
+        living: set[str] = set()
+        found = 0
+        for event in self.events:
+            kind = event["type"]
+            if kind == "WorkerRegistered":
+                living.add(str(event["worker_id"]))
+            elif kind == "WorkerDied" or event.get("lifecycle") == "stopped":
+                living.discard(str(event.get("worker_id")))
+            elif kind == "TermBegun":
+                found += bool(living)
+        return found
+
+    @property
+    def mesh_rebuilds(self) -> int:
+        """Mesh epochs formed because the one before broke, as the ledger counts them: a replica that
+        joins or leaves between steps breaks nothing."""
+        found, due = 0, False
+        for event in self.events:
+            if event["type"] == "MeshBroken":
+                due = due or event.get("reason") != "membership"
+            elif event["type"] == "MeshFormed":
+                found, due = found + due, False
+        return found
+
+    @property
     def newest_checkpoint(self) -> str | None:
         """Path of the newest recorded checkpoint that the surviving line has not left."""
         path, at = None, -1
@@ -93,7 +121,8 @@ def summarise(
     ``accounting``: None where the journal could not be read.
     """
     rewards = story.column("reward_mean")
-    evals = [story.evals[step].get("eval_reward_mean") for step in sorted(story.evals)]
+    rounds = [story.evals[step] for step in sorted(story.evals)]
+    scored = [row for row in rounds if row.get("eval_reward_mean") is not None]
     trained = accounting.trained if accounting else None
     return {
         "status": status,
@@ -101,8 +130,10 @@ def summarise(
         "steps": story.last_step,
         "reward_first5": _mean(rewards[:FIRST_LAST]),
         "reward_last5": _mean(rewards[-FIRST_LAST:]),
-        "eval_first": evals[0] if evals else None,
-        "eval_last": evals[-1] if evals else None,
+        "eval_first": scored[0]["eval_reward_mean"] if scored else None,
+        "eval_last": scored[-1]["eval_reward_mean"] if scored else None,
+        "eval_last_count": scored[-1].get("eval_count") if scored else None,
+        "evals_without_scores": len(rounds) - len(scored),
         "samples_trained": None if trained is None else trained * group_size,
         "groups_dropped": dict(accounting.dropped) if accounting else None,
         "samples_lost": accounting.lost * group_size if accounting else None,
@@ -112,8 +143,8 @@ def summarise(
         "max_staleness": _largest(story.column("staleness_max")),
         "samples_per_s": _rate(story, "samples"),
         "tokens_per_s": _rate(story, "tokens"),
-        "controller_failovers": max(0, story.count("TermBegun") - 1),
-        "mesh_rebuilds": max(0, story.count("MeshFormed") - 1),
+        "controller_failovers": story.failovers,
+        "mesh_rebuilds": story.mesh_rebuilds,
         "rollbacks": story.count("RolledBack"),
         "logprob_gap_max": _largest(story.column("logprob_gap_max")),
         "time_split_s": {

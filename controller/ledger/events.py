@@ -266,8 +266,10 @@ class EvalTaskDone:
 class EvalRecorded:
     step: int
     version: int
-    reward_mean: float
+    reward_mean: float | None
+    """None where every row failed: that is no reward of 0."""
     count: int
+    """Rows that were scored."""
 
 
 @dataclass(frozen=True, slots=True)

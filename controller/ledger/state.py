@@ -43,6 +43,8 @@ class State:
     leader: str = ""
     terms: int = 0
     """Leaders so far."""
+    failovers: int = 0
+    """Those of them that took over a fleet at work; not the first, nor one of a run that is resumed."""
     desired: dict[str, int] = field(default_factory=dict)
     bounds: dict[str, int] = field(default_factory=dict)
     """Of the desired counts: policy_min, policy_max, ..., and rollout_spares; see RunFacts.bounds."""
@@ -86,6 +88,7 @@ class State:
             "term": self.term,
             "leader": self.leader,
             "terms": self.terms,
+            "failovers": self.failovers,
             "desired": dict(self.desired),
             "bounds": dict(self.bounds),
             "requests": [[k, v] for k, v in self.requests.items()],
@@ -108,6 +111,7 @@ class State:
             term=data["term"],
             leader=data["leader"],
             terms=data["terms"],
+            failovers=data.get("failovers", max(0, data["terms"] - 1)),
             desired=dict(data["desired"]),
             bounds=dict(data.get("bounds", {})),
             requests=dict(data["requests"]),
@@ -136,6 +140,7 @@ def _term(s: State, e: ev.TermBegun) -> None:
     s.term = e.term
     s.leader = e.controller_id
     s.terms += 1
+    s.failovers += any(worker.alive for worker in s.fleet.workers.values())
 
 
 def _leased(s: State, e: ev.TasksLeased) -> None:

@@ -267,7 +267,7 @@ def status(state: State) -> StatusView:
         counts=counts(state),
         desired=dict(state.desired),
         metrics=dict(state.steps.metrics),
-        failovers=max(0, state.terms - 1),
+        failovers=state.failovers,
         mesh_rebuilds=state.fleet.mesh_rebuilds,
         rollbacks=state.versions.rollbacks,
         checkpoint_step=state.versions.checkpoint.step,

@@ -103,7 +103,7 @@ def _judge(run_dir: Path) -> dict[str, Any]:
         report = verify(url, name)
         unequal, compared = _digests(url, name)
     story = Story.read(run_dir)
-    evals = {str(step): row.get("reward_mean") for step, row in sorted(story.evals.items())}
+    evals = {str(step): row.get("eval_reward_mean") for step, row in sorted(story.evals.items())}
     return {
         "ledger_ok": report.ok and not report.counts["lost"] and not report.counts["duplicates"],
         "problems": list(report.problems),

@@ -11,6 +11,7 @@ import pytest
 
 from paceline.jsonlines import read_lines
 from paceline.recorder import Recorder
+from paceline.story import tell
 
 
 def journal(steps: int) -> list[tuple[str, float, dict]]:
@@ -108,6 +109,16 @@ def test_routine_events_are_counted_on_the_step_line(tmp_path: Path) -> None:
     steps = [line for line in lines if line["type"] == "StepCommitted"]
     assert steps[1]["counts"]["GroupAccepted"] == 1
     assert steps[1]["counts"]["VoteCast"] == 1
+
+
+def test_an_evaluation_without_a_score_is_recorded_as_null(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    nothing = {"type": "EvalRecorded", "step": 0, "version": 0, "reward_mean": None, "count": 0}
+    recorder.record("1-0", 1.0, nothing)
+    recorder.close()
+    (row,) = read_lines(tmp_path / "metrics.jsonl")
+    assert (row["eval_reward_mean"], row["eval_count"]) == (None, 0.0)
+    assert "no prompt" in tell(nothing)
 
 
 def test_one_metrics_row_a_step_and_one_an_evaluation(tmp_path: Path) -> None:

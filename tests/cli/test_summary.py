@@ -39,8 +39,10 @@ def test_rewards_rates_and_faults(tmp_path: Path) -> None:
         tmp_path,
         [
             {"type": "TermBegun"},
+            {"type": "WorkerRegistered", "worker_id": "policy-0"},
             {"type": "MeshFormed"},
             {"type": "TermBegun"},
+            {"type": "MeshBroken", "reason": "peer_error"},
             {"type": "MeshFormed"},
             *(committed(n) for n in range(1, 11)),
         ],
@@ -64,6 +66,41 @@ def test_rewards_rates_and_faults(tmp_path: Path) -> None:
     assert found["mesh_rebuilds"] == 1
     assert found["samples_trained"] == 640
     assert found["groups_dropped"] == {"stale": 2}
+
+
+def test_a_join_and_a_resume_are_no_faults(tmp_path: Path) -> None:
+    found = summary_of(
+        write(
+            tmp_path,
+            [
+                {"type": "TermBegun"},
+                {"type": "WorkerRegistered", "worker_id": "policy-0"},
+                {"type": "MeshFormed"},
+                {"type": "MeshBroken", "reason": "membership"},
+                {"type": "MeshFormed"},
+                {"type": "WorkerChanged", "worker_id": "policy-0", "lifecycle": "stopped"},
+                {"type": "TermBegun"},
+            ],
+            [],
+        )
+    )
+    assert (found["mesh_rebuilds"], found["controller_failovers"]) == (0, 0)
+
+
+def test_an_evaluation_without_a_score_is_no_reward_of_zero(tmp_path: Path) -> None:
+    found = summary_of(
+        write(
+            tmp_path,
+            [committed(1)],
+            [
+                {"kind": "eval", "step": 0, "t": 0.0, "eval_reward_mean": None, "eval_count": 0.0},
+                {"kind": "eval", "step": 1, "t": 1.0, "eval_reward_mean": 0.5, "eval_count": 7.0},
+                {"kind": "eval", "step": 2, "t": 2.0, "eval_reward_mean": None, "eval_count": 0.0},
+            ],
+        )
+    )
+    assert (found["eval_first"], found["eval_last"]) == (0.5, 0.5)
+    assert (found["eval_last_count"], found["evals_without_scores"]) == (7.0, 2)
 
 
 def test_steps_that_were_rolled_back_do_not_count(tmp_path: Path) -> None:

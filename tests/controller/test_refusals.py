@@ -34,6 +34,21 @@ def group(version: int = 0) -> rollout_pb2.Group:
     return make_group(TASK, completions=4, tokens=16, version=version)
 
 
+def test_equal_rewards_have_no_spread_at_all() -> None:
+    """train.filter_uninformative drops groups whose standard deviation is 0 exactly."""
+    equal = group()
+    for completion in equal.completions:
+        completion.reward = 0.1
+    del equal.completions[3]
+    limits = GroupLimits(group_size=3, max_sequence_tokens=80, vocabulary=100)
+    assert sum([0.1] * 3) / 3 != 0.1
+    assert check_group(equal, limits, newest_version=0).reward_std == 0.0
+    equal.completions[0].reward = 0.4
+    assert check_group(equal, limits, newest_version=0).reward_std == pytest.approx(
+        0.1414, abs=1e-4
+    )
+
+
 def floats(*values: float) -> bytes:
     return np.array(values, dtype="<f4").tobytes()
 

@@ -20,6 +20,17 @@ def link_of(run: Driven, worker_id: str) -> ev.LinkAssigned:
     return link
 
 
+def test_a_resumed_run_has_a_new_leader_and_no_failover() -> None:
+    run = Driven()
+    run.rollout("r0")
+    run.failover()
+    assert views.status(run.state).failovers == 1
+    run.observe("r0", "stopped")
+    run.failover()
+    assert views.status(run.state).failovers == 1
+    assert Ledger.from_snapshot(run.ledger.to_snapshot()).state.failovers == 1
+
+
 def test_registering_twice_counts_once_across_a_failover() -> None:
     run = Driven()
     run.do(register("r0", 5))
@@ -359,6 +370,17 @@ def test_an_evaluation_waits_for_the_weights_of_its_step() -> None:
     run.vote("p0")
     assert run.lease("r0", 1, version=0).leases[0].task_id.startswith("t")
     assert run.lease("r0", 1, version=1).leases[0].task_id == "e1.0"
+
+
+def test_an_evaluation_whose_every_row_failed_has_no_reward() -> None:
+    run = Driven(eval_rows=2)
+    run.policy("p0")
+    run.rollout("r0")
+    for lease in run.lease("r0", 2).leases:
+        run.return_task("r0", lease, "drop", "prompt_too_long")
+    recorded = run.event(ev.EvalRecorded)
+    assert (recorded.reward_mean, recorded.count) == (None, 0)
+    run.failover()
 
 
 def test_an_evaluation_is_never_trained_and_never_scored_twice() -> None:
