@@ -32,7 +32,7 @@ async def _train_and_ask(controllers: Controllers) -> dict[str, Any]:
         async def trains() -> bool:
             return bool((await get("/run"))["step"] >= 2)
 
-        await until(trains, 60)
+        await until(trains, 120)
         assert await get("/checkpoints") == []
         asked = await client.post("/checkpoint", headers=bearer(controllers))
         step = int(asked.json()["message"].split("step ")[1].split()[0])
