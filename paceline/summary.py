@@ -147,6 +147,7 @@ def summarise(
         "mesh_rebuilds": story.mesh_rebuilds,
         "rollbacks": story.count("RolledBack"),
         "logprob_gap_max": _largest(story.column("logprob_gap_max")),
+        "logprob_gap_fresh_max": _largest(story.column("logprob_gap_fresh_max")),
         "time_split_s": {
             name: _mean(values)
             for name in ("generate", "reward", "wait", "compute", "reduce", "commit", "publish")

@@ -11,6 +11,7 @@ from torch import Tensor
 from paceline.v1 import common_pb2
 from policy_worker.logprobs import TokenScores
 from policy_worker.losses.grpo import Loss, TokenColumns
+from policy_worker.losses.kl import token_kl
 
 Entry = tuple[float, float, float]
 """Sum, weight and maximum. The mean is sum / weight."""
@@ -59,14 +60,19 @@ class Stats:
 
 
 def measure(stats: Stats, scores: TokenScores, loss: Loss, columns: TokenColumns) -> None:
-    """Adds a micro-batch's entropy, clip_fraction, ratio, logprob_gap and kl, over trained tokens.
+    """Adds a micro-batch's entropy, clip_fraction, ratio, logprob_gap, kl_behaviour and kl, over
+    trained tokens.
 
     logprob_gap is |log-prob of the trainer before the step - log-prob as sampled|: what engine and
-    trainer compute differently, plus what the policy has moved since (staleness).
+    trainer compute differently, plus what the policy has moved since (staleness). logprob_gap_fresh
+    is the same over tokens of staleness 0 alone: only what they compute differently. kl_behaviour is
+    the k3 estimate of KL(behaviour || trainer before the step), in nats.
     """
     with torch.no_grad():
         trained = columns.trained
         gap = (scores.logprobs - columns.behaviour).abs() * trained
+        fresh = trained * (columns.staleness == 0)
+        drift = token_kl(columns.behaviour, scores.logprobs, "k3") * trained
         masked_ratio = loss.ratio * trained
         numbers: list[Tensor] = [
             trained.sum(),
@@ -76,16 +82,23 @@ def measure(stats: Stats, scores: TokenScores, loss: Loss, columns: TokenColumns
             masked_ratio.max(),
             gap.sum(),
             gap.max(),
+            drift.sum(),
+            fresh.sum(),
+            (gap * fresh).sum(),
+            (gap * fresh).max(),
         ]
         if loss.kl is not None:
             numbers.append((loss.kl * trained).sum())
         # One transfer from the device for all of them.
-        count, entropy, clipped, ratio_sum, ratio_max, gap_sum, gap_max, *kl = torch.stack(
-            numbers
-        ).tolist()
+        values = torch.stack(numbers).tolist()
+    count, entropy, clipped, ratio_sum, ratio_max, gap_sum, gap_max = values[:7]
+    drift_sum, fresh_count, fresh_sum, fresh_max, *kl = values[7:]
     stats.add("entropy", entropy, count)
     stats.add("clip_fraction", clipped, count)
     stats.add("ratio", ratio_sum, count, ratio_max)
     stats.add("logprob_gap", gap_sum, count, gap_max)
+    stats.add("kl_behaviour", drift_sum, count)
+    if fresh_count:
+        stats.add("logprob_gap_fresh", fresh_sum, fresh_count, fresh_max)
     if kl:
         stats.add("kl", kl[0], count)

@@ -9,7 +9,7 @@ from controller.ledger.commands import GroupFacts, StatValue
 from controller.ledger.state import State
 from controller.ledger.steps import Vote
 
-_MEAN_AND_MAX = ("ratio", "logprob_gap")
+_MEAN_AND_MAX = ("ratio", "logprob_gap", "logprob_gap_fresh")
 """Statistics of votes whose maximum is reported beside the mean."""
 
 

@@ -107,6 +107,25 @@ def test_replicas_add_up_to_the_whole_step(aggregation):
     assert a.stats.entries["ratio"][2] == pytest.approx(one.stats.entries["ratio"][2])
 
 
+def test_staleness_is_no_part_of_the_fresh_gap():
+    groups = random_groups(2, group_size=3, seed=2)
+    fresh, stale = make_gradients(make_config()), make_gradients(make_config())
+    for gradients, step in ((fresh, 1), (stale, 2)):
+        gradients.begin(facts_of(groups, step), keys(groups))
+        gradients.add(groups)
+    assert fresh.stats.entries["logprob_gap_fresh"] == fresh.stats.entries["logprob_gap"]
+    assert "logprob_gap_fresh" not in stale.stats.entries
+    assert "logprob_gap" in stale.stats.entries
+
+
+def test_kl_is_measured_without_a_reference():
+    groups = random_groups(2, group_size=3, seed=2)
+    config = make_config(train={"kl_coef": 0.0})
+    _, gradients = whole_step(config, groups)
+    assert "kl" not in gradients.stats.entries
+    assert gradients.stats.mean("kl_behaviour") > 0
+
+
 def test_rounds_and_order_change_nothing():
     config = make_config()
     groups = random_groups(5, group_size=3, seed=4)

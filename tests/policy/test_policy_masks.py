@@ -54,6 +54,7 @@ def by_hand(config, seed, reference):
     advantages = [(r - float(np.mean(REWARDS))) / (std + 1e-4) for r in REWARDS]
     loss = torch.zeros(())
     seen = {name: [] for name in ("entropy", "ratio", "logprob_gap", "clip_fraction", "kl")}
+    seen |= {"logprob_gap_fresh": [], "kl_behaviour": []}
     for tokens, mask, old, advantage in zip(
         TOKENS, MASKS, behaviour(seed), advantages, strict=True
     ):
@@ -80,6 +81,8 @@ def by_hand(config, seed, reference):
             seen["entropy"].append(float(-(row.exp() * row).sum().detach()))
             seen["ratio"].append(float(r.detach()))
             seen["logprob_gap"].append(abs(float(chosen.detach()) - old[j]))
+            seen["logprob_gap_fresh"].append(seen["logprob_gap"][-1])
+            seen["kl_behaviour"].append(float(r.detach() - 1 - r.detach().log()))
             seen["clip_fraction"].append(float((high < low).detach()))
             seen["kl"].append(float(kl.detach()))
     loss.backward()
@@ -112,7 +115,7 @@ def test_a_step_with_masked_tokens_equals_one_computed_by_hand(aggregation):
         total, weight, largest = stats.entries[name]
         assert weight == TRAINED == len(values)
         assert total / weight == pytest.approx(sum(values) / TRAINED, rel=1e-4, abs=1e-6), name
-        if name in ("ratio", "logprob_gap"):
+        if name in ("ratio", "logprob_gap", "logprob_gap_fresh"):
             assert largest == pytest.approx(max(values), rel=1e-4), name
 
 

@@ -238,11 +238,13 @@ document.addEventListener("securitypolicyviolation", (e) => {
 const SPECS = [
   { title: "Reward", lead: true, lines: [{ name: "reward_mean", label: "train" }], evals: true },
   { title: "KL from the reference", lines: [{ name: "kl", label: "KL" }], unit: "nats" },
+  { title: "KL from the sampling policy", lines: [{ name: "kl_behaviour", label: "KL" }], unit: "nats" },
   { title: "Entropy", lines: [{ name: "entropy", label: "entropy" }], unit: "nats", floor: 0 },
   { title: "Loss", lines: [{ name: "loss", label: "loss" }] },
   { title: "Gradient norm", lines: [{ name: "grad_norm", label: "norm" }], floor: 0 },
   { title: "Clip fraction", lines: [{ name: "clip_fraction", label: "clipped" }], floor: 0 },
   { title: "Log-prob gap", lines: [{ name: "logprob_gap_mean", label: "mean" }, { name: "logprob_gap_max", label: "max" }], floor: 0 },
+  { title: "Log-prob gap at staleness 0", lines: [{ name: "logprob_gap_fresh_mean", label: "mean" }, { name: "logprob_gap_fresh_max", label: "max" }], floor: 0 },
   { title: "Response length", lines: [{ name: "response_tokens_mean", label: "tokens" }], unit: "tokens", floor: 0 },
   { title: "Throughput", lines: [{ name: "tokens_per_s", label: "tokens/s" }], unit: "tokens/s", floor: 0 },
   { title: "Staleness", lines: [{ name: "staleness_mean", label: "mean" }, { name: "staleness_max", label: "max" }], unit: "steps", floor: 0 },
@@ -262,7 +264,7 @@ function readColours() {
 function draw() { if (state.tab === "learning") { if (!colours) readColours(); for (const chart of charts) chart.draw(colours); } }
 const stepsTable = new Table($("steps-table"), [
   { title: "step", num: true, head: true, value: (r) => whole(r.step) }, { title: "version", num: true, value: (r) => whole(r.version) },
-  ...["reward_mean", "loss", "kl", "entropy", "grad_norm", "clip_fraction", "logprob_gap_max", "response_tokens_mean", "staleness_max", "tokens_per_s"].map((name) => ({ title: name, num: true, value: (r) => short(r[name]) })),
+  ...["reward_mean", "loss", "kl", "kl_behaviour", "entropy", "grad_norm", "clip_fraction", "logprob_gap_max", "response_tokens_mean", "staleness_max", "tokens_per_s"].map((name) => ({ title: name, num: true, value: (r) => short(r[name]) })),
 ], (r) => String(r.step), "The newest steps");
 
 async function learning() {
