@@ -37,6 +37,8 @@ class RunFiles:
         self._items: deque[Item] = deque()
         self._closing = threading.Event()
         self._failed = False
+        self._unopened = False
+        """Nobody will ever take what is recorded."""
         self._idle = threading.Event()
         self._opened: concurrent.futures.Future[str | None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._serve, name="run-files", daemon=True)
@@ -48,6 +50,8 @@ class RunFiles:
 
     def record(self, position: str, t: float, events: Sequence[Mapping[str, Any]]) -> None:
         """Takes one journal entry; returns at once."""
+        if self._unopened:
+            return
         self._idle.clear()
         self._items.append((position, t, events))
 
@@ -65,7 +69,9 @@ class RunFiles:
             recorder = Recorder(self._run_dir)
         except (OSError, ValueError) as error:
             log.error("run files cannot be opened error=%s", error)
-            self._failed = True
+            self._unopened = True
+            self._items.clear()
+            self._idle.set()
             self._opened.set_result(None)
             return
         self._opened.set_result(recorder.last_position)

@@ -18,7 +18,7 @@ def read_token(auth: AuthConfig) -> str | None:
     """The token clients present: from the environment, else from the file, else none."""
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if token:
-        return token
+        return _checked(token, TOKEN_VARIABLE)
     if auth.token_file is None:
         return None
     path = Path(auth.token_file)
@@ -29,10 +29,14 @@ def read_token(auth: AuthConfig) -> str | None:
             f"auth.token_file {path} cannot be read ({error.strerror}): create it, or set "
             f"{TOKEN_VARIABLE}"
         ) from error
+    return _checked(token, f"auth.token_file {path}")
+
+
+def _checked(token: str, where: str) -> str:
     if len(token) < 16 or not token.isascii() or any(c.isspace() for c in token):
         raise AuthError(
-            f"auth.token_file {path} must hold one line of at least 16 ASCII characters without "
-            "blanks; `openssl rand -hex 24` makes one"
+            f"{where} must hold one line of at least 16 ASCII characters without blanks; "
+            "`openssl rand -hex 24` makes one"
         )
     return token
 

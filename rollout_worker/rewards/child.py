@@ -1,6 +1,6 @@
 """A process of the scoring pool: jobs in, scores out, as length-prefixed JSON over pipes.
 
-    python -m rollout_worker.rewards.child FUNCTIONS_JSON TIMEOUT_S BEAT_FD
+    python -m rollout_worker.rewards.child FUNCTIONS_JSON TIMEOUT_S BEAT_FD LIFE_FD
 
 It writes into shared memory when each call starts and for which job, so that its parent can tell a
 call that hangs from a process that is busy, and whose call it is, at no cost per call.
@@ -9,7 +9,6 @@ call that hangs from a process that is busy, and whose call it is, at no cost pe
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import json
 import mmap
 import os
@@ -19,6 +18,7 @@ import sys
 import time
 from typing import Any
 
+from paceline.parent import die_with
 from rollout_worker.rewards.functions import Reward, RewardError, load
 from rollout_worker.rewards.score import Job, ScoringFailed, score
 
@@ -27,18 +27,14 @@ BEAT = struct.Struct("<dQ")
 """Time of the newest sign of life (monotonic, seconds), and the job in whose call the process is; 0:
 in none."""
 _BEAT_S = 0.1
-_PR_SET_PDEATHSIG = 1
 
 
 def main() -> int:
     functions, timeout_s, beat_fd = json.loads(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    parent = os.getppid()
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != parent:
-            return 1
+    die_with(os.getppid())
     # Ctrl-C reaches the whole terminal; when to end is the worker's decision.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    _guard_group(int(sys.argv[4]))
     # What a reward prints must not get among the scores.
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
@@ -57,6 +53,24 @@ def main() -> int:
     )
     asyncio.run(_Child(rewards, timeout_s, shared, out).run())
     return 0
+
+
+def _guard_group(life_fd: int) -> None:
+    """Leaves a process behind that kills this process group, itself included, once the worker is
+    gone: the kernel's tie holds for this process alone, and not for what a reward starts.
+
+    ``life_fd``: read end of a pipe whose other end the worker holds until it ends.
+    """
+    if os.fork():
+        os.close(life_fd)
+        return
+    try:
+        # The worker must see the end of the scoring process's output.
+        os.closerange(0, life_fd)
+        os.closerange(life_fd + 1, life_fd + 1024)
+        os.read(life_fd, 1)
+    finally:
+        os.killpg(0, signal.SIGKILL)
 
 
 class _Child:

@@ -59,6 +59,8 @@ class ScoringProcess:
         self._hung = False
         self._tasks: list[asyncio.Task[None]] = []
         self._process: asyncio.subprocess.Process | None = None
+        self._life = -1
+        """Our end of a pipe that the process's group outlives by no more than an instant."""
         self.lost = False
         self.components: list[tuple[str, float]] = []
         """Name and weight of each function's component."""
@@ -71,6 +73,7 @@ class ScoringProcess:
 
     async def start(self) -> None:
         """Starts the process and waits until it has imported its functions. Raises RewardError."""
+        life, self._life = os.pipe()
         with tempfile.TemporaryFile() as file:
             file.truncate(mmap.PAGESIZE)
             self._beat = mmap.mmap(file.fileno(), BEAT.size)
@@ -81,12 +84,14 @@ class ScoringProcess:
                 json.dumps(self._functions),
                 str(self._timeout_s),
                 str(file.fileno()),
+                str(life),
                 stdin=PIPE,
                 stdout=PIPE,
-                pass_fds=[file.fileno()],
+                pass_fds=[file.fileno(), life],
                 # Its own process group: what a reward started is killed with it.
                 start_new_session=True,
             )
+        os.close(life)
         assert self._process.stdout is not None
         try:
             hello = await asyncio.wait_for(read_message(self._process.stdout), START_S)
@@ -178,3 +183,6 @@ class ScoringProcess:
             os.killpg(self._process.pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
+        if self._life >= 0:
+            os.close(self._life)
+            self._life = -1

@@ -18,6 +18,7 @@ from paceline.config.schema import RewardConfig
 from rollout_worker.rewards.functions import RewardError, load
 from rollout_worker.rewards.score import Job, ScoringFailed
 from rollout_worker.scoring import Scorer
+from tests.helpers.controllers import until
 
 TIMEOUT_S = 0.6
 REWARDS = """
@@ -249,6 +250,34 @@ async def test_what_a_hanging_reward_started_is_killed_with_it(make: Any, tmp_pa
     scorer = await make("by_word")
     assert await reason(scorer, mark) == "reward_timeout"
     assert _processes(mark) == []
+
+
+WORKER = """
+import asyncio, sys
+from paceline.config.schema import RewardConfig
+from rollout_worker.rewards.score import Job
+from rollout_worker.scoring import Scorer
+
+async def main():
+    scorer = Scorer(RewardConfig(functions=[sys.argv[1]], processes=1, timeout_s=60.0))
+    await scorer.start()
+    await scorer.score(Job("p", [sys.argv[2]], "", {}, {}, {}))
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_reward_started_ends_with_a_worker_that_is_killed(
+    module: str, tmp_path: Path
+) -> None:
+    """The kernel ends the scoring process with its worker, and nothing of what that has started."""
+    mark = f"child-{tmp_path.name}"
+    command = [sys.executable, "-c", WORKER, f"{module}:by_word", mark]
+    worker = await asyncio.create_subprocess_exec(*command)
+    await until(lambda: len(_processes(mark)) == 2, 30.0)  # the worker, and what the reward started
+    worker.kill()
+    await worker.wait()
+    await until(lambda: _processes(mark) == [], 10.0)
 
 
 async def test_close_leaves_no_process(make: Any) -> None:
