@@ -50,7 +50,9 @@ async def _kill_the_leader_of_a_working_fleet(controllers: Controllers) -> None:
         controllers.started[0].kill()
         steps = trainers[0].timings.steps
         await until(lambda: trainers[0].timings.steps >= steps + 3)
-    # At rest: what the run has written is all there is to write.
+        last = trainers[0]
+    # At rest: what was trained is written down, and that is all there is to write.
+    await until(lambda: rows(run_dir)[-1]["step"] >= last.trained[-1][0])
     await until(lambda: len(rows(run_dir)) == len(recorded(run_dir)))
     await until(lambda: len(curve(run_dir, "train/loss")) == len(rows(run_dir)))
 
