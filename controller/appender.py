@@ -13,7 +13,7 @@ import asyncio
 import logging
 import secrets
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,7 +72,6 @@ class Appender:
         self._flowing.set()
         self.trouble = ""
         """Why appends do not go through now, in words; empty: they do."""
-        self.flushes = 0
 
     def add(self, events: Sequence[Event]) -> None:
         """Takes decided events, in the order in which they were decided."""
@@ -117,7 +116,6 @@ class Appender:
         batch.json = [to_json(e) for e in batch.events]
         batch.at = self.at = await self._append(batch)
         self._inflight = None
-        self.flushes += 1
         for waiter in batch.waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -163,11 +161,3 @@ class Appender:
             event(log, "appends go through again", was=self.trouble)
             self.trouble = ""
             self._flowing.set()
-
-    def pending(self) -> Mapping[str, int]:
-        """Sizes of what is not durable yet: for tests and gauges."""
-        batches = [b for b in (self._inflight, self._open) if b is not None]
-        return {
-            "events": sum(len(b.events) for b in batches),
-            "payload_bytes": sum(len(p) for b in batches for p in b.payloads.values()),
-        }

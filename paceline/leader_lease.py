@@ -50,26 +50,6 @@ def controllers_key(run_id: str) -> str:
     return f"paceline:{run_id}:controllers"
 
 
-def read_leader(url: str, run_id: str) -> LeaderIdentity | None:
-    """Who holds the lease now; None for nobody or where Redis does not answer."""
-    try:
-        with _client(url) as client:
-            value = client.get(lease_key(run_id))
-    except (redis.RedisError, OSError):
-        return None
-    return LeaderIdentity.from_json(value) if value else None
-
-
-def read_controllers(url: str, run_id: str) -> dict[str, dict[str, Any]]:
-    """What every controller last said of itself, by id; empty where Redis does not answer."""
-    try:
-        with _client(url) as client:
-            found = client.hgetall(controllers_key(run_id))
-    except (redis.RedisError, OSError):
-        return {}
-    return {name.decode(): json.loads(value) for name, value in found.items()}
-
-
 def release_dead(url: str, run_id: str, controller_id: str, pid: int) -> bool:
     """Deletes the lease if it names process ``pid`` of ``controller_id`` on this host.
 

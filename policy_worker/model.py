@@ -12,8 +12,6 @@ from transformers.utils import logging as transformers_logging
 from paceline.config.schema import Config, ModelConfig
 from policy_worker import attention
 from policy_worker.logprobs import make_scorer
-from policy_worker.optimizer import build_optimizer
-from policy_worker.state import TrainState
 
 
 class ModelError(Exception):
@@ -71,13 +69,6 @@ def load_model(
         model.eval()
         model.requires_grad_(False)
     return model
-
-
-def load_state(config: Config, device: torch.device) -> TrainState:
-    """The initial state: model.path's weights, zero optimizer state, step 0, version -1 (nobody's yet)."""
-    torch.manual_seed(config.run.seed)
-    model = load_model(config.model.path, config.model, device)
-    return TrainState(model, build_optimizer(model, config.train), 0, -1, config)
 
 
 def load_reference(config: Config, device: torch.device) -> nn.Module | None:

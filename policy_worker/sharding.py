@@ -31,7 +31,8 @@ warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a vi
 
 
 def load_sharded_state(config: Config, replica: Replica, device: torch.device) -> TrainState:
-    """``load_state`` for one rank of a replica. Collective in its first use, not in loading.
+    """The initial state of one rank of a replica: model.path's weights, zero optimizer state, step 0,
+    version -1 (nobody's yet). Collective in its first use, not in loading.
 
     Each rank reads the weights into host memory, and only its slices go to ``device``. Raises
     ModelError where the model cannot be read.
@@ -67,10 +68,6 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
         return blocks
     lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
     return list(max(lists, key=len)) if lists else []
-
-
-def is_sharded(model: nn.Module) -> bool:
-    return isinstance(model, FSDPModule)
 
 
 def gathered_weights(state: TrainState) -> Iterator[tuple[str, Tensor]]:

@@ -26,7 +26,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from paceline.config.schema import Config
-from paceline.log import event
+from paceline.log import event, first_line
 from rollout_worker.engine import lean_decoder
 from rollout_worker.engine.base import (
     Aborted,
@@ -41,7 +41,7 @@ from rollout_worker.engine.base import (
 from rollout_worker.engine.decoder import Decoder, largest_gap
 from rollout_worker.engine.hf_decoder import HFDecoder
 from rollout_worker.engine.lean_decoder import LeanDecoder
-from rollout_worker.engine.model import cache_budget, context_limit, first_line, load_model
+from rollout_worker.engine.model import cache_budget, context_limit, load_model
 from rollout_worker.engine.scheduler import Ended, Scheduler
 from rollout_worker.engine.stopping import Decode, EndTokens
 from rollout_worker.engine.weights import WeightTable, copy_pairs

@@ -13,8 +13,8 @@ import psutil
 from transformers import AutoConfig, PretrainedConfig
 
 from paceline.config.schema import Config
+from paceline.log import first_line
 from rollout_worker.engine.base import EngineError
-from rollout_worker.engine.model import first_line
 from rollout_worker.engine.vllm_plugin import MARK
 
 _SET_BY = {

@@ -16,9 +16,9 @@ import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from paceline.config.schema import Config
+from paceline.log import first_line
 from rollout_worker.engine import vllm_arguments, vllm_internals
 from rollout_worker.engine.base import EngineError
-from rollout_worker.engine.model import first_line
 from rollout_worker.engine.weights import WeightTable
 
 _CLOSE_S = 1.0

@@ -21,7 +21,7 @@ import numpy as np
 from torch import Tensor
 
 from paceline.config.schema import Config
-from paceline.log import event
+from paceline.log import event, first_line
 from rollout_worker.engine import vllm_internals
 from rollout_worker.engine.base import (
     Aborted,
@@ -33,7 +33,6 @@ from rollout_worker.engine.base import (
     Request,
     Sample,
 )
-from rollout_worker.engine.model import first_line
 from rollout_worker.engine.rng import sample_keys
 from rollout_worker.engine.stopping import Decode
 from rollout_worker.engine.vllm_client import VLLMClient

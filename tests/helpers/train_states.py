@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from paceline.config.schema import Config
-from policy_worker.model import load_state
 from policy_worker.optimizer import learning_rate, set_learning_rate
+from policy_worker.replica import Replica
+from policy_worker.sharding import load_sharded_state
 from policy_worker.state import TrainState
 from tests.helpers.tiny_model import make_tiny_model
 
@@ -26,7 +27,7 @@ def tiny_config(folder: Path, **train) -> Config:
 
 def tiny_state(config: Config) -> TrainState:
     torch.set_num_threads(1)
-    state = load_state(config, torch.device("cpu"))
+    state = load_sharded_state(config, Replica(), torch.device("cpu"))
     state.version = 0
     return state
 

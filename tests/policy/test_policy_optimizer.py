@@ -8,8 +8,10 @@ import torch
 
 from paceline.v1 import policy_pb2
 from policy_worker.batch import decode, staleness
-from policy_worker.model import ModelError, load_model, load_state, pick_device
+from policy_worker.model import ModelError, load_model, pick_device
 from policy_worker.optimizer import build_optimizer, learning_rate
+from policy_worker.replica import Replica
+from policy_worker.sharding import load_sharded_state
 from policy_worker.stats import Stats
 from tests.helpers.policy_models import make_config, make_group, tiny_network
 from tests.helpers.tiny_model import make_tiny_model
@@ -96,7 +98,8 @@ def test_an_unreadable_model_is_one_line_that_names_the_field(tmp_path):
 
 
 def test_a_loaded_model_trains_in_float32_without_dropout(tmp_path):
-    state = load_state(make_config(model=make_tiny_model(tmp_path / "m")), CPU)
+    config = make_config(model=make_tiny_model(tmp_path / "m"))
+    state = load_sharded_state(config, Replica(), CPU)
     assert state.version == -1
     names = [name for name, _ in state.named_weights()]
     assert len(names) == len(set(names))
