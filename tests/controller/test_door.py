@@ -117,8 +117,8 @@ def test_other_config_than_the_runs_is_refused_by_field(tmp_path: Path) -> None:
         assert_one_clear_line(ended, "train.lr", "0.25")
 
 
-def test_serves_in_about_a_second_and_without_a_deep_learning_framework(tmp_path: Path) -> None:
-    """The figures are printed; the limits are loose, for machines that do other work meanwhile."""
+def test_serves_without_a_deep_learning_framework_in_little_memory(tmp_path: Path) -> None:
+    """How long it takes is printed; benchmarks measure it, on machines that do nothing else."""
     program = (
         "import sys, time; began = time.perf_counter(); import controller.main;"
         "heavy = [m for m in ('torch', 'transformers', 'datasets', 'pandas', 'vllm', 'pyarrow',"
@@ -140,7 +140,7 @@ def test_serves_in_about_a_second_and_without_a_deep_learning_framework(tmp_path
         maps = Path(f"/proc/{controllers.started[0].pid}/maps").read_text()
     assert "libtorch" not in maps
     print(f"imports {float(seconds):.2f} s, leading after {leading_s:.2f} s, {rss_mb} MiB")
-    assert float(rss_mb) < 150 and leading_s < 10
+    assert float(rss_mb) < 150
 
 
 async def test_without_the_token_nothing_is_answered(
