@@ -1,4 +1,9 @@
-"""Text for people outside: no password, and no path that is not below the run directory."""
+"""Text for people outside: no password, and no path that is not below the run directory.
+
+- Of a URL stay scheme, host and path: what stands before the last @ may hold a password, and so may
+  a query. Where the two cannot be told apart only the scheme stays.
+- Of a path, and of a URL that names a file of this machine, its last part stays.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-_PATH = re.compile(r"(?<![\w.:/…])(?:~|\.\.?)?/(?:[^\s/'\",;:()<>]+/)*([^\s/'\",;:()<>]*)")
-_SECRET = re.compile(r"(\w+://)[^\s/@]*@")
+# A quote ends a URL only where text goes on after it: a password may hold one.
+_URL = r"(?P<scheme>[A-Za-z][\w+.-]*)://(?P<rest>(?:[^\s\"']|[\"'](?![\s,;:.)\]}\"']|$))*)"
+_PART = r"[^\s/'\",;:()<>]"
+_PATH = rf"(?<![\w./…])(?:~|\.\.?)?/+(?:{_PART}+/+)*(?P<last>{_PART}*)"
+_SHOWN = re.compile(f"{_URL}|{_PATH}")
 
 
 class Scrubber:
@@ -24,7 +32,7 @@ class Scrubber:
             return text
         for prefix in self._prefixes:
             text = text.replace(prefix, "")
-        return _PATH.sub(r"…/\1", _SECRET.sub(r"\1", text))
+        return _SHOWN.sub(_shown, text)
 
     def value(self, value: Any) -> Any:
         """Of JSON, whatever is in it."""
@@ -35,3 +43,16 @@ class Scrubber:
         if isinstance(value, list | tuple):
             return [self.value(item) for item in value]
         return value
+
+
+def _shown(found: re.Match[str]) -> str:
+    if found["scheme"] is None:
+        return found[0] if not found[0].strip("/") else f"…/{found['last']}"
+    scheme = found["scheme"]
+    hidden, at, rest = found["rest"].rpartition("@")
+    if at and ("?" in hidden or "#" in hidden):
+        return f"{scheme}://…"
+    rest = re.split(r"[?#]", rest, maxsplit=1)[0]
+    if rest.startswith("/") or scheme == "file" or scheme.startswith("sqlite"):
+        return f"{scheme}://…/{rest.rpartition('/')[2]}"
+    return f"{scheme}://{rest}"
