@@ -24,7 +24,8 @@ class Kind(StrEnum):
 class Refused(Exception):
     """The command is not allowed in this state; nothing has changed.
 
-    ``code`` is one of: fenced (an earlier or unknown incarnation), unknown, invalid, stopped.
+    ``code`` is one of: fenced (an earlier or unknown incarnation), unknown, invalid, stopped,
+    changed (what the caller saw is no longer so).
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -273,10 +274,14 @@ class RecordCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Reply: str, what was done. Idempotent by request_id."""
+    """Reply: str, what was done. Idempotent by request_id.
+
+    ``expected``: refused where other numbers are wanted by now; of roles not named, any.
+    """
 
     request_id: str
     desired: Mapping[str, int]
+    expected: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,12 +289,13 @@ class Drain:
     """Reply: str, what was done. Idempotent by request_id.
 
     Without ``replace`` one worker fewer is wanted from the same event on, so nobody starts another
-    in its place.
+    in its place. ``incarnation``: refused where another process has that name by now; 0: any.
     """
 
     request_id: str
     worker_id: str
     replace: bool = False
+    incarnation: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,6 +158,8 @@ def drain(d: Decider, c: Drain, now: float) -> str:
     worker = d.state.fleet.workers.get(c.worker_id)
     if worker is None or not worker.alive:
         raise Refused("unknown", f"no living worker {c.worker_id!r}")
+    if c.incarnation not in (0, worker.incarnation):
+        raise Refused("changed", f"{c.worker_id} has been replaced by another process: look again")
     fewer = {} if c.replace or worker.leaving else _one_fewer(d, worker)
     d.emit(Drained(c.request_id, c.worker_id, fewer))
     d.settle_fleet(now)

@@ -132,6 +132,10 @@ def scale(d: Decider, c: Scale, now: float) -> str:
         return requests[c.request_id]
     _refuse_if_over(d.state)
     check_desired(d.state.bounds, c.desired)
+    wanted = d.state.desired
+    if any(wanted.get(role) != count for role, count in c.expected.items()):
+        shown = ", ".join(f"{role}={count}" for role, count in sorted(wanted.items()))
+        raise Refused("changed", f"the wanted numbers have changed to {shown}: look again")
     d.emit(Scaled(c.request_id, dict(c.desired)))
     d.settle_fleet(now)
     return requests[c.request_id]

@@ -51,6 +51,9 @@ class Worker(BaseModel):
     role: Annotated[str, Field(examples=["rollout"])]
     host: str
     pid: int
+    incarnation: Annotated[
+        str, Field(description="Another for every process of that name", examples=["17293"])
+    ]
     state: Annotated[
         str, Field(description="starting, running, spare, suspect, draining, stopped, dead")
     ]
@@ -264,13 +267,32 @@ class Done(BaseModel):
     message: str
 
 
+Count = Annotated[int, Field(ge=0, le=100_000, strict=True)]
+
+
+class Counts(BaseModel):
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"rollout": 2}]})
+
+    policy: Count | None = None
+    rollout: Count | None = None
+
+
 class ScaleBody(BaseModel):
+    """Of a role that is not named nothing changes."""
+
     model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"policy": 3, "rollout": 4}]}
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"policy": 3, "rollout": 4}, {"rollout": 4, "expected": {"rollout": 2}}]
+        },
     )
 
-    policy: Annotated[int, Field(ge=0, le=100_000)] | None = None
-    rollout: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    policy: Count | None = None
+    rollout: Count | None = None
+    expected: Annotated[
+        Counts | None,
+        Field(description="What the caller saw as wanted: 409 where it is no longer so"),
+    ] = None
     request_id: Annotated[str, Field(max_length=64, pattern=r"^[A-Za-z0-9_.-]*$")] = ""
 
 
@@ -292,8 +314,18 @@ class DrainBody(RequestBody):
 
     replace: Annotated[
         bool,
-        Field(description="Another takes its place; else one worker fewer is wanted from then on"),
+        Field(
+            strict=True,
+            description="Another takes its place; else one worker fewer is wanted from then on",
+        ),
     ] = False
+    incarnation: Annotated[
+        str,
+        Field(
+            pattern=r"^[0-9]{0,20}$",
+            description="Of the process that is meant: 409 where another has its name by now",
+        ),
+    ] = ""
 
 
 class StopBody(RequestBody):

@@ -291,6 +291,8 @@ def workers_of(controller: Controller, scrub: Scrubber) -> list[dict[str, Any]]:
             "role": ROLES.get(w.role, "unknown"),
             "host": w.host,
             "pid": w.pid,
+            # As text: a browser's numbers have 53 bits.
+            "incarnation": str(w.incarnation),
             "state": w.state,
             "mesh_epoch": w.mesh_epoch,
             "version": w.version,

@@ -61,7 +61,8 @@ def router(controller: Controller) -> APIRouter:
     )
     async def scale(request: Request, body: models.ScaleBody) -> Response | models.Done:
         wanted = body.model_dump(include={"policy", "rollout"}, exclude_none=True)
-        return await decide(request, Scale(_id(body), wanted))
+        seen = body.expected.model_dump(exclude_none=True) if body.expected else {}
+        return await decide(request, Scale(_id(body), wanted, seen))
 
     @routes.post(
         "/workers/{worker_id}/drain",
@@ -75,7 +76,8 @@ def router(controller: Controller) -> APIRouter:
         body: models.DrainBody | None = None,
     ) -> Response | models.Done:
         replace = body is not None and body.replace
-        return await decide(request, Drain(_id(body), worker_id, replace))
+        incarnation = int(body.incarnation or 0) if body is not None else 0
+        return await decide(request, Drain(_id(body), worker_id, replace, incarnation))
 
     @routes.post("/pause", summary="Hold the run", response_model=models.Done)
     async def pause(

@@ -153,3 +153,26 @@ def test_no_sequence_of_requests_and_failovers_leaves_the_bounds(script: list) -
             pass
         assert 1 <= run.state.desired["policy"] <= 3
         assert 2 <= run.state.desired["rollout"] <= 4
+
+
+def test_a_scale_that_expects_other_numbers_is_refused_unless_it_is_a_repeat() -> None:
+    run = bounded()
+    done = run.do(cmd.Scale("a", {"rollout": 4}, expected={"rollout": 3}))
+    with pytest.raises(cmd.Refused, match="policy=2, rollout=4: look again") as refused:
+        run.do(cmd.Scale("b", {"rollout": 2}, expected={"rollout": 3}))
+    assert refused.value.code == "changed"
+    assert run.do(cmd.Scale("a", {"rollout": 4}, expected={"rollout": 3})) == done
+    run.do(cmd.Scale("c", {"policy": 3}, expected={"policy": 2}))
+    assert run.state.desired == {"policy": 3, "rollout": 4}
+
+
+def test_a_drain_meant_for_a_process_that_was_replaced_drains_nobody() -> None:
+    run = bounded()
+    run.rollout("r0")
+    seen = run.current["r0"]
+    run.rollout("r0")
+    with pytest.raises(cmd.Refused, match="r0 has been replaced") as refused:
+        run.do(cmd.Drain("d", "r0", replace=True, incarnation=seen))
+    assert refused.value.code == "changed" and not run.state.fleet.workers["r0"].leaving
+    run.do(cmd.Drain("d", "r0", replace=True, incarnation=run.current["r0"]))
+    assert run.state.fleet.workers["r0"].leaving

@@ -135,6 +135,35 @@ def test_without_a_right_token_nothing_changes_and_with_it_scale_takes_effect(
     assert token not in page.execute_script(stored)
 
 
+def test_a_page_that_is_behind_changes_only_what_was_typed(served: Controllers, page: Any) -> None:
+    url, headers = rest_url(served), bearer(served)
+    errors_of(page)
+    open_page(page, url, "fleet")
+    token = headers["Authorization"].split()[1]
+    page.execute_script("sessionStorage.setItem('paceline-token', arguments[0])", token)
+    before = api(url, "run")["desired"]
+    wait(lambda: page.execute_script("return document.getElementById('scale-policy').value"), "-")
+    fill = (
+        "const e = document.getElementById('scale-rollout'); e.value = arguments[0];"
+        "e.dispatchEvent(new Event('input'))"
+    )
+    page.execute_script(fill, str(before["rollout"] + 1))
+    scale = {"policy": before["policy"] + 1}
+    assert httpx.post(f"{url}/api/v1/scale", json=scale, headers=headers).status_code == 200
+    page.execute_script("document.querySelector('#scale-form button').click()")
+    wait(lambda: page.execute_script("return document.getElementById('dialog').open"), "no dialog")
+    assert "Policy" not in text(page, "dialog-text")
+    # Meanwhile someone else changes the same number: what is confirmed is no longer so.
+    other = {"rollout": before["rollout"] + 2}
+    assert httpx.post(f"{url}/api/v1/scale", json=other, headers=headers).status_code == 200
+    page.execute_script("document.getElementById('dialog-yes').click()")
+    wait(lambda: "look again" in text(page, "dialog-error"), "the stale number was taken")
+    assert api(url, "run")["desired"] == {**scale, **other}
+    page.execute_script("document.getElementById('dialog-no').click()")
+    httpx.post(f"{url}/api/v1/scale", json=before, headers=headers)
+    assert errors_of(page, of_status=409) == []
+
+
 def test_dropped_groups_are_listed_by_reason(served: Controllers, page: Any) -> None:
     url = rest_url(served)
     errors_of(page)

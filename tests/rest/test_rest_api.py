@@ -200,11 +200,44 @@ async def test_a_standby_sends_writes_to_the_leader(
         done = await leader.post("/api/v1/scale", json=body, headers=headers)
         assert done.json() == {"accepted": True, "message": "wanted now: policy=1, rollout=3"}
     assert (await get(leader, "run"))["desired"] == {"policy": 1, "rollout": 3}
-    events = (await get(leader, "events?kind=notable&limit=100"))["events"]
-    assert sum(e["type"] == "Scaled" for e in events) <= 1
+
+    async def scaled() -> int:
+        events = (await get(leader, "events?kind=notable&limit=100"))["events"]
+        return sum(e["type"] == "Scaled" for e in events)
+
+    await until(scaled)
+    # Run files are written in order: had there been a second one, it would stand before this.
+    await leader.post("/api/v1/pause", headers=headers)
+    await leader.post("/api/v1/resume", headers=headers)
+    await until(lambda: _happened(leader, "Paused", 2))
+    assert await scaled() == 1
     # Nothing of it happens without the token, on either.
     assert_problem(await standby.post("/api/v1/scale", json={"rollout": 9}), 401, "token")
     assert (await get(leader, "run"))["desired"]["rollout"] == 3
+
+
+async def _happened(client: httpx.AsyncClient, kind: str, times: int) -> bool:
+    events = (await get(client, "events?kind=notable&limit=1000"))["events"]
+    return sum(e["type"] == kind for e in events) >= times
+
+
+async def test_what_a_stale_page_sends_undoes_nobody_elses_change(
+    served: Controllers, leader: httpx.AsyncClient
+) -> None:
+    headers = bearer(served)
+    wanted = (await get(leader, "run"))["desired"]
+    other = {"policy": wanted["policy"] + 1}
+    assert (await leader.post("/api/v1/scale", json=other, headers=headers)).status_code == 200
+    stale = {"policy": 9, "expected": wanted}
+    late = await leader.post("/api/v1/scale", json=stale, headers=headers)
+    assert_problem(late, 409, "look again", f"policy={other['policy']}")
+    back = {"policy": wanted["policy"], "expected": other}
+    assert (await leader.post("/api/v1/scale", json=back, headers=headers)).status_code == 200
+    assert (await get(leader, "run"))["desired"] == wanted
+    incarnation = (await get(leader, "workers/rollout-0"))["incarnation"]
+    body = {"replace": True, "incarnation": str(int(incarnation) + 1)}
+    replaced = await leader.post("/api/v1/workers/rollout-0/drain", json=body, headers=headers)
+    assert_problem(replaced, 409, "rollout-0 has been replaced")
 
 
 async def test_pause_resume_and_checkpoint(served: Controllers, leader: httpx.AsyncClient) -> None:
@@ -232,7 +265,11 @@ async def test_every_refusal_is_problem_details(
     assert_problem(await leader.get("/api/v1/metrics?points=1"), 422, "points")
     assert_problem(await leader.get("/api/v1/groups?min_reward=nan"), 422, "min_reward")
     assert_problem(await leader.get("/api/v1/events?since=x"), 422, "since")
-    for body in ({"rollout": 0}, {"rollout": -1}, {"learners": 2}, {}, {"rollout": 10**7}):
+    for body in (
+        *({"rollout": 0}, {"rollout": -1}, {"learners": 2}, {}, {"rollout": 10**7}),
+        *({"rollout": True}, {"rollout": "3"}, {"rollout": 2.0}),
+        *({"rollout": 2, "expected": {"rollout": "1"}}, {"rollout": 2, "expected": 1}),
+    ):
         assert_problem(await leader.post("/api/v1/scale", json=body, headers=headers), 422)
     assert_problem(await leader.post("/api/v1/scale", content=b"{", headers=headers), 422)
     assert_problem(await leader.post("/api/v1/workers/nobody/drain", headers=headers), 404)

@@ -178,7 +178,7 @@ function command(path, title, text, yes, extra = {}, danger = false) {
 }
 function drain(w) {
   const request_id = requestId();
-  return confirmed({ title: `Drain ${w.worker_id}?`, text: "It finishes what it holds and leaves, and one worker fewer is wanted from then on.", option: "Start another in its place", yes: "Drain", act: (token, replace) => steer(`workers/${encodeURIComponent(w.worker_id)}/drain`, { replace, request_id }, token) });
+  return confirmed({ title: `Drain ${w.worker_id}?`, text: "It finishes what it holds and leaves, and one worker fewer is wanted from then on.", option: "Start another in its place", yes: "Drain", act: (token, replace) => steer(`workers/${encodeURIComponent(w.worker_id)}/drain`, { replace, request_id, incarnation: w.incarnation }, token) });
 }
 
 let quietTimer = 0;
@@ -365,9 +365,10 @@ const workersTable = new Table($("workers-table"), [
   { title: "mesh", num: true, value: (w) => (w.mesh_epoch ? String(w.mesh_epoch) : "–") }, { title: "version", num: true, value: (w) => (w.version < 0 ? "–" : String(w.version)) },
   { title: "memory", num: true, value: (w) => bytes(w.gauges.memory_bytes ?? w.gauges.rss_bytes) }, { title: "GPU", num: true, value: (w) => gpu(w.gauges) }, { title: "tokens/s", num: true, value: (w) => (w.gauges.tokens_per_s === undefined ? "–" : number(w.gauges.tokens_per_s)) },
   { title: "host", value: (w) => w.host }, { title: "pid", num: true, value: (w) => String(w.pid) },
-  { title: "steer", node: (w) => { const b = make("button", "small", "Drain"); b.type = "button"; b.setAttribute("aria-label", `Drain ${w.worker_id}`); b.addEventListener("click", () => drain(w)); return b; } },
+  { title: "steer", node: (w) => { const b = make("button", "small", "Drain"); b.type = "button"; b.setAttribute("aria-label", `Drain ${w.worker_id}`); b.addEventListener("click", () => drain(workersTable.data.find((now) => now.worker_id === w.worker_id) || w)); return b; } },
 ], (w) => w.worker_id, "Workers");
-let scaleTouched = false;
+// What someone typed, by role: only that is sent, so that an open page undoes nobody else's change.
+const scaleTyped = new Set();
 async function fleet() {
   const workers = await ask("workers");
   const wanted = $("fleet-filter").value.trim().toLowerCase();
@@ -382,7 +383,7 @@ async function fleet() {
   const bad = state.run.sinks.filter((s) => s.failing);
   $("sinks").hidden = !bad.length;
   put($("sinks"), bad.map((s) => `Curves do not reach ${s.name}: ${s.trouble || "it does not answer"}. The run goes on, and it gets what it misses once it is back.`).join(" "));
-  if (!scaleTouched) for (const role of ["policy", "rollout"]) $("scale-" + role).value = state.run.desired[role] ?? "";
+  for (const role of ["policy", "rollout"]) if (!scaleTyped.has(role)) $("scale-" + role).value = state.run.desired[role] ?? "";
 }
 
 // ---- samples ------------------------------------------------------------------------------------
@@ -529,13 +530,20 @@ $("zoom-reset").addEventListener("click", () => board.zoom(null, null));
 $("do-pause").addEventListener("click", () => (state.run && state.run.phase === "paused" ? command("resume", "Resume the run?", "Prompts are handed out again.", "Resume") : command("pause", "Pause the run?", "The open step is finished; nothing new is handed out until someone resumes.", "Pause")));
 $("do-checkpoint").addEventListener("click", () => command("checkpoint", "Write a checkpoint?", "The trainers write one after the next step, beside the regular ones.", "Write"));
 $("do-stop").addEventListener("click", () => command("stop", "End the run for good?", "The open step is finished, a last checkpoint is written, and the run ends. It cannot be resumed.", "End the run", { reason: "stopped from the dashboard" }, true));
-for (const role of ["policy", "rollout"]) $("scale-" + role).addEventListener("input", () => { scaleTouched = true; });
+for (const role of ["policy", "rollout"]) $("scale-" + role).addEventListener("input", () => { scaleTyped.add(role); });
 $("scale-form").addEventListener("submit", async (e) => {
   e.preventDefault();
-  const wanted = { policy: Number($("scale-policy").value), rollout: Number($("scale-rollout").value) };
-  const now = state.run.desired;
-  await command("scale", "Change the fleet?", `Policy replicas: ${now.policy} → ${wanted.policy}. Rollout workers: ${now.rollout} → ${wanted.rollout}.`, "Scale", wanted);
-  scaleTouched = false;
+  const now = state.run.desired, wanted = {}, expected = {}, told = [];
+  for (const [role, words] of [["policy", "Policy replicas"], ["rollout", "Rollout workers"]]) {
+    const count = Number($("scale-" + role).value);
+    if (!scaleTyped.has(role) || count === now[role]) continue;
+    wanted[role] = count;
+    if (now[role] !== undefined) expected[role] = now[role];
+    told.push(`${words}: ${now[role] ?? "–"} → ${count}.`);
+  }
+  if (told.length) await command("scale", "Change the fleet?", told.join(" "), "Scale", { ...wanted, expected });
+  else say("These numbers are wanted already.");
+  scaleTyped.clear();
   tick();
 });
 for (const id of ["groups-sort", "groups-stand", "groups-reason", "groups-min", "groups-max", "groups-long", "groups-step", "events-kind", "events-filter", "fleet-filter"]) $(id).addEventListener("input", () => tick());
