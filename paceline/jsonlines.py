@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 
+class DamagedFile(ValueError):
+    """A complete line is no JSON; the message names file and line."""
+
+
 class JsonLines:
     """Appends one JSON object a line; each line is in the operating system's hands on return.
 
@@ -34,9 +38,15 @@ class JsonLines:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file; none where it does not exist, a torn last line left out."""
-    for line in _complete_lines(path).splitlines():
-        value = json.loads(line)
+    """The objects of a JSON-lines file; none where it does not exist, a torn last line left out.
+
+    Raises DamagedFile for any other line that cannot be read.
+    """
+    for number, line in enumerate(_complete_lines(path).splitlines(), start=1):
+        try:
+            value = json.loads(line)
+        except ValueError:
+            raise DamagedFile(f"{path}: line {number} is damaged: remove it to go on") from None
         if isinstance(value, dict):
             yield value
 

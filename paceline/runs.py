@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paceline.jsonlines import DamagedFile
 from paceline.summary import Story, read_summary
 
 DEPTH = 3
@@ -22,7 +23,8 @@ class Run:
     name: str
     path: Path
     state: str
-    """running; finished, failed or interrupted; ended: nothing runs, and no summary says how."""
+    """running; finished, failed or interrupted; ended: nothing runs, and no summary says how;
+    damaged: its files cannot be read."""
     reason: str
     steps: int
     reward_first5: float | None
@@ -51,7 +53,7 @@ NUMBERS = (
 
 def find_runs(directory: Path) -> list[Run]:
     """Runs in ``directory``, itself included, and below it, the one changed last first."""
-    return sorted(map(read_run, _places(directory, DEPTH)), key=lambda run: -run.changed)
+    return sorted(map(_read_or_tell, _places(directory, DEPTH)), key=lambda run: -run.changed)
 
 
 def is_run(path: Path) -> bool:
@@ -87,6 +89,15 @@ def read_run(path: Path) -> Run:
         changed=changed,
         **{name: _number(summary.get(name)) for name in NUMBERS},
     )
+
+
+def _read_or_tell(path: Path) -> Run:
+    """One run that cannot be read hides none of the others."""
+    try:
+        return read_run(path)
+    except (DamagedFile, OSError) as error:
+        nothing = dict.fromkeys(NUMBERS)
+        return Run(path.name, path, "damaged", str(error), steps=0, changed=0.0, **nothing)
 
 
 def _places(directory: Path, depth: int) -> Iterator[Path]:

@@ -186,7 +186,7 @@ def _too_large(request: Request, path: str) -> Response | None:
     length = request.headers.get("content-length", "0")
     if "transfer-encoding" in request.headers:
         return respond(411, "send the body with its Content-Length", path)
-    if not length.isdigit() or int(length) > MOST_BODY:
+    if not (length.isascii() and length.isdigit()) or int(length) > MOST_BODY:
         return respond(413, f"a body has at most {MOST_BODY} bytes", path)
     return None
 

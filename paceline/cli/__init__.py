@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
+from typing import NoReturn
 
 import typer
 
@@ -38,6 +39,7 @@ EXIT_STATUS = {
     "AuthError": 2,
     "DataError": 2,
     "BadInput": 2,
+    "DamagedFile": 2,
     "NoPlot": 2,
     "ExportError": 2,
     "RequestRefused": 1,
@@ -71,9 +73,12 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # The reader (head, less) has gone: nothing more to say to it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        _reader_has_gone()
+    except SystemExit as left:
+        # typer makes a failure of it, and the error itself is only its context.
+        if isinstance(left.__context__, BrokenPipeError):
+            _reader_has_gone()
+        raise
     except Exception as error:
         if os.environ.get("PACELINE_TRACEBACK"):
             raise
@@ -85,3 +90,9 @@ def main() -> None:
         for line in str(error).splitlines():
             print(f"error: {line}", file=sys.stderr)
         sys.exit(status)
+
+
+def _reader_has_gone() -> NoReturn:
+    """The reader of standard output (head, less) has read enough: nothing more to say to it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    sys.exit(0)

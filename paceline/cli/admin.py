@@ -16,6 +16,7 @@ from paceline.cli.common import (
     RunDirOption,
     TlsOption,
     TokenOption,
+    is_number,
     print_json,
     with_control,
 )
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 ANSWER_LIMIT_S = 20.0
 LOOK_S = 0.5
 ROLES = ("policy", "rollout")
+MOST = 10_000
+"""The controllers take no more."""
 
 
 def scale(
@@ -45,8 +48,8 @@ def scale(
     desired = {}
     for item in counts:
         role, equals, count = item.partition("=")
-        if role not in ROLES or not equals or not count.isdigit() or int(count) < 1:
-            raise BadInput(f"{item}: write policy=COUNT or rollout=COUNT, COUNT at least 1")
+        if role not in ROLES or not equals or not is_number(count, 1, MOST):
+            raise BadInput(f"{item}: write policy=COUNT or rollout=COUNT, COUNT from 1 to {MOST:,}")
         desired[role] = int(count)
     _ask("Scale", {"desired": desired}, as_json, run_dir, controllers, token_file, tls_ca)
 

@@ -67,12 +67,17 @@ TlsOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
 
 
+def is_number(text: str, least: int, most: int) -> bool:
+    """Whether ``text`` is a number in plain digits, in the range."""
+    return text.isascii() and text.isdigit() and len(text) <= 18 and least <= int(text) <= most
+
+
 def parse_addresses(text: str) -> list[str]:
     """``host:port,host:port`` as a list. Raises BadInput."""
     addresses = [part.strip() for part in text.split(",") if part.strip()]
     for address in addresses:
         host, _, port = address.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        if not host or not is_number(port, 1, 65535):
             raise BadInput(f"--controllers: {address} is not host:port")
     if not addresses:
         raise BadInput("--controllers: no address given; write host:port,host:port")
@@ -112,20 +117,32 @@ class Target:
     auth: AuthConfig
 
     def control(self) -> ControlPlane:
-        """A client for one event loop. Raises AuthError."""
-        from paceline.auth import client_root, read_token
+        """A client for one event loop. Raises AuthError and BadInput."""
+        from paceline.auth import read_token
         from paceline.client import ControlPlane
 
-        return ControlPlane(
-            self.addresses, token=read_token(self.auth), tls_ca=client_root(self.auth)
-        )
+        return ControlPlane(self.addresses, token=read_token(self.auth), tls_ca=self._root())
 
     def rest(self, urls: Sequence[str]) -> RestReader:
-        """A reader of the REST interfaces at ``urls``. Raises AuthError."""
-        from paceline.auth import client_root, read_token
+        """A reader of the REST interfaces at ``urls``. Raises AuthError and BadInput."""
+        from paceline.auth import read_token
         from paceline.rest_client import RestReader
 
-        return RestReader(urls, token=read_token(self.auth), tls_ca=client_root(self.auth))
+        return RestReader(urls, token=read_token(self.auth), tls_ca=self._root())
+
+    def _root(self) -> Path | None:
+        import ssl
+
+        from paceline.auth import client_root
+
+        root = client_root(self.auth)
+        if root is not None:
+            try:
+                ssl.create_default_context(cafile=str(root))
+            except OSError as error:
+                why = error.strerror or error
+                raise BadInput(f"--tls-ca: {root} is no PEM file to be read: {why}") from error
+        return root
 
 
 def find_target(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -25,6 +26,8 @@ from paceline.cli.common import (
 if TYPE_CHECKING:
     from paceline.client import ControlPlane
 
+POSITION = r"(\d{1,20}(-\d{1,20})?)?"
+
 
 def events(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they happen.")] = False,
@@ -46,6 +49,8 @@ def events(
 
     Example: paceline events --run-dir runs/demo --follow
     """
+    if not re.fullmatch(POSITION, after):
+        raise BadInput(f"--after: {after} is no journal position, such as 1763711975123-0")
     if run_dir is not None and not (follow or all_kinds):
         _from_file(run_dir, after, as_json)
         return

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 PLOT = Path("compare.png")
 WIDE = 240
+TOLD = ("failed", "damaged")
+"""States that are shown with their reason."""
 
 
 def runs(
@@ -27,6 +29,7 @@ def runs(
 
     running: a process of it lives on this machine. finished, failed, interrupted: as its summary.json
     says. ended: nothing of it runs here and it left no summary, so it was killed, or runs elsewhere.
+    damaged: its files cannot be read.
 
     Example: paceline runs runs
     """
@@ -124,7 +127,7 @@ def _print(found: list[Run], last: list[str], title: str = "changed") -> None:
     for column in ("run", "state", "steps", "reward", "held out", "samples/s", "took", title):
         table.add_column(column, justify="left" if column in ("run", "state") else "right")
     for run, cell in zip(found, last, strict=True):
-        state = f"{run.state}: {run.reason}" if run.state == "failed" and run.reason else run.state
+        state = f"{run.state}: {run.reason}" if run.state in TOLD and run.reason else run.state
         table.add_row(
             Text(str(run.path)),
             Text(state),

@@ -13,7 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import EXIT_STATUS, app, main
-from paceline.cli.common import BadInput, parse_addresses
+from paceline.cli.common import BadInput, find_target, parse_addresses
 from paceline.ports import free_ports
 
 COMMANDS = [
@@ -103,6 +103,13 @@ def test_every_exit_status_belongs_to_an_error_that_exists() -> None:
         (["compare", "nowhere", "nowhere"], 2),
         (["init", "--size", "huge"], 2),
         (["completion", "tcsh"], 2),
+        (["status", "--tls-ca", "missing.pem", "--controllers", "127.0.0.1:1"], 2),
+        (["samples", "--tls-ca", "missing.pem", "--controllers", "127.0.0.1:1"], 2),
+        (["scale", "policy=99999999999", "--controllers", "127.0.0.1:1"], 2),
+        (["scale", "policy=²", "--controllers", "127.0.0.1:1"], 2),
+        (["status", "--controllers", "127.0.0.1:²"], 2),
+        (["events", "--after", "garbage", "--controllers", "127.0.0.1:1"], 2),
+        (["events", "--after", "1-0-x", "--run-dir", "nowhere"], 2),
         (["doctor", "nowhere.toml"], 2),
         (["top", "--once", "--controllers", "127.0.0.1:1"], 3),
         (["samples", "--controllers", "127.0.0.1:1"], 3),
@@ -230,3 +237,35 @@ def test_events_of_a_run_directory_need_no_controller(tmp_path: Path) -> None:
     assert "c leads (term 7)" in shown.stdout
     later = paceline("events", "--run-dir", str(tmp_path), "--json", "--after", "1-0")
     assert [json.loads(line)["type"] for line in later.stdout.splitlines()] == ["TermBegun"]
+
+
+def test_a_reader_that_has_read_enough_is_no_failure(tmp_path: Path) -> None:
+    line = json.dumps({"position": "1-0", "n": 0, "t": 1.0, "type": "Paused", "paused": True})
+    (tmp_path / "events.jsonl").write_text(f"{line}\n" * 20_000)
+    with subprocess.Popen(
+        [sys.executable, "-m", "paceline", "events", "--run-dir", str(tmp_path), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as told:
+        assert told.stdout is not None and told.stderr is not None
+        assert json.loads(told.stdout.readline())["type"] == "Paused"
+        told.stdout.close()
+        assert told.wait(timeout=60) == 0
+        assert told.stderr.read() == ""
+
+
+def test_a_damaged_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "events.jsonl").write_text('{"type": "Paused"}\nnonsense\n')
+    monkeypatch.setattr(sys, "argv", ["paceline", "events", "--run-dir", str(tmp_path), "--json"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+
+
+def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
+    root = tmp_path / "root.pem"
+    root.write_text("no certificate")
+    target = find_target(None, "127.0.0.1:1", None, root)
+    with pytest.raises(BadInput, match=r"--tls-ca: .*root\.pem is no PEM file"):
+        target.rest(["https://127.0.0.1:1"])

@@ -135,3 +135,18 @@ def test_what_cannot_be_compared_is_refused(runs: Path, arguments: list[str], sa
 def test_the_names_of_directories_are_no_markup(tmp_path: Path) -> None:
     make_run(tmp_path / "[red]x[", [0.5], changed=1.0)
     assert "[red]x[" in invoke("runs", str(tmp_path)).output
+
+
+def test_one_damaged_run_hides_none_of_the_others(runs: Path) -> None:
+    damaged = make_run(runs / "d", [0.1, 0.2], changed=500.0)
+    with (damaged / "events.jsonl").open("a") as file:
+        file.write("nonsense\n")
+    listed = json.loads(invoke("runs", str(runs), "--json").output)
+    assert {run["name"]: run["state"] for run in listed} == {
+        "a": "finished",
+        "b": "failed",
+        "c": "ended",
+        "d": "damaged",
+    }
+    assert "events.jsonl: line 3 is damaged" in listed[-1]["reason"]
+    assert "damaged: " in invoke("runs", str(runs)).output
