@@ -19,10 +19,10 @@ def tasks_wanted(
 ) -> int:
     """Tasks to ask for; 0: enough is at hand.
 
-    ``generating``: sequences held and not finished; ``sequences_per_s``: measured, 0 while unknown;
+    ``generating``: sequences held and not finished, wherever their groups stand; ``sequences_per_s``: measured, 0 while unknown;
     ``round_trip_s``: of a lease call that found tasks; ``unsent``: groups the controller has not
-    taken yet. Above the slots, work for two round trips is kept waiting. Small shortfalls are left
-    to gather: one call for several tasks costs as much as one for one.
+    taken yet. Above the slots, work for two round trips is kept waiting. Of that, small shortfalls are
+    left to gather: one call for several tasks costs as much as one for one. A free slot is not.
     """
     ahead_s = max(2 * round_trip_s, LEAST_AHEAD_S)
     ahead = min(max(slots // 8, math.ceil(sequences_per_s * ahead_s)), slots)
@@ -31,6 +31,6 @@ def tasks_wanted(
         # The controller takes nothing: more work would only pile up.
         return 0
     short = target - generating
-    if short <= 0 or (generating > 0 and short < max(group_size, ahead // 2)):
+    if short <= 0 or (generating >= slots and short < max(group_size, ahead // 2)):
         return 0
     return min(math.ceil(short / group_size), 256)

@@ -34,6 +34,11 @@ class HeldTask:
     """What is asked of the engine, where another worker can go on with it."""
     samples: tuple[Sample, ...] = ()
     """The request's answer, while it is scored."""
+    unfinished: int = field(init=False)
+    """Samples that are not all there."""
+
+    def __post_init__(self) -> None:
+        self.unfinished = self.lease.group_size
 
     @property
     def key(self) -> tuple[str, int]:
@@ -81,10 +86,19 @@ class Held:
         return [task.lease.task for task in self._tasks.values()]
 
     def generating(self) -> int:
-        """Sequences asked of the engine and not yet all there."""
+        """Samples asked of the engine or an environment and not yet all there.
+
+        Counted one by one: the short ones of a group free their slots long before its longest.
+        """
         return sum(
-            task.lease.group_size for task in self._tasks.values() if task.stage is Stage.GENERATING
+            task.unfinished for task in self._tasks.values() if task.stage is Stage.GENERATING
         )
+
+    def sample_over(self, request_id: str) -> None:
+        """One more sample of this task is all there. Other ids are ignored."""
+        task = self.of_request(request_id)
+        if task is not None and task.unfinished:
+            task.unfinished -= 1
 
     def count(self, stage: Stage) -> int:
         return sum(task.stage is stage for task in self._tasks.values())

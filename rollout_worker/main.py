@@ -174,8 +174,10 @@ class RolloutWorker:
         """Engine and rewards are ready before the fleet hears of this worker."""
         await asyncio.gather(self.engine.start(), self.scorer.start())
         self.tokenizer.limit = longest_prompt(self.config, self.engine)
-        self.gauges = Gauges(self.engine)
+        self.gauges = Gauges(self.engine, self.config.rollout.max_sequences)
+        self.engine.sample_over = self.on_sample_over
         if self.environments is not None:
+            self.environments.sample_over = self.on_sample_over
             await self.environments.start(self.engine, self.scorer)
         self.producer = Producer(
             self.config, self.tokenizer, self.engine, self.scorer, self.environments
@@ -449,6 +451,11 @@ class RolloutWorker:
         self.engine.abort(task.request_id)
         if task.work is not None:
             task.work.cancel()
+
+    def on_sample_over(self, request_id: str) -> None:
+        """Its slot is free, though the rest of its group may run for long."""
+        self.held.sample_over(request_id)
+        self.leasing.wake()
 
     def on_released(self) -> None:
         self.leasing.wake()

@@ -47,6 +47,7 @@ OF_WORKER = {
     "gpu_memory_bytes": ("gpu_memory_bytes", "Memory used on its GPUs"),
     "gpu_utilization": ("gpu_utilization_ratio", "Share of time that its GPUs are busy"),
     "engine_idle_fraction": ("engine_idle_ratio", "Share of time that its engine stands idle"),
+    "slot_occupancy": ("engine_slot_occupancy_ratio", "Share of its engine's slots in use"),
     "tokens_per_s": ("generated_tokens_per_second", "Tokens it generates"),
 }
 """Gauges of a worker's report, and what they are called here."""

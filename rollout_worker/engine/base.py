@@ -152,6 +152,10 @@ class Engine(ABC):
     """A sampled completion that is cut and goes on elsewhere is the one that would have been made
     uninterrupted. Greedy ones are, on every engine."""
 
+    sample_over: Callable[[str], None] = staticmethod(lambda request_id: None)
+    """Set by whoever wants to know: called in the event loop with a request's id for each of its
+    samples that is finished, at once, however long the others take."""
+
     @abstractmethod
     async def start(self) -> None:
         """Loads the model. Raises EngineError with one clear line where it cannot."""

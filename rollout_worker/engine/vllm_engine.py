@@ -179,6 +179,7 @@ class VLLMEngine(Engine):
         if (whole := complete(sample, request.params.max_tokens)) is not None:
             self._samples += 1
             group.done[index] = whole
+            self.sample_over(request.request_id)
             return whole
         while not group.aborted:
             output = await self._run(group, index, sample)
@@ -190,6 +191,7 @@ class VLLMEngine(Engine):
                 raise
             if output.finish_reason != "abort":
                 self._samples += 1
+                self.sample_over(request.request_id)
                 if sample is not None:
                     group.done[index] = sample
                 return sample

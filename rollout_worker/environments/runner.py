@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,6 +50,8 @@ class Environments:
         self._environment = load.load(config.rollout.environment or "")
         self._server = ChatServer(config, tokenizer) if config.rollout.openai else None
         self._host: Host | None = None
+        self.sample_over: Callable[[str], None] = lambda request_id: None
+        """Called with the task's request id for each of its samples whose environment has ended."""
 
     async def start(self, engine: Engine, scorer: Scorer) -> None:
         """``engine`` is started. Raises BadEnvironment where the endpoint's port is taken."""
@@ -90,7 +92,7 @@ class Environments:
         row, prompt = self._opening(held.lease)
         tasks = [self._task(held.lease, row, prompt, i) for i in range(held.lease.group_size)]
         conversations = [self._conversation(held, task) for task in tasks]
-        results = await self._play_all(tasks, conversations)
+        results = await self._play_all(tasks, conversations, held.request_id)
         generate_s = time.monotonic() - held.since
         shared = common_prompt(conversations)
         made = [completion(conversation, len(shared)) for conversation in conversations]
@@ -164,18 +166,24 @@ class Environments:
         )
 
     async def _play_all(
-        self, tasks: Sequence[Task], conversations: Sequence[Conversation]
+        self, tasks: Sequence[Task], conversations: Sequence[Conversation], request_id: str
     ) -> list[Any]:
         """What the environment returned for each. Raises for the first that failed."""
+
+        async def play(task: Task, conversation: Conversation) -> Any:
+            result = await self._play(task, conversation)
+            self.sample_over(request_id)
+            return result
+
         plays = [
-            asyncio.ensure_future(self._play(task, conversation))
+            asyncio.ensure_future(play(task, conversation))
             for task, conversation in zip(tasks, conversations, strict=True)
         ]
         try:
             return list(await asyncio.gather(*plays))
         finally:
-            for play in plays:
-                play.cancel()
+            for running in plays:
+                running.cancel()
             await asyncio.gather(*plays, return_exceptions=True)
 
     async def _play(self, task: Task, conversation: Conversation) -> Any:

@@ -388,6 +388,29 @@ async def test_a_stop_string_is_found_across_the_end_of_a_prefix(engine: Engine)
     assert sample.tokens.tolist() == whole.tokens[: pair + 2].tolist()
 
 
+async def test_a_finished_sample_is_told_while_others_of_its_request_run(engine: Engine) -> None:
+    (whole,) = await engine.generate(ask("w", PROMPTS[0], seed=6, max_tokens=4))
+    over: list[str] = []
+    first = asyncio.Event()
+
+    def tell(request_id: str) -> None:
+        over.append(request_id)
+        first.set()
+
+    engine.sample_over = tell
+    begun = Sample(whole.tokens, whole.logprobs, whole.versions, Finish.STOP)
+    both = asyncio.create_task(
+        engine.generate(
+            ask("x/1", PROMPTS[0], count=2, seed=9, max_tokens=400, prefixes=(begun, None))
+        )
+    )
+    await asyncio.wait_for(first.wait(), 20)
+    assert over == ["x/1"] and not both.done()
+    await both
+    assert over == ["x/1"] * 2
+    engine.sample_over = Engine.sample_over
+
+
 async def test_a_cancelled_caller_frees_its_rows(engine: Engine) -> None:
     waiting = asyncio.create_task(engine.generate(ask("x", PROMPTS[0], count=64, max_tokens=400)))
     await until(engine, waiting, 1)

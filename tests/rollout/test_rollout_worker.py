@@ -123,6 +123,27 @@ async def test_a_lease_is_named_in_every_report_until_its_group_is_acknowledged(
         assert set(controller.groups) == {first}
 
 
+async def test_slots_that_short_samples_leave_are_filled_while_the_long_one_runs(
+    play: Play,
+) -> None:
+    async with play(max_sequences=4) as scene:
+        controller, engine = scene.controller, scene.engine
+        controller.lease("t0"), controller.lease("t1")
+        await until(lambda: engine.running == {"t0", "t1"})
+        controller.lease("t2")
+        asked = len(controller.lease_requests)
+        assert await scene.held() == {("t0", 1), ("t1", 1)}
+        assert len(controller.lease_requests) == asked, "full"
+        for _ in range(2):
+            engine.sample_over("t1/1")
+        engine.sample_over("t0/1")
+        await until(lambda: engine.running == {"t0", "t1", "t2"})
+        assert controller.reports[-1].gauges["slot_occupancy"] > 0
+        for task_id in ("t0", "t1", "t2"):
+            engine.finish(task_id)
+        await until(lambda: len(controller.groups) == 3)
+
+
 async def test_a_task_leased_twice_by_a_repeated_reply_is_generated_once(play: Play) -> None:
     async with play() as scene:
         scene.controller.lease("t0")
