@@ -20,11 +20,12 @@ What every engine promises:
 from __future__ import annotations
 
 import asyncio
+import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,6 +146,18 @@ class EngineStats:
     extra: Mapping[str, float] = field(default_factory=dict)
 
 
+def bad_stop(stops: Iterable[Any]) -> Any | None:
+    """The first that is no text, is empty, or holds half of a character; None: all are good."""
+    for stop in stops:
+        if not isinstance(stop, str) or not stop:
+            return stop if stop is not None else "None"
+        try:
+            stop.encode()
+        except UnicodeEncodeError:
+            return stop
+    return None
+
+
 class Engine(ABC):
     """One model on one device (or one group of devices). Methods are called from one event loop."""
 
@@ -164,9 +177,29 @@ class Engine(ABC):
     async def generate(self, request: Request) -> tuple[Sample, ...]:
         """The request's samples, in order, once all are finished.
 
-        Raises Aborted after ``abort``, GenerationFailed where the model's output is unusable, and
-        EngineError where the request does not fit the engine's context or the engine is closed.
+        Raises Aborted after ``abort``, GenerationFailed where the model's output is unusable or the
+        request is not one the engine can fulfil (``check``), and EngineError where it is closed.
         """
+
+    def check(self, request: Request) -> None:
+        """Raises GenerationFailed for what would be no model input: it must not reach the device or
+        another process, where the whole engine would fail of it."""
+        params = request.params
+        needed = len(request.prompt_tokens) + params.max_tokens
+        if needed > self.max_context:
+            raise GenerationFailed(
+                f"prompt plus max_tokens is {needed} tokens, the engine's context {self.max_context}"
+            )
+        prefixes = [prefix.tokens for prefix in request.prefixes if prefix is not None]
+        for tokens in (request.prompt_tokens, *prefixes):
+            if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.vocabulary:
+                raise GenerationFailed(
+                    f"a token id is not in the model's vocabulary of {self.vocabulary}"
+                )
+        if (bad := bad_stop(params.stop)) is not None:
+            raise GenerationFailed(f"{bad!r} cannot be a stop string")
+        if not math.isfinite(params.temperature) or params.top_k >= 2**31:
+            raise GenerationFailed("temperature or top_k is out of range")
 
     @abstractmethod
     def abort(self, request_id: str) -> None:
@@ -200,6 +233,11 @@ class Engine(ABC):
     @abstractmethod
     def version(self) -> int:
         """Version of the weights that produce the next token; -1 before the first load."""
+
+    @property
+    @abstractmethod
+    def vocabulary(self) -> int:
+        """Token ids are below this."""
 
     @property
     @abstractmethod

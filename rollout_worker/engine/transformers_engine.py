@@ -124,11 +124,7 @@ class TransformersEngine(Engine):
         self._thread.start()
 
     async def generate(self, request: Request) -> tuple[Sample, ...]:
-        needed = len(request.prompt_tokens) + request.params.max_tokens
-        if needed > self._max_context:
-            raise EngineError(
-                f"prompt plus max_tokens is {needed} tokens, the engine's context {self._max_context}"
-            )
+        self.check(request)
         if self._failure is not None or self._inbox.closing:
             raise EngineError(f"the engine is closed{self._why()}")
         if request.request_id in self._pending:
@@ -171,6 +167,10 @@ class TransformersEngine(Engine):
         return self._version
 
     @property
+    def vocabulary(self) -> int:
+        return self._vocabulary
+
+    @property
     def max_context(self) -> int:
         return self._max_context
 
@@ -207,7 +207,7 @@ class TransformersEngine(Engine):
     def _build(self) -> None:
         torch.set_num_threads(self._config.fleet.rollout_threads)
         model = load_model(self._config)
-        vocabulary = model.get_output_embeddings().weight.shape[0]
+        vocabulary = self._vocabulary = model.get_output_embeddings().weight.shape[0]
         self._max_context = context_limit(self._config, model)
         self._decoder = self._pick_decoder(model, vocabulary)
         self._table = WeightTable(model)

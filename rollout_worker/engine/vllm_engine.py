@@ -135,11 +135,7 @@ class VLLMEngine(Engine):
     # ---- generating
 
     async def generate(self, request: Request) -> tuple[Sample, ...]:
-        needed = len(request.prompt_tokens) + request.params.max_tokens
-        if needed > self.max_context:
-            raise EngineError(
-                f"prompt plus max_tokens is {needed} tokens, the engine's context {self.max_context}"
-            )
+        self.check(request)
         if self._closed:
             raise EngineError("the engine is closed")
         if not self._swap_ready.usable:
@@ -321,6 +317,10 @@ class VLLMEngine(Engine):
     @property
     def version(self) -> int:
         return -1 if self._swap is None else self._swap.version
+
+    @property
+    def vocabulary(self) -> int:
+        return self._client.facts.vocabulary
 
     @property
     def max_context(self) -> int:

@@ -27,6 +27,7 @@ from rollout_worker.engine.base import (
     Request,
     Sample,
     SamplingParams,
+    bad_stop,
 )
 from rollout_worker.engine.rng import sample_keys
 from rollout_worker.environments.base import (
@@ -158,8 +159,10 @@ class Conversation:
                 f"{len(before)} tokens and {len(added)} more leave no room for a turn within "
                 f"{self.limits.context}",
             )
-        if max_tokens is not None and max_tokens < 1:
-            raise BadTurn("max_tokens must be at least 1")
+        if max_tokens is not None and not (isinstance(max_tokens, int) and max_tokens >= 1):
+            raise BadTurn("max_tokens must be a whole number, at least 1")
+        if (bad := bad_stop(stop)) is not None:
+            raise BadTurn(f"stop takes texts, none of them empty; not {bad!r}")
         most = min(room, self.params.max_tokens, max_tokens or room)
         key = sample_keys(self.params.seed, np.array([len(self.pieces)]))
         params = replace(
@@ -203,8 +206,13 @@ class Conversation:
             except BadPrompt as error:
                 raise BadTurn(str(error)) from error
             return np.array(tokens, np.int32), self.tokenizer.decode_all(tokens)
-        if not all(isinstance(item, int | np.integer) and item >= 0 for item in items):
+        if not all(isinstance(item, int | np.integer) for item in items):
             raise BadTurn("say text, a list of messages (dicts), or a list of token ids")
+        for item in items:
+            if not 0 <= item < self.engine.vocabulary:
+                raise BadTurn(
+                    f"token id {item} is not in the model's vocabulary of {self.engine.vocabulary}"
+                )
         return np.array(items, np.int32), self.tokenizer.decode_all(items)
 
     def _remember(self, said: Said, turn: Turn) -> None:

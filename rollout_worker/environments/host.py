@@ -78,6 +78,7 @@ class _Asking:
     async def __call__(
         self, said: Said, *, max_tokens: int | None = None, stop: Sequence[str] = ()
     ) -> Turn:
+        # What is in it, the conversation checks.
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         call = asyncio.run_coroutine_threadsafe(
             self._conversation.say(said, max_tokens=max_tokens, stop=stops), self._worker

@@ -101,6 +101,10 @@ class ScriptedEngine(Engine):
         return self._version
 
     @property
+    def vocabulary(self) -> int:
+        return 1000
+
+    @property
     def max_context(self) -> int:
         return 88
 

@@ -84,6 +84,7 @@ class TalkingEngine(Engine):
     async def start(self) -> None: ...
 
     async def generate(self, request: Request) -> tuple[Sample, ...]:
+        self.check(request)
         self.requests.append(request)
         cut: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running[request.request_id] = cut
@@ -138,6 +139,10 @@ class TalkingEngine(Engine):
     @property
     def version(self) -> int:
         return self._version
+
+    @property
+    def vocabulary(self) -> int:
+        return len(VOCAB) + 3
 
     @property
     def max_context(self) -> int:

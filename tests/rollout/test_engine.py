@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -440,9 +441,26 @@ async def test_weights_that_are_not_finite_fail_requests_and_leave_no_trace(
         assert np.allclose(before.logprobs, after.logprobs, atol=1e-5)
 
 
-async def test_what_does_not_fit_the_context_is_refused(engine: Engine) -> None:
-    with pytest.raises(EngineError, match="context"):
-        await engine.generate(ask("x", PROMPTS[0], max_tokens=engine.max_context))
+@pytest.mark.parametrize(
+    ("prompt", "params", "words"),
+    [
+        (PROMPTS[0], {"max_tokens": 100_000}, "context"),
+        ([13, 999_999], {}, "vocabulary"),
+        ([13, -1], {}, "vocabulary"),
+        (PROMPTS[0], {"stop": ("",)}, "stop string"),
+        (PROMPTS[0], {"stop": (7,)}, "stop string"),
+        (PROMPTS[0], {"stop": ("\ud800",)}, "stop string"),
+        (PROMPTS[0], {"temperature": float("inf")}, "temperature"),
+        (PROMPTS[0], {"top_k": 1 << 40}, "top_k"),
+    ],
+)
+async def test_a_bad_request_fails_alone(
+    engine: Engine, prompt: list[int], params: dict[str, Any], words: str
+) -> None:
+    beside = asyncio.create_task(engine.generate(ask("good", PROMPTS[0], max_tokens=100)))
+    with pytest.raises(GenerationFailed, match=words):
+        await engine.generate(ask("bad", prompt, **params))
+    assert len(await beside) == 1
 
 
 async def test_close_tells_whoever_waits(model_path: Path) -> None:

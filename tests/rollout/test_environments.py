@@ -348,6 +348,17 @@ async def says_nonsense(task: Task, sample: Sample) -> float:
     return 0.0
 
 
+def asking(said: Any, **how: Any) -> Any:
+    """An environment that has one turn and then asks for another in this way."""
+
+    async def environment(task: Task, sample: Sample) -> float:
+        await sample(task.prompt)
+        await sample(said, **how)
+        return 0.0
+
+    return environment
+
+
 async def twice_at_once(task: Task, sample: Sample) -> float:
     await asyncio.gather(sample(task.prompt), sample(task.prompt))
     return 0.0
@@ -363,6 +374,16 @@ async def twice_at_once(task: Task, sample: Sample) -> float:
         (own_timeout, "the shop is closed"),
         (says_nonsense, "BadTurn"),
         (twice_at_once, "one turn at a time"),
+        (asking([5, 6, 999_999]), "999999 is not in the model's vocabulary"),
+        (asking([5, -1]), "-1 is not in the model's vocabulary"),
+        (asking([1 << 40]), "is not in the model's vocabulary"),
+        (asking(["a", 5]), "say text"),
+        (asking("go on", stop=""), "stop takes texts"),
+        (asking("go on", stop=("x", "")), "stop takes texts"),
+        (asking("go on", stop=(7,)), "stop takes texts"),
+        (asking("go on", stop=[None]), "stop takes texts"),
+        (asking("go on", stop="\ud800"), "stop takes texts"),
+        (asking("go on", max_tokens=2.5), "whole number"),
     ],
 )
 async def test_a_failing_environment_returns_the_group_with_the_reason(
