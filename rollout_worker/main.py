@@ -38,7 +38,7 @@ from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from paceline.weights import StagedWeights
 from rollout_worker.appetite import tasks_wanted
 from rollout_worker.engine import make_engine
-from rollout_worker.engine.base import Aborted, EngineError, WeightsRefused
+from rollout_worker.engine.base import Aborted, EngineError, SwapFailed, WeightsRefused
 from rollout_worker.engine.model import pick_device
 from rollout_worker.environments.base import BadEnvironment
 from rollout_worker.environments.runner import Environments
@@ -61,6 +61,9 @@ CUT_S = 1.0
 """How long a stopping worker takes to leave what it has of unfinished tasks to others."""
 PART_S = 2.0
 """How long a stopping worker tries to hand its tasks back."""
+LOAD_TRIES = 3
+"""So often in a row may loading weights fail, on one link after the other, until the worker ends: its
+engine would never follow the trainer."""
 _SWITCH_S = 0.0005
 """Longest hold of the interpreter by one thread: the engine's many short operations must not wait
 for the event loop's longer ones."""
@@ -125,6 +128,10 @@ class RolloutWorker:
         self.failure: Exception | None = None
         self.admitted = False
         """The controller took this worker's config and token."""
+        self.replacing = False
+        """What the engine serves was never committed and is being replaced."""
+        self.failed_loads = 0
+        """In a row."""
         self.parted = asyncio.Event()
         """A task is no longer held."""
 
@@ -398,6 +405,7 @@ class RolloutWorker:
             and directive.lifecycle == worker_pb2.LIFECYCLE_RUNNING
             and not directive.paused
             and self.engine.version >= 0
+            and not self.replacing
         )
 
     def wanted(self, round_trip_s: float) -> int:
@@ -416,6 +424,8 @@ class RolloutWorker:
         if task is not None and self.leaving.is_set():
             # The request was on its way when this worker was told to leave.
             self.hand_back(task)
+        elif task is not None and self.replacing:
+            self.hand_back(task, "weights_withdrawn")
         elif task is not None:
             task.work = self.loop.create_task(self.produce(task))
 
@@ -442,9 +452,9 @@ class RolloutWorker:
         self.outbox.put(outcome)
         self.leasing.wake()
 
-    def hand_back(self, task: HeldTask) -> None:
+    def hand_back(self, task: HeldTask, reason: str = "worker_leaving") -> None:
         task.stage = Stage.FINISHED
-        self.outbox.put(returned(task, rollout_pb2.RETURN_KIND_HAND_BACK, "worker_leaving"))
+        self.outbox.put(returned(task, rollout_pb2.RETURN_KIND_HAND_BACK, reason))
 
     def drop(self, task: HeldTask) -> None:
         """Stops work on a task, wherever it is."""
@@ -468,8 +478,18 @@ class RolloutWorker:
         asyncio.run_coroutine_threadsafe(self.load(staged), self.loop).result()
 
     async def load(self, staged: StagedWeights) -> None:
+        self.replacing = staged.version <= self.engine.version
+        if self.replacing:
+            self.give_up_unfinished()
         try:
             pause_s = await self.engine.load_weights(staged.version, staged.tensors)
+            self.failed_loads = 0
+        except SwapFailed as error:
+            self.failed_loads += 1
+            if self.failed_loads >= LOAD_TRIES and not self.ended.is_set():
+                self.fail(EngineFailed(f"weights failed to load {LOAD_TRIES} times: {error}"))
+            # The link is replaced and brings them again; until then the old ones serve on.
+            raise
         except WeightsRefused as error:
             self.fail(EngineFailed(f"weights {staged.version} do not fit model.path: {error}"))
             raise
@@ -478,6 +498,8 @@ class RolloutWorker:
             if not self.ended.is_set():
                 self.fail(EngineFailed(f"weights {staged.version} not loaded: {error}"))
             raise
+        finally:
+            self.replacing = False
         event(
             log,
             "weights loaded",
@@ -487,6 +509,13 @@ class RolloutWorker:
         )
         self.session.poke()
         self.leasing.wake()
+
+    def give_up_unfinished(self) -> None:
+        """The weights that made these tokens were never committed: their version names others now."""
+        for task in self.held:
+            if task.stage is Stage.GENERATING:
+                self.drop(task)
+                self.hand_back(task, "weights_withdrawn")
 
     def on_link_error(self, epoch: int, detail: str) -> None:
         """In the receiver's thread."""

@@ -40,6 +40,10 @@ class WeightsRefused(EngineError):
     """Staged weights do not fit the model; nothing was loaded."""
 
 
+class SwapFailed(EngineError):
+    """These weights were not loaded; the engine is as it was before, and they can be sent again."""
+
+
 class GenerationFailed(EngineError):
     """One request cannot be finished (for example non-finite logits); the engine itself goes on."""
 
@@ -218,7 +222,12 @@ class Engine(ABC):
 
         ``tensors``: by their Hugging Face names, on any device, tied weights once or under every
         name; they must stay unchanged until this returns. Raises WeightsRefused, with nothing
-        loaded, for unknown or missing names, wrong shapes, or values of one tied weight that differ.
+        loaded, for unknown or missing names, wrong shapes, or values of one tied weight that differ;
+        SwapFailed, with nothing loaded, where the same weights may well be loaded another time.
+
+        A version that is not newer than the served one takes the place of weights that were never
+        committed; whoever has requests running then aborts them first, as their tokens would say
+        otherwise.
         """
 
     async def until_failure(self) -> None:

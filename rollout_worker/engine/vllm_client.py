@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from transformers import AutoModelForCausalLM, PretrainedConfig
@@ -21,8 +21,14 @@ from rollout_worker.engine import vllm_arguments, vllm_internals
 from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.weights import WeightTable
 
+_T = TypeVar("_T")
+_DEAD_S = 0.5
+"""How often is looked whether the engine's process lives. Seconds."""
 _CLOSE_S = 1.0
 """What vLLM's processes get to end by themselves: they have nothing to save. Seconds."""
+
+
+_DEAD = "vLLM's engine process ended; its last words are in the log above"
 
 
 @dataclass(frozen=True)
@@ -53,6 +59,8 @@ class VLLMClient:
         self.llm: Any = None
         """AsyncLLM; None before the start and after the end."""
         self.facts: Facts
+        self._died = asyncio.Event()
+        self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Raises EngineError with one line about what is wrong with arguments or model."""
@@ -63,9 +71,12 @@ class VLLMClient:
         )
         self._thread.start()
         self.llm, self.facts = await built
+        self._watch = loop.create_task(self._watch_process())
 
     async def close(self) -> None:
         """Ends vLLM's processes. Idempotent."""
+        if self._watch is not None:
+            self._watch.cancel()
         if self.llm is not None:
             llm, self.llm = self.llm, None
             await asyncio.to_thread(llm.shutdown, _CLOSE_S)
@@ -83,9 +94,32 @@ class VLLMClient:
     async def told(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Awaits a call of vLLM's; raises EngineError."""
         try:
-            return await work
+            return await self.unless_dead(work)
         except Exception as error:
             raise self.error(error) from error
+
+    async def until_dead(self) -> None:
+        """Raises EngineError once vLLM's engine process has ended of itself; never returns."""
+        await self._died.wait()
+        raise EngineError(_DEAD)
+
+    async def unless_dead(self, work: Awaitable[_T]) -> _T:
+        """Its result. Raises EngineError once the engine's process has ended: what was asked of it
+        may never be answered."""
+        asked, dead = asyncio.ensure_future(work), asyncio.ensure_future(self.until_dead())
+        try:
+            await asyncio.wait({asked, dead}, return_when=asyncio.FIRST_COMPLETED)
+            return await (asked if asked.done() else dead)  # type: ignore[return-value]
+        finally:
+            for future in asked, dead:
+                future.cancel()
+            await asyncio.gather(asked, dead, return_exceptions=True)
+
+    async def _watch_process(self) -> None:
+        while not self._died.is_set():
+            await asyncio.sleep(_DEAD_S)
+            if self.llm is not None and vllm_internals.is_dead(self.llm):
+                self._died.set()
 
     def error(self, error: Exception) -> EngineError:
         if isinstance(error, EngineError):
@@ -93,7 +127,7 @@ class VLLMClient:
         if self.llm is None:
             return EngineError("the engine is closed")
         if vllm_internals.is_dead(self.llm):
-            return EngineError("vLLM's engine process ended; its last words are in the log above")
+            return EngineError(_DEAD)
         return EngineError(f"vLLM: {_reason(error)}")
 
     # ---- the owner's thread

@@ -28,6 +28,7 @@ from rollout_worker.engine.base import (
     Engine,
     EngineError,
     EngineStats,
+    Finish,
     GenerationFailed,
     OnPartial,
     Request,
@@ -42,6 +43,8 @@ from rollout_worker.engine.vllm_swap import WeightSwap
 logger = logging.getLogger(__name__)
 
 _CLOSE_S = 1.0
+_LEAST_TEMPERATURE = 0.01
+"""vLLM takes any lower one for this."""
 _LOOK_S = 0.01
 """How often running sequences are counted where they are to be reported: less than a step of any model
 that takes long enough for it."""
@@ -75,6 +78,11 @@ class VLLMEngine(Engine):
         end_tokens: tuple[int, ...] = (),
         overrides: Mapping[str, Any] | None = None,
     ) -> None:
+        if config.rollout.temperature < _LEAST_TEMPERATURE:
+            raise EngineError(
+                f"rollout.temperature is {config.rollout.temperature:g}; vLLM samples at "
+                f"{_LEAST_TEMPERATURE:g} or more"
+            )
         self._config = config
         self.on_update = config.rollout.on_update
         """What the next swap does to sequences in flight."""
@@ -107,7 +115,9 @@ class VLLMEngine(Engine):
         facts = self._client.facts
         self._ends = sorted({*self._end_tokens, *facts.end_tokens})
         self._swap = WeightSwap(
-            self._client, self._generate if self._config.rollout.verify else None
+            self._client,
+            self._generate if self._config.rollout.verify else None,
+            self._end_all,
         )
         self._idle_since = time.monotonic()
         event(
@@ -138,6 +148,11 @@ class VLLMEngine(Engine):
         self.check(request)
         if self._closed:
             raise EngineError("the engine is closed")
+        if not request.params.greedy and request.params.temperature < _LEAST_TEMPERATURE:
+            raise GenerationFailed(
+                f"temperature {request.params.temperature:g}: vLLM samples at "
+                f"{_LEAST_TEMPERATURE:g} or more, or greedily"
+            )
         if not self._swap_ready.usable:
             raise EngineError("the engine has no weights yet")
         if request.request_id in self._groups:
@@ -172,7 +187,8 @@ class VLLMEngine(Engine):
         """None: aborted without a token."""
         request = group.request
         sample = request.prefixes[index] if request.prefixes else None
-        if (whole := complete(sample, request.params.max_tokens)) is not None:
+        params = request.params
+        if whole := complete(sample, params.max_tokens, params.stop, self._decode_text):
             self._samples += 1
             group.done[index] = whole
             self.sample_over(request.request_id)
@@ -181,11 +197,12 @@ class VLLMEngine(Engine):
             output = await self._run(group, index, sample)
             self._tokens += len(output.token_ids)
             try:
-                sample = join(sample, output, request.params.stop, self._decode_text)
+                sample = join(sample, output, params.stop, self._decode_text)
             except GenerationFailed:
                 self._spawn(self._swap_ready.heal())
                 raise
-            if output.finish_reason != "abort":
+            stopped = sample is not None and sample.finish is Finish.STOP
+            if output.finish_reason != "abort" or stopped:
                 self._samples += 1
                 self.sample_over(request.request_id)
                 if sample is not None:
@@ -203,7 +220,7 @@ class VLLMEngine(Engine):
         tokens = group.request.prompt_tokens
         if prefix is not None:
             tokens = np.concatenate([tokens, prefix.tokens])
-        prompt = tokens_input(tokens.tolist(), cache_salt=f"v{self.version}")
+        prompt = tokens_input(tokens.tolist(), cache_salt=self._swap_ready.salt)
         params = self._params(group.request, index, 0 if prefix is None else len(prefix.tokens))
         group.live.add(name)
         group.running[index] = name, prefix
@@ -252,6 +269,14 @@ class VLLMEngine(Engine):
         group.aborted = True
         self._spawn(self._client.llm.abort(list(group.live)))
 
+    async def _end_all(self) -> None:
+        groups = list(self._groups.values())
+        for group in groups:
+            group.aborted = True
+        names = [name for group in groups for name in group.live]
+        if names:
+            await self._client.told(self._client.llm.abort(names))
+
     # ---- looking into running requests
 
     def watch(self, every: int, report: OnPartial) -> None:
@@ -293,7 +318,10 @@ class VLLMEngine(Engine):
                 sample = group.done.get(index, prefix)
                 if index in counts:
                     output = vllm_internals.so_far(live[name])
-                    sample = join(prefix, output, (), self._decode_text)
+                    sample = join(prefix, output, group.request.params.stop, self._decode_text)
+                    if sample is not None and sample.finish is Finish.STOP:
+                        # It straddles two owners' tokens: vLLM itself would go on.
+                        self._spawn(self._client.llm.abort([name]))
                 samples.append(sample)
         except GenerationFailed:
             # The request is about to be told so itself.
@@ -307,6 +335,9 @@ class VLLMEngine(Engine):
         if self._closed:
             raise EngineError("the engine is closed")
         return await self._swap_ready.load(version, tensors, self.on_update)
+
+    async def until_failure(self) -> None:
+        await self._client.until_dead()
 
     @property
     def _swap_ready(self) -> WeightSwap:

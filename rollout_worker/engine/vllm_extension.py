@@ -3,11 +3,12 @@
 
     paceline_stage ──► own thread: map, check, copy to the device ──► a datagram says how it went
     paceline_swap  ──► between two steps: into the model, fused and sharded as vLLM wants them
-    paceline_drop  ──► forget a version
+    paceline_drop  ──► forget weights, also those that are still being staged
     paceline_scrub ──► empty the key-value cache
 
 Staging runs beside the running engine and changes nothing. A swap that fails leaves the model in no
-defined state; the engine then asks all ranks to swap back to the version that is still staged.
+defined state; the engine then asks all ranks to swap back to the weights that are still staged.
+Staged weights have a key of their own for each time they are sent: a version may come twice.
 """
 
 from __future__ import annotations
@@ -28,32 +29,31 @@ from rollout_worker.engine.vllm_segment import read
 class PacelineRank:
     """Attributes of vLLM's worker used here: rank, device, model_config, vllm_config, model_runner."""
 
-    def paceline_stage(self: Any, version: int, description: str, address: str, token: str) -> None:
+    def paceline_stage(self: Any, key: int, description: str, address: str, token: str) -> None:
         """Returns at once. ``address``: the engine's datagram socket, ``token`` its password."""
+        self._paceline_weights().wanted.add(key)
         threading.Thread(
             target=self._paceline_stage,
-            args=(version, description, address, token),
+            args=(key, description, address, token),
             name="stage-weights",
             daemon=True,
         ).start()
 
-    def _paceline_stage(
-        self: Any, version: int, description: str, address: str, token: str
-    ) -> None:
+    def _paceline_stage(self: Any, key: int, description: str, address: str, token: str) -> None:
         error = ""
         # Survived to be told: the engine must not wait for an answer that never comes.
         try:
             tensors = read(description)
             if self.device.type != "cpu":
                 tensors = _to_device(tensors, self.device)
-            self._paceline_versions()[version] = tensors
+            self._paceline_weights().put(key, tensors)
         except Exception as problem:
             error = f"{type(problem).__name__}: {problem}"
-        answer = {"token": token, "version": version, "rank": self.rank, "error": error[:500]}
+        answer = {"token": token, "key": key, "rank": self.rank, "error": error[:500]}
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
             out.sendto(json.dumps(answer).encode(), _address(address))
 
-    def paceline_swap(self: Any, version: int) -> tuple[str, float]:
+    def paceline_swap(self: Any, key: int) -> tuple[str, float]:
         """("", seconds) or (what went wrong, seconds). Nothing else runs on the rank meanwhile."""
         from vllm.config import set_current_vllm_config
 
@@ -62,7 +62,7 @@ class PacelineRank:
         # Survived to be undone: see the module's docstring.
         try:
             with set_current_vllm_config(self.vllm_config), torch.no_grad():
-                self.paceline_fill(self.model_runner.model, self._paceline_versions()[version])
+                self.paceline_fill(self.model_runner.model, self._paceline_weights().staged[key])
             if self.device.type != "cpu":
                 torch.accelerator.synchronize()
         except Exception as problem:
@@ -92,18 +92,39 @@ class PacelineRank:
             missing = sorted(wanted - loaded)
             raise ValueError(f"{len(missing)} parameters got no weights, among them {missing[0]}")
 
-    def paceline_drop(self: Any, version: int) -> None:
-        self._paceline_versions().pop(version, None)
+    def paceline_drop(self: Any, key: int) -> None:
+        self._paceline_weights().drop(key)
 
     def paceline_scrub(self: Any) -> None:
         """Empties the key-value cache, which nobody may be using."""
         for cache in self.model_runner.kv_caches:
             cache.zero_()
 
-    def _paceline_versions(self: Any) -> dict[int, dict[str, Tensor]]:
+    def _paceline_weights(self: Any) -> _Weights:
         if not hasattr(self, "_paceline_staged"):
-            self._paceline_staged: dict[int, dict[str, Tensor]] = {}
-        return self._paceline_staged
+            self._paceline_staged = _Weights()
+        weights: _Weights = self._paceline_staged
+        return weights
+
+
+class _Weights:
+    """What a rank keeps beside the model. ``put`` comes from a thread of its own, late perhaps:
+    the engine may have given the weights up by then, and nobody would drop them again."""
+
+    def __init__(self) -> None:
+        self.wanted: set[int] = set()
+        self.staged: dict[int, dict[str, Tensor]] = {}
+        self._lock = threading.Lock()
+
+    def put(self, key: int, tensors: dict[str, Tensor]) -> None:
+        with self._lock:
+            if key in self.wanted:
+                self.staged[key] = tensors
+
+    def drop(self, key: int) -> None:
+        with self._lock:
+            self.wanted.discard(key)
+            self.staged.pop(key, None)
 
 
 def _to_device(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:

@@ -40,24 +40,37 @@ def join(
         finish,
         found,
     )
-    return _cut(whole, len(prefix.tokens), stop, decode) if stop else whole
+    if not stop:
+        return whole
+    start = len(prefix.tokens)
+    # No further than a stop string that began in the prefix can reach.
+    return _cut(whole, start, start + max(len(s.encode()) for s in stop), stop, decode)
 
 
-def complete(prefix: Sample | None, max_tokens: int) -> Sample | None:
-    """The prefix as it is, where nothing is to be added to it."""
+def complete(
+    prefix: Sample | None, max_tokens: int, stop: tuple[str, ...], decode: Decode
+) -> Sample | None:
+    """What there is, where nothing is to be added to it.
+
+    The prefix may have run past a stop string: its owner's vLLM did not see one that began in what
+    still earlier owners had made.
+    """
     if prefix is None:
         return None
+    if prefix.finish is Finish.PARTIAL and stop:
+        text = decode(prefix.tokens.tolist())
+        if any(s in text for s in stop):
+            prefix = _cut(prefix, 0, len(prefix.tokens), stop, decode)
     if prefix.finish is Finish.PARTIAL and len(prefix.tokens) >= max_tokens:
         return Sample(prefix.tokens, prefix.logprobs, prefix.versions, Finish.LENGTH, prefix.stop)
     return None if prefix.finish is Finish.PARTIAL else prefix
 
 
-def _cut(sample: Sample, start: int, stop: tuple[str, ...], decode: Decode) -> Sample:
-    """Ends the sample at a stop string that began in the first ``start`` tokens: vLLM has seen only
-    those after them."""
+def _cut(sample: Sample, start: int, reach: int, stop: tuple[str, ...], decode: Decode) -> Sample:
+    """Ends the sample at the first stop string that a token behind ``start`` and up to ``reach``
+    completes: vLLM has seen only the tokens that it made itself."""
     stops = StopStrings(stop, decode, 0)
-    reach = min(len(sample.tokens), start + max(len(s.encode()) for s in stop))
-    for end in range(start + 1, reach + 1):
+    for end in range(start + 1, min(len(sample.tokens), reach) + 1):
         if (found := stops.found(sample.tokens[:end])) is not None:
             return Sample(
                 sample.tokens[:end],

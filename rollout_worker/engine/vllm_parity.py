@@ -18,8 +18,15 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from rollout_worker.engine.base import Request, Sample, SamplingParams
 
-TOLERANCE = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
-"""Mean absolute gap of log-probabilities that counts as rounding, by computation type."""
+_ROUNDING = {"float32": 1e-3, "bfloat16": 1e-2, "float16": 5e-3}
+"""Mean absolute gap of log-probabilities that counts as rounding where logits are small, by
+computation type."""
+_LARGEST = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
+"""The same for any logits."""
+_STEP = {"float32": 2**-23, "bfloat16": 2**-7, "float16": 2**-10}
+"""Distance of neighbouring numbers around 1."""
+_QUANTISED = 0.5
+"""Quantising is no rounding that could be bounded; weights in wrong places are further off."""
 _PROMPT = 8
 _TOKENS = 16
 
@@ -40,20 +47,31 @@ def plain_logprobs(
     dtype: torch.dtype,
     request: Request,
     samples: tuple[Sample, ...],
-) -> list[NDArray[np.float32]]:
-    """Log-probabilities of the samples' tokens by transformers' own forward. float32 [n] each."""
+) -> tuple[list[NDArray[np.float32]], float]:
+    """Log-probabilities of the samples' tokens by transformers' own forward, float32 [n] each, and
+    the mean size of those tokens' logits."""
     with torch.device("meta"):
         kind = type(AutoModelForCausalLM.from_config(config))
     model = kind.from_pretrained(None, config=config, state_dict=dict(tensors), dtype=dtype).eval()
-    result = []
+    result, sizes = [], []
     with torch.inference_mode():
         for sample in samples:
             ids = torch.from_numpy(np.concatenate([request.prompt_tokens, sample.tokens])).long()
             start = len(request.prompt_tokens)
             logits = model(input_ids=ids[None].to(model.device)).logits[0, start - 1 : -1].float()
-            found = torch.log_softmax(logits, -1).gather(1, ids[start:, None].to(logits.device))
+            tokens = ids[start:, None].to(logits.device)
+            found = torch.log_softmax(logits, -1).gather(1, tokens)
             result.append(found[:, 0].cpu().numpy())
-    return result
+            sizes.append(logits.gather(1, tokens)[:, 0].abs().cpu())
+    return result, float(torch.cat(sizes).mean())
+
+
+def tolerance(dtype: str, scale: float, *, quantised: bool) -> float:
+    """Largest mean gap that rounding explains. ``scale``: mean size of the tokens' logits, which
+    both sides round to the computation type."""
+    if quantised:
+        return _QUANTISED
+    return float(np.clip(scale * _STEP[dtype], _ROUNDING[dtype], _LARGEST[dtype]))
 
 
 def mean_gap(samples: tuple[Sample, ...], expected: list[NDArray[np.float32]]) -> float:

@@ -9,6 +9,7 @@ however that one ended, and nobody can change it once it is written.
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import mmap
 import os
@@ -25,6 +26,7 @@ from paceline.digest import checksum
 from paceline.manifest import Manifest
 
 _BUCKET_BYTES = 1 << 30
+_keys = itertools.count(1)
 
 
 class Damaged(Exception):
@@ -33,8 +35,13 @@ class Damaged(Exception):
 
 @dataclass
 class Segment:
-    """``describe()`` is what a rank needs to read it while this process keeps it open."""
+    """``describe()`` is what a rank needs to read it while this process keeps it open.
 
+    ``key``: another one for each segment of a process. Not the version: after a publisher's death
+    the same version may come again with other weights.
+    """
+
+    key: int
     version: int
     manifest: Manifest
     checksum: str
@@ -81,7 +88,7 @@ def write(version: int, named: Iterable[tuple[str, Tensor]]) -> Segment:
     except BaseException:
         os.close(fd)
         raise
-    return Segment(version, manifest, found, fd, file)
+    return Segment(next(_keys), version, manifest, found, fd, file)
 
 
 def read(description: str) -> dict[str, Tensor]:

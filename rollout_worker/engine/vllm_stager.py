@@ -12,7 +12,7 @@ import secrets
 import socket
 from dataclasses import dataclass, field
 
-from rollout_worker.engine.base import EngineError
+from rollout_worker.engine.base import SwapFailed
 from rollout_worker.engine.vllm_client import VLLMClient
 from rollout_worker.engine.vllm_segment import Segment
 
@@ -31,8 +31,9 @@ class _Open:
 class Stager:
     """To be made inside the event loop, once the engine is started."""
 
-    def __init__(self, client: VLLMClient) -> None:
+    def __init__(self, client: VLLMClient, limit_s: float = _STAGE_S) -> None:
         self._client = client
+        self._limit_s = limit_s
         self._loop = asyncio.get_running_loop()
         self._open: dict[tuple[str, int], _Open] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -44,23 +45,24 @@ class Stager:
         self._loop.add_reader(self._socket.fileno(), self._on_answer)
 
     async def stage(self, segment: Segment) -> None:
-        """Returns once every rank has the version ready. Raises EngineError; then none keeps it."""
+        """Returns once every rank has it ready. Raises SwapFailed, then none keeps it, and
+        EngineError where the engine has ended."""
         token = secrets.token_hex(16)
         opened = _Open(self._loop.create_future(), set(range(self._client.facts.ranks)))
-        self._open[token, segment.version] = opened
+        self._open[token, segment.key] = opened
         try:
             await self._client.ranks(
-                "paceline_stage", segment.version, segment.describe(), self._address, token
+                "paceline_stage", segment.key, segment.describe(), self._address, token
             )
-            async with asyncio.timeout(_STAGE_S):
-                await opened.done
+            async with asyncio.timeout(self._limit_s):
+                await self._client.unless_dead(opened.done)
         except TimeoutError:
             opened.errors.append(f"ranks {sorted(opened.missing)} did not answer")
         finally:
-            del self._open[token, segment.version]
+            del self._open[token, segment.key]
         if opened.errors:
-            await self._client.ranks("paceline_drop", segment.version)
-            raise EngineError(f"weights {segment.version} not staged: {opened.errors[0]}")
+            await self._client.ranks("paceline_drop", segment.key)
+            raise SwapFailed(f"weights {segment.version} not staged: {opened.errors[0]}")
 
     def close(self) -> None:
         self._loop.remove_reader(self._socket.fileno())
@@ -69,7 +71,7 @@ class Stager:
     def _on_answer(self) -> None:
         try:
             answer = json.loads(self._socket.recv(1 << 16))
-            opened = self._open[answer["token"], answer["version"]]
+            opened = self._open[answer["token"], answer["key"]]
             rank, error = int(answer["rank"]), str(answer["error"])
         except (BlockingIOError, ValueError, KeyError, TypeError):
             # Anybody on this machine may write to the address; only the ranks know the token.

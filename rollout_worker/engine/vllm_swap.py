@@ -9,6 +9,9 @@ What the pause does to sequences in flight is ``rollout.on_update``:
   because the first blocks of its prefix may be those of the old weights.
 * recompute: they stand still; their cache is dropped and computed anew from their tokens.
 * drain: they are finished first; what waits, waits on.
+
+A version that is not newer than the served one takes the place of weights that were never committed:
+what was running ends, and no cache outlives them.
 """
 
 from __future__ import annotations
@@ -24,7 +27,13 @@ from torch import Tensor
 
 from paceline.log import event
 from rollout_worker.engine import vllm_internals, vllm_parity, vllm_segment
-from rollout_worker.engine.base import EngineError, Request, Sample, WeightsRefused
+from rollout_worker.engine.base import (
+    EngineError,
+    Request,
+    Sample,
+    SwapFailed,
+    WeightsRefused,
+)
 from rollout_worker.engine.vllm_client import VLLMClient
 from rollout_worker.engine.vllm_stager import Stager
 
@@ -34,20 +43,27 @@ OnUpdate = Literal["keep", "recompute", "drain"]
 
 
 class WeightSwap:
-    """``generate``: for the comparison after the first sync; None: not made."""
+    """``generate``: for the comparison after the first sync; None: not made. ``end_all``: ends
+    every running request where it is."""
 
     def __init__(
         self,
         client: VLLMClient,
         generate: Callable[[Request], Awaitable[tuple[Sample, ...]]] | None,
+        end_all: Callable[[], Awaitable[None]],
     ) -> None:
         self._client = client
+        self._end_all = end_all
         self._stager = Stager(client)
         self._generate = generate
         self._lock = asyncio.Lock()
         self._served: vllm_segment.Segment | None = None
         self._healing = False
-        self.version = -1
+        self._version = -1
+        self._proven = False
+        """Weights were loaded and, where asked for, verified."""
+        self.salt = "0"
+        """Of the prefix cache's entries: another one for each time that weights are loaded."""
         self.usable = client.facts.has_weights
         """The model's weights are defined."""
         self.pause_s = 0.0
@@ -57,12 +73,21 @@ class WeightSwap:
         self.restarted = 0
         """Samples that had not started when a swap came."""
 
+    @property
+    def version(self) -> int:
+        """-1 until the first weights are verified, and where the model's are not defined: nobody is
+        to ask for tokens then."""
+        return self._version if self._proven and self.usable else -1
+
     async def load(self, version: int, tensors: Mapping[str, Tensor], on_update: OnUpdate) -> float:
         """As Engine.load_weights()."""
         named = self._client.facts.table.canonical(tensors)
         async with self._lock:
             started = time.monotonic()
-            segment = await asyncio.to_thread(vllm_segment.write, version, named.items())
+            try:
+                segment = await asyncio.to_thread(vllm_segment.write, version, named.items())
+            except OSError as error:
+                raise SwapFailed(f"weights {version} not staged: {error}") from error
             try:
                 await self._stager.stage(segment)
                 self.stage_s = time.monotonic() - started
@@ -73,11 +98,11 @@ class WeightSwap:
             old, self._served = self._served, segment
             if old is not None:
                 old.close()
-                await self._client.ranks("paceline_drop", old.version)
+                await self._client.ranks("paceline_drop", old.key)
         if self._generate is not None:
             await self._verify(self._generate, named)
             self._generate = None
-        self.usable = True
+        self.usable = self._proven = True
         return pause
 
     async def heal(self) -> None:
@@ -105,6 +130,8 @@ class WeightSwap:
     async def _swap(self, segment: vllm_segment.Segment, on_update: OnUpdate) -> float:
         """Returns the seconds that generation stood still. All ranks or none."""
         llm, told = self._client.llm, self._client.told
+        if withdrawn := segment.version <= self._version:
+            on_update = "recompute"
         started = time.monotonic()
         await told(vllm_internals.pause(llm, "wait" if on_update == "drain" else "keep"))
         if on_update == "drain":
@@ -112,8 +139,10 @@ class WeightSwap:
             started = time.monotonic()
         try:
             await self._fill(segment)
+            if withdrawn:
+                await self._end_all()
             await told(llm.update_weight_version(str(segment.version)))
-            self.version = segment.version
+            self._version, self.salt = segment.version, str(segment.key)
             if on_update == "keep":
                 await self._restart_unstarted()
             else:
@@ -126,20 +155,20 @@ class WeightSwap:
         return pause
 
     async def _fill(self, segment: vllm_segment.Segment) -> None:
-        problems = [e for e, _ in await self._client.ranks("paceline_swap", segment.version) if e]
+        problems = [e for e, _ in await self._client.ranks("paceline_swap", segment.key) if e]
         if not problems:
             return
         event(logger, "swap failed", logging.WARNING, version=segment.version, error=problems[0])
         if self._served is None:
             self.usable = False
             raise EngineError(f"weights {segment.version} not loaded: {problems[0]}")
-        old = self._served.version
-        back = [e for e, _ in await self._client.ranks("paceline_swap", old) if e]
-        await self._client.ranks("paceline_drop", segment.version)
+        old = self._served
+        back = [e for e, _ in await self._client.ranks("paceline_swap", old.key) if e]
+        await self._client.ranks("paceline_drop", segment.key)
         if back:
             self.usable = False
-            raise EngineError(f"weights {old} not restored: {back[0]}")
-        raise WeightsRefused(problems[0])
+            raise EngineError(f"weights {old.version} not restored: {back[0]}")
+        raise SwapFailed(f"weights {segment.version} not loaded: {problems[0]}")
 
     async def _restart_unstarted(self) -> None:
         """Their owner begins them anew, under the new version's salt."""
@@ -162,14 +191,15 @@ class WeightSwap:
         request = vllm_parity.probe(facts.vocabulary, facts.max_context)
         samples = await generate(request)
         dtype = getattr(torch, facts.dtype)
-        expected = await asyncio.to_thread(
+        expected, scale = await asyncio.to_thread(
             vllm_parity.plain_logprobs, facts.model, named, dtype, request, samples
         )
         gap = vllm_parity.mean_gap(samples, expected)
-        event(logger, "first sync verified", gap=gap, quantised=facts.quantised)
-        if not facts.quantised and not gap <= vllm_parity.TOLERANCE[facts.dtype]:
-            self.version, self.usable = -1, False
+        limit = vllm_parity.tolerance(facts.dtype, scale, quantised=facts.quantised)
+        if not gap <= limit:
+            self.usable = False
             raise WeightsRefused(
                 f"after the first sync vLLM's log-probs differ from those of the weights sent by "
-                f"{gap:.3g} on average"
+                f"{gap:.3g} on average, where rounding explains {limit:.3g}"
             )
+        event(logger, "first sync verified", gap=gap, limit=limit, quantised=facts.quantised)

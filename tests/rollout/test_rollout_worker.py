@@ -27,7 +27,7 @@ from paceline.config.schema import Config
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from paceline.weights import StagedWeights
 from rollout_worker import main as worker_main
-from rollout_worker.engine.base import EngineError, GenerationFailed
+from rollout_worker.engine.base import EngineError, GenerationFailed, SwapFailed
 from rollout_worker.main import EngineFailed, RolloutWorker
 from tests.helpers import worker_rewards
 from tests.helpers.controllers import addresses, config_of, running_controllers, until
@@ -293,6 +293,69 @@ async def test_a_failed_generation_never_enters_training_as_a_zero_reward(play: 
             "generation_error",
         )
         assert not scene.controller.groups
+
+
+async def test_weights_that_fail_to_load_are_asked_for_again_while_the_old_ones_serve(
+    play: Play,
+) -> None:
+    async with play(at_once=True) as scene:
+        scene.engine.load_error = SwapFailed("the weights do not match their checksum")
+        for version in range(4, 3 + worker_main.LOAD_TRIES):
+            # Into the receiver, which so knows that the link must be replaced.
+            with pytest.raises(SwapFailed):
+                await scene.load(version)
+        task = scene.controller.lease("t0")
+        await until(lambda: task in scene.controller.groups)
+        assert scene.controller.groups[task].completions[0].versions[0].version == 3
+        scene.engine.load_error = None
+        await scene.load(4)
+        await until(lambda: scene.controller.reports[-1].loaded_version == 4)
+        # A failure now and then adds up to nothing.
+        scene.engine.load_error = SwapFailed("once more")
+        with pytest.raises(SwapFailed):
+            await scene.load(5)
+        await scene.held()
+        assert not scene.ended.done()
+
+
+async def test_an_engine_that_never_gets_weights_loaded_ends_the_worker(play: Play) -> None:
+    with pytest.raises(EngineFailed, match="failed to load 3 times: no room"):
+        async with play() as scene:
+            scene.engine.load_error = SwapFailed("no room")
+            for _ in range(worker_main.LOAD_TRIES):
+                with pytest.raises(SwapFailed):
+                    await scene.load(4)
+            await asyncio.wait_for(asyncio.wait([scene.ended]), 5)
+
+
+@pytest.mark.parametrize("version", [3, 2])
+async def test_what_was_begun_with_weights_that_were_never_committed_is_handed_back(
+    play: Play, version: int
+) -> None:
+    """Their publisher died; others come under the same number, or an older version again."""
+    async with play() as scene:
+        controller, engine = scene.controller, scene.engine
+        begun = controller.lease("t0")
+        await until(lambda: engine.running == {"t0"})
+        engine.load_gate.clear()
+        loading = asyncio.create_task(scene.load(version))
+        await until(lambda: set(controller.returns) == {begun})
+        item = controller.returns[begun]
+        assert (item.kind, item.reason) == (
+            rollout_pb2.RETURN_KIND_HAND_BACK,
+            "weights_withdrawn",
+        )
+        # What is leased while they are replaced would begin with the old ones.
+        asked = controller.lease("t1")
+        await until(lambda: asked in controller.returns)
+        assert not engine.running and not scene.worker.may_lease()
+        engine.load_gate.set()
+        await loading
+        after = controller.lease("t2")
+        await until(lambda: "t2" in engine.running)
+        engine.finish("t2")
+        await until(lambda: after in controller.groups)
+        assert controller.groups[after].completions[0].versions[0].version == version
 
 
 async def test_an_engine_that_cannot_load_weights_ends_the_worker(play: Play) -> None:

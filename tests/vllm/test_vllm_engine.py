@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import pytest_asyncio
 import torch
 
-from rollout_worker.engine import make_engine, vllm_segment
-from rollout_worker.engine.base import Engine, EngineError, Request, Sample, SamplingParams
+from rollout_worker.engine import make_engine, vllm_parity, vllm_segment
+from rollout_worker.engine.base import (
+    Aborted,
+    Engine,
+    EngineError,
+    Finish,
+    GenerationFailed,
+    Request,
+    Sample,
+    SamplingParams,
+    SwapFailed,
+)
 from rollout_worker.tokenizer import PromptTokenizer
 from tests.helpers.engines import Reference, make_test_engine, needs_vllm, tiny_config
 from tests.helpers.tiny_model import make_tiny_model
@@ -76,11 +89,34 @@ def assert_logprobs(model: Reference, sample: Sample, since: int = 0) -> None:
     np.testing.assert_allclose(sample.logprobs[since:], expected[since:], atol=1e-4)
 
 
-async def test_an_engine_without_weights_generates_nothing(started: Engine) -> None:
-    """It starts with random ones: the first come over the weights link."""
-    if started.version < 0:
+async def test_nobody_may_ask_for_tokens_until_the_first_weights_are_verified(
+    started: Engine, models: tuple[Reference, Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first test of its engine, which starts with random weights."""
+    assert started.version == -1
+    with pytest.raises(EngineError, match="no weights yet"):
+        await started.generate(ask("early"))
+    comparing, compared = threading.Event(), threading.Event()
+    plain = vllm_parity.plain_logprobs
+
+    def held(*arguments: Any) -> Any:
+        comparing.set()
+        assert compared.wait(60)
+        return plain(*arguments)
+
+    monkeypatch.setattr(vllm_parity, "plain_logprobs", held)
+    loading = asyncio.create_task(load(started, models[0]))
+    try:
+        await until(loading, comparing.is_set)
+        # What a worker leases by: it would be given tasks that it cannot start.
+        assert started.version == -1
         with pytest.raises(EngineError, match="no weights yet"):
             await started.generate(ask("early"))
+    finally:
+        compared.set()
+    await loading
+    assert started.version == 0
+    assert len(await started.generate(ask("now", count=2))) == 2
 
 
 async def test_gap_to_the_trainer_in_float32(
@@ -178,7 +214,7 @@ async def test_damaged_weights_leave_the_old_version_serving(
         return segment
 
     monkeypatch.setattr(vllm_segment, "write", damaged)
-    with pytest.raises(EngineError, match="checksum"):
+    with pytest.raises(SwapFailed, match="checksum"):
         await load(engine, models[1])
     assert engine.version == version
     (sample,) = await engine.generate(ask("after"))
@@ -186,18 +222,114 @@ async def test_damaged_weights_leave_the_old_version_serving(
     assert sample.versions == ((version, len(sample.tokens)),)
 
 
-async def test_pause_is_short_and_staging_is_not_part_of_it(
-    engine: Engine, models: tuple[Reference, Reference]
+async def test_generation_goes_on_while_weights_are_staged(
+    engine: Engine, models: tuple[Reference, Reference], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    writing, written = threading.Event(), threading.Event()
+    write = vllm_segment.write
+
+    def held(*arguments: Any) -> vllm_segment.Segment:
+        writing.set()
+        assert written.wait(60)
+        return write(*arguments)
+
+    monkeypatch.setattr(vllm_segment, "write", held)
+    paused = engine.stats().swap_s
     running = asyncio.create_task(engine.generate(ask("run", count=64, max_tokens=300, seed=3)))
-    pauses = []
-    for _ in range(5):
-        await asyncio.sleep(0.02)
-        pauses.append(await load(engine, models[0]))
+    loading = asyncio.create_task(load(engine, models[0]))
+    try:
+        await until(loading, writing.is_set)
+        tokens = engine.stats().tokens
+        await until(loading, lambda: engine.stats().tokens > tokens + 200)
+        assert engine.stats().swap_s == paused
+    finally:
+        written.set()
+    pause = await loading
     await running
-    # 15 ms here on a quiet machine; a loaded one may take the processor away for longer.
-    assert sorted(pauses)[2] < 0.2, pauses
-    assert engine.stats().extra["stage_s"] > 0
+    assert engine.stats().swap_s == pytest.approx(paused + pause)
+    assert pause < engine.stats().extra["stage_s"], "the standstill began before staging was over"
+
+
+async def test_the_same_version_with_other_weights_replaces_all_that_the_first_left(
+    engine: Engine, models: tuple[Reference, Reference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A publisher dies before its step is committed; the next one trains that step anew."""
+    version = engine.version
+    await engine.generate(ask("fills the cache", count=2))
+    running = asyncio.create_task(engine.generate(ask("run", count=4, max_tokens=300, seed=3)))
+    before = engine.stats().tokens
+    await until(running, lambda: engine.stats().tokens >= before + 8)
+    await engine.load_weights(version, dict(models[1].model.named_parameters()))
+    with pytest.raises(Aborted):
+        await running
+    assert engine.version == version
+    (sample,) = await engine.generate(ask("after"))
+    assert_logprobs(models[1], sample)
+
+    # What a swap goes back to is still there.
+    ranks = engine._client.ranks
+
+    async def spoiled(method: str, *arguments: Any) -> list[Any]:
+        answers = await ranks(method, *arguments)
+        if method == "paceline_swap":
+            monkeypatch.undo()
+            return [("rank 0: spoiled", 0.0)]
+        return answers
+
+    monkeypatch.setattr(engine._client, "ranks", spoiled)
+    with pytest.raises(SwapFailed, match="spoiled"):
+        await load(engine, models[0])
+    assert engine.version == version
+    (sample,) = await engine.generate(ask("once more", seed=5))
+    assert_logprobs(models[1], sample)
+
+
+async def test_a_stop_string_across_two_owners_ends_the_sample_for_a_third(
+    engine: Engine, paths: tuple[Path, Path]
+) -> None:
+    (whole,) = await engine.generate(ask("g", greedy=True, max_tokens=300))
+    config = tiny_config(paths[0], max_tokens=400)
+    decode = PromptTokenizer(config).decode_all
+    start = len(whole.tokens) // 3
+    stop = decode(whole.tokens[start - 2 : start + 2].tolist())
+    end = next(n for n in range(1, 300) if stop in decode(whole.tokens[:n].tolist()))
+    ends_in_second = begun(whole, end - 2)
+    reported: list[Sample | None] = []
+
+    def note(request: Request, samples: tuple[Sample | None, ...]) -> None:
+        reported.extend(samples)
+
+    engine.watch(1, note)
+    try:
+        request = ask("second", greedy=True, max_tokens=300, stop=(stop,))
+        (sample,) = await engine.generate(replace(request, prefixes=(ends_in_second,)))
+    finally:
+        engine.watch(0, lambda request, samples: None)
+    assert (len(sample.tokens), sample.finish, sample.stop) == (end, Finish.STOP, stop)
+    assert all(s is None or len(s.tokens) <= end for s in reported), "no owner is told of more"
+
+    # An earlier worker left it with what it had beyond.
+    third = ask("third", greedy=True, max_tokens=300, stop=(stop,))
+    (sample,) = await engine.generate(replace(third, prefixes=(begun(whole, end + 5),)))
+    assert (len(sample.tokens), sample.finish, sample.stop) == (end, Finish.STOP, stop)
+
+
+def begun(sample: Sample, count: int) -> Sample:
+    version = sample.versions[0][0]
+    return Sample(
+        sample.tokens[:count], sample.logprobs[:count], ((version, count),), Finish.PARTIAL
+    )
+
+
+async def test_a_temperature_that_vllm_would_change_is_refused(
+    engine: Engine, paths: tuple[Path, Path]
+) -> None:
+    with pytest.raises(GenerationFailed, match=r"temperature 0\.005"):
+        await engine.generate(ask("cold", temperature=0.005))
+    assert len(await engine.generate(ask("greedy", temperature=0.005, greedy=True))) == 1
+    with pytest.raises(EngineError, match=r"rollout\.temperature is 0\.005"):
+        config = tiny_config(paths[0], engine="vllm", temperature=0.005)
+        make_engine(config, PromptTokenizer(config))
 
 
 async def test_close_leaves_nobody_waiting(paths: tuple[Path, Path]) -> None:
@@ -229,4 +361,5 @@ async def _gap_in_bfloat16(engine: Engine, model: Reference) -> None:
             logits = trainer(input_ids=ids).logits[0, len(PROMPT) - 1 : -1].float()
         expected = torch.log_softmax(logits, -1).gather(1, ids[0, len(PROMPT) :, None])[:, 0]
         gaps.append(np.abs(sample.logprobs - expected.numpy()))
-    assert np.concatenate(gaps).mean() < 2e-2
+    gap = float(np.concatenate(gaps).mean())
+    assert gap < vllm_parity.tolerance("bfloat16", 0.0, quantised=False), gap

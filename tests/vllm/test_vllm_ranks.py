@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import signal
-import subprocess
+import asyncio
+import os
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -16,8 +15,18 @@ import pytest
 import pytest_asyncio
 import torch
 
-from rollout_worker.engine.base import Engine, Request, SamplingParams, WeightsRefused
+from rollout_worker.engine.base import (
+    Engine,
+    EngineError,
+    Request,
+    SamplingParams,
+    SwapFailed,
+    WeightsRefused,
+)
+from tests.helpers.controllers import until
 from tests.helpers.engines import Reference, make_test_engine, needs_vllm, tiny_config
+from tests.helpers.local_run import ROOT
+from tests.helpers.rollout_controller import RolloutController
 from tests.helpers.tiny_model import make_tiny_model
 from tests.helpers.vllm_faults import EXTENSION, FAULT
 
@@ -85,7 +94,7 @@ async def test_a_swap_that_fails_on_one_rank_happens_on_none(faulty: Faulty) -> 
     await faulty.load(faulty.models[0])
     version = faulty.engine.version
     faulty.fault.write_text("half a swap on rank 1")
-    with pytest.raises(WeightsRefused, match="rank 1"):
+    with pytest.raises(SwapFailed, match="rank 1"):
         await faulty.load(faulty.models[1])
     assert faulty.engine.version == version
     assert await faulty.serves(faulty.models[0])
@@ -93,20 +102,49 @@ async def test_a_swap_that_fails_on_one_rank_happens_on_none(faulty: Faulty) -> 
     assert await faulty.serves(faulty.models[1])
 
 
-def test_no_process_outlives_a_killed_owner(tmp_path: Path) -> None:
+@in_one_loop
+async def test_an_engine_that_dies_while_idle_or_staging_says_so(faulty: Faulty) -> None:
+    """The last test of its engine."""
+    # Ranks that never answer: only the death ends the wait.
+    faulty.fault.write_text("never staged")
+    loading = asyncio.create_task(faulty.load(faulty.models[0]))
+    told = asyncio.create_task(faulty.engine.until_failure())
+    await until(lambda: faulty.engine._swap._stager._open)
+    assert not told.done() and not loading.done()
+    for process in faulty.engine._client.llm.engine_core.resources.engine_manager.processes:
+        process.kill()
+    for waiting in told, loading:
+        with pytest.raises(EngineError, match="engine process ended"):
+            await asyncio.wait_for(waiting, 30)
+
+
+async def test_no_process_outlives_a_killed_worker(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model", hidden=128)
-    owner = subprocess.Popen(
-        [sys.executable, "-m", "tests.helpers.vllm_process", str(model)],
-        stdout=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).resolve().parents[2],
+    controller = RolloutController()
+    address = await controller.start()
+    config = tmp_path / "run.toml"
+    config.write_text(
+        f'[run]\nname = "killed"\n[model]\npath = "{model}"\ndevice = "cpu"\n'
+        f'[data]\npath = "unused"\n[reward]\nfunctions = ["exact_match"]\n'
+        f'[rollout]\nengine = "vllm"\ntensor_parallel = 2\nmax_sequences = 4\nmax_tokens = 16\n'
     )
-    assert owner.stdout is not None
-    line = next(line for line in owner.stdout if line.startswith("["))
-    children = [psutil.Process(pid) for pid in json.loads(line)]
-    # The engine's process, two ranks, and perhaps Python's resource tracker.
-    assert len(children) >= 3
-    owner.send_signal(signal.SIGKILL)
-    owner.wait()
-    _, alive = psutil.wait_procs(children, timeout=10)
-    assert not alive
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "rollout_worker", str(config), "--controllers", address),
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    try:
+        await until(lambda: controller.reports, 120)
+        children = psutil.Process(process.pid).children(recursive=True)
+        # The engine's process, two ranks, and perhaps Python's resource tracker.
+        assert len(children) >= 3
+        process.kill()
+        await process.wait()
+        _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=20)
+        assert not alive
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+        await controller.close()
