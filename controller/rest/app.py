@@ -14,6 +14,7 @@ from controller.rest import models, problems, reads, stream, writes
 from controller.rest.access import Access
 from controller.rest.exposition import Exposition
 from controller.rest.index import RunIndex
+from controller.rest.pace import Pace
 from controller.rest.peers import other_urls
 from controller.rest.problems import Problem, documented
 from controller.rest.stream import Streams
@@ -35,6 +36,7 @@ class Rest:
     def __init__(self, controller: Controller, *, token: str, loopback: bool) -> None:
         self._controller = controller
         self.index = RunIndex(controller)
+        self.pace = Pace(controller, self.index)
         self.streams = Streams(controller, self.index)
         self.api = self._api()
         self._asgi = Access(
@@ -73,9 +75,9 @@ class Rest:
         )
         problems.install(api)
         api.include_router(stream.router(self.streams))
-        api.include_router(reads.router(controller, self.index))
+        api.include_router(reads.router(controller, self.index, self.pace))
         api.include_router(writes.router(controller))
-        exposition = Exposition(controller)
+        exposition = Exposition(controller, self.pace)
 
         @api.get("/healthz", summary="The process is alive", tags=["probes"])
         async def healthz() -> dict[str, str]:
@@ -105,6 +107,7 @@ class Rest:
             },
         )
         async def metrics() -> Response:
+            await self.pace.look()
             return Response(exposition.text(), media_type=Exposition.content_type)
 
         @api.get("/", include_in_schema=False)

@@ -17,6 +17,7 @@ from paceline.v1 import common_pb2
 
 if TYPE_CHECKING:
     from controller.main import Controller
+    from controller.rest.pace import Pace
 
 MOST_WORKERS = 5000
 """Above it workers are only counted: a series for each would drown the scraper."""
@@ -59,8 +60,9 @@ class Exposition(Collector):
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self, controller: Controller) -> None:
+    def __init__(self, controller: Controller, pace: Pace | None = None) -> None:
         self._controller = controller
+        self._pace = pace
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -103,6 +105,11 @@ class Exposition(Collector):
             ("paceline_tasks_dispatched", "Groups asked for", view.counts.dispatched),
         ):
             yield CounterMetricFamily(name, help_text, float(value))
+        yield GaugeMetricFamily(
+            "paceline_last_commit_time_seconds",
+            "When the newest step was committed, Unix time",
+            self._pace.last_commit_t if self._pace is not None else None,
+        )
         yield from self._tasks(view)
         yield from self._step(view)
         yield from self._workers(view)

@@ -38,7 +38,7 @@ def staleness_of(state: State, task: Task, step: int) -> int:
     return state.versions.staleness(task.group.min_version, at)
 
 
-def flow(controller: Controller) -> dict[str, Any]:
+def flow(controller: Controller, stalled_s: float) -> dict[str, Any]:
     state = controller.state
     metrics = state.steps.metrics
     waiting = list(state.tasks.ready)
@@ -49,7 +49,8 @@ def flow(controller: Controller) -> dict[str, Any]:
     ages = Counter(staleness_of(state, records[t], step) for t, step in steps.items())
     config = controller.config
     return {
-        "bottleneck": bottleneck(controller),
+        "bottleneck": bottleneck(controller, stalled_s),
+        "stalled_s": round(stalled_s, 3),
         "tasks": asdict(views.counts(state)),
         "staleness": {str(age): ages[age] for age in sorted(ages)},
         "max_staleness": config.train.max_staleness,
@@ -63,8 +64,11 @@ def flow(controller: Controller) -> dict[str, Any]:
     }
 
 
-def bottleneck(controller: Controller) -> str:
-    """Who waits for whom, and what would help, in a sentence."""
+def bottleneck(controller: Controller, stalled_s: float) -> str:
+    """Who waits for whom, and what would help, in a sentence.
+
+    ``stalled_s``: since the last commit, where that is far longer than a step; else 0.
+    """
     leader, state = controller.leader, controller.state
     trouble = leader.trouble if leader is not None else controller.trouble
     phase = views.phase(state)
@@ -81,10 +85,27 @@ def bottleneck(controller: Controller) -> str:
         return "No policy replica is up: generated groups wait to be trained."
     if not generators:
         return "No rollout worker is up: trainers have nothing to train on."
+    for role, words in ((Role.POLICY, "policy replica"), (Role.ROLLOUT, "rollout worker")):
+        if leader is not None and all(
+            leader.liveness.suspect(w.worker_id, w.incarnation) for w in state.fleet.living(role)
+        ):
+            return f"Nothing is heard of any {words}: their connections broke."
     mesh = state.fleet.mesh
     if mesh is None or mesh.broken:
         return "The trainers' mesh is being formed; generation goes on meanwhile."
+    if stalled_s > 0:
+        return f"Nothing has been committed for {stalled_s:.0f} s: {_awaited(state)}."
     return _pace(controller, state)
+
+
+def _awaited(state: State) -> str:
+    step, mesh = state.steps.open, state.fleet.mesh
+    if step is None or mesh is None:
+        ready, batch = len(state.tasks.ready), state.run.groups_per_step
+        return f"the next step waits for groups, {ready} of {batch} are ready"
+    late = [m.worker_id for m in mesh.members if m.worker_id not in step.votes]
+    shown = ", ".join(late[:5]) + (f" and {len(late) - 5} more" if len(late) > 5 else "")
+    return f"step {step.step} waits for {shown or 'its commit'}"
 
 
 def _pace(controller: Controller, state: State) -> str:

@@ -106,6 +106,13 @@ class Run(BaseModel):
     controllers: list[ControllerInfo]
     served_by: Annotated[str, Field(description="The controller that answers")]
     bottleneck: Annotated[str, Field(description="Who waits for whom, in a sentence")]
+    time_left_s: Annotated[
+        float | None,
+        Field(description="By the median of the newest 20 steps; null: not known, or over"),
+    ]
+    stalled_s: Annotated[
+        float, Field(description="Since the last commit, where far longer than a step; else 0")
+    ]
     proposed: Annotated[
         dict[str, int],
         Field(description="Workers the autoscaler would have; empty: as many as are wanted"),
@@ -232,6 +239,10 @@ class Flow(BaseModel):
     """Who waits for whom."""
 
     bottleneck: str
+    stalled_s: Annotated[
+        float,
+        Field(description="Since the last commit, where far longer than a step: rates are old"),
+    ]
     tasks: Tasks
     staleness: Annotated[
         dict[str, int], Field(description="Groups ready or in a step, by the age of their tokens")

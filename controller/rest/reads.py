@@ -18,6 +18,7 @@ from controller.rest.drops import Drops
 from controller.rest.flow import bottleneck, flow
 from controller.rest.history import Key
 from controller.rest.index import RunIndex
+from controller.rest.pace import Pace
 from controller.rest.problems import Problem, documented
 from controller.rest.scrub import Scrubber
 from paceline.recorder import position_key
@@ -55,7 +56,7 @@ def parse_id(text: str) -> Key | None:
     return position_key(position), int(number) if number else 1 << 62
 
 
-def router(controller: Controller, index: RunIndex) -> APIRouter:
+def router(controller: Controller, index: RunIndex, pace: Pace) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", responses=documented(401, 403, 422, 429, 500))
     scrub = Scrubber(controller.run_dir)
     drops = Drops(controller)
@@ -66,7 +67,8 @@ def router(controller: Controller, index: RunIndex) -> APIRouter:
 
     @routes.get("/run", summary="The run at a glance", tags=["run"])
     async def run() -> models.Run:
-        return models.Run(**run_of(controller, scrub))
+        await pace.look()
+        return models.Run(**run_of(controller, scrub, pace))
 
     @routes.get("/workers", summary="Every worker", tags=["fleet"])
     async def workers() -> list[models.Worker]:
@@ -139,7 +141,8 @@ def router(controller: Controller, index: RunIndex) -> APIRouter:
 
     @routes.get("/flow", summary="Who waits for whom", tags=["flow"])
     async def flow_now() -> models.Flow:
-        return models.Flow(**flow(controller))
+        await pace.look()
+        return models.Flow(**flow(controller, pace.stalled_s))
 
     @routes.get("/groups", summary="Recent groups of samples", tags=["samples"])
     async def groups(
@@ -238,7 +241,7 @@ def router(controller: Controller, index: RunIndex) -> APIRouter:
     return routes
 
 
-def run_of(controller: Controller, scrub: Scrubber) -> dict[str, Any]:
+def run_of(controller: Controller, scrub: Scrubber, pace: Pace) -> dict[str, Any]:
     state = controller.state
     view = views.status(state)
     leader = controller.leader
@@ -257,7 +260,9 @@ def run_of(controller: Controller, scrub: Scrubber) -> dict[str, Any]:
         "tasks": found["counts"],
         "controllers": list(controllers_of(controller)),
         "served_by": controller.identity.controller_id,
-        "bottleneck": bottleneck(controller),
+        "bottleneck": bottleneck(controller, pace.stalled_s),
+        "time_left_s": pace.left_s,
+        "stalled_s": round(pace.stalled_s, 3),
         **proposed_of(controller),
         "sinks": sinks_of(controller, scrub),
     }

@@ -89,7 +89,12 @@ async def test_leader_and_standby_say_what_the_ledger_holds(
         assert (await get(client, "versions"))[0]["version"] == truth.version
         flow = await get(client, "flow")
         assert sum(flow["staleness"].values()) == truth.tasks.ready + truth.tasks.in_step
-        assert flow["bottleneck"] == run["bottleneck"] != ""
+        assert flow["bottleneck"] != ""
+        # The run stands still by now, and says for how long and what for.
+        for said in (flow, run):
+            if said["stalled_s"]:
+                assert said["bottleneck"].startswith(("Nothing ", "No "))
+        assert 0 < run["time_left_s"] < truth.total_steps * 60
 
 
 async def _at_step(client: httpx.AsyncClient, step: int) -> bool:
@@ -326,6 +331,8 @@ async def test_prometheus_metrics_have_standard_names_and_the_ledgers_values(
     values = {name: f.samples[0].value for name, f in families.items() if f.samples}
     assert values["paceline_step"] == run["step"] and values["paceline_leader"] == 1
     assert values["paceline_samples_trained"] == run["samples_trained"]
+    newest = (await get(leader, "steps?limit=1"))["steps"][-1]
+    assert values["paceline_last_commit_time_seconds"] == newest["t"]
     stands = {s.labels["stand"]: s.value for s in families["paceline_tasks"].samples}
     assert stands["trained"] == run["tasks"]["trained"]
     for name, family in families.items():

@@ -75,7 +75,7 @@ class Table {
 
 const number = (v, digits = 3) => (v === null || v === undefined ? "–" : Number(v).toLocaleString("en", { maximumSignificantDigits: digits }));
 const whole = (v) => Math.round(v).toLocaleString("en");
-const seconds = (s) => (s < 0 || s === null ? "–" : s < 10 ? `${s.toFixed(1)} s` : s < 120 ? `${Math.round(s)} s` : s < 7200 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
+const seconds = (s) => (s === null || s === undefined || s < 0 ? "–" : s < 10 ? `${s.toFixed(1)} s` : s < 120 ? `${Math.round(s)} s` : s < 7200 ? `${Math.round(s / 60)} min` : `${(s / 3600).toFixed(1)} h`);
 const bytes = (b) => (b === undefined ? "–" : b >= 2 ** 30 ? `${(b / 2 ** 30).toFixed(1)} GiB` : `${Math.round(b / 2 ** 20)} MiB`);
 
 // ---- asking -------------------------------------------------------------------------------------
@@ -205,10 +205,9 @@ function showRun(run) {
   $("v-progress").max = run.total_steps || 1; $("v-progress").value = run.step;
   const m = run.metrics;
   put($("v-reward"), "reward_mean" in m ? m.reward_mean.toFixed(3) : "–");
-  put($("v-tokens"), "tokens_per_s" in m ? number(m.tokens_per_s) : "–");
+  put($("v-tokens"), "tokens_per_s" in m && !run.stalled_s ? number(m.tokens_per_s) : "–");
   put($("v-stale"), "staleness_max" in m ? `${number(m.staleness_max)} of ${run.max_staleness}` : "–");
-  const elapsed = Date.now() / 1000 - run.started_t;
-  put($("v-left"), run.ended_t || !run.step ? "–" : seconds((elapsed / run.step) * (run.total_steps - run.step)));
+  put($("v-left"), run.stalled_s ? "–" : seconds(run.time_left_s));
   put($("v-leader"), run.leader + (run.failovers ? ` (change ${run.failovers})` : ""));
   const over = run.phase === "finished" || run.phase === "failed";
   put($("do-pause"), run.phase === "paused" ? "Resume" : "Pause");
@@ -314,7 +313,7 @@ async function flow() {
   put(picture.policy, `${f.workers.policy} policy replica${f.workers.policy === 1 ? "" : "s"}`);
   put(picture.made, f.time_split_s.generate !== undefined ? `${seconds(f.time_split_s.generate)} a group` : "");
   put(picture.wait, f.time_split_s.wait !== undefined && f.step_s ? `${Math.round(Math.min(1, f.time_split_s.wait / f.step_s) * 100)}% of a step waiting` : "");
-  put(picture.rate, `${number(f.tokens_per_s)} tokens/s`);
+  put(picture.rate, `${f.stalled_s ? "–" : number(f.tokens_per_s)} tokens/s`);
   const dropped = Object.entries(f.tasks.dropped).map(([k, v]) => `${v} ${k}`).join(", ");
   put($("pipeline-text"), STATIONS.map(([n, l]) => `${f.tasks[n]} ${l}`).join(", ") + (dropped ? `; dropped: ${dropped}` : ""));
   histogram(f); split(f);
