@@ -89,7 +89,7 @@ class Access:
             "Cross-Origin-Opener-Policy": "same-origin",
             "X-Frame-Options": "DENY",
         }
-        path = request.url.path
+        path = request.scope["path"]
         if path == "/" or path.startswith(STATIC):
             found["Content-Security-Policy"] = self._policy()
             found["Cache-Control"] = "no-cache"
@@ -104,7 +104,7 @@ class Access:
 
     def _answer(self, request: Request) -> Response | None:
         """A response in place of the application's: a refusal, or a preflight's."""
-        path, method = request.url.path, request.method
+        path, method = request.scope["path"], request.method
         if not self._host_is_ours(request):
             return respond(403, "the Host header names no address of this controller", path)
         if method == "OPTIONS":

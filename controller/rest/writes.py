@@ -53,7 +53,7 @@ def router(controller: Controller) -> APIRouter:
                 raise Problem(
                     503, "no controller leads just now: try again", {"Retry-After": "1"}
                 ) from None
-            return RedirectResponse(url + request.url.path, 307)
+            return RedirectResponse(url + request.scope["path"], 307)
         return models.Done(accepted=True, message=str(reply or ""))
 
     @routes.post(

@@ -122,6 +122,16 @@ async def test_a_foreign_name_that_resolves_to_loopback_is_refused(host: str) ->
         assert (await door.get("/", headers={"Host": "any.example"})).status_code == 200
 
 
+@pytest.mark.parametrize("host", ["host.example/?x=", "host.example/static/", "h.example/healthz#"])
+async def test_a_crafted_host_opens_no_path(host: str) -> None:
+    # A path that is made from the Host header is another than the application's.
+    async with client(loopback=False, base="http://host.example") as door:
+        for path in ("/api/v1/run", "/metrics"):
+            answer = await door.get(path, headers={"Host": host})
+            assert answer.status_code == 401, answer.text
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
 async def test_guessing_the_token_is_slowed_down_and_reads_go_on() -> None:
     async with client() as door:
         for _ in range(FAILURES_ALLOWED):
