@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
@@ -14,6 +14,7 @@ from paceline.story import tell
 MOST_EVENTS = 20_000
 MOST_COMMITS = 2_000
 MOST_OPEN = 256
+MOST_MARKS = 5_000
 
 Key = tuple[tuple[int, ...], int]
 
@@ -21,8 +22,8 @@ FAULTS = frozenset(
     {"WorkerDied", "MeshBroken", "RolledBack", "StepAborted", "RunFailed", "TaskDropped"}
 )
 ROUTINE = frozenset({"StepCommitted", "StepDealt", "EvalScheduled"})
-MARKS = frozenset({*FAULTS, "TermBegun", "Scaled", "CheckpointRecorded"})
-"""What the learning curves carry a mark for."""
+STEERED = frozenset({"Scaled", "Drained"})
+"""With faults and checkpoints, what the learning curves carry a mark for."""
 
 NOTICED = {
     "exit": "its launcher saw the process end",
@@ -88,6 +89,9 @@ class History:
     drops: deque[Happening] = field(default_factory=lambda: deque(maxlen=500))
     _events: deque[Happening] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
     _commits: deque[Happening] = field(default_factory=lambda: deque(maxlen=MOST_COMMITS))
+    # Kept apart: a long run's checkpoints would push out the rest.
+    _marks: deque[Happening] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
+    _saved: deque[Happening] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
     _open: list[Happening] = field(default_factory=list)
     _last: Key = ((), -1)
     _terms: int = 0
@@ -145,13 +149,28 @@ class History:
         self._put(happening)
 
     def after(
-        self, key: Key | None, *, limit: int, kinds: str = "all", newest: bool = False
+        self,
+        key: Key | None,
+        *,
+        limit: int,
+        kinds: str = "all",
+        newest: bool = False,
+        steps: tuple[int, int] | None = None,
     ) -> list[Happening]:
         """Events after ``key``, oldest first, at most ``limit``; ``newest``: the last ones of them.
 
-        ``kinds``: all, notable (no routine), faults, or marks.
+        ``kinds``: all, notable (no routine), faults, or marks: of these checkpoints have the room
+        that the others leave, and where there are too many for it every n-th. ``steps``: only what
+        happened with at least and at most so many steps committed.
         """
-        wanted = _KINDS[kinds]
+        least, most = steps or (0, 1 << 62)
+        if kinds == "marks":
+            return self._marked(key, limit=limit, newest=newest, least=least, most=most)
+        of_kind = _KINDS[kinds]
+
+        def wanted(event: Happening) -> bool:
+            return least <= event.step <= most and of_kind(event)
+
         pools = [self._events, self._commits] if kinds == "all" else [self._events]
         found: list[Happening] = []
         for pool in pools:
@@ -166,6 +185,23 @@ class History:
         found.sort(key=lambda e: e.key)
         return found[-limit:] if newest else list(islice(found, limit))
 
+    def _marked(
+        self, key: Key | None, *, limit: int, newest: bool, least: int, most: int
+    ) -> list[Happening]:
+        def chosen(pool: Iterable[Happening]) -> list[Happening]:
+            return [e for e in pool if least <= e.step <= most and (key is None or e.key > key)]
+
+        def in_order(events: list[Happening]) -> list[Happening]:
+            return sorted(events, key=lambda e: e.key)
+
+        marks = in_order(chosen(self._marks) + chosen(self.drops))
+        saved = chosen(self._saved)
+        if not newest:
+            return in_order(marks + saved)[:limit]
+        marks = marks[-limit:]
+        room = limit - len(marks)
+        return in_order(marks + saved[:: -(-(-len(saved) // room) or 1)]) if room else marks
+
     @property
     def last_key(self) -> Key:
         return self._last
@@ -175,6 +211,10 @@ class History:
             return
         self._last = event.key
         (self._commits if event.type == "StepCommitted" else self._events).append(event)
+        if event.type == "CheckpointRecorded":
+            self._saved.append(event)
+        elif event.type in STEERED or (event.severity == "fault" and event.type != "TaskDropped"):
+            self._marks.append(event)
 
 
 def _severity(kind: str, event: Mapping[str, Any], *, first_term: bool) -> str:
@@ -192,5 +232,4 @@ _KINDS: dict[str, Callable[[Happening], bool]] = {
     "all": lambda e: True,
     "notable": lambda e: e.severity != "routine",
     "faults": lambda e: e.severity == "fault",
-    "marks": lambda e: e.type in MARKS and e.severity != "routine",
 }

@@ -199,12 +199,17 @@ def router(controller: Controller, index: RunIndex, pace: Pace) -> APIRouter:
             Literal["all", "notable", "faults", "marks"],
             Query(description="notable: no commits; marks: what curves carry a mark for"),
         ] = "all",
+        since_step: Annotated[
+            int, Query(ge=0, le=MOST_STEP, description="With at least so many steps committed")
+        ] = 0,
+        until_step: Annotated[int, Query(ge=0, le=MOST_STEP)] = MOST_STEP,
         newest: Annotated[bool, Query(description="The last ones, not the first ones")] = True,
     ) -> Response:
         key = parse_id(since)
 
         def answer(i: RunIndex) -> dict[str, Any]:
-            found = i.history.after(key, limit=limit, kinds=kind, newest=newest)
+            steps = (since_step, until_step)
+            found = i.history.after(key, limit=limit, kinds=kind, newest=newest, steps=steps)
             return {
                 "events": [e.to_json() for e in found],
                 "next": found[-1].id if found else since,

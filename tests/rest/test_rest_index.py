@@ -145,6 +145,29 @@ def test_history_is_bounded_and_says_how_long_a_fault_lasted() -> None:
     assert len(history.after(everything[-3].key, limit=10)) == 2
 
 
+def test_a_long_runs_checkpoints_push_out_no_other_mark() -> None:
+    history = History(lambda value: value)
+    steered = {"type": "Scaled", "desired": {"rollout": 2}}
+    died = {"type": "WorkerDied", "worker_id": "policy-0", "how": "exit"}
+    left = {"type": "Drained", "worker_id": "rollout-1"}
+    for n, event in enumerate((steered, died, left)):
+        history.add(f"{n + 1}-0", 0, 1.0, event)
+    for step in range(1, 3001):
+        history.committed(f"{step + 9}-0", 0, 2.0, step, None)
+        saved = {"type": "CheckpointRecorded", "step": step, "version": step, "path": "x"}
+        history.add(f"{step + 9}-0", 1, 2.0, saved)
+    marks = history.after(None, limit=100, kinds="marks", newest=True)
+    assert [e.type for e in marks[:3]] == ["Scaled", "WorkerDied", "Drained"]
+    spread = [e.step for e in marks[3:]]
+    assert 60 < len(spread) <= 97 and spread[-1] == 3000 and spread[0] < 60
+    near = history.after(None, limit=100, kinds="marks", newest=True, steps=(2001, 2010))
+    assert [e.step for e in near] == list(range(2001, 2011))
+    assert [e.type for e in history.after(None, limit=2, kinds="marks", newest=True)] == [
+        *("WorkerDied", "Drained"),
+    ]
+    assert len(history.after(marks[2].key, limit=50, kinds="marks")) == 50
+
+
 @pytest.mark.parametrize(
     ("text", "shown"),
     [

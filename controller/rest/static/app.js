@@ -270,9 +270,10 @@ async function learning() {
   if (state.run && state.run.step === state.lastStep) return;
   const names = SPECS.flatMap((s) => s.lines.map((l) => l.name)).join(",");
   const range = board.range ? `&since=${Math.max(-1, board.range[0] - 1)}&until=${board.range[1]}` : "";
-  const [data, marks, rows] = await Promise.all([ask(`metrics?names=${names}&points=360${range}`), ask("events?kind=marks&limit=400"), ask("steps?limit=20")]);
+  const marked = board.range ? `&since_step=${board.range[0]}&until_step=${board.range[1]}` : "";
+  const [data, marks, rows] = await Promise.all([ask(`metrics?names=${names}&points=360${range}`), ask(`events?kind=marks&limit=600${marked}`), ask("steps?limit=20")]);
   board.data = data;
-  board.marks = marks.events.map((e) => ({ step: e.step || e.fields.step || 0, kind: e.type === "CheckpointRecorded" ? "checkpoint" : e.type === "Scaled" ? "scale" : "fault", fault: e.severity === "fault" })).filter((m) => m.kind !== "fault" || m.fault);
+  board.marks = marks.events.map((e) => ({ step: e.step || e.fields.step || 0, kind: e.type === "CheckpointRecorded" ? "checkpoint" : ["Scaled", "Drained"].includes(e.type) ? "scale" : "fault", fault: e.severity === "fault" })).filter((m) => m.kind !== "fault" || m.fault);
   stepsTable.show(rows.steps.reverse());
   state.lastStep = data.x.length ? data.x[data.x.length - 1] : -1;
   if (board.range) state.lastStep = state.run ? state.run.step : -1;

@@ -122,8 +122,9 @@ const Charts = (() => {
       for (const v of ticks(this.plot.x0, this.plot.x1, Math.max(2, Math.floor(w / 90)))) if (Number.isInteger(v)) g.fillText(v.toLocaleString("en"), this.xOf(v), height - 5);
       g.save(); g.beginPath(); g.rect(PAD.left, 0, w, height - PAD.bottom + 1); g.clip();
       for (const mark of marks) {
-        if (mark.step < x0 || mark.step > x1) continue;
-        const px = Math.round(this.xOf(mark.step)) + 0.5;
+        // What happened before the first curve's point stands at its beginning.
+        if ((mark.step < x0 && this.board.range) || mark.step > x1) continue;
+        const px = Math.round(this.xOf(Math.max(x0, mark.step))) + 0.5;
         g.strokeStyle = colours[mark.kind]; g.globalAlpha = mark.kind === "checkpoint" ? 0.7 : 0.75; g.lineWidth = mark.kind === "fault" ? 1.25 : 1;
         g.beginPath(); g.moveTo(px, mark.kind === "checkpoint" ? height - PAD.bottom - 6 : PAD.top); g.lineTo(px, height - PAD.bottom); g.stroke();
       }
