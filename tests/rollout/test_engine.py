@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -371,11 +372,12 @@ async def test_a_greedy_completion_that_was_cut_ends_as_if_never_cut(engine: Eng
 
 
 async def test_a_stop_string_is_found_across_the_end_of_a_prefix(engine: Engine) -> None:
-    """The prefix ends with the token of "3"; the string is "3" and whatever came next."""
+    """It begins with the prefix's last token; nothing before it is such a string."""
     (whole,) = await engine.generate(ask("w", PROMPTS[0], seed=6, max_tokens=40, greedy=True))
     digits = "0123456789s="
-    pair = next(i for i in range(3, len(whole.tokens) - 1) if (whole.tokens[i : i + 2] >= 3).all())
-    stop = "".join(digits[t - 3] for t in whole.tokens[pair : pair + 2])
+    pairs = [(int(a), int(b)) for a, b in pairwise(whole.tokens)]
+    pair = max(i for i, p in enumerate(pairs) if min(p) >= 3 and p not in pairs[:i])
+    stop = "".join(digits[t - 3] for t in pairs[pair])
     begun = Sample(
         whole.tokens[: pair + 1],
         whole.logprobs[: pair + 1],
