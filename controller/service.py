@@ -154,9 +154,10 @@ def final_error(controller: Controller, error: Exception) -> Exception:
     One that was stopped and wakes knows nothing of what its successor decided: what it finds wrong
     with a request may be right, and a refusal is final for who hears it.
     """
-    leader = controller.leader
-    if isinstance(error, Refused | Invalid) and leader is not None and not leader.active:
-        return NotLeading("the leader's lease has run out", controller.hint)
+    if isinstance(error, Refused | Invalid):
+        leader = controller.leader
+        if leader is not None and not leader.active:
+            return NotLeading("the leader's lease has run out", controller.hint)
     return error
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -20,12 +21,18 @@ from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2
 STORES = [RedisAway("Connection refused"), OSError(5, "Input/output error"), TimeoutError()]
 
 
-async def serving(handlers: dict[str, Any]) -> tuple[grpc.aio.Server, ControlPlane]:
+@asynccontextmanager
+async def serving(handlers: dict[str, Any]) -> AsyncIterator[ControlPlane]:
     server = grpc.aio.server()
     server.add_generic_rpc_handlers((Services(None, handlers, None),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    return server, ControlPlane([f"127.0.0.1:{port}"])
+    control = ControlPlane([f"127.0.0.1:{port}"])
+    try:
+        yield control
+    finally:
+        await control.close()
+        await server.stop(0)
 
 
 @pytest.mark.parametrize("error", STORES, ids=lambda e: type(e).__name__)
@@ -37,11 +44,9 @@ async def test_a_store_that_fails_once_costs_a_retry(error: Exception) -> None:
             raise failures.pop()
         return admin_pb2.StatusReply(run_name="here")
 
-    server, control = await serving({"AdminService.GetStatus": get_status})
-    reply = await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), 10.0)
-    assert reply.run_name == "here"
-    await control.close()
-    await server.stop(0)
+    async with serving({"AdminService.GetStatus": get_status}) as control:
+        reply = await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), 10.0)
+        assert reply.run_name == "here"
 
 
 async def test_groups_that_redis_cannot_give_at_the_moment_come_later() -> None:
@@ -54,35 +59,29 @@ async def test_groups_that_redis_cannot_give_at_the_moment_come_later() -> None:
                 raise failures.pop()
             yield rollout_pb2.Group(task=task).SerializeToString()
 
-    server, control = await serving({"PolicyService.FetchGroups": fetch})
-    tasks = [common_pb2.TaskRef(task_id=f"t{n}", attempt=1) for n in range(3)]
-    stream = control.stream("PolicyService.FetchGroups", policy_pb2.FetchRequest(tasks=tasks))
-    assert [group.task.task_id async for group in stream] == ["t0", "t1", "t2"]
-    await control.close()
-    await server.stop(0)
+    async with serving({"PolicyService.FetchGroups": fetch}) as control:
+        tasks = [common_pb2.TaskRef(task_id=f"t{n}", attempt=1) for n in range(3)]
+        stream = control.stream("PolicyService.FetchGroups", policy_pb2.FetchRequest(tasks=tasks))
+        assert [group.task.task_id async for group in stream] == ["t0", "t1", "t2"]
 
 
 async def test_a_store_that_stays_away_is_no_refusal() -> None:
     async def get_status(_: Any, request: admin_pb2.StatusRequest) -> admin_pb2.StatusReply:
         raise RedisAway("Connection refused")
 
-    server, control = await serving({"AdminService.GetStatus": get_status})
-    with pytest.raises(ControlPlaneUnavailable, match="Connection refused"):
-        await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), 0.5)
-    await control.close()
-    await server.stop(0)
+    async with serving({"AdminService.GetStatus": get_status}) as control:
+        with pytest.raises(ControlPlaneUnavailable, match="Connection refused"):
+            await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), 0.5)
 
 
 async def test_a_fault_of_the_controller_is_a_refusal_that_says_so() -> None:
     async def get_status(_: Any, request: admin_pb2.StatusRequest) -> admin_pb2.StatusReply:
         raise KeyError("bug")
 
-    server, control = await serving({"AdminService.GetStatus": get_status})
-    with pytest.raises(RequestRefused, match="KeyError") as refused:
-        await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), 5.0)
-    assert refused.value.code == "UNKNOWN"
-    await control.close()
-    await server.stop(0)
+    async with serving({"AdminService.GetStatus": get_status}) as control:
+        with pytest.raises(RequestRefused, match="KeyError") as refused:
+            await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), 5.0)
+        assert refused.value.code == "UNKNOWN"
 
 
 class Refused:
