@@ -54,5 +54,5 @@ class Keys:
         return f"paceline:{self.run_id}:payload:{task_id}:{attempt}"
 
     def partial(self, task_id: str) -> str:
-        """Hash {attempt, tokens, data}: what a running task has so far."""
+        """Hash {t<attempt>: tokens, d<attempt>: data}: what a running task has so far."""
         return f"paceline:{self.run_id}:partial:{task_id}"

@@ -6,8 +6,10 @@ Nothing here is an event and no promise rests on it. Whatever is stored is a tru
 task (tokens, log-probs and versions belong together), so the worst that a lost, late or stale report
 can cost is tokens that are generated again.
 
-- Of one attempt the longest report is kept, of several attempts the newest's. The write is fenced
-  by the leader's term.
+- Of one attempt the longest report is kept. Attempts run side by side where a task is leased twice:
+  the newest's is kept, and the longest of the older ones for as long as it is the longer one. The
+  next attempt goes on from whichever of the two has more that may still be used. The write is
+  fenced by the leader's term.
 - A sample goes on only if it would still be accepted, were it finished now: its oldest token must be
   fresh enough. Else it begins anew.
 - Kept up to a size in all; what does not fit is not kept.
@@ -39,18 +41,62 @@ from paceline.v1 import rollout_pb2
 log = logging.getLogger(__name__)
 
 # KEYS: term, one for each task. ARGV: term, then attempt, tokens and data of each task.
+# What stays is what ``merged`` says.
 _PUT = Script("""
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 for i = 2, #KEYS do
+  local key = KEYS[i]
   local attempt, tokens = tonumber(ARGV[3 * i - 4]), tonumber(ARGV[3 * i - 3])
-  local old = redis.call('HMGET', KEYS[i], 'attempt', 'tokens')
-  local before = tonumber(old[1] or '0')
-  if attempt > before or (attempt == before and tokens >= tonumber(old[2] or '0')) then
-    redis.call('HSET', KEYS[i], 'attempt', attempt, 'tokens', tokens, 'data', ARGV[3 * i - 2])
+  local kept, outdone = {}, false
+  for _, field in ipairs(redis.call('HKEYS', key)) do
+    local other = tonumber(string.match(field, '^t(%d+)$') or '')
+    if other then
+      local has = tonumber(redis.call('HGET', key, field))
+      kept[other] = has
+      if (other == attempt and has > tokens) or (other > attempt and has >= tokens) then
+        outdone = true
+      end
+    end
+  end
+  if not outdone then
+    redis.call('HSET', key, 't' .. attempt, tokens, 'd' .. attempt, ARGV[3 * i - 2])
+    kept[attempt] = tokens
+    local newest, longest = 0, nil
+    for other in pairs(kept) do newest = math.max(newest, other) end
+    for other, has in pairs(kept) do
+      if other ~= newest and not (other < attempt and has <= tokens)
+          and (not longest or has > kept[longest] or (has == kept[longest] and other > longest)) then
+        longest = other
+      end
+    end
+    for other in pairs(kept) do
+      if other ~= newest and other ~= longest then
+        redis.call('HDEL', key, 't' .. other, 'd' .. other)
+      end
+    end
   end
 end
 return 1
 """)
+
+Kept = dict[int, tuple[int, int]]
+"""Of one task: (tokens, bytes) by attempt."""
+
+
+def merged(kept: Kept, attempt: int, tokens: int, size: int) -> Kept:
+    """What is kept of a task once this report has come: at most two attempts.
+
+    The newest, and the older one with most tokens as long as these are more. A report of an older
+    attempt than one that has as much already changes nothing, nor does an overtaken one.
+    """
+    for other, (has, _) in kept.items():
+        if (other == attempt and has > tokens) or (other > attempt and has >= tokens):
+            return kept
+    now = {a: has for a, has in kept.items() if a > attempt or has[0] > tokens}
+    now[attempt] = tokens, size
+    newest = max(now)
+    older = max((has[0], a) for a, has in now.items() if a != newest) if len(now) > 1 else None
+    return {a: has for a, has in now.items() if a == newest or (older and a == older[1])}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,13 +116,13 @@ class PartialStore(Protocol):
         """False, with nothing stored, where ``term`` is over."""
         ...
 
-    async def get(self, task_ids: Sequence[str]) -> list[bytes | None]: ...
+    async def get(self, task_ids: Sequence[str]) -> list[list[bytes]]:
+        """What the attempts of each task have, newest first."""
+        ...
 
     async def delete(self, task_ids: Sequence[str]) -> None: ...
 
-    async def sizes(self) -> dict[str, int]:
-        """Bytes by task."""
-        ...
+    async def sizes(self) -> dict[str, Kept]: ...
 
 
 class RedisPartials:
@@ -91,31 +137,41 @@ class RedisPartials:
             arguments += [partial.attempt, partial.tokens, partial.data]
         return bool(await _PUT.run(self._redis, keys, arguments))
 
-    async def get(self, task_ids: Sequence[str]) -> list[bytes | None]:
+    async def get(self, task_ids: Sequence[str]) -> list[list[bytes]]:
         pipe = self._redis.pipeline(transaction=False)
         for task_id in task_ids:
-            pipe.hget(self._keys.partial(task_id), "data")
-        found: list[bytes | None] = await pipe.execute()
-        return found
+            pipe.hgetall(self._keys.partial(task_id))
+        return [
+            [found[b"d%d" % attempt] for attempt in sorted(_attempts(found), reverse=True)]
+            for found in await pipe.execute()
+        ]
 
     async def delete(self, task_ids: Sequence[str]) -> None:
         if task_ids:
             await self._redis.unlink(*(self._keys.partial(task_id) for task_id in task_ids))
 
-    async def sizes(self) -> dict[str, int]:
+    async def sizes(self) -> dict[str, Kept]:
         names = [n async for n in self._redis.scan_iter(match=self._keys.partial("*"), count=1000)]
         pipe = self._redis.pipeline(transaction=False)
         for name in names:
-            pipe.hstrlen(name, "data")
-        found = await pipe.execute()
+            pipe.hgetall(name)
         return {
-            name.decode().rpartition(":")[2]: size for name, size in zip(names, found, strict=True)
+            name.decode().rpartition(":")[2]: {
+                a: (int(found[b"t%d" % a]), len(found[b"d%d" % a])) for a in _attempts(found)
+            }
+            for name, found in zip(names, await pipe.execute(), strict=True)
         }
 
 
+def _attempts(found: dict[bytes, bytes]) -> list[int]:
+    """Of a task's hash."""
+    named = [int(field[1:]) for field in found if field[:1] == b"t" and field[1:].isdigit()]
+    return [attempt for attempt in named if b"d%d" % attempt in found]
+
+
 class FilePartials:
-    """In the payloads' directory, for runs whose payloads outgrow Redis. A first line says whose and
-    how long the rest is; a file that a power cut left incomplete counts as none."""
+    """In the payloads' directory, for runs whose payloads outgrow Redis. A first line says of
+    which attempts the rest is and how long; a file that a power cut left incomplete counts as none."""
 
     def __init__(self, directory: Path, is_term: Any) -> None:
         """``is_term(term)``: awaitable; whether it is the highest granted."""
@@ -130,8 +186,12 @@ class FilePartials:
             await asyncio.to_thread(self._write, partials)
         return True
 
-    async def get(self, task_ids: Sequence[str]) -> list[bytes | None]:
-        return await asyncio.to_thread(lambda: [self._read(t)[1] for t in task_ids])
+    async def get(self, task_ids: Sequence[str]) -> list[list[bytes]]:
+        def read() -> list[list[bytes]]:
+            found = map(self._read, task_ids)
+            return [[data for _, (_, data) in sorted(each.items())[::-1]] for each in found]
+
+        return await asyncio.to_thread(read)
 
     async def delete(self, task_ids: Sequence[str]) -> None:
         def remove() -> None:
@@ -140,31 +200,46 @@ class FilePartials:
 
         await asyncio.to_thread(remove)
 
-    async def sizes(self) -> dict[str, int]:
-        found = await asyncio.to_thread(lambda: list(self._directory.glob("*.partial")))
-        return {path.stem: path.stat().st_size for path in found}
+    async def sizes(self) -> dict[str, Kept]:
+        def read() -> dict[str, Kept]:
+            names = [path.stem for path in self._directory.glob("*.partial")]
+            return {name: _sizes(self._read(name)) for name in names}
+
+        return await asyncio.to_thread(read)
 
     def _path(self, task_id: str) -> Path:
         return self._directory / f"{task_id}.partial"
 
     def _write(self, partials: Sequence[Partial]) -> None:
         for partial in partials:
-            mine = partial.attempt, partial.tokens
-            if self._read(partial.task_id)[0] > mine:
+            old = self._read(partial.task_id)
+            kept = merged(_sizes(old), partial.attempt, partial.tokens, len(partial.data))
+            now = old | {partial.attempt: (partial.tokens, partial.data)}
+            if partial.attempt not in kept or kept[partial.attempt][0] != partial.tokens:
                 continue
             path = self._path(partial.task_id)
             part = path.with_suffix(f".{os.getpid()}.part")
-            head = json.dumps([*mine, len(partial.data)]).encode()
-            part.write_bytes(head + b"\n" + partial.data)
+            head = [[attempt, *has] for attempt, has in kept.items()]
+            data = b"".join(now[attempt][1] for attempt in kept)
+            part.write_bytes(json.dumps(head).encode() + b"\n" + data)
             part.replace(path)
 
-    def _read(self, task_id: str) -> tuple[tuple[int, int], bytes | None]:
+    def _read(self, task_id: str) -> dict[int, tuple[int, bytes]]:
+        """Tokens and data by attempt."""
+        found: dict[int, tuple[int, bytes]] = {}
         try:
-            head, _, data = self._path(task_id).read_bytes().partition(b"\n")
-            attempt, tokens, size = json.loads(head)
-        except (FileNotFoundError, ValueError):
-            return (0, 0), None
-        return ((attempt, tokens), data) if len(data) == size else ((0, 0), None)
+            head, _, rest = self._path(task_id).read_bytes().partition(b"\n")
+            for attempt, tokens, size in json.loads(head):
+                if len(rest) < size:
+                    return {}
+                found[attempt], rest = (tokens, rest[:size]), rest[size:]
+        except (FileNotFoundError, ValueError, TypeError):
+            return {}
+        return found
+
+
+def _sizes(found: dict[int, tuple[int, bytes]]) -> Kept:
+    return {attempt: (tokens, len(data)) for attempt, (tokens, data) in found.items()}
 
 
 class PartialWork:
@@ -175,8 +250,12 @@ class PartialWork:
         self._state = state
         self._term = term
         self._limit = limit_bytes
-        self._sizes: dict[str, int] = {}
-        """Bytes by task of what is stored, as far as this leader knows."""
+        self._sizes: dict[str, Kept] = {}
+        """By task, what is stored, as far as this leader knows."""
+        self._writing = 0
+        """Bytes on their way to the store."""
+        self._unsure: set[str] = set()
+        """Tasks of which something may be stored: the store did not answer."""
         self._full = False
 
     async def begin(self) -> None:
@@ -185,20 +264,27 @@ class PartialWork:
             found = await self._store.sizes()
         except (RedisError, OSError):
             return
-        self._sizes = found | self._sizes
+        for task_id, kept in found.items():
+            self._sizes[task_id] = kept | self._sizes.get(task_id, {})
         await self.delete([task_id for task_id in found if not unfinished(self._state, task_id)])
 
     async def keep(self, partials: Sequence[Partial]) -> list[bool]:
         """Stores reports; False for one there is no room for. Raises NotLeading where the term is
         over or Redis is away: the worker says it again."""
         fitting = []
-        total = sum(self._sizes.values())
+        more = 0
+        room = self._limit - self._writing - sum(map(_bytes, self._sizes.values()))
+        after: dict[str, Kept] = {}
         for partial in partials:
-            more = len(partial.data) - self._sizes.get(partial.task_id, 0)
-            if total + more <= self._limit:
-                total += more
-                self._sizes[partial.task_id] = len(partial.data)
+            task_id, size = partial.task_id, len(partial.data)
+            kept = after.get(task_id, self._sizes.get(task_id, {}))
+            new = merged(kept, partial.attempt, partial.tokens, size)
+            if more + _bytes(new) - _bytes(kept) <= room:
+                more += _bytes(new) - _bytes(kept)
+                after[task_id] = new
                 fitting.append(partial)
+        more = max(more, 0)
+        self._writing += more
         try:
             if fitting and not await self._store.put(self._term, fitting):
                 raise NotLeading("stepped down")
@@ -206,7 +292,16 @@ class PartialWork:
             self._say_full(str(error))
             return [False] * len(partials)
         except (RedisError, OSError) as error:
+            self._unsure.update(after)
             raise NotLeading(f"waiting for the store ({type(error).__name__})") from error
+        finally:
+            self._writing -= more
+        # Not before: what was not stored must not take up room for ever.
+        for partial in fitting:
+            kept = self._sizes.get(partial.task_id, {})
+            self._sizes[partial.task_id] = merged(
+                kept, partial.attempt, partial.tokens, len(partial.data)
+            )
         self._say_full(
             "" if len(fitting) == len(partials) else "rollout.partial_store_mb is used up"
         )
@@ -227,12 +322,12 @@ class PartialWork:
             event(log, "partial work not read", logging.WARNING, why=type(error).__name__)
             return {}
         usable = {}
-        for task_id, data in zip(again, found, strict=True):
-            limit_bytes -= len(data or b"")
-            if data is not None and limit_bytes >= 0:
-                group = fresh_part(self._state, rollout_pb2.PartialGroup.FromString(data))
-                if group is not None:
-                    usable[task_id] = group
+        for task_id, attempts in zip(again, found, strict=True):
+            groups = [rollout_pb2.PartialGroup.FromString(data) for data in attempts]
+            parts = [part for group in groups if (part := fresh_part(self._state, group))]
+            best = max(parts, key=_tokens, default=None)
+            if best is not None and (limit_bytes := limit_bytes - best.ByteSize()) >= 0:
+                usable[task_id] = best
         return usable
 
     def finished(self, events: Iterable[Event]) -> list[str]:
@@ -243,7 +338,7 @@ class PartialWork:
                 done.add(e.group.task_id)
             elif isinstance(e, TaskDropped | EvalTaskDone):
                 done.add(e.task_id)
-        return sorted(done & self._sizes.keys())
+        return sorted(done & (self._sizes.keys() | self._unsure))
 
     async def delete(self, task_ids: Sequence[str]) -> None:
         try:
@@ -254,11 +349,20 @@ class PartialWork:
             return
         for task_id in task_ids:
             self._sizes.pop(task_id, None)
+            self._unsure.discard(task_id)
 
     def _say_full(self, why: str) -> None:
         if why and not self._full:
             event(log, "partial work not kept", logging.WARNING, why=why)
         self._full = bool(why)
+
+
+def _bytes(kept: Kept) -> int:
+    return sum(size for _, size in kept.values())
+
+
+def _tokens(group: rollout_pb2.PartialGroup) -> int:
+    return sum(len(completion.tokens) for completion in group.completions)
 
 
 def fresh_part(state: State, group: rollout_pb2.PartialGroup) -> rollout_pb2.PartialGroup | None:
