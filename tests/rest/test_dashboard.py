@@ -244,6 +244,14 @@ def test_a_leader_killed_while_the_page_is_open_leaves_it_working(
         asyncio.run(train(controllers, 3))
         first, second = rest_url(controllers), rest_url(controllers, 1)
         wait(lambda: api(second, "run")["step"] >= 3, "the standby does not follow")
+        # What only the leader knows, a page of the standby asks there.
+        open_page(page, second, "fleet")
+        heard = "".join(str(w["heartbeat_age_s"]) for w in api(second, "workers"))
+        assert heard.count("-1") == 2
+        wait(
+            lambda: [r[4] != "–" for r in rows_of(page, "workers-table")] == [True, True],
+            "a standby's page shows no heartbeats",
+        )
         open_page(page, first, "fleet")
         wait(lambda: len(rows_of(page, "controllers-table")) == 2, "the standby is not shown")
         wait(lambda: "1 other in reach" in text(page, "link"), "the standby is not in reach")
@@ -259,6 +267,45 @@ def test_a_leader_killed_while_the_page_is_open_leaves_it_working(
         page.execute_script("document.getElementById('dialog-yes').click()")
         wait(lambda: api(second, "run")["phase"] == "paused", "the pause had no effect")
         wait(lambda: text(page, "phase") == "paused", "the page does not show the pause")
+
+
+def test_a_page_that_needs_the_token_to_read_asks_for_it_once(tmp_path: Path, page: Any) -> None:
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef" * 2 + "\n")
+    auth, rest = {"token_file": str(token)}, {"host": "0.0.0.0"}
+    is_open = "return document.getElementById('dialog').open"
+    asked = (
+        "return performance.getEntriesByType('resource')"
+        ".filter(e => e.name.endsWith('/api/v1/run')).length"
+    )
+    fill = "document.getElementById('token').value = arguments[0]"
+    errors_of(page)
+    with running_controllers(tmp_path, 1, auth=auth, rest=rest) as controllers:
+        port = rest_url(controllers).rpartition(":")[2]
+        url = f"http://127.0.0.1:{port}"
+        page.get(url)
+        wait(lambda: page.execute_script(is_open), "no dialog")
+        page.execute_script("document.getElementById('dialog-no').click()")
+        before = page.execute_script(asked)
+        wait(lambda: page.execute_script(asked) >= before + 2, "the page asks no more")
+        assert not page.execute_script(is_open), "it asks again right after Cancel"
+        page.get("about:blank")
+        page.get(url)
+        wait(lambda: page.execute_script(is_open), "no dialog")
+        page.execute_script(fill, "wrong-" * 4)
+        page.execute_script("document.getElementById('dialog-yes').click()")
+        wait(lambda: "token is wrong" in text(page, "dialog-error"), "no word of the wrong token")
+        page.execute_script(fill, token.read_text().strip())
+        page.execute_script("document.getElementById('dialog-yes').click()")
+        wait(lambda: "answered by" in text(page, "link"), "the token is not used")
+        page.refresh()
+        wait(lambda: "answered by" in text(page, "link"), "the token is not used after a reload")
+        assert not page.execute_script(is_open)
+        # A token that is no longer right is asked for anew.
+        page.execute_script("sessionStorage.setItem('paceline-token', 'stale-'.repeat(4))")
+        page.refresh()
+        wait(lambda: page.execute_script(is_open), "no dialog")
+        assert errors_of(page, of_status=401) == []
 
 
 async def _register(controllers: Controllers, count: int) -> None:

@@ -5,7 +5,7 @@
 const $ = (id) => document.getElementById(id);
 const { Chart, short } = Charts;
 const TIMEOUT_MS = 4000;
-const state = { run: null, bases: [location.origin], base: 0, tab: "learning", failed: 0, lastEvent: null, group: null, lastStep: -1 };
+const state = { run: null, bases: [location.origin], base: 0, tab: "learning", failed: 0, lastEvent: null, group: null, lastStep: -1, readsNeedToken: false, askAgain: 0 };
 
 // ---- elements -----------------------------------------------------------------------------------
 
@@ -82,6 +82,7 @@ const bytes = (b) => (b === undefined ? "–" : b >= 2 ** 30 ? `${(b / 2 ** 30).
 
 class Refusal extends Error { constructor(status, detail) { super(detail); this.status = status; } }
 const storedToken = () => sessionStorage.getItem("paceline-token") || "";
+state.readsNeedToken = Boolean(storedToken());
 
 async function request(base, path, options = {}) {
   const headers = { Accept: "application/json" };
@@ -105,8 +106,16 @@ async function ask(path) {
   let error = null;
   for (let n = 0; n < state.bases.length; n++) {
     const base = state.bases[state.base % state.bases.length];
-    try { return await request(base, path); } catch (e) {
-      if (e instanceof Refusal && e.status !== 503) { if (e.status === 401) await askToken(); throw e; }
+    const token = state.readsNeedToken ? storedToken() : "";
+    try { return await request(base, path, { token }); } catch (e) {
+      if (e instanceof Refusal && e.status === 401) {
+        // Only a token that was sent and refused is forgotten; then it is tried without.
+        if (token && token === storedToken()) sessionStorage.removeItem("paceline-token");
+        state.readsNeedToken = !token && Boolean(storedToken());
+        if (token || state.readsNeedToken) { n -= 1; continue; }
+        await askToken();
+      }
+      if (e instanceof Refusal && e.status !== 503) throw e;
       error = e;
       state.base = (state.base + 1) % state.bases.length;
     }
@@ -114,18 +123,30 @@ async function ask(path) {
   throw error;
 }
 
+// What only the leader knows (heartbeats, gauges) is asked there; where it is not in reach, here.
+async function askLeader(path) {
+  const base = leaderBase();
+  if (base && base !== state.bases[state.base] && reached.get(base)) {
+    try { return await request(base, path); } catch { /* it may have died just now */ }
+  }
+  return ask(path);
+}
+
+const ASK_AGAIN_MS = 60000; // after Cancel
 let asking = null;
-function askToken() {
-  state.readsNeedToken = true;
-  sessionStorage.removeItem("paceline-token");
-  asking ??= confirmed({ title: "This controller asks for the run's token", text: "It is reachable from other machines, so reading needs the token too.", yes: "Go on", act: async (token) => { await request(state.bases[state.base], "run", { token }); } }).finally(() => { asking = null; });
+async function askToken() {
+  if (!asking && (Date.now() < state.askAgain || $("dialog").open)) return false;
+  asking ??= confirmed({ title: "This controller asks for the run's token", text: "It is reachable from other machines, so reading needs the token too.", yes: "Go on", act: async (token) => { await request(state.bases[state.base], "run", { token }); } }).then((done) => { state.readsNeedToken = done; if (!done) state.askAgain = Date.now() + ASK_AGAIN_MS; return done; }).finally(() => { asking = null; });
   return asking;
 }
 
-async function steer(path, body, token) {
+function leaderBase() {
   const leader = state.run && state.run.controllers.find((c) => c.controller_id === state.run.leader && c.rest);
-  const base = leader ? aliased(leader.rest) : state.bases[state.base];
-  return request(base, path, { method: "POST", body: JSON.stringify(body), token });
+  return leader ? aliased(leader.rest) : null;
+}
+
+async function steer(path, body, token) {
+  return request(leaderBase() ?? state.bases[state.base], path, { method: "POST", body: JSON.stringify(body), token });
 }
 
 // A page opened as localhost stays so: another loopback name is another site to the browser.
@@ -304,7 +325,7 @@ function drawPipeline() {
 drawPipeline();
 
 async function flow() {
-  const f = await ask("flow");
+  const f = await askLeader("flow");
   put($("bottleneck"), f.bottleneck);
   for (const [name] of STATIONS) { put(picture[name], whole(f.tasks[name])); picture[name + "-box"].setAttribute("class", f.tasks[name] && name !== "trained" ? "box busy" : "box"); }
   const moving = state.run && state.run.phase === "running";
@@ -370,17 +391,17 @@ const workersTable = new Table($("workers-table"), [
 // What someone typed, by role: only that is sent, so that an open page undoes nobody else's change.
 const scaleTyped = new Set();
 async function fleet() {
-  const workers = await ask("workers");
+  const [workers, run] = await Promise.all([askLeader("workers"), leaderBase() === state.bases[state.base] ? state.run : askLeader("run")]);
   const wanted = $("fleet-filter").value.trim().toLowerCase();
   const shown = wanted ? workers.filter((w) => `${w.worker_id} ${w.host} ${w.state} ${w.role}`.toLowerCase().includes(wanted)) : workers;
   workersTable.show(shown, (tr, w) => { tr.lastChild.firstChild.disabled = !["running", "spare", "starting", "suspect"].includes(w.state); });
   controllersTable.show(state.run.controllers);
   const living = workers.filter((w) => !["dead", "stopped"].includes(w.state)).length;
   put($("workers-count"), `${whole(living)} up${shown.length === workers.length ? "" : `, ${whole(shown.length)} shown`}`);
-  const p = state.run.proposed, differs = Object.keys(p).length > 0;
+  const p = run.proposed, differs = Object.keys(p).length > 0;
   $("proposal").hidden = !differs;
-  put($("proposal"), differs ? `The autoscaler would have ${p.policy} policy replica${p.policy === 1 ? "" : "s"} and ${p.rollout} rollout worker${p.rollout === 1 ? "" : "s"}: ${state.run.proposed_why}.` : "");
-  const bad = state.run.sinks.filter((s) => s.failing);
+  put($("proposal"), differs ? `The autoscaler would have ${p.policy} policy replica${p.policy === 1 ? "" : "s"} and ${p.rollout} rollout worker${p.rollout === 1 ? "" : "s"}: ${run.proposed_why}.` : "");
+  const bad = run.sinks.filter((s) => s.failing);
   $("sinks").hidden = !bad.length;
   put($("sinks"), bad.map((s) => `Curves do not reach ${s.name}: ${s.trouble || "it does not answer"}. The run goes on, and it gets what it misses once it is back.`).join(" "));
   for (const role of ["policy", "rollout"]) if (!scaleTyped.has(role)) $("scale-" + role).value = state.run.desired[role] ?? "";
