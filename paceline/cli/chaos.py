@@ -29,8 +29,8 @@ def chaos(
 ) -> None:
     """Kill, stop and continue random processes of a running fleet, then judge what became of it.
 
-    Touches only processes that DIR/fleet.json names. Afterwards the run must commit steps again,
-    its ledger must verify (nothing lost, nothing trained twice), and all policy replicas must have
+    Touches only processes that DIR/fleet.json names. Afterwards the run must commit steps again
+    or have finished, its ledger must verify (nothing lost, nothing trained twice), and all policy replicas must have
     voted with the same digest of their weights in every step. Exit status 0 only then.
 
     Example: paceline chaos --run-dir runs/demo --seed 7 --minutes 5
@@ -63,10 +63,14 @@ def chaos(
         "minutes": minutes,
         "faults": mayhem.done,
         "recovered_s": recovered_s,
+        "failed": (read_summary(run_dir) or {}).get("status") == "failed",
         **_judge(run_dir),
     }
     verdict["ok"] = bool(
-        verdict["ledger_ok"] and verdict["digests_equal"] and recovered_s is not None
+        verdict["ledger_ok"]
+        and verdict["digests_equal"]
+        and recovered_s is not None
+        and not verdict["failed"]
     )
     if as_json:
         typer.echo(json.dumps(verdict, indent=2))
@@ -158,8 +162,11 @@ def _print(verdict: dict[str, Any]) -> None:
     said = "equal in every step" if verdict["digests_equal"] else "NOT equal"
     typer.echo(f"weight digests of the replicas: {said} ({verdict['votes_compared']} votes)")
     for step, reward in verdict["held_out_reward"].items():
-        typer.echo(f"held-out reward after step {step}: {reward:.4f}")
-    if verdict["recovered_s"] is None:
+        said = "no answer was scored" if reward is None else f"{reward:.4f}"
+        typer.echo(f"held-out reward after step {step}: {said}")
+    if verdict["failed"]:
+        typer.echo("the run failed: see its summary.json")
+    elif verdict["recovered_s"] is None:
         typer.echo(f"no step was committed within {RECOVERY_LIMIT_S:.0f} s of the last fault")
     else:
         typer.echo(
