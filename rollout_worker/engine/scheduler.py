@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -20,10 +21,13 @@ from rollout_worker.engine.batch import Batch, Row
 from rollout_worker.engine.decoder import Decoder
 from rollout_worker.engine.kv_cache import SlotCache
 from rollout_worker.engine.rng import sample_keys
-from rollout_worker.engine.stopping import Decode, EndTokens, StopStrings
+from rollout_worker.engine.stopping import Decode, EndTokens, StopStrings, TokenTexts
 
 _PREFILL_TOKENS = 16384
 """Padded tokens of one prefill forward; bounds its memory and how long decoding waits for it."""
+_STOPS = 64
+"""Sets of stop strings that are kept: a byte for each token of the vocabulary each. Environments and
+their clients may make up new ones with every turn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +58,8 @@ class Scheduler:
         self._end_tokens = end_tokens
         self._decode_text = decode_text
         self._vocabulary = vocabulary
-        self._stops: dict[tuple[str, ...], StopStrings] = {}
+        self.token_texts = TokenTexts(decode_text, vocabulary)
+        self._stop_strings = lru_cache(_STOPS)(self._make_stop_strings)
         self.version = -1
         self.tokens = 0
         self.steps = 0
@@ -218,10 +223,8 @@ class Scheduler:
                 found[row] = hit
         return found
 
-    def _stop_strings(self, strings: tuple[str, ...]) -> StopStrings:
-        if strings not in self._stops:
-            self._stops[strings] = StopStrings(strings, self._decode_text, self._vocabulary)
-        return self._stops[strings]
+    def _make_stop_strings(self, strings: tuple[str, ...]) -> StopStrings:
+        return StopStrings(strings, self._decode_text, self._vocabulary, self.token_texts)
 
     def _leave(self, rows: NDArray[np.int64]) -> None:
         if len(rows) == 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -20,6 +21,50 @@ class EndTokens:
         return self._table[tokens]
 
 
+class TokenTexts:
+    """Which tokens have which characters, for all stop strings of an engine.
+
+    Every token of the vocabulary is decoded for it, once: seconds for a large one.
+    """
+
+    def __init__(self, decode: Decode, vocabulary: int) -> None:
+        self._decode = decode
+        self._vocabulary = vocabulary
+        self._lock = threading.Lock()
+        self._unclear: NDArray[np.int32] | None = None
+        """Tokens whose text alone says nothing, or only part of a character."""
+        self._having: dict[str, NDArray[np.int32]] = {}
+
+    def build(self) -> None:
+        """Does nothing the second time."""
+        with self._lock:
+            if self._unclear is not None:
+                return
+            unclear: list[int] = []
+            having: dict[str, list[int]] = {}
+            for token in range(self._vocabulary):
+                text = self._decode([token])
+                if not text or "\ufffd" in text:
+                    unclear.append(token)
+                for character in set(text):
+                    having.setdefault(character, []).append(token)
+            self._having = {c: np.array(tokens, np.int32) for c, tokens in having.items()}
+            self._unclear = np.array(unclear, np.int32)
+
+    def may_hold(self, characters: Iterable[str]) -> NDArray[np.bool_]:
+        """bool [vocabulary]: tokens that may have one of these characters in a text."""
+        self.build()
+        wanted = set(characters)
+        # Some tokenizers strip the space of a lone token.
+        if any(character.isspace() for character in wanted):
+            return np.ones(self._vocabulary, dtype=bool)
+        table = np.zeros(self._vocabulary, dtype=bool)
+        table[self._unclear] = True
+        for character in wanted & self._having.keys():
+            table[self._having[character]] = True
+        return table
+
+
 class StopStrings:
     """Finds stop strings without decoding every token of every row.
 
@@ -28,22 +73,20 @@ class StopStrings:
     a token are decoded, and of those only the tail.
     """
 
-    def __init__(self, strings: tuple[str, ...], decode: Decode, vocabulary: int) -> None:
+    def __init__(
+        self,
+        strings: tuple[str, ...],
+        decode: Decode,
+        vocabulary: int,
+        texts: TokenTexts | None = None,
+    ) -> None:
+        """``texts``: of ``decode`` and ``vocabulary``, where there are several of this."""
         self.strings = strings
         self._decode = decode
         # A token may carry no more than a byte of a character.
         self._tail = max(len(s.encode()) for s in strings) + 4
-        last = {s[-1] for s in strings}
-        self._table = np.zeros(vocabulary, dtype=bool)
-        for token in range(vocabulary):
-            text = decode([token])
-            self._table[token] = (
-                not text
-                or "�" in text
-                or any(c in text for c in last)
-                # Some tokenizers strip the space of a lone token.
-                or any(c.isspace() for c in last)
-            )
+        texts = texts or TokenTexts(decode, vocabulary)
+        self._table = texts.may_hold(s[-1] for s in strings)
 
     def may_end(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
         return self._table[tokens]

@@ -226,6 +226,9 @@ class TransformersEngine(Engine):
             decode_text=self._decode_text,
             vocabulary=vocabulary,
         )
+        if self._config.rollout.stop or self._config.rollout.environment:
+            # Now, where nothing waits for a token yet.
+            self._scheduler.token_texts.build()
         event(
             logger,
             "engine ready",

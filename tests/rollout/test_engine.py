@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from rollout_worker.engine import transformers_engine
+from rollout_worker.engine import scheduler, transformers_engine
 from rollout_worker.engine.base import (
     Aborted,
     Engine,
@@ -25,6 +25,7 @@ from rollout_worker.engine.base import (
     SamplingParams,
     WeightsRefused,
 )
+from rollout_worker.tokenizer import PromptTokenizer
 from tests.helpers.engines import ENGINES, Reference, make_test_engine, tiny_config
 from tests.helpers.tiny_model import make_tiny_model
 
@@ -369,6 +370,28 @@ async def test_a_greedy_completion_that_was_cut_ends_as_if_never_cut(engine: Eng
             ask(f"a{cut}", PROMPTS[0], greedy=True, max_tokens=300, prefixes=(begun,))
         )
         assert same(whole, again)
+
+
+async def test_stop_strings_that_nobody_asks_for_any_more_are_forgotten(model_path: Path) -> None:
+    config = tiny_config(model_path, stop=["s"])
+    tokenizer = PromptTokenizer(config)
+    decoded: list[int] = []
+
+    def decode(tokens: Sequence[int]) -> str:
+        decoded.append(len(tokens))
+        return tokenizer.decode_all(tokens) if len(tokens) > 1 else "0"
+
+    engine = transformers_engine.TransformersEngine(config, decode_text=decode)
+    await engine.start()
+    once = len(decoded)
+    assert once == engine.vocabulary, "before anything is generated"
+    for number in range(scheduler._STOPS + 5):
+        stop = (f"{number} is never said",)
+        await engine.generate(ask(f"s{number}", PROMPTS[0], max_tokens=1, stop=stop))
+    kept = engine._scheduler._stop_strings.cache_info()
+    assert kept.currsize <= kept.maxsize == scheduler._STOPS
+    assert decoded.count(1) - once <= scheduler._STOPS + 5, "the completions, not the vocabulary"
+    await engine.close()
 
 
 async def test_a_stop_string_is_found_across_the_end_of_a_prefix(engine: Engine) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from rollout_worker.engine.stopping import EndTokens, StopStrings
+from rollout_worker.engine.stopping import EndTokens, StopStrings, TokenTexts
 
 PIECES = ["a", "b", "</", "answer", ">", "\n", "é\n", "�", "", "> end"]
 
@@ -52,6 +52,31 @@ def test_a_long_completion_is_not_decoded_whole() -> None:
     stops = StopStrings(("ab",), counting, len(PIECES))
     assert stops.found(np.array([0] * 5000 + [0, 1], dtype=np.int32)) == "ab"
     assert max(seen) < 10
+
+
+def test_new_stop_strings_do_not_decode_the_vocabulary_again() -> None:
+    decoded: list[int] = []
+
+    def counting(tokens: Sequence[int]) -> str:
+        decoded.extend(tokens)
+        return decode(tokens)
+
+    texts = TokenTexts(counting, len(PIECES))
+    tables = [
+        StopStrings((f"{n}>", last), counting, len(PIECES), texts).may_end(np.arange(len(PIECES)))
+        for n, last in enumerate("abé")
+    ]
+    assert decoded == list(range(len(PIECES)))
+    alone = StopStrings(("2>", "é"), decode, len(PIECES)).may_end(np.arange(len(PIECES)))
+    assert tables[2].tolist() == alone.tolist()
+    assert tables[2].tolist() == [
+        *[False, False, False, False, True, False],
+        *[True, True, True, True],
+    ]
+
+
+def test_a_stop_string_that_ends_with_a_blank_looks_at_every_token() -> None:
+    assert StopStrings(("a ",), decode, len(PIECES)).may_end(np.arange(len(PIECES))).all()
 
 
 def test_end_tokens_outside_the_vocabulary_are_ignored() -> None:
