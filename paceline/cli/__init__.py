@@ -51,7 +51,8 @@ EXIT_STATUS = {
 
 app = typer.Typer(
     name="paceline",
-    help="Asynchronous, fault-tolerant reinforcement learning for language models.",
+    help="Asynchronous, fault-tolerant reinforcement learning for language models.\n\n"
+    "Example: paceline up examples/digit_sort/digit_sort.toml",
     epilog="Exit status: 0 done, 1 failed or refused, 2 bad input, 3 no controller answers, "
     "130 interrupted.",
     no_args_is_help=True,

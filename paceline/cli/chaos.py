@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.common import BadInput, JsonOption, run_config
+from paceline.cli.common import BadInput, JsonOption, print_json, run_config
 
 RECOVERY_LIMIT_S = 120.0
 STEPS_AFTER = 2
@@ -41,6 +41,10 @@ def chaos(
 
     faults = plan(seed, minutes)
     if dry_run:
+        if as_json:
+            shown = [asdict(fault) for fault in faults]
+            print_json({"seed": seed, "minutes": minutes, "faults": shown})
+            return
         for fault in faults:
             typer.echo(str(fault))
         return
@@ -73,7 +77,7 @@ def chaos(
         and not verdict["failed"]
     )
     if as_json:
-        typer.echo(json.dumps(verdict, indent=2))
+        print_json(verdict)
     else:
         _print(verdict)
     raise typer.Exit(0 if verdict["ok"] else 1)

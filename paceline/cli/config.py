@@ -6,7 +6,10 @@ import typer
 
 from paceline.cli.common import ConfigArgument, JsonOption, SetOption, print_json
 
-config = typer.Typer(help="Check a configuration; describe all settings.", no_args_is_help=True)
+config = typer.Typer(
+    help="Check a configuration; describe all settings.\n\nExample: paceline config check run.toml",
+    no_args_is_help=True,
+)
 
 
 @config.command()

@@ -57,7 +57,11 @@ def init(
         if value not in known:
             raise BadInput(f"{option} {value}: choose {', '.join(known)}")
     if str(out) == "-":
-        typer.echo(template(algorithm, size, str(DEFAULT)), nl=False)
+        text = template(algorithm, size, str(DEFAULT))
+        if as_json:
+            print_json({"written": None, "algorithm": algorithm, "size": size, "toml": text})
+        else:
+            typer.echo(text, nl=False)
         return
     text = template(algorithm, size, str(out))
     try:

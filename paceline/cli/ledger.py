@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -10,9 +9,12 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.common import BadInput, JsonOption, RunDirOption, run_config
+from paceline.cli.common import BadInput, JsonOption, RunDirOption, print_json, run_config
 
-ledger = typer.Typer(help="Look into a run's ledger.", no_args_is_help=True)
+ledger = typer.Typer(
+    help="Look into a run's ledger.\n\nExample: paceline ledger verify --run-dir runs/demo",
+    no_args_is_help=True,
+)
 
 
 @ledger.command()
@@ -45,7 +47,7 @@ def verify(
     counts: dict[str, Any] = dict(report.counts)
     if as_json:
         shown = {"run": name, "ok": report.ok, "counts": counts, "problems": list(report.problems)}
-        typer.echo(json.dumps(shown, indent=2))
+        print_json(shown)
     else:
         _print(name, report.ok, counts, report.problems)
     raise typer.Exit(0 if report.ok else 1)

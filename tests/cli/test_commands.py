@@ -7,22 +7,29 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from typer.main import get_command
 from typer.testing import CliRunner
 
 from paceline.cli import EXIT_STATUS, app, main
 from paceline.cli.common import BadInput, find_target, parse_addresses
 from paceline.ports import free_ports
 
-COMMANDS = [
-    *(["up"], ["controller"], ["policy"], ["rollout"], ["status"], ["events"], ["scale"]),
-    *(["drain"], ["pause"], ["resume"], ["stop"], ["ledger", "verify"], ["export"]),
-    *(["config", "check"], ["config", "docs"], ["chaos"]),
-    *(["top"], ["logs"], ["samples"], ["runs"], ["compare"], ["init"], ["doctor"]),
-    ["completion"],
-]
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command and group of the program, with the words that call it."""
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*path, name))
+
+
+COMMANDS = dict(commands(get_command(app)))
+WITHOUT_DATA = {("controller",), ("policy",), ("rollout",), ("completion",), ("config", "docs")}
+"""Processes that run, and text that is made for a file."""
 
 
 def paceline(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -49,10 +56,41 @@ def config(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
-def test_every_command_has_help_with_an_example(command: list[str]) -> None:
+def test_every_command_has_help_with_an_example(command: tuple[str, ...]) -> None:
     shown = CliRunner().invoke(app, [*command, "--help"])
     assert shown.exit_code == 0
     assert "Example: paceline" in shown.output
+    example = next(line for line in shown.output.splitlines() if "Example: paceline" in line)
+    words = example.partition("Example: paceline")[2].split()
+    assert tuple(words[: len(command)]) == command
+
+
+def test_every_command_that_prints_data_prints_it_as_json() -> None:
+    assert len(COMMANDS) > 25
+    plain = {
+        path
+        for path, command in COMMANDS.items()
+        if not hasattr(command, "commands")
+        and not any("--json" in option.opts for option in command.params)
+    }
+    assert plain == WITHOUT_DATA
+
+
+@pytest.mark.parametrize(
+    ("command", "field"),
+    [
+        (["chaos", "--run-dir", ".", "--dry-run"], "faults"),
+        (["init", "-"], "toml"),
+        (["init", "new.toml"], "written"),
+    ],
+)
+def test_data_is_one_json_object(
+    command: list[str], field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = CliRunner().invoke(app, [*command, "--json"])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)[field]
 
 
 def test_no_command_waits_for_torch() -> None:
