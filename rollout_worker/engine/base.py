@@ -169,6 +169,9 @@ class Engine(ABC):
     """A sampled completion that is cut and goes on elsewhere is the one that would have been made
     uninterrupted. Greedy ones are, on every engine."""
 
+    least_temperature: ClassVar[float] = 0.0
+    """The engine would raise a lower one to this, so it refuses it. Greedy is another matter."""
+
     sample_over: Callable[[str], None] = staticmethod(lambda request_id: None)
     """Set by whoever wants to know: called in the event loop with a request's id for each of its
     samples that is finished, at once, however long the others take."""
@@ -204,6 +207,11 @@ class Engine(ABC):
             raise GenerationFailed(f"{bad!r} cannot be a stop string")
         if not math.isfinite(params.temperature) or params.top_k >= 2**31:
             raise GenerationFailed("temperature or top_k is out of range")
+        if params.temperature < self.least_temperature and not params.greedy:
+            raise GenerationFailed(
+                f"temperature {params.temperature:g} is below {self.least_temperature:g}, the least "
+                "that the engine samples at"
+            )
 
     @abstractmethod
     def abort(self, request_id: str) -> None:

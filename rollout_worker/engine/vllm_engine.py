@@ -43,8 +43,6 @@ from rollout_worker.engine.vllm_swap import WeightSwap
 logger = logging.getLogger(__name__)
 
 _CLOSE_S = 1.0
-_LEAST_TEMPERATURE = 0.01
-"""vLLM takes any lower one for this."""
 _LOOK_S = 0.01
 """How often running sequences are counted where they are to be reported: less than a step of any model
 that takes long enough for it."""
@@ -69,6 +67,7 @@ class VLLMEngine(Engine):
     arguments that no config may set."""
 
     exact_continuation = False
+    least_temperature = 0.01
 
     def __init__(
         self,
@@ -78,10 +77,10 @@ class VLLMEngine(Engine):
         end_tokens: tuple[int, ...] = (),
         overrides: Mapping[str, Any] | None = None,
     ) -> None:
-        if config.rollout.temperature < _LEAST_TEMPERATURE:
+        if config.rollout.temperature < self.least_temperature:
             raise EngineError(
                 f"rollout.temperature is {config.rollout.temperature:g}; vLLM samples at "
-                f"{_LEAST_TEMPERATURE:g} or more"
+                f"{self.least_temperature:g} or more"
             )
         self._config = config
         self.on_update = config.rollout.on_update
@@ -148,11 +147,6 @@ class VLLMEngine(Engine):
         self.check(request)
         if self._closed:
             raise EngineError("the engine is closed")
-        if not request.params.greedy and request.params.temperature < _LEAST_TEMPERATURE:
-            raise GenerationFailed(
-                f"temperature {request.params.temperature:g}: vLLM samples at "
-                f"{_LEAST_TEMPERATURE:g} or more, or greedily"
-            )
         if not self._swap_ready.usable:
             raise EngineError("the engine has no weights yet")
         if request.request_id in self._groups:

@@ -165,19 +165,23 @@ class Conversation:
             raise BadTurn(f"stop takes texts, none of them empty; not {bad!r}")
         most = min(room, self.params.max_tokens, max_tokens or room)
         key = sample_keys(self.params.seed, np.array([len(self.pieces)]))
-        params = replace(
-            self.params,
-            max_tokens=most,
-            stop=tuple(dict.fromkeys([*self.params.stop, *stop])),
-            seed=int(key[0]),
+        params = change(
+            replace(
+                self.params,
+                max_tokens=most,
+                stop=tuple(dict.fromkeys([*self.params.stop, *stop])),
+                seed=int(key[0]),
+            )
         )
+        if params.temperature < (least := self.engine.least_temperature) and not params.greedy:
+            raise BadTurn(f"temperature must be 0, or at least {least:g}")
         self._calls += 1
         (sample,) = await self.engine.generate(
             Request(
                 # Other than a task's own id: nobody can go on with a turn elsewhere.
                 f"{self.request_id}.{self._calls}",
                 np.concatenate([before, added]),
-                change(params),
+                params,
             )
         )
         turn = self._describe(sample, len(before) + len(added))

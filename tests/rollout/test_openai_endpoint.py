@@ -361,6 +361,23 @@ async def test_whose_temperature_counts_is_the_runs_to_say(model: Path, sampling
             assert seeds == {11}
 
 
+async def test_a_temperature_that_the_engine_would_change_is_refused(model: Path) -> None:
+    async def insists(client: Any, task: Task) -> float:
+        with pytest.raises(
+            openai.BadRequestError, match=r"temperature must be 0, or at least 0\.01"
+        ):
+            await ask(client, task, BEGIN, temperature=0.005)
+        # The sample is none the worse for it.
+        await ask(client, task, BEGIN, temperature=0)
+        return 1.0
+
+    settings = {**SETTINGS, "openai_sampling": "request"}
+    async with staged(model, agent(insists), count_up, **settings) as stage:
+        stage.engine.least_temperature = 0.01
+        await stage.group()
+        assert all(r.params.greedy for r in stage.engine.requests)
+
+
 # ---- connections
 
 
