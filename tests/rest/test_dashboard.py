@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -102,6 +103,7 @@ def test_markup_in_a_completion_stays_text(served: Controllers, page: Any) -> No
     wait(lambda: rows_of(page, "groups-table"), "no groups")
     page.execute_script("document.querySelector('#groups-table .link').click()")
     wait(lambda: HTML in text(page, "group"), "the group's text is not shown as it is")
+    assert "A token is not a character here" in text(page, "group")
     assert page.execute_script("return document.querySelectorAll('#group img, script').length") == 2
     assert "owned" not in page.title
     assert errors_of(page) == []
@@ -162,6 +164,23 @@ def test_a_page_that_is_behind_changes_only_what_was_typed(served: Controllers, 
     page.execute_script("document.getElementById('dialog-no').click()")
     httpx.post(f"{url}/api/v1/scale", json=before, headers=headers)
     assert errors_of(page, of_status=409) == []
+
+
+def test_groups_are_found_by_their_length(served: Controllers, page: Any) -> None:
+    url = rest_url(served)
+    open_page(page, url, "samples")
+    groups = api(url, "groups?limit=500")["groups"]
+    longest = max(g["tokens"] for g in groups)
+    fill = (
+        "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
+        "e.dispatchEvent(new Event('input'))"
+    )
+    page.execute_script(fill, "groups-most", "1")
+    wait(lambda: "No group matches" in text(page, "groups-count"), "long ones are listed")
+    page.execute_script(fill, "groups-long", str(longest))
+    page.execute_script(fill, "groups-most", str(longest))
+    wait(lambda: rows_of(page, "groups-table"), "the longest are not listed")
+    assert {row[4] for row in rows_of(page, "groups-table")} == {f"{longest:,}"}
 
 
 def test_dropped_groups_are_listed_by_reason(served: Controllers, page: Any) -> None:
@@ -341,6 +360,10 @@ def test_a_thousand_workers_and_a_hundred_thousand_steps_stay_smooth(
             print(f"{tab}: the page was blocked for at most {blocked_ms:.0f} ms")
             # Beside whatever else this machine does; a page that redraws everything takes seconds.
             assert blocked_ms < 600
+        # A point of a curve stands for many steps, and its words say so.
+        label = "return document.querySelector('.chart canvas').getAttribute('aria-label')"
+        told = re.search(r"at steps ([\d]+)–100000, mean: ", page.execute_script(label))
+        assert told and 99_600 < int(told[1]) < 99_900
         page.execute_script("document.getElementById('tab-fleet').click()")
         box = "document.getElementById('workers-table').parentElement"
         page.execute_script(f"{box}.scrollTop = {box}.scrollHeight")

@@ -421,7 +421,7 @@ async function samples() {
   const query = new URLSearchParams({ limit: "100", sort: $("groups-sort").value });
   if (stand) query.set("stand", stand);
   if (stand === "dropped" && $("groups-reason").value) query.set("reason", $("groups-reason").value);
-  for (const [id, name] of [["groups-min", "min_reward"], ["groups-max", "max_reward"], ["groups-long", "min_tokens"], ["groups-step", "step"]]) if ($(id).value !== "" && $(id).validity.valid) query.set(name, $(id).value);
+  for (const [id, name] of [["groups-min", "min_reward"], ["groups-max", "max_reward"], ["groups-long", "min_tokens"], ["groups-most", "max_tokens"], ["groups-step", "step"]]) if ($(id).value !== "" && $(id).validity.valid) query.set(name, $(id).value);
   const found = await ask("groups?" + query);
   const counts = Object.entries(dropped).map(([k, v]) => `${whole(v)} ${k}`).join(", ");
   const kept = stand === "dropped" ? (counts ? `Dropped so far: ${counts}. The newest of each are listed; their samples are deleted.` : "Nothing has been dropped.") : "Samples are kept until a checkpoint covers their step.";
@@ -474,7 +474,7 @@ function completion(c, n) {
   const byChar = chars.length && chars.length <= 2000 && (chars.length === c.tokens.length || chars.length + 1 === c.tokens.length);
   if (byChar) chars.forEach((ch, i) => { const s = make("span", look(i), ch); s.title = told(i); text.append(s); }); else text.textContent = c.text || "(no text was handed in)";
   box.append(title, make("p", "parts", parts.join("   ")), text);
-  if (!byChar && shading !== "none") { const strip = make("div", "tokens"); strip.setAttribute("role", "img"); strip.setAttribute("aria-label", `Log-probabilities of ${c.tokens.length} tokens`); for (let i = 0; i < Math.min(c.tokens.length, 2000); i++) { const s = make("i", look(i)); s.title = told(i); strip.append(s); } box.append(strip); }
+  if (!byChar && shading !== "none") { const strip = make("div", "tokens"); strip.setAttribute("role", "img"); strip.setAttribute("aria-label", `Log-probabilities of ${c.tokens.length} tokens`); for (let i = 0; i < Math.min(c.tokens.length, 2000); i++) { const s = make("i", look(i)); s.title = told(i); strip.append(s); } box.append(make("p", "hint", "A token is not a character here: each has a bar of its own, in their order, below the text."), strip); }
   return box;
 }
 
@@ -567,7 +567,7 @@ $("scale-form").addEventListener("submit", async (e) => {
   scaleTyped.clear();
   tick();
 });
-for (const id of ["groups-sort", "groups-stand", "groups-reason", "groups-min", "groups-max", "groups-long", "groups-step", "events-kind", "events-filter", "fleet-filter"]) $(id).addEventListener("input", () => tick());
+for (const id of ["groups-sort", "groups-stand", "groups-reason", "groups-min", "groups-max", "groups-long", "groups-most", "groups-step", "events-kind", "events-filter", "fleet-filter"]) $(id).addEventListener("input", () => tick());
 $("groups-form").addEventListener("submit", (e) => e.preventDefault());
 const THEMES = { "": "as the system has it", light: "light", dark: "dark" };
 function theme(name) {

@@ -159,6 +159,14 @@ const Charts = (() => {
       g.stroke();
     }
 
+    // What a point stands for: a step, or, of many steps, those up to it from the point before.
+    span(index) {
+      const { x, low } = this.board.data, range = this.board.range;
+      if (!Object.keys(low).length) return `step ${x[index]}`;
+      const first = index ? x[index - 1] + 1 : range ? Math.max(1, range[0]) : 1;
+      return first < x[index] ? `steps ${first}–${x[index]}, mean` : `step ${x[index]}`;
+    }
+
     label(g, lines, evals, colours, yOf, height) {
       const { data, cursor } = this.board, x = data.x;
       let index = x.length - 1;
@@ -172,8 +180,9 @@ const Charts = (() => {
       }
       const shown = lines.map((l) => `${lines.length > 1 ? l.label + " " : ""}${short(l.raw[index])}`);
       if (evals.length) { const before = evals.filter((e) => e.step <= x[index]); if (before.length) shown.push(`held-out ${short(before[before.length - 1].eval_reward_mean)}`); }
-      this.now.textContent = (cursor !== null ? `step ${x[index]}: ` : "") + shown.join("   ");
-      if (cursor === null) this.canvas.setAttribute("aria-label", `${this.spec.title} at step ${x[index]}: ${shown.join(", ")}${this.spec.unit ? " " + this.spec.unit : ""}`);
+      const at = this.span(index);
+      this.now.textContent = (cursor !== null ? `${at}: ` : "") + shown.join("   ");
+      if (cursor === null) this.canvas.setAttribute("aria-label", `${this.spec.title} at ${at}: ${shown.join(", ")}${this.spec.unit ? " " + this.spec.unit : ""}`);
     }
   }
 
