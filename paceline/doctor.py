@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from paceline.config.concerns import concerns
 from paceline.config.schema import AuthConfig, Config, RedisConfig
 
 GIB = 1 << 30
@@ -73,6 +74,7 @@ def examine(
         lambda: _disk(config, run_dir),
         lambda: _memory_and_cores(config),
         lambda: _inputs(config),
+        lambda: _settings(config),
         lambda: check_hosts(config, auth, addresses),
     )
     for one in checks:
@@ -337,6 +339,16 @@ def _inputs(config: Config | None) -> Iterator[Check]:
         yield fail("inputs", problem, "correct the setting that the line begins with")
     if not problems:
         yield ok("inputs", "model, data and rewards are there")
+
+
+def _settings(config: Config | None) -> Iterator[Check]:
+    if config is None:
+        return
+    found = concerns(config)
+    for concern in found:
+        yield warn("settings", concern.found, concern.remedy)
+    if not found:
+        yield ok("settings", "none contradicts another")
 
 
 def _first_line(command: list[str]) -> str:

@@ -18,6 +18,7 @@ def check(config: ConfigArgument, overrides: SetOption = None, as_json: JsonOpti
 
     Example: paceline config check demo.toml --set train.lr=3e-4
     """
+    from paceline.config.concerns import concerns
     from paceline.config.load import load_config
     from paceline.config.toml import to_toml
 
@@ -26,6 +27,9 @@ def check(config: ConfigArgument, overrides: SetOption = None, as_json: JsonOpti
         print_json(resolved.model_dump(mode="json"))
     else:
         typer.echo(to_toml(resolved), nl=False)
+    for concern in concerns(resolved):
+        # Standard output stays a config that can be read back.
+        typer.echo(f"warning: {concern.found}; {concern.remedy}", err=True)
 
 
 @config.command()

@@ -171,8 +171,8 @@ class RolloutConfig(Section):
     temperature: Annotated[float, Field(gt=0)] = 1.0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: NonNegative = 0
-    """0: off."""
-    stop: list[str] = Field(default_factory=list)
+    """0: off. With top_k > 0 or top_p < 1 the trainer's ratios contain that it does not truncate."""
+    stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Strings that end a completion."""
     max_sequences: Positive = 256
     """Sequences an engine runs at once (transformers engine: cache slots)."""
@@ -215,7 +215,8 @@ class RolloutConfig(Section):
     """Port of that; 0: a free one. Of several workers on one machine only one can have a fixed port."""
     openai_sampling: Literal["run", "request"] = "run"
     """run: such clients get samples drawn with the temperature, top_p and top_k of the run, whatever
-    they ask for, because the trainer computes log-probs with these. request: as they ask."""
+    they ask for: the trainer computes log-probs with the run's temperature, and of the whole
+    distribution. request: as they ask."""
     vllm: dict[str, Any] = Field(default_factory=dict)
     """Engine arguments handed to vLLM as they are; docs/vllm.md has those that Paceline sets."""
 

@@ -111,6 +111,25 @@ def test_config_check_prints_what_it_reads_back(config: Path) -> None:
     assert paceline("config", "check", str(config)).stdout == shown.stdout
 
 
+@pytest.mark.parametrize("filters", ["rollout.top_p=0.9", "rollout.top_k=20"])
+def test_masks_by_ratio_with_a_truncated_distribution_are_warned_of(
+    config: Path, filters: str
+) -> None:
+    mask = "train.mask_ratio_sequence=[0.5, 2.0]"
+    both = paceline("config", "check", str(config), "--set", filters, "--set", mask)
+    assert both.returncode == 0
+    assert filters.replace("=", " = ") in both.stderr and "mask_ratio_sequence" in both.stderr
+    assert "warning" not in both.stdout
+    for alone in (filters, mask):
+        shown = paceline("config", "check", str(config), "--set", alone)
+        assert shown.returncode == 0 and not shown.stderr
+
+
+def test_an_empty_stop_string_is_refused(config: Path) -> None:
+    shown = paceline("config", "check", str(config), "--set", 'rollout.stop=["x", ""]')
+    assert shown.returncode == 2 and "rollout.stop" in shown.stderr
+
+
 def test_json_of_a_check_holds_every_setting(config: Path) -> None:
     shown = paceline("config", "check", str(config), "--json")
     assert json.loads(shown.stdout)["train"]["steps"] == 100
