@@ -11,7 +11,8 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from controller.rest import models, problems, reads, stream, writes
-from controller.rest.access import Access
+from controller.rest.access import OPEN_PATHS, Access
+from controller.rest.examples import add_examples
 from controller.rest.exposition import Exposition
 from controller.rest.index import RunIndex
 from controller.rest.pace import Pace
@@ -119,23 +120,25 @@ class Rest:
 
         def openapi() -> dict[str, Any]:
             if api.openapi_schema is None:
-                api.openapi_schema = _with_security(describe())
+                api.openapi_schema = _completed(describe())
             return api.openapi_schema
 
         api.openapi = openapi  # type: ignore[method-assign]
         return api
 
 
-def _with_security(schema: dict[str, Any]) -> dict[str, Any]:
+def _completed(schema: dict[str, Any]) -> dict[str, Any]:
     parts = schema.setdefault("components", {})
     parts.setdefault("schemas", {})["Problem"] = models.ProblemModel.model_json_schema()
     for unused in ("HTTPValidationError", "ValidationError"):
         parts["schemas"].pop(unused, None)
     parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
-    for methods in schema["paths"].values():
+    for path, methods in schema["paths"].items():
         for method, operation in methods.items():
-            if method != "get":
-                operation["security"] = [{"token": []}]
+            # Reads need it only where the interface is bound to more than loopback.
+            reads = [] if path in OPEN_PATHS else [{}, {"token": []}]
+            operation["security"] = reads if method == "get" else [{"token": []}]
+    add_examples(schema)
     return schema
 
 

@@ -20,6 +20,7 @@ from controller.keys import Keys
 from controller.ledger import views
 from controller.ledger.state import State
 from controller.payloads import RedisPayloads
+from controller.rest import models
 from controller.rest.exposition import Exposition
 from controller.rest.index import RunIndex
 from paceline.autoscale import Counts, Proposal
@@ -408,13 +409,45 @@ async def test_a_drained_worker_is_replaced_where_that_is_asked_for(
 
 async def test_the_description_of_the_interface_is_complete(leader: httpx.AsyncClient) -> None:
     schema = await get(leader, "openapi.json")
-    for path in (
-        *("run", "workers", "workers/{worker_id}", "steps", "metrics", "tasks", "groups"),
-        *("groups/{group_id}", "events", "events/stream", "config", "versions", "checkpoints"),
-        *("scale", "workers/{worker_id}/drain", "pause", "resume", "checkpoint", "stop"),
-    ):
-        operations = schema["paths"][f"/api/v1/{path}"]
-        for operation in operations.values():
-            assert operation["summary"]
-            assert "application/problem+json" in operation["responses"]["401"]["content"]
-    assert "examples" in json.dumps(schema)
+    named = schema["components"]["schemas"]
+    operations = [
+        (path, method, operation)
+        for path, methods in schema["paths"].items()
+        for method, operation in methods.items()
+    ]
+    assert len(operations) > 22
+    for path, method, operation in operations:
+        where = f"{method} {path}"
+        assert operation["summary"], where
+        is_open = path in ("/healthz", "/readyz")
+        reads = [] if is_open else [{}, {"token": []}]
+        assert operation["security"] == (reads if method == "get" else [{"token": []}]), where
+        if not is_open:
+            assert "application/problem+json" in operation["responses"]["401"]["content"], where
+        for parameter in operation.get("parameters", ()):
+            assert "example" in parameter, f"{where}: {parameter['name']}"
+        bodies = [*operation.get("requestBody", {}).get("content", {}).values()]
+        for media in [*bodies, *operation["responses"]["200"]["content"].values()]:
+            assert "example" in media or _examples(named, media["schema"]), where
+    for name, model in named.items():
+        for example in model["examples"]:
+            getattr(models, {"Problem": "ProblemModel"}.get(name, name)).model_validate(example)
+
+
+def _examples(named: dict[str, Any], schema: dict[str, Any]) -> list[Any]:
+    """Of the model that ``schema`` refers to, alone, in a list, or as one of several."""
+    if "$ref" in schema:
+        return list(named[schema["$ref"].rpartition("/")[2]].get("examples", []))
+    inner = [*schema.get("anyOf", []), *([schema["items"]] if "items" in schema else [])]
+    return [example for one in inner for example in _examples(named, one)]
+
+
+async def test_examples_of_questions_can_be_asked(leader: httpx.AsyncClient) -> None:
+    schema = await get(leader, "openapi.json")
+    for path, methods in schema["paths"].items():
+        if "get" not in methods or "{" in path or path.endswith("/stream"):
+            continue
+        asked = methods["get"].get("parameters", ())
+        query = {p["name"]: p["example"] for p in asked if p["in"] == "query"}
+        answer = await leader.get(path, params=query)
+        assert answer.status_code == 200, f"{path}: {answer.text}"
