@@ -136,7 +136,7 @@ def _completed(schema: dict[str, Any]) -> dict[str, Any]:
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
             # Reads need it only where the interface is bound to more than loopback.
-            reads = [] if path in OPEN_PATHS else [{}, {"token": []}]
+            reads: list[dict[str, list[str]]] = [] if path in OPEN_PATHS else [{}, {"token": []}]
             operation["security"] = reads if method == "get" else [{"token": []}]
     add_examples(schema)
     return schema
