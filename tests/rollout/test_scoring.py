@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import sys
 import textwrap
@@ -116,6 +117,16 @@ def job(*completions: str, answer: Any = "12", row: dict[str, Any] | None = None
         shared={"task_id": "t7", "attempt": 1, "evaluation": False},
         each={"finish_reason": ["stop"] * n, "token_count": [3] * n},
     )
+
+
+def scoring_processes() -> list[psutil.Process]:
+    """Those of this process that live: what another test left as a zombie has no command line."""
+    found = []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "rewards.child" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 async def reason(scorer: Scorer, *completions: str) -> str:
@@ -235,9 +246,7 @@ async def test_room_that_dropped_jobs_took_is_given_back(make: Any, module: str)
 
 async def test_a_scoring_process_that_dies_idle_is_replaced(make: Any) -> None:
     scorer = await make("by_word")
-    (process,) = [
-        p for p in psutil.Process().children() if "rewards.child" in " ".join(p.cmdline())
-    ]
+    (process,) = scoring_processes()
     process.kill()
     # No job was there to notice.
     await asyncio.sleep(0.3)
@@ -282,7 +291,7 @@ async def test_what_a_reward_started_ends_with_a_worker_that_is_killed(
 
 async def test_close_leaves_no_process(make: Any) -> None:
     scorer = await make("by_word", 2)
-    before = [p for p in psutil.Process().children() if "rewards.child" in " ".join(p.cmdline())]
+    before = scoring_processes()
     assert len(before) == 2
     await scorer.close()
     assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in before)
