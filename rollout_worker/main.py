@@ -393,7 +393,8 @@ class RolloutWorker:
         if len(self.held):
             return f"finishing {len(self.held)} tasks"
         reason = rollout_pb2.EmptyReason.Name(self.leasing.starved)
-        return f"waiting for tasks ({reason.removeprefix('EMPTY_REASON_').lower()})"
+        why = reason.removeprefix("EMPTY_REASON_").lower()
+        return "waiting for tasks" if why == "unspecified" else f"waiting for tasks ({why})"
 
     # ---- tasks
 
