@@ -227,6 +227,8 @@ class FakePolicy(FakeWorker):
         self.mesh_epoch = 0
         self.trained: list[tuple[int, tuple[str, ...]]] = []
         """(step, task ids of this replica's shard) of every committed step."""
+        self.obsolete: set[str] = set()
+        """Paths of checkpoints that it was told to delete."""
 
     def report(self) -> worker_pb2.Report:
         return worker_pb2.Report(
@@ -319,7 +321,7 @@ class FakePolicy(FakeWorker):
             return
         step = self.trained[-1][0]
         if step >= directive.checkpoint_step:
-            await self.control.call(
+            reply = await self.control.call(
                 "PolicyService.RecordCheckpoint",
                 policy_pb2.CheckpointRequest(
                     caller=self.session.caller,
@@ -331,3 +333,4 @@ class FakePolicy(FakeWorker):
                 ),
                 None,
             )
+            self.obsolete.update(reply.obsolete_paths)

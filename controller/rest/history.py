@@ -202,10 +202,6 @@ class History:
         room = limit - len(marks)
         return in_order(marks + saved[:: -(-(-len(saved) // room) or 1)]) if room else marks
 
-    @property
-    def last_key(self) -> Key:
-        return self._last
-
     def _put(self, event: Happening) -> None:
         if event.key <= self._last:
             return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -13,7 +14,9 @@ from redis.exceptions import ConnectionError as RedisAway
 
 import policy_worker.main
 import rollout_worker.main
+from controller.ledger.commands import Refused
 from controller.service import Services
+from controller.validation import Invalid
 from paceline.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.config.schema import Config
 from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2
@@ -22,9 +25,11 @@ STORES = [RedisAway("Connection refused"), OSError(5, "Input/output error"), Tim
 
 
 @asynccontextmanager
-async def serving(handlers: dict[str, Any]) -> AsyncIterator[ControlPlane]:
+async def serving(handlers: dict[str, Any], leader: Any = None) -> AsyncIterator[ControlPlane]:
+    """``leader``: what the controller that serves takes for its own."""
     server = grpc.aio.server()
-    server.add_generic_rpc_handlers((Services(None, handlers, None),))
+    controller = SimpleNamespace(leader=leader, hint="")
+    server.add_generic_rpc_handlers((Services(controller, handlers, None),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     control = ControlPlane([f"127.0.0.1:{port}"])
@@ -74,6 +79,29 @@ async def test_a_store_that_stays_away_is_no_refusal() -> None:
             await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), 0.5)
 
 
+@pytest.mark.parametrize("error", [Invalid("newest is 219"), Refused("unknown", "never heard of")])
+async def test_a_refusal_is_final_only_while_the_lease_is_held(error: Exception) -> None:
+    """A leader that was stopped and wakes refuses from what it remembers."""
+
+    async def lease_tasks(_: Any, request: rollout_pb2.LeaseRequest) -> rollout_pb2.LeaseReply:
+        raise error
+
+    async def fetch(_: Any, request: policy_pb2.FetchRequest) -> AsyncIterator[bytes]:
+        raise error
+        yield b""
+
+    handlers = {"RolloutService.LeaseTasks": lease_tasks, "PolicyService.FetchGroups": fetch}
+    for active, said in ((True, RequestRefused), (False, ControlPlaneUnavailable)):
+        async with serving(handlers, SimpleNamespace(active=active)) as control:
+            with pytest.raises(said):
+                await control.call("RolloutService.LeaseTasks", rollout_pb2.LeaseRequest(), 0.5)
+            with pytest.raises(said):
+                async for _ in control.stream(
+                    "PolicyService.FetchGroups", policy_pb2.FetchRequest(), timeout_s=0.5
+                ):
+                    pass
+
+
 async def test_a_fault_of_the_controller_is_a_refusal_that_says_so() -> None:
     async def get_status(_: Any, request: admin_pb2.StatusRequest) -> admin_pb2.StatusReply:
         raise KeyError("bug")
@@ -84,7 +112,7 @@ async def test_a_fault_of_the_controller_is_a_refusal_that_says_so() -> None:
         assert refused.value.code == "UNKNOWN"
 
 
-class Refused:
+class Ending:
     """A worker that ends with a refusal."""
 
     def __init__(self, code: str, admitted: bool, waits: bool) -> None:
@@ -117,7 +145,7 @@ def test_only_a_registration_can_be_refused_for_bad_input(
     """Status 2 ends the whole run: the supervisor starts nothing again for it."""
     rollout = role == "RolloutWorker"
     module: Any = rollout_worker.main if rollout else policy_worker.main
-    made: Callable[..., Any] = lambda *_: Refused(code, admitted, waits=rollout)  # noqa: E731
+    made: Callable[..., Any] = lambda *_: Ending(code, admitted, waits=rollout)  # noqa: E731
     monkeypatch.setattr(module, role, made)
     monkeypatch.setattr(module.logs, "setup", lambda _: None)
     config = Config.model_validate({"model": {"path": "m"}, "data": {"path": "d"}})
