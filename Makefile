@@ -84,6 +84,7 @@ proto: $(VENV)/.stamp-dev
 
 docs: $(VENV)/.stamp-run
 	$(BIN)/paceline config docs > docs/configuration.md
+	$(BIN)/python -m benchmarks.pages
 
 bench: $(VENV)/.stamp-vllm
 	$(PIP) install -c constraints.txt -e '.[bench]'

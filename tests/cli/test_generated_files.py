@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import pages
 from paceline.config.reference import reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -17,6 +18,12 @@ STUBS = sorted((ROOT / "paceline" / "v1").glob("*_pb2*.py*"))
 def test_settings_reference_is_current() -> None:
     written = (ROOT / "docs" / "configuration.md").read_text()
     assert written == reference(), "run `make docs`"
+
+
+@pytest.mark.parametrize("page", pages.PAGES)
+def test_tables_of_measurements_say_what_was_measured(page: str) -> None:
+    written = (ROOT / "docs" / page).read_text()
+    assert written == pages.current(page), "run `python -m benchmarks.pages`"
 
 
 def test_grpc_stubs_are_current(tmp_path: Path) -> None:
