@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 from dataclasses import dataclass
@@ -142,10 +143,17 @@ class RayProvider(Provider):
                 process.stdin.write(json.dumps(request).encode() + b"\n")
                 await process.stdin.drain()
                 line = await process.stdout.readline()
-        except (OSError, TimeoutError, asyncio.CancelledError):
+        except (OSError, TimeoutError, asyncio.CancelledError) as error:
             # Its next line would be the answer to this request.
-            process.kill()
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
             self._process = None
+            if isinstance(error, TimeoutError):
+                address = self._config.ray.address
+                raise Trouble(
+                    f"Ray at {address} gave no answer for {ANSWER_LIMIT_S:.0f} s: does "
+                    f"`ray status --address {address}` list the cluster?"
+                ) from None
             raise
         if not line:
             await process.wait()

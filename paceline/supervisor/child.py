@@ -7,6 +7,7 @@ through a descriptor of the process, its exit status unknown.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import time
@@ -102,9 +103,11 @@ class Child:
         return code
 
     def terminate(self) -> None:
-        if self.running:
+        # It may have ended and been reaped before the event loop hears of it: then its id is free.
+        if self.running and self.identity.alive():
             # The process alone: it ends its own ranks and pools in its own order.
-            os.kill(self.pid, signal.SIGTERM)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """Ends the process and everything in its session, at once."""

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.client import ControlPlane
+from paceline.config.errors import ConfigError
 from paceline.config.schema import Config
 from paceline.config.toml import to_toml
 from paceline.console import Console
@@ -103,6 +104,12 @@ class LocalRun:
             status, reason = await self._watch(fleet, watch, provider)
             accounting = await self._wind_down(fleet, watch, status)
             export = await self._export() if status == "finished" else None
+        except (NoRedis, ConfigError):
+            raise
+        except Exception as error:
+            # Who looks later finds how it ended, whatever it was.
+            self._sum_up("failed", f"paceline up failed: {error!r}", None, None)
+            raise
         finally:
             await fleet.close()
             await asyncio.shield(asyncio.to_thread(self._stop_redis))

@@ -18,11 +18,13 @@ import pytest
 
 from paceline.client import ControlPlane
 from paceline.config import Config
+from paceline.console import open_console
 from paceline.supervisor.child import Child, ChildSpec, end_all
 from paceline.supervisor.door import Refused
 from paceline.supervisor.ground import clear, end_leftovers, held
 from paceline.supervisor.local import LocalFleet
 from paceline.supervisor.records import FleetRecord, ProcessId, ProcessRecord
+from paceline.supervisor.up import LocalRun
 from paceline.v1 import admin_pb2
 
 FOREVER = "import time; time.sleep(600)"
@@ -205,6 +207,19 @@ async def test_what_a_killed_process_left_in_its_session_is_ended(tmp_path: Path
     await until(lambda: not pool[0].is_running() or pool[0].status() == psutil.STATUS_ZOMBIE)
 
 
+async def test_a_child_that_ended_unheard_is_not_signalled(tmp_path: Path) -> None:
+    child = await Child.start(Scripts(tmp_path)._spec("rollout", 0))
+    child.kill()
+    # Its end, and another thread's word of it, pass while the event loop does nothing.
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(child.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # noqa: ASYNC251
+    assert child.running, "not heard of yet"
+    await end_all([child], 5.0)
+    assert not child.running
+
+
 async def test_a_terminal_interrupt_does_not_reach_the_children(tmp_path: Path) -> None:
     child = await Child.start(Scripts(tmp_path).worker("policy", 0))
     assert os.getsid(child.pid) == child.pid
@@ -288,3 +303,22 @@ def test_an_unreadable_record_is_no_record(tmp_path: Path) -> None:
     assert FleetRecord.read(tmp_path) is None
     (tmp_path / "fleet.json").write_text(json.dumps({"run": "x"}))
     assert FleetRecord.read(tmp_path) is None
+
+
+async def test_an_error_of_the_supervisor_itself_leaves_a_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def nothing(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(LocalRun, "_start_redis", nothing)
+    monkeypatch.setattr(LocalFleet, "start_all", lambda _: None)
+    monkeypatch.setattr(LocalRun, "_watch", broken)
+    with pytest.raises(OSError, match="No space left"):
+        await LocalRun(settings(), tmp_path, open_console()).run()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "No space left" in summary["reason"]
