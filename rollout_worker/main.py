@@ -35,23 +35,24 @@ from paceline.hosts import own_address
 from paceline.log import event
 from paceline.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
-from paceline.weights import StagedWeights
 from rollout_worker.appetite import tasks_wanted
 from rollout_worker.engine import make_engine
-from rollout_worker.engine.base import Aborted, EngineError, SwapFailed, WeightsRefused
+from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.model import pick_device
 from rollout_worker.environments.base import BadEnvironment
 from rollout_worker.environments.runner import Environments
 from rollout_worker.gauges import Gauges
-from rollout_worker.held import Held, HeldTask, Stage
+from rollout_worker.held import Held, Stage
 from rollout_worker.lease_loop import LeaseLoop
+from rollout_worker.loading import Loading
 from rollout_worker.outbox import Outbox
 from rollout_worker.partials import Partials
-from rollout_worker.producer import Producer, longest_prompt, returned
+from rollout_worker.producer import Producer, longest_prompt
 from rollout_worker.receiver import Receiver
 from rollout_worker.rewards.functions import RewardError
 from rollout_worker.scoring import Scorer
 from rollout_worker.tokenizer import PromptTokenizer, TokenizerError
+from rollout_worker.work import Work
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +62,6 @@ CUT_S = 1.0
 """How long a stopping worker takes to leave what it has of unfinished tasks to others."""
 PART_S = 2.0
 """How long a stopping worker tries to hand its tasks back."""
-LOAD_TRIES = 3
-"""So often in a row may loading weights fail, on one link after the other, until the worker ends: its
-engine would never follow the trainer."""
 _SWITCH_S = 0.0005
 """Longest hold of the interpreter by one thread: the engine's many short operations must not wait
 for the event loop's longer ones."""
@@ -128,12 +126,6 @@ class RolloutWorker:
         self.failure: Exception | None = None
         self.admitted = False
         """The controller took this worker's config and token."""
-        self.replacing = False
-        """What the engine serves was never committed and is being replaced."""
-        self.failed_loads = 0
-        """In a row."""
-        self.parted = asyncio.Event()
-        """A task is no longer held."""
 
     # ---- life
 
@@ -182,9 +174,7 @@ class RolloutWorker:
         await asyncio.gather(self.engine.start(), self.scorer.start())
         self.tokenizer.limit = longest_prompt(self.config, self.engine)
         self.gauges = Gauges(self.engine, self.config.rollout.max_sequences)
-        self.engine.sample_over = self.on_sample_over
         if self.environments is not None:
-            self.environments.sample_over = self.on_sample_over
             await self.environments.start(self.engine, self.scorer)
         self.producer = Producer(
             self.config, self.tokenizer, self.engine, self.scorer, self.environments
@@ -204,7 +194,7 @@ class RolloutWorker:
             lambda: self.session.caller,
             self.held,
             max_message_bytes=int(self.config.controller.max_message_mb * 2**20 * 0.95),
-            released=self.on_released,
+            released=lambda: self.work.on_released(),
         )
         self.partials = Partials(
             self.call,
@@ -214,6 +204,24 @@ class RolloutWorker:
         )
         if self.config.rollout.partial_every_tokens:
             self.engine.watch(self.config.rollout.partial_every_tokens, self.partials.note)
+        self.work = Work(
+            self.held,
+            self.engine,
+            self.producer,
+            self.outbox,
+            self.partials,
+            wake=lambda: self.leasing.wake(),
+            fail=self.engine_failed,
+        )
+        self.engine.sample_over = self.work.on_sample_over
+        if self.environments is not None:
+            self.environments.sample_over = self.work.on_sample_over
+        self.loading = Loading(
+            self.engine,
+            withdrawn=lambda: self.work.give_up_unfinished("weights_withdrawn"),
+            loaded=self.on_loaded,
+            fail=self.engine_failed,
+        )
         self.leasing = LeaseLoop(
             self.call,
             caller=lambda: self.session.caller,
@@ -228,7 +236,7 @@ class RolloutWorker:
             url=reply.rendezvous_url,
             run_id=reply.run_id,
             device=pick_device(self.config.model.device),
-            on_weights=self.on_weights,
+            on_weights=self.loading.on_weights,
             on_link_error=self.on_link_error,
             host=self.host,
         )
@@ -238,6 +246,11 @@ class RolloutWorker:
         """Leave now: hand back and go."""
         self.leaving.set()
         self.ended.set()
+
+    def engine_failed(self, why: object) -> None:
+        # Of an engine that is being closed it is to be expected.
+        if not self.ended.is_set():
+            self.fail(EngineFailed(str(why)))
 
     def fail(self, error: Exception) -> None:
         self.failure = self.failure or error
@@ -258,31 +271,24 @@ class RolloutWorker:
         event(log, "draining", held=len(self.held))
         try:
             async with asyncio.timeout(DRAIN_S):
-                await self.all_released()
+                await self.work.all_released()
         except TimeoutError:
             event(log, "drain takes too long, handing back", held=len(self.held))
         self.ended.set()
 
-    async def all_released(self) -> None:
-        while len(self.held):
-            self.parted.clear()
-            await self.parted.wait()
-
     async def part(self) -> None:
         """Hands back what is held and says STOPPED."""
         self.lifecycle = worker_pb2.LIFECYCLE_DRAINING
-        try:
-            async with asyncio.timeout(CUT_S):
-                await self.leave_partial_work()
-        except TimeoutError:
-            event(log, "partial work not left behind", logging.WARNING)
-        for task in self.held:
-            if task.stage is not Stage.FINISHED:
-                self.drop(task)
-                self.hand_back(task)
+        if self.config.rollout.partial_every_tokens:
+            try:
+                async with asyncio.timeout(CUT_S):
+                    await self.work.leave_partial_work()
+            except TimeoutError:
+                event(log, "partial work not left behind", logging.WARNING)
+        self.work.hand_back_all("worker_leaving")
         try:
             async with asyncio.timeout(PART_S):
-                await self.all_released()
+                await self.work.all_released()
         except TimeoutError:
             # Its leases expire with it.
             event(log, "left without handing back", logging.WARNING, held=len(self.held))
@@ -290,26 +296,9 @@ class RolloutWorker:
         await self.session.close()
         event(log, "stopped")
 
-    async def leave_partial_work(self) -> None:
-        """What unfinished tasks have so far is stored before they are handed back."""
-        if not self.config.rollout.partial_every_tokens:
-            return
-        cut = []
-        for task in self.held:
-            if task.request is None or task.stage is Stage.FINISHED:
-                continue
-            if task.stage is Stage.SCORING:
-                self.partials.note(task.request, task.samples)
-            elif task.work is not None:
-                cut.append(task.work)
-                self.engine.abort(task.request_id)
-        if cut:
-            await asyncio.wait(cut)
-        await self.partials.flush()
-
     async def close(self) -> None:
         for task in self.held:
-            self.drop(task)
+            self.work.drop(task)
         if self.receiver is not None:
             # In a thread: one that hands weights over waits for this loop.
             await asyncio.to_thread(self.receiver.close)
@@ -340,12 +329,8 @@ class RolloutWorker:
             link = max(mine, key=lambda link: link.epoch, default=None)
             self.receiver.set_link(link, directive.version)
         for ref in directive.cancelled:
-            if (task := self.held.find(ref)) is not None:
+            if self.work.cancel(ref):
                 event(log, "task cancelled", task=ref.task_id, attempt=ref.attempt)
-                self.drop(task)
-                self.outbox.withdraw(ref)
-                self.held.release(ref)
-                self.on_released()
         if directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED:
             self.stop()
         elif directive.lifecycle == worker_pb2.LIFECYCLE_DRAINING:
@@ -354,14 +339,9 @@ class RolloutWorker:
 
     def rejoin(self, reply: worker_pb2.RegisterReply) -> None:
         """All that was held belongs to others by now."""
-        for task in self.held:
-            self.drop(task)
-            self.held.release(task.lease.task)
-        self.outbox.clear()
-        self.partials.clear()
+        self.work.forget_all()
         if self.receiver is not None:
             self.receiver.set_link(None)
-        self.on_released()
 
     def report(self) -> worker_pb2.Report:
         stats = self.engine.stats()
@@ -406,7 +386,7 @@ class RolloutWorker:
             and directive.lifecycle == worker_pb2.LIFECYCLE_RUNNING
             and not directive.paused
             and self.engine.version >= 0
-            and not self.replacing
+            and not self.loading.replacing
         )
 
     def wanted(self, round_trip_s: float) -> int:
@@ -421,102 +401,17 @@ class RolloutWorker:
         )
 
     def take(self, lease: rollout_pb2.Lease) -> None:
-        task = self.held.add(lease)
-        if task is not None and self.leaving.is_set():
-            # The request was on its way when this worker was told to leave.
-            self.hand_back(task)
-        elif task is not None and self.replacing:
-            self.hand_back(task, "weights_withdrawn")
-        elif task is not None:
-            task.work = self.loop.create_task(self.produce(task))
-
-    async def produce(self, task: HeldTask) -> None:
-        try:
-            outcome = await self.producer.produce(task)
-        except Aborted as cut:
-            if task.request is not None:
-                self.partials.note(task.request, cut.partial)
-            return
-        except EngineError as error:
-            self.fail(EngineFailed(str(error)))
-            return
-        except Exception as error:
-            # A bug on the way of one task must not become a task that is held for ever.
-            log.exception("task failed task=%s", task.request_id)
-            outcome = returned(
-                task,
-                rollout_pb2.RETURN_KIND_FAILED,
-                "worker_error",
-                f"{type(error).__name__}: {error}",
-            )
-        task.stage = Stage.FINISHED
-        self.outbox.put(outcome)
-        self.leasing.wake()
-
-    def hand_back(self, task: HeldTask, reason: str = "worker_leaving") -> None:
-        task.stage = Stage.FINISHED
-        self.outbox.put(returned(task, rollout_pb2.RETURN_KIND_HAND_BACK, reason))
-
-    def drop(self, task: HeldTask) -> None:
-        """Stops work on a task, wherever it is."""
-        self.engine.abort(task.request_id)
-        if task.work is not None:
-            task.work.cancel()
-
-    def on_sample_over(self, request_id: str) -> None:
-        """Its slot is free, though the rest of its group may run for long."""
-        self.held.sample_over(request_id)
-        self.leasing.wake()
-
-    def on_released(self) -> None:
-        self.leasing.wake()
-        self.parted.set()
+        # The request may have been on its way when this worker was told to leave.
+        unwanted = "worker_leaving" if self.leaving.is_set() else ""
+        if self.loading.replacing:
+            unwanted = unwanted or "weights_withdrawn"
+        self.work.take(lease, unwanted)
 
     # ---- weights
 
-    def on_weights(self, staged: StagedWeights) -> None:
-        """In the receiver's thread: returns once the engine serves them."""
-        asyncio.run_coroutine_threadsafe(self.load(staged), self.loop).result()
-
-    async def load(self, staged: StagedWeights) -> None:
-        self.replacing = staged.version <= self.engine.version
-        if self.replacing:
-            self.give_up_unfinished()
-        try:
-            pause_s = await self.engine.load_weights(staged.version, staged.tensors)
-            self.failed_loads = 0
-        except SwapFailed as error:
-            self.failed_loads += 1
-            if self.failed_loads >= LOAD_TRIES and not self.ended.is_set():
-                self.fail(EngineFailed(f"weights failed to load {LOAD_TRIES} times: {error}"))
-            # The link is replaced and brings them again; until then the old ones serve on.
-            raise
-        except WeightsRefused as error:
-            self.fail(EngineFailed(f"weights {staged.version} do not fit model.path: {error}"))
-            raise
-        except EngineError as error:
-            # Of an engine that is being closed it is to be expected.
-            if not self.ended.is_set():
-                self.fail(EngineFailed(f"weights {staged.version} not loaded: {error}"))
-            raise
-        finally:
-            self.replacing = False
-        event(
-            log,
-            "weights loaded",
-            version=staged.version,
-            pause_ms=pause_s * 1e3,
-            transfer_ms=staged.seconds * 1e3,
-        )
+    def on_loaded(self) -> None:
         self.session.poke()
         self.leasing.wake()
-
-    def give_up_unfinished(self) -> None:
-        """The weights that made these tokens were never committed: their version names others now."""
-        for task in self.held:
-            if task.stage is Stage.GENERATING:
-                self.drop(task)
-                self.hand_back(task, "weights_withdrawn")
 
     def on_link_error(self, epoch: int, detail: str) -> None:
         """In the receiver's thread."""

@@ -45,7 +45,7 @@ class Placed:
     name: str
     role: str
     state: str
-    """pending: not placed yet; running; or ended."""
+    """pending: not placed yet; silent: placed, but not heard of; running; or ended."""
     pid: int = 0
     exit_code: int | None = None
 
@@ -85,7 +85,7 @@ class RayProvider(Provider):
             name
             for name, p in here.items()
             if name in known
-            and known[name].pid == p.pid
+            and (known[name].pid == p.pid or p.state == "silent")
             and known[name].state in ("draining", "stopped")
         }
         todo = moves(wanted_of(status, role), here.keys() - leaving)

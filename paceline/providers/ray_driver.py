@@ -42,15 +42,19 @@ class Driver:
         return {}
 
     def placed(self) -> list[dict[str, Any]]:
-        """Every worker that has a placement group: one whose actor is gone has ended."""
+        """Every worker that has a placement group: one whose actor is gone has ended.
+
+        pending: it has no place yet. silent: it has one, and its actor gave no answer in time:
+        it is being started, or its machine is busy or cut off; its worker may be at work.
+        """
         from ray.util import list_named_actors, placement_group_table
 
         prefix = f"paceline-{self.run}:"
-        groups = [
-            str(group["name"]).removeprefix(prefix)
+        groups = {
+            str(group["name"]).removeprefix(prefix): str(group["state"])
             for group in placement_group_table().values()
             if str(group["name"]).startswith(prefix) and group["state"] != "REMOVED"
-        ]
+        }
         actors = set(list_named_actors())
         asked = {}
         for name in groups:
@@ -60,13 +64,17 @@ class Driver:
         if asked:
             done, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_LIMIT_S)
         found = {asked[ref]: self._result(ref) for ref in done}
+        unheard = {
+            name: ("silent" if state == "CREATED" else "pending") if name in actors else "ended"
+            for name, state in groups.items()
+        }
         return [
             {
                 "name": name,
                 "role": name.partition("-")[0],
-                **(found.get(name, {"state": "pending"}) if name in actors else {"state": "ended"}),
+                **found.get(name, {"state": state}),
             }
-            for name in groups
+            for name, state in unheard.items()
         ]
 
     def _result(self, ref: Any) -> dict[str, Any]:

@@ -211,6 +211,30 @@ async def test_what_the_cluster_has_no_room_for_is_said_and_taken_back(
 
 
 @needs_ray
+async def test_a_worker_whose_actor_gives_no_answer_is_left_in_peace(
+    cluster: str, tmp_path: Path
+) -> None:
+    async with placing(tmp_path, cluster, "silent") as (provider, drained):
+        await first_answer(provider, wanted(rollout=1))
+        pid = (await placed(provider, 1))["rollout-0"]
+        actor = psutil.Process(pid).parent()
+        assert actor is not None
+        actor.suspend()
+        try:
+            # Whether it is to stay, to leave, or leaves already.
+            for state, desired in (("running", 1), ("running", 0), ("draining", 0)):
+                here = ("rollout-0", state, pid)
+                assert await provider.converge(wanted(here, rollout=desired)) == ""
+                assert _alive(pid)
+        finally:
+            actor.resume()
+        assert drained == []
+        await provider.converge(wanted(("rollout-0", "running", pid), rollout=0))
+        assert drained == ["rollout-0"]
+        assert await placed(provider, 1) == {"rollout-0": pid}
+
+
+@needs_ray
 async def test_an_actor_that_ends_takes_its_worker_with_it(cluster: str, tmp_path: Path) -> None:
     async with placing(tmp_path, cluster, "ended") as (provider, _):
         await first_answer(provider, wanted(rollout=1))
@@ -223,7 +247,6 @@ async def test_an_actor_that_ends_takes_its_worker_with_it(cluster: str, tmp_pat
 
 @needs_ray
 @pytest.mark.e2e
-@pytest.mark.slow
 def test_a_run_whose_workers_ray_places(cluster: str, tmp_path: Path) -> None:
     config = write_run(
         tmp_path,

@@ -48,7 +48,7 @@ async def main(config_path: str, address: str, tokens: str) -> None:
     running = asyncio.create_task(worker.run())
     await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING, 60.0)
     model = AutoModelForCausalLM.from_pretrained(config.model.path)
-    await worker.load(StagedWeights(0, dict(model.named_parameters())))
+    await worker.loading.load(StagedWeights(0, dict(model.named_parameters())))
     await running
 
 

@@ -122,7 +122,7 @@ async def test_groups_with_masks_are_accepted_and_trained_on(tmp_path: Path) -> 
 
             worker.outbox.put = note  # type: ignore[method-assign]
             weights = AutoModelForCausalLM.from_pretrained(model).state_dict()
-            await worker.load(StagedWeights(0, weights))
+            await worker.loading.load(StagedWeights(0, weights))
             await until(lambda: policy.timings.steps >= 2)
             worker.leaving.set()
             await asyncio.wait_for(running, 20)
@@ -189,7 +189,7 @@ async def test_a_failing_environment_is_in_the_events_with_its_detail_and_never_
         try:
             await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING)
             weights = AutoModelForCausalLM.from_pretrained(model).state_dict()
-            await worker.load(StagedWeights(0, weights))
+            await worker.loading.load(StagedWeights(0, weights))
             await until(lambda: len(events("TaskDropped")) >= 2)
         finally:
             training.cancel()

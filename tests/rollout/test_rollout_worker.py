@@ -28,6 +28,7 @@ from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from paceline.weights import StagedWeights
 from rollout_worker import main as worker_main
 from rollout_worker.engine.base import EngineError, GenerationFailed, SwapFailed
+from rollout_worker.loading import LOAD_TRIES
 from rollout_worker.main import EngineFailed, RolloutWorker
 from tests.helpers import worker_rewards
 from tests.helpers.controllers import addresses, config_of, running_controllers, until
@@ -60,7 +61,7 @@ class Scene:
         return self.controller.held
 
     async def load(self, version: int) -> None:
-        await self.worker.load(StagedWeights(version, {}))
+        await self.worker.loading.load(StagedWeights(version, {}))
 
 
 Play = Callable[..., AbstractAsyncContextManager[Scene]]
@@ -242,7 +243,7 @@ async def test_weights_that_arrive_while_leaving_do_not_hold_the_worker_up(play:
         def close() -> None:
             """As the receiver's: waits for a thread that waits for the worker's loop."""
             thread = threading.Thread(
-                target=worker.on_weights, args=[StagedWeights(4, {})], daemon=True
+                target=worker.loading.on_weights, args=[StagedWeights(4, {})], daemon=True
             )
             thread.start()
             thread.join(3)
@@ -300,7 +301,7 @@ async def test_weights_that_fail_to_load_are_asked_for_again_while_the_old_ones_
 ) -> None:
     async with play(at_once=True) as scene:
         scene.engine.load_error = SwapFailed("the weights do not match their checksum")
-        for version in range(4, 3 + worker_main.LOAD_TRIES):
+        for version in range(4, 3 + LOAD_TRIES):
             # Into the receiver, which so knows that the link must be replaced.
             with pytest.raises(SwapFailed):
                 await scene.load(version)
@@ -322,7 +323,7 @@ async def test_an_engine_that_never_gets_weights_loaded_ends_the_worker(play: Pl
     with pytest.raises(EngineFailed, match="failed to load 3 times: no room"):
         async with play() as scene:
             scene.engine.load_error = SwapFailed("no room")
-            for _ in range(worker_main.LOAD_TRIES):
+            for _ in range(LOAD_TRIES):
                 with pytest.raises(SwapFailed):
                     await scene.load(4)
             await asyncio.wait_for(asyncio.wait([scene.ended]), 5)
@@ -530,7 +531,7 @@ async def test_lost_replies_and_a_lost_leader_lose_and_double_nothing(
         try:
             await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING)
             weights = AutoModelForCausalLM.from_pretrained(model).state_dict()
-            await worker.load(StagedWeights(0, weights))
+            await worker.loading.load(StagedWeights(0, weights))
             await until(lambda: policy.timings.steps >= 3 and len(lost) == 3)
             controllers.started[0].kill()
             await until(lambda: len(worker.outbox))

@@ -44,7 +44,7 @@ async def loaded(worker: RolloutWorker, model: Path, version: int = 0) -> None:
     """Returns once the worker runs and serves the model's weights as ``version``."""
     await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING, 60.0)
     weights = AutoModelForCausalLM.from_pretrained(model)
-    await worker.load(StagedWeights(version, dict(weights.named_parameters())))
+    await worker.loading.load(StagedWeights(version, dict(weights.named_parameters())))
 
 
 async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
