@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.config.schema import Config
@@ -60,6 +61,14 @@ class _Group:
     done: dict[int, Sample] = field(default_factory=dict)
     told: dict[int, int] = field(default_factory=dict)
     """Tokens of each sample when the group was reported last."""
+    fresh: tuple[str, Any] = ("", None)
+    """What the engine is asked for a sample without a prefix, and the salt in it."""
+    keys: list[int] = field(init=False)
+    """Of each sample's random numbers, 64 bits."""
+
+    def __post_init__(self) -> None:
+        numbers = np.arange(self.request.count)
+        self.keys = sample_keys(self.request.params.seed, numbers).tolist()
 
 
 class VLLMEngine(Engine):
@@ -110,7 +119,7 @@ class VLLMEngine(Engine):
         await self._client.told(self._client.llm.update_weight_version("-1"))
         # Known from here on: else the first request is handed over a round trip after it is made,
         # and an abort in between would find nothing to end.
-        await self._client.told(self._client.llm.get_supported_tasks())
+        self._tasks = await self._client.told(self._client.llm.get_supported_tasks())
         facts = self._client.facts
         self._ends = sorted({*self._end_tokens, *facts.end_tokens})
         self._swap = WeightSwap(
@@ -207,43 +216,60 @@ class VLLMEngine(Engine):
 
     async def _run(self, group: _Group, index: int, prefix: Sample | None) -> Any:
         """One vLLM request, to its end. Returns its CompletionOutput."""
-        from vllm.inputs.engine import tokens_input
-
         self._count += 1
         name = f"{group.request.request_id}#{index}.{self._count}"
-        tokens = group.request.prompt_tokens
-        if prefix is not None:
-            tokens = np.concatenate([tokens, prefix.tokens])
-        prompt = tokens_input(tokens.tolist(), cache_salt=self._swap_ready.salt)
-        params = self._params(group.request, index, 0 if prefix is None else len(prefix.tokens))
+        if prefix is None:
+            asked = self._fresh(group, index, name)
+        else:
+            asked = self._continued(group, index, prefix, name)
         group.live.add(name)
         group.running[index] = name, prefix
         try:
-            async for output in self._client.llm.generate(prompt, params, name):
+            async for output in self._client.llm.generate(asked, asked.sampling_params, name):
                 last = output
         except Exception as error:
             raise self._client.error(error) from error
         finally:
             group.live.discard(name)
-        self._prompt_tokens += len(tokens)
+        self._prompt_tokens += len(asked.prompt_token_ids)
         self._cached_tokens += last.num_cached_tokens or 0
         return last.outputs[0]
 
-    def _params(self, request: Request, index: int, have: int) -> Any:
+    def _fresh(self, group: _Group, index: int, name: str) -> Any:
+        request, salt = group.request, self._swap_ready.salt
+        if group.fresh[0] != salt:
+            group.fresh = salt, self._asked(request.prompt_tokens, self._params(request, 0))
+        return vllm_internals.another(group.fresh[1], name, _seed(request, group.keys[index]))
+
+    def _continued(self, group: _Group, index: int, prefix: Sample, name: str) -> Any:
+        request, have = group.request, len(prefix.tokens)
+        tokens = np.concatenate([request.prompt_tokens, prefix.tokens])
+        asked = self._asked(tokens, self._params(request, have))
+        # Other numbers than those the prefix was drawn with.
+        (key,) = sample_keys(group.keys[index], np.array([have])).tolist()
+        return vllm_internals.another(asked, name, _seed(request, key))
+
+    def _asked(self, tokens: NDArray[np.int32], params: Any) -> Any:
+        from vllm.inputs.engine import tokens_input
+
+        prompt = tokens_input(tokens.tolist(), cache_salt=self._swap_ready.salt)
+        try:
+            return vllm_internals.prepared(self._client.llm, prompt, params, self._tasks)
+        except Exception as error:
+            raise self._client.error(error) from error
+
+    def _params(self, request: Request, have: int) -> Any:
+        """``have``: tokens that are there already."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         wanted = request.params
-        key = sample_keys(wanted.seed, np.array([index]))
-        if have:
-            # Other numbers than those the prefix was drawn with.
-            key = sample_keys(int(key[0]), np.array([have]))
         return SamplingParams(
             max_tokens=wanted.max_tokens - have,
             temperature=0.0 if wanted.greedy else wanted.temperature,
             top_p=1.0 if wanted.greedy else wanted.top_p,
             top_k=0 if wanted.greedy else wanted.top_k,
-            seed=None if wanted.greedy else int(key[0] >> np.uint64(1)),
+            seed=None if wanted.greedy else 0,
             stop=list(wanted.stop),
             stop_token_ids=self._ends,
             # Stop strings may contain special tokens.
@@ -385,3 +411,8 @@ class VLLMEngine(Engine):
             await work
         except Exception as error:
             event(logger, "background work failed", logging.WARNING, error=first_line(error))
+
+
+def _seed(request: Request, key: int) -> int | None:
+    """vLLM takes seeds of 63 bits."""
+    return None if request.params.greedy else key >> 1

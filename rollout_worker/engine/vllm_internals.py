@@ -6,6 +6,7 @@ Tested with the pinned version; everything else goes through AsyncLLM's public m
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -32,6 +33,21 @@ class CompletionSoFar:
     weight_versions: list[VersionSpan]
     finish_reason: str = "abort"
     stop_reason: None = None
+
+
+def prepared(llm: Any, prompt: Any, params: Any, tasks: Any) -> Any:
+    """A request as the engine takes it. What vLLM checks and resolves for it is the same for all
+    samples of a group, and costs as much as several tokens of a small model."""
+    return llm.input_processor.process_inputs("", prompt, params, supported_tasks=tasks)
+
+
+def another(request: Any, name: str, seed: int | None) -> Any:
+    """The same request once more, for generate()."""
+    request = copy(request)
+    request.request_id = name
+    request.sampling_params = copy(request.sampling_params)
+    request.sampling_params.seed = seed
+    return request
 
 
 def states(llm: Any) -> Iterator[Any]:
