@@ -68,6 +68,8 @@ class ObservedFleet:
             "steps": 1_000_000,
             "checkpoint_every": 10,
             "eval_every": 1_000_000,
+            # Every step passes every instant, also once all there is to learn is learned.
+            "skip_zero_advantage": False,
             **sections.pop("train", {}),
         }
         fleet = {"max_restarts": 1000, **sections.pop("fleet", {})}
