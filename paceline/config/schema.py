@@ -187,8 +187,9 @@ class RolloutConfig(Section):
     tensor_parallel: Positive = 1
     """Devices of one vLLM engine, its model sharded over them."""
     verify: bool = True
-    """Compare vLLM's log-probs with a plain forward of the same weights, once, after the first sync;
-    the worker ends where they differ. Takes host memory for a second copy of the model."""
+    """Read vLLM's parameters back after the first sync, and compare their checksums with those of the
+    weights received and its log-probs with those of a plain forward; the worker ends where they differ.
+    Takes memory for a second copy of the model."""
     partial_every_tokens: NonNegative = 64
     """A running sequence is reported to the controller every so many tokens; whoever takes its task
     over when the worker dies or leaves goes on from there. Tokens; 0: never."""

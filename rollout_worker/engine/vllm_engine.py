@@ -119,6 +119,7 @@ class VLLMEngine(Engine):
         await self._client.told(self._client.llm.update_weight_version("-1"))
         # Known from here on: else the first request is handed over a round trip after it is made,
         # and an abort in between would find nothing to end.
+        vllm_internals.quieten()
         self._tasks = await self._client.told(self._client.llm.get_supported_tasks())
         facts = self._client.facts
         self._ends = sorted({*self._end_tokens, *facts.end_tokens})

@@ -3,6 +3,7 @@
 
     paceline_stage ──► own thread: map, check, copy to the device ──► a datagram says how it went
     paceline_swap  ──► between two steps: into the model, fused and sharded as vLLM wants them
+    paceline_proof ──► checksums of what the parameters hold after a swap that was to be proven
     paceline_drop  ──► forget weights, also those that are still being staged
     paceline_scrub ──► empty the key-value cache
 
@@ -18,11 +19,13 @@ import logging
 import socket
 import threading
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from rollout_worker.engine.vllm_readback import Readback
 from rollout_worker.engine.vllm_segment import read
 
 
@@ -53,16 +56,25 @@ class PacelineRank:
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
             out.sendto(json.dumps(answer).encode(), _address(address))
 
-    def paceline_swap(self: Any, key: int) -> tuple[str, float]:
-        """("", seconds) or (what went wrong, seconds). Nothing else runs on the rank meanwhile."""
+    def paceline_swap(self: Any, key: int, prove: bool = False) -> tuple[str, float]:
+        """("", seconds) or (what went wrong, seconds). Nothing else runs on the rank meanwhile.
+
+        ``prove``: it is noted what went where, for paceline_proof.
+        """
         from vllm.config import set_current_vllm_config
 
         started = time.perf_counter()
         error = ""
         # Survived to be undone: see the module's docstring.
         try:
-            with set_current_vllm_config(self.vllm_config), torch.no_grad():
-                self.paceline_fill(self.model_runner.model, self._paceline_weights().staged[key])
+            tensors = self._paceline_weights().staged[key]
+            self._paceline_notes = Readback(tensors) if prove else None
+            with (
+                set_current_vllm_config(self.vllm_config),
+                torch.no_grad(),
+                self._paceline_notes or nullcontext(),
+            ):
+                self.paceline_fill(self.model_runner.model, tensors)
             if self.device.type != "cpu":
                 torch.accelerator.synchronize()
         except Exception as problem:
@@ -91,6 +103,11 @@ class PacelineRank:
         if loaded is not None and self.model_config.quantization is None and wanted - loaded:
             missing = sorted(wanted - loaded)
             raise ValueError(f"{len(missing)} parameters got no weights, among them {missing[0]}")
+
+    def paceline_proof(self: Any) -> list[list[Any]]:
+        """The pieces of the last swap, once."""
+        notes, self._paceline_notes = self._paceline_notes, None
+        return [piece.to_wire() for piece in notes.pieces(self.model_runner.model)]
 
     def paceline_drop(self: Any, key: int) -> None:
         self._paceline_weights().drop(key)

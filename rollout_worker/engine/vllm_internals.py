@@ -5,6 +5,7 @@ Tested with the pinned version; everything else goes through AsyncLLM's public m
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
@@ -39,6 +40,14 @@ def prepared(llm: Any, prompt: Any, params: Any, tasks: Any) -> Any:
     """A request as the engine takes it. What vLLM checks and resolves for it is the same for all
     samples of a group, and costs as much as several tokens of a small model."""
     return llm.input_processor.process_inputs("", prompt, params, supported_tasks=tasks)
+
+
+def quieten() -> None:
+    """The pinned version warns that a later one will not take prepared requests: that is for whoever
+    changes the pin, not for a run's log."""
+    logging.getLogger("vllm.v1.engine.async_llm").addFilter(
+        lambda record: "EngineCoreRequest" not in record.getMessage()
+    )
 
 
 def another(request: Any, name: str, seed: int | None) -> Any:

@@ -1,9 +1,8 @@
-"""Are the engine's parameters the trainer's? Asked once, after the first sync.
+"""Does the engine compute with the trainer's parameters? Asked once, after the first sync.
 
-The bytes are known to be right: the link checks each bucket, each rank the whole segment. What is
-checked here is what vLLM made of them (fused, sharded, padded, packed for its kernels, tied): the
-log-probabilities of tokens it sampled against a plain forward of the same tensors. Parameters
-cannot be compared themselves: the CPU kernels keep no unpacked copy.
+That they are there, bit for bit, vllm_readback has shown. What is checked here is what vLLM makes of
+them (packed or quantised for its kernels, tied, padded): the log-probabilities of tokens it sampled
+against a plain forward of the same tensors.
 """
 
 from __future__ import annotations

@@ -20,13 +20,14 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import asdict
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from paceline.log import event
-from rollout_worker.engine import vllm_internals, vllm_parity, vllm_segment
+from rollout_worker.engine import vllm_internals, vllm_parity, vllm_readback, vllm_segment
 from rollout_worker.engine.base import (
     EngineError,
     Request,
@@ -155,7 +156,9 @@ class WeightSwap:
         return pause
 
     async def _fill(self, segment: vllm_segment.Segment) -> None:
-        problems = [e for e, _ in await self._client.ranks("paceline_swap", segment.key) if e]
+        prove = self._generate is not None and not self._client.facts.quantised
+        answers = await self._client.ranks("paceline_swap", segment.key, prove)
+        problems = [error for error, _ in answers if error]
         if not problems:
             return
         event(logger, "swap failed", logging.WARNING, version=segment.version, error=problems[0])
@@ -187,7 +190,9 @@ class WeightSwap:
         generate: Callable[[Request], Awaitable[tuple[Sample, ...]]],
         named: Mapping[str, Tensor],
     ) -> None:
+        """The parameters by checksum, and what the kernels make of them by log-probs."""
         facts = self._client.facts
+        proof = None if facts.quantised else await self._read_back(named)
         request = vllm_parity.probe(facts.vocabulary, facts.max_context)
         samples = await generate(request)
         dtype = getattr(torch, facts.dtype)
@@ -202,4 +207,26 @@ class WeightSwap:
                 f"after the first sync vLLM's log-probs differ from those of the weights sent by "
                 f"{gap:.3g} on average, where rounding explains {limit:.3g}"
             )
-        event(logger, "first sync verified", gap=gap, limit=limit, quantised=facts.quantised)
+        parameters = {"quantised": True} if proof is None else asdict(proof)
+        event(logger, "first sync verified", gap=gap, limit=limit, **parameters)
+        if proof is not None and proof.equal < proof.total:
+            # Loaders that compute something before they copy leave no trace of what went where.
+            event(
+                logger,
+                "parameters not all read back: of the rest only the log-probs are known to be right",
+                logging.WARNING,
+                missing=proof.total - proof.equal,
+            )
+
+    async def _read_back(self, named: Mapping[str, Tensor]) -> vllm_readback.Proof:
+        ranks = [
+            [vllm_readback.Piece.from_wire(piece) for piece in pieces]
+            for pieces in await self._client.ranks("paceline_proof")
+        ]
+        try:
+            return await asyncio.to_thread(vllm_readback.compare, ranks, named)
+        except vllm_readback.Differs as error:
+            self.usable = False
+            raise WeightsRefused(
+                f"after the first sync vLLM's parameters differ from the weights sent: {error}"
+            ) from error

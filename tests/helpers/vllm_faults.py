@@ -26,8 +26,11 @@ class FaultyRank(PacelineRank):
             Path(os.environ[FAULT]).write_text("")
             some = dict(list(tensors.items())[: len(tensors) // 2])
             super().paceline_fill(model, some)
-        elif fault == "a wrong last layer":
-            name = next(n for n in tensors if "norm" in n)
-            super().paceline_fill(model, tensors | {name: tensors[name] * 1.5})
         else:
             super().paceline_fill(model, tensors)
+        if fault == "a wrong last layer":
+            next(p for n, p in model.named_parameters() if "norm" in n).data.mul_(1.5)
+        wrong = fault == "kernels that compute something else"
+        for module in model.modules():
+            if hasattr(module, "variance_epsilon"):
+                module.variance_epsilon = 10.0 if wrong else 1e-6

@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -15,6 +16,7 @@ import pytest
 import pytest_asyncio
 import torch
 
+from rollout_worker.engine import vllm_readback
 from rollout_worker.engine.base import (
     Engine,
     EngineError,
@@ -76,10 +78,32 @@ async def faulty(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Faul
 @in_one_loop
 async def test_wrong_parameters_are_noticed_at_the_first_sync(faulty: Faulty) -> None:
     faulty.fault.write_text("a wrong last layer")
-    with pytest.raises(WeightsRefused, match="differ"):
+    with pytest.raises(WeightsRefused, match=r"parameters differ .*norm.* on rank 0"):
+        await faulty.load(faulty.models[0])
+    assert faulty.engine.version == -1
+    faulty.fault.write_text("kernels that compute something else")
+    with pytest.raises(WeightsRefused, match="log-probs differ"):
         await faulty.load(faulty.models[0])
     assert faulty.engine.version == -1
     faulty.fault.write_text("")
+
+
+@in_one_loop
+async def test_every_element_is_read_back_at_the_first_sync(
+    faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proofs = []
+    compare = vllm_readback.compare
+
+    def note(*arguments: Any) -> vllm_readback.Proof:
+        proofs.append(compare(*arguments))
+        return proofs[-1]
+
+    monkeypatch.setattr(vllm_readback, "compare", note)
+    await faulty.load(faulty.models[0])
+    await faulty.load(faulty.models[1])
+    elements = sum(p.numel() for p in faulty.models[0].model.parameters())
+    assert [(p.total, p.equal) for p in proofs] == [(elements, elements)], "once"
 
 
 @in_one_loop
