@@ -1,16 +1,21 @@
 """A rollout worker whose engine stands still for ever at a token, for tests that kill it there.
 
 ``python -m tests.helpers.halting_rollout CONFIG CONTROLLER TOKENS`` prints ``{"tokens": n}``, the
-tokens that each of its sequences has by then, when it stands. The rest of the process lives on.
+most tokens that one of its sequences has by then, when it stands. The rest of the process lives on.
+The engine is the config's: the transformers engine stands at exactly that token, vLLM is stopped as
+soon as it has come so far.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import signal
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -18,6 +23,7 @@ from transformers import AutoModelForCausalLM
 from paceline.config.load import load_config
 from paceline.v1 import worker_pb2
 from paceline.weights import StagedWeights
+from rollout_worker.engine import vllm_internals
 from rollout_worker.engine.transformers_engine import TransformersEngine
 from rollout_worker.main import RolloutWorker
 from tests.helpers.controllers import until
@@ -41,15 +47,34 @@ async def main(config_path: str, address: str, tokens: str) -> None:
     config = load_config(Path(config_path), [])
     worker = RolloutWorker(config, [address], "rollout-0", "127.0.0.1")
     tokenizer = worker.tokenizer
-    worker.engine = engine = HaltingEngine(
-        config, decode_text=tokenizer.decode_all, end_tokens=tokenizer.end_tokens
-    )
-    engine.halt_at = int(tokens)
+    if config.rollout.engine == "transformers":
+        worker.engine = engine = HaltingEngine(
+            config, decode_text=tokenizer.decode_all, end_tokens=tokenizer.end_tokens
+        )
+        engine.halt_at = int(tokens)
     running = asyncio.create_task(worker.run())
-    await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING, 60.0)
+    await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING, 120.0)
     model = AutoModelForCausalLM.from_pretrained(config.model.path)
     await worker.loading.load(StagedWeights(0, dict(model.named_parameters())))
+    if config.rollout.engine == "vllm":
+        await stop_vllm(worker.engine._client.llm, int(tokens))
     await running
+
+
+async def stop_vllm(llm: Any, tokens: int) -> None:
+    def most() -> int:
+        return max(map(vllm_internals.tokens_so_far, vllm_internals.states(llm)), default=0)
+
+    while most() < tokens:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    for process in llm.engine_core.resources.engine_manager.processes:
+        os.kill(process.pid, signal.SIGSTOP)
+    # What it had said already is still read.
+    said = -1
+    while said != most():
+        said = most()
+        await asyncio.sleep(0.2)
+    print(json.dumps({"tokens": said}), flush=True)
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +26,7 @@ from rollout_worker.engine.base import Finish, Request, Sample, SamplingParams
 from rollout_worker.main import RolloutWorker
 from rollout_worker.prefixes import partial_group, prefixes_of
 from tests.helpers.controllers import addresses, config_of, running_controllers, until
-from tests.helpers.engines import Reference
+from tests.helpers.engines import Reference, needs_vllm
 from tests.helpers.rollout_controller import RolloutController
 from tests.helpers.scripted_engine import ScriptedEngine
 from tests.helpers.tiny_model import make_endless_model
@@ -42,23 +42,29 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def loaded(worker: RolloutWorker, model: Path, version: int = 0) -> None:
     """Returns once the worker runs and serves the model's weights as ``version``."""
-    await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING, 60.0)
+    await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING, 120.0)
     weights = AutoModelForCausalLM.from_pretrained(model)
     await worker.loading.load(StagedWeights(version, dict(weights.named_parameters())))
 
 
+@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=needs_vllm)])
+@pytest.mark.timeout(300)
 async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
-    model: Path, tmp_path: Path
+    engine: str, model: Path, tmp_path: Path
 ) -> None:
-    """Killed at token 210 of 256, with a report every 32 tokens: the next owner generates the last
-    64, and the sample is the one that would have been made undisturbed."""
-    every, killed_at, length = 32, 210, 256
+    """Killed at token 210 of 256, with a report every 32 or 64 tokens: the next owner generates the
+    rest, and the sample is the one that would have been made undisturbed."""
+    # vLLM's running sequences are looked at every few tokens.
+    every, killed_at, length = (64 if engine == "vllm" else 32), 210, 256
+    if engine == "vllm":
+        model = make_endless_model(tmp_path / "model", hidden=128)
     with running_controllers(
         tmp_path,
         model={"path": str(model), "device": "cpu"},
         data={"answer_field": "answer"},
         reward={"processes": 0},
         rollout={
+            "engine": engine,
             "group_size": 2,
             "max_tokens": length,
             "max_sequences": 8,
@@ -81,13 +87,17 @@ async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
         running = None
         try:
             assert victim.stdout is not None
-            generated = json.loads(await asyncio.wait_for(victim.stdout.readline(), 60))["tokens"]
-            assert generated == killed_at
+            async with asyncio.timeout(120):
+                # vLLM prints lines of its own.
+                while not (said := await victim.stdout.readline()).startswith(b'{"tokens"'):
+                    assert said, "it ended before it stood still"
+            generated = json.loads(said)["tokens"]
+            assert killed_at <= generated < length
 
             async def stored() -> int:
                 return int(await redis.hget(keys.partial("t0"), "t1") or 0)
 
-            await until(lambda: _is(stored(), 2 * (killed_at // every) * every))
+            await until(lambda: _reaches(stored(), 2 * (killed_at // every) * every))
             victim.kill()
             await victim.wait()
             running = asyncio.create_task(survivor.run())
@@ -107,7 +117,8 @@ async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
                 assert len(sample.tokens) == length and sample.versions == ((0, length),)
                 expected = reference.logprobs(prompt.tolist(), sample)
                 np.testing.assert_allclose(sample.logprobs, expected, atol=1e-3)
-                assert sample.tokens.tolist() == whole.tokens.tolist()
+                if survivor.engine.exact_continuation:
+                    assert sample.tokens.tolist() == whole.tokens.tolist()
             await until(lambda: _is(redis.exists(keys.partial("t0")), 0))
         finally:
             if victim.returncode is None:
@@ -122,6 +133,10 @@ async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
         report = verify(controllers.redis_url, config.run.name)
         assert report.ok, report.problems
         assert report.counts["duplicates"] == 0 and report.counts["lost"] == 0
+
+
+async def _reaches(found: Awaitable[int], least: int) -> bool:
+    return await found >= least
 
 
 async def _is(found: object, wanted: int) -> bool:
