@@ -54,18 +54,22 @@ Round = Callable[[int], Awaitable[int]]
 """Generates the batch with this seed and returns how many tokens it has."""
 
 
-def make_larger_model(path: Path) -> Path:
-    """Random weights in the demo's architecture at 0.8 M parameters, with the demo's tokenizer."""
+# Width, inner width, layers, heads. 0.8 M is warm_start.py's.
+SHAPES = {"0.8 M": (128, 320, 4, 4), "6 M": (256, 704, 8, 8)}
+
+
+def make_larger_model(path: Path, size: str = "0.8 M") -> Path:
+    """Random weights in the demo's architecture at a ``size`` of SHAPES, with the demo's tokenizer."""
     small = Qwen3Config.from_pretrained(DEMO / "model-0.1M")
-    # As warm_start.py's 0.8M.
+    width, inner, layers, heads = SHAPES[size]
     shape = {
-        "hidden_size": 128,
-        "intermediate_size": 320,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": heads,
         "head_dim": 32,
-        "layer_types": ["full_attention"] * 4,
+        "layer_types": ["full_attention"] * layers,
     }
     torch.manual_seed(0)
     Qwen3ForCausalLM(Qwen3Config(**{**small.to_dict(), **shape})).save_pretrained(path)

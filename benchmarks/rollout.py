@@ -13,9 +13,11 @@ completions each), at most 24 new tokens, sampled at temperature 1, float32, one
 
 The ways take turns, round by round, and each ratio is of one round; medians over rounds. Wall time,
 and CPU seconds of all processes together: on a machine with other work only the latter mean much.
-The 0.1 M model is the demo's, whose completions are short; the 0.8 M one has random weights. With
-models this small vLLM's Python work per token is nearly all there is: the cost of a swap or of
-log-probs is at its largest here.
+The 0.1 M model is the demo's, whose completions are short; the others have random weights. With models
+this small vLLM's Python work per token is nearly all there is: the cost of log-probs, of a swap and of
+Paceline's own work are at their largest here, and shrink as the model grows. A round is as many samples
+as a step of the demo has, so a swap a round is a swap a step, of a trainer that never keeps it waiting.
+Each model is measured in a process of its own; process start to first token includes its imports.
 """
 
 from __future__ import annotations
@@ -27,6 +29,8 @@ os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 import argparse
 import asyncio
 import json
+import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -46,6 +50,7 @@ from benchmarks.engine import (
     PROMPTS,
     ROOT,
     SEQUENCES,
+    SHAPES,
     Round,
     by_engine,
     by_generate,
@@ -194,23 +199,29 @@ def _ratio(
     }
 
 
+SIZES = ("0.1 M", *SHAPES)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--sizes", default=",".join(SIZES), help="comma-separated")
     parser.add_argument("--json", type=Path, default=ROOT / "benchmarks/results/rollout.json")
+    parser.add_argument("--alone", choices=SIZES, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    torch.set_num_threads(1)
+    if options.alone is not None:
+        options.json.write_text(json.dumps(measure_alone(options.alone, options.rounds)))
+        return
+    sizes = options.sizes.split(",")
+    if unknown := set(sizes) - set(SIZES):
+        parser.error(f"--sizes: unknown {', '.join(unknown)}; known: {', '.join(SIZES)}")
     results: dict[str, Any] = {
         "machine": machine(),
         "sequences": SEQUENCES,
         "max_new_tokens": MAX_TOKENS,
         "rounds": options.rounds,
-        "models": {},
+        "models": {size: in_own_process(size, options.rounds) for size in sizes},
     }
-    with tempfile.TemporaryDirectory() as directory:
-        models = {"0.1 M": DEMO / "model-0.1M", "0.8 M": make_larger_model(Path(directory))}
-        for name, path in models.items():
-            results["models"][name] = asyncio.run(measure(path, options.rounds))
     table = Table(title="tokens/s, ratios of one round, medians")
     for column in ("model", "of", "wall", "CPU"):
         table.add_column(column, justify="left" if column in ("model", "of") else "right")
@@ -220,6 +231,30 @@ def main() -> None:
     Console().print(table)
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(results, indent=1) + "\n")
+
+
+def in_own_process(size: str, rounds: int) -> dict[str, Any]:
+    """The time to the first token counts from the start of a process."""
+    with tempfile.TemporaryDirectory() as directory:
+        out = Path(directory, "result.json")
+        subprocess.run(
+            [
+                *(sys.executable, "-m", "benchmarks.rollout", "--alone", size),
+                *("--rounds", str(rounds), "--json", str(out)),
+            ],
+            check=True,
+        )
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+
+def measure_alone(size: str, rounds: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as directory:
+        path = DEMO / "model-0.1M"
+        if size in SHAPES:
+            path = make_larger_model(Path(directory), size)
+        return asyncio.run(measure(path, rounds))
 
 
 if __name__ == "__main__":
