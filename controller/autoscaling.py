@@ -62,7 +62,7 @@ class Autoscaling:
         for worker in state.fleet.living(Role.ROLLOUT):
             if worker.spare:
                 continue
-            session = self._leader.sessions.of(worker.worker_id)
+            session = self._leader.sessions.of(worker.worker_id, worker.incarnation)
             if session is not None and "engine_idle_fraction" in session.report.gauges:
                 idle.append(session.report.gauges["engine_idle_fraction"])
         if idle:

@@ -226,8 +226,8 @@ class Leader:
         status.heartbeat_age_s = self.liveness.age(*key, time.monotonic())
         if self.liveness.suspect(*key):
             status.state = "suspect"
-        session = self.sessions.of(worker.worker_id)
-        if session is not None and session.incarnation == worker.incarnation:
+        session = self.sessions.of(*key)
+        if session is not None:
             status.activity = session.report.activity
             for name, value in session.report.gauges.items():
                 status.gauges[name] = value

@@ -32,6 +32,10 @@ class Session:
     """Set when ``latest`` is to be sent, or the session is closed."""
     closed: bool = False
 
+    @property
+    def key(self) -> tuple[str, int]:
+        return self.worker_id, self.incarnation
+
     def close(self) -> None:
         self.closed = True
         self.due.set()
@@ -42,27 +46,28 @@ Build = Callable[[Session], worker_pb2.Directive]
 
 
 class Sessions:
-    """All open sessions of one leader. At most one a worker id: a newer stream ends the older."""
+    """All open sessions of one leader. At most one an incarnation: a newer stream ends the older, and
+    a process whose place another one has taken cannot end its successor's."""
 
     def __init__(self, term: int, build: Build) -> None:
         self._term = term
         self._build = build
         self._seq = 0
-        self._open: dict[str, Session] = {}
+        self._open: dict[tuple[str, int], Session] = {}
 
     def open(self, report: worker_pb2.Report) -> Session:
         session = Session(report.caller.worker_id, report.caller.incarnation, report)
-        older = self._open.get(session.worker_id)
+        older = self._open.get(session.key)
         if older is not None:
             older.close()
-        self._open[session.worker_id] = session
+        self._open[session.key] = session
         return session
 
     def close(self, session: Session) -> bool:
-        """Forgets a session; True where it was its worker's current one."""
+        """Forgets a session; True where it was its incarnation's newest one."""
         session.close()
-        if self._open.get(session.worker_id) is session:
-            del self._open[session.worker_id]
+        if self._open.get(session.key) is session:
+            del self._open[session.key]
             return True
         return False
 
@@ -70,8 +75,8 @@ class Sessions:
         for session in list(self._open.values()):
             session.close()
 
-    def of(self, worker_id: str) -> Session | None:
-        return self._open.get(worker_id)
+    def of(self, worker_id: str, incarnation: int) -> Session | None:
+        return self._open.get((worker_id, incarnation))
 
     def __iter__(self) -> Iterator[Session]:
         return iter(list(self._open.values()))

@@ -117,7 +117,8 @@ def directive(
     version = state.versions.version
     cancelled = tuple(ref for ref in held if not _owns(state, worker_id, *ref))
     if worker is None or state.ended:
-        lifecycle = "stopped" if state.ended else "rejoin"
+        over = state.ended or _succeeded(state, worker_id, incarnation)
+        lifecycle = "stopped" if over else "rejoin"
         return DirectiveView(lifecycle, None, (), version, cancelled, state.paused, 0)
     return DirectiveView(
         lifecycle=_lifecycle(state, worker),
@@ -128,6 +129,13 @@ def directive(
         paused=state.paused,
         checkpoint_step=wanted_checkpoint(state) if worker.role is Role.POLICY else 0,
     )
+
+
+def _succeeded(state: State, worker_id: str, incarnation: int) -> bool:
+    """Another process lives under this worker id. Told to register anew, the two would take the place
+    from each other for ever."""
+    holder = state.fleet.workers.get(worker_id)
+    return holder is not None and holder.alive and holder.incarnation != incarnation
 
 
 def wanted_checkpoint(state: State) -> int:

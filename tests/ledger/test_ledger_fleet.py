@@ -49,6 +49,16 @@ def test_a_new_incarnation_replaces_the_old_one_at_once() -> None:
     assert views.counts(run.state).pending == 2
 
 
+def test_a_process_whose_place_another_one_has_taken_is_not_told_to_take_it_back() -> None:
+    run = Driven()
+    run.do(register("r0", 5))
+    run.do(register("r0", 6))
+    assert views.directive(run.state, "r0", 5).lifecycle == "stopped"
+    run.do(cmd.DeclareDead("r0", 6, "lease"))
+    for earlier in (5, 6):
+        assert views.directive(run.state, "r0", earlier).lifecycle == "rejoin"
+
+
 def test_a_process_of_an_earlier_incarnation_can_do_nothing_more() -> None:
     """It may only be cut off, not dead: what it sends must not count for its successor."""
     run = Driven()
