@@ -247,6 +247,9 @@ class Leader:
             done, _ = await asyncio.wait(loops, return_when=asyncio.FIRST_EXCEPTION)
             for task in done:
                 task.result()
+        except NotLeading as why:
+            # A decision of this leader's own failed halfway: no reason to end the process.
+            raise Deposed(str(why)) from why
         except asyncio.CancelledError:
             await self._hand_over()
             raise

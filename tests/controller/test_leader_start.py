@@ -16,7 +16,7 @@ from benchmarks.processes import write_config
 from controller.errors import NotLeading
 from controller.journal import Deposed
 from controller.leader import Leader
-from controller.ledger.commands import Command, Refused, Register, Role
+from controller.ledger.commands import Command, DeclareDead, Refused, Register, Role
 from controller.ledger.events import WorkerDied
 from controller.main import Controller
 from controller.replica import Replica
@@ -91,6 +91,23 @@ async def test_a_decision_that_fails_halfway_ends_the_term(
         with pytest.raises(Deposed, match="halfway"):
             await term
     assert await journalled(leader) == before
+
+
+async def test_a_decision_of_the_leaders_own_that_fails_halfway_ends_the_term_and_no_more(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that liveness asks for has no caller to be told: it ended the process."""
+    async with leading(leader) as term:
+        await leader.execute(REGISTER)
+
+        def fails_halfway(command: Command, now: float) -> None:
+            raise OverflowError("in the middle of a decision")
+
+        monkeypatch.setattr(leader.ledger, "execute", fails_halfway)
+        dead = DeclareDead("rollout-0", 1, "lease", "")
+        monkeypatch.setattr(leader.liveness, "tick", lambda ledger, now: [dead])
+        with pytest.raises(Deposed, match="failed"):
+            await term
 
 
 async def test_payloads_of_groups_that_may_still_be_handed_in_survive_the_sweep(
