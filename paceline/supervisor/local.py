@@ -297,9 +297,15 @@ class LocalFleet:
             request_id=f"surplus-{name}-{child.pid}", worker_id=name, replace=True
         )
         try:
-            await self._control.call("AdminService.Drain", request, timeout_s=REPORT_LIMIT_S)
+            reply = await self._control.call(
+                "AdminService.Drain", request, timeout_s=REPORT_LIMIT_S
+            )
         except (ControlPlaneUnavailable, RequestRefused) as error:
             self._note(f"{name} could not be drained: {error}")
+            return
+        if not reply.accepted:
+            # The ledger does not know it yet, its model is still being loaded: it is asked again
+            # at every turn, and leaves once it has registered.
             return
         self._leaving.add(name)
         self._note(f"{name} is asked to leave")

@@ -12,6 +12,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -141,6 +142,30 @@ async def test_desired_counts_are_reached_both_ways(tmp_path: Path) -> None:
         fleet._children["rollout-0"].kill()
         await fleet.reconcile(wanted(policy=1, rollout=2))
         assert set(fleet.worker_pids()) - {"rollout-0"} == {"policy-0", "rollout-1", "rollout-2"}
+
+
+async def test_a_surplus_worker_that_has_not_registered_yet_is_asked_to_leave_once_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scaled up and down again while it loads its model: it counted as leaving, and stayed."""
+    async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, notes):
+        asked, known = [], set[str]()
+
+        async def answer(method: str, request: Any, timeout_s: float) -> admin_pb2.AdminReply:
+            asked.append(request.worker_id)
+            return admin_pb2.AdminReply(accepted=request.worker_id in known)
+
+        fleet.start_all()
+        await until(lambda: len(fleet.worker_pids()) == 3)
+        monkeypatch.setattr(fleet._control, "call", answer)
+        await fleet.reconcile(wanted(policy=1, rollout=1))
+        assert asked == ["rollout-1"] and not notes
+        known.add("rollout-1")
+        for _ in range(2):
+            await fleet.reconcile(wanted(policy=1, rollout=1))
+        assert asked == ["rollout-1", "rollout-1"]
+        assert notes == ["rollout-1 is asked to leave"]
+        monkeypatch.undo()
 
 
 async def test_a_new_process_of_a_name_that_left_is_not_taken_for_the_one_that_left(
