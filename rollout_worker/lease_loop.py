@@ -23,6 +23,8 @@ WAIT_S = 10.0
 """How long the controller may hold a request."""
 _AT_ONCE_S = 0.25
 """An answer later than this was waited for, not travelled."""
+_OVER = ("FAILED_PRECONDITION", "NOT_FOUND")
+"""This incarnation is over; or unknown, where Redis has lost its registration in a failover."""
 _PAUSE_S = 0.05
 """Between an answer without tasks that came at once and the next request."""
 
@@ -70,9 +72,9 @@ class LeaseLoop:
             try:
                 reply = await self._ask(caller, count)
             except RequestRefused as refused:
-                if self._caller() == caller and refused.code != "FAILED_PRECONDITION":
+                if self._caller() == caller and refused.code not in _OVER:
                     raise
-                # This incarnation is over; the session registers the next one.
+                # The session registers the next incarnation.
                 await self._nap()
                 continue
             if reply is None:

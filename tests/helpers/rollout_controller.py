@@ -32,6 +32,8 @@ class RolloutController(
         self.cancelled: list[common_pb2.TaskRef] = []
         self.dead: set[int] = set()
         """Incarnations that are told to rejoin."""
+        self.unknown: set[int] = set()
+        """Incarnations whose registration is lost: refused as nobody's."""
         self.incarnations: list[int] = []
         self.reports: list[worker_pb2.Report] = []
         self.lease_requests: list[rollout_pb2.LeaseRequest] = []
@@ -172,6 +174,8 @@ class RolloutController(
         )
 
     async def _fenced(self, request: Any, context: Any) -> None:
+        if request.caller.incarnation in self.unknown:
+            await context.abort(grpc.StatusCode.NOT_FOUND, "no such worker is registered")
         if request.caller.incarnation in self.dead:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this incarnation is over")
 

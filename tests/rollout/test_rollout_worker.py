@@ -391,6 +391,24 @@ async def test_a_rejoining_worker_drops_what_it_held_and_keeps_its_weights(play:
         assert set(controller.groups) == {after}, "nothing of the old incarnation is handed in"
 
 
+async def test_a_worker_whose_registration_was_lost_registers_anew(play: Play) -> None:
+    """Behind a Sentinel the new master may not know of it; its session says so a little later."""
+    async with play() as scene:
+        controller = scene.controller
+        lost = controller.incarnations[0]
+        controller.unknown.add(lost)
+        asked = len(controller.lease_requests)
+        await scene.load(4)  # the request that waits is made anew
+        await until(lambda: len(controller.lease_requests) > asked + 1 or scene.ended.done())
+        assert not scene.ended.done()
+        controller.dead.add(lost)
+        await until(lambda: len(controller.incarnations) == 2)
+        controller.lease("t0")
+        await until(lambda: scene.engine.running == {"t0"})
+        scene.engine.finish("t0")
+        await until(lambda: controller.groups)
+
+
 async def test_groups_of_an_incarnation_that_is_over_are_not_handed_in_by_the_next(
     play: Play,
 ) -> None:
