@@ -131,8 +131,10 @@ class ControlPlane:
             except grpc.aio.AioRpcError as error:
                 failure = self.failed(address, error)
             except asyncio.CancelledError:
-                # Cancelled by prefer(), because another controller leads: go there at once.
-                if call not in self._moved:
+                # Cancelled by prefer(), because another controller leads: go there at once. The
+                # caller may have been cancelled in the same instant: that is not to be lost.
+                task = asyncio.current_task()
+                if call not in self._moved or (task is not None and task.cancelling()):
                     raise
                 backoff = Backoff()
                 continue

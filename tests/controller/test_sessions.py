@@ -384,6 +384,25 @@ async def test_a_call_that_waits_on_a_hung_leader_moves_when_another_is_found() 
         await control.close()
 
 
+async def test_a_call_that_is_cancelled_while_it_moves_ends() -> None:
+    """Else a worker that leaves while the leader changes would wait for an answer for ever."""
+    with socket.socket() as listener, socket.socket() as other:
+        for each in (listener, other):
+            each.bind(("127.0.0.1", 0))
+            each.listen(8)  # accepts, and never answers
+        hung, next_ = (f"127.0.0.1:{each.getsockname()[1]}" for each in (listener, other))
+        control = ControlPlane([hung, next_])
+        request = admin_pb2.StatusRequest()
+        waiting = asyncio.create_task(control.call("AdminService.GetStatus", request, None))
+        await until(lambda: control._calls)
+        control.prefer(next_)
+        waiting.cancel()
+        done, _ = await asyncio.wait({waiting}, timeout=1.0)
+        waiting.cancel()
+        assert done and waiting.cancelled()
+        await control.close()
+
+
 def test_background_loop_serves_a_thread_that_computes() -> None:
     background = BackgroundLoop()
 
