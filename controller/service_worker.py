@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 MAX_GAUGES = 128
 MAX_RANKS = 4096
+VERSIONS = 1 << 53
+"""A claim beyond the newest version is disowned, and a rollback goes on after the highest one claimed:
+there must be numbers left for it."""
 
 _ROLES = {common_pb2.ROLE_POLICY: Role.POLICY, common_pb2.ROLE_ROLLOUT: Role.ROLLOUT}
 _LIFECYCLES = {
@@ -181,6 +184,9 @@ def check_report(report: worker_pb2.Report) -> None:
         raise Invalid(f"a report names at most {MAX_TASKS} leases and links")
     if len(report.gauges) > MAX_GAUGES:
         raise Invalid(f"a report has at most {MAX_GAUGES} gauges")
+    for version in (report.state_version, report.loaded_version):
+        if not -1 <= version < VERSIONS:
+            raise Invalid(f"{version} is no version: -1 for none, or 0 to {VERSIONS - 1}")
     for name, value in report.gauges.items():
         if not math.isfinite(value) or len(name) > 64:
             raise Invalid(f"gauge {name[:64]} = {value}")

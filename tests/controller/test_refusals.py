@@ -14,6 +14,7 @@ from controller.journal import Journal
 from controller.keys import Keys
 from controller.payloads import RedisPayloads
 from controller.replica import Replica
+from controller.service_worker import check_report
 from controller.validation import GroupLimits, Invalid, InvalidGroup, check_group
 from paceline.client import ControlPlane, RequestRefused
 from paceline.redis_client import connect
@@ -47,6 +48,23 @@ def test_equal_rewards_have_no_spread_at_all() -> None:
     assert check_group(equal, limits, newest_version=0).reward_std == pytest.approx(
         0.1414, abs=1e-4
     )
+
+
+@pytest.mark.parametrize("claim", [-2, (1 << 53), (1 << 63) - 1])
+@pytest.mark.parametrize("field", ["state_version", "loaded_version"])
+def test_a_version_after_which_no_other_could_come_is_no_version(field: str, claim: int) -> None:
+    """A rollback takes the number after the highest one claimed: beyond 2^63 no controller could
+    say it, one after the other."""
+    report = worker_pb2.Report(
+        caller=common_pb2.Caller(worker_id="rollout-0", incarnation=1),
+        lifecycle=worker_pb2.LIFECYCLE_RUNNING,
+        state_version=-1,
+        loaded_version=(1 << 53) - 1,
+    )
+    check_report(report)
+    setattr(report, field, claim)
+    with pytest.raises(Invalid, match="no version"):
+        check_report(report)
 
 
 def floats(*values: float) -> bytes:
