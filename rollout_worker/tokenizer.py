@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,18 +78,28 @@ class PromptTokenizer:
             raise BadPrompt("prompt_too_long", f"{len(prompt.tokens)} tokens, at most {self.limit}")
         return prompt
 
-    def opening(self, content: str | Sequence[Message]) -> Prompt:
-        """Text as it is, or messages through the chat template. Raises BadPrompt."""
+    def opening(
+        self, content: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Prompt:
+        """Text as it is, or messages through the chat template, which is told of ``tools``.
+
+        Raises BadPrompt.
+        """
         if isinstance(content, str):
             text = content
             tokens = self._without_end(self._tokenizer(text).input_ids)
         else:
             # The template writes the special tokens itself.
-            text = self._templated(content)
+            text = self._templated(content, tools)
             tokens = self.encode(text)
         return Prompt(np.array(tokens, dtype=np.int32), text)
 
-    def following(self, messages: Sequence[Message], last_token: int) -> list[int]:
+    def following(
+        self,
+        messages: Sequence[Message],
+        last_token: int,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
         """What the chat template writes between a turn of the model and its next one.
 
         ``messages``: those in between. ``last_token``: the newest of the model's turn; where that is
@@ -105,12 +115,20 @@ class PromptTokenizer:
             {"role": "user", "content": "-"},
             {"role": "assistant", "content": marker},
         ]
-        _, found, text = self._templated([*stand_in, *messages]).partition(marker)
+        _, found, text = self._templated([*stand_in, *messages], tools).partition(marker)
         if not found:
             raise BadPrompt("malformed_row", "the chat template leaves out past assistant turns")
         if last_token in self._special:
             text = text.removeprefix(self.decode_all([last_token]))
         return self.encode(text)
+
+    def takes_tools(self, tools: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether the chat template writes ``tools`` into a prompt; many leave them out silently."""
+        alone = [{"role": "user", "content": "-"}]
+        try:
+            return self._templated(alone, tools) != self._templated(alone)
+        except BadPrompt:
+            return False
 
     def encode(self, text: str) -> list[int]:
         """Tokens of ``text`` alone; names of special tokens in it become these tokens."""
@@ -138,7 +156,9 @@ class PromptTokenizer:
             tokens = tokens[:-1]
         return tokens
 
-    def _templated(self, messages: Sequence[Message]) -> str:
+    def _templated(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> str:
         if not self._tokenizer.chat_template:
             raise BadPrompt(
                 "malformed_row", "chat messages, but the tokenizer has no chat template"
@@ -147,7 +167,10 @@ class PromptTokenizer:
         try:
             return str(
                 self._tokenizer.apply_chat_template(
-                    list(messages), tokenize=False, add_generation_prompt=True
+                    list(messages),
+                    tools=[dict(tool) for tool in tools] or None,
+                    tokenize=False,
+                    add_generation_prompt=True,
                 )
             )
         except Exception as error:

@@ -29,6 +29,9 @@ from controller.ledger.events import (
 
 _RETIRED_KEPT = 64
 _GONE_KEPT = 256
+SEED_TRIES = 3
+"""So many epochs in a row may break before a replica has been seeded by one and the same other, until
+the two go separate ways: somewhere between them the network does not let them through."""
 
 
 class Lifecycle(StrEnum):
@@ -63,6 +66,10 @@ class Worker:
     lease_reply: tuple[LeasedTask, ...] = ()
     held: dict[str, None] = field(default_factory=dict)
     """Tasks leased to it."""
+    failed_seeds: int = 0
+    """Policy: epochs in a row that a failed collective ended before it had got the state."""
+    failed_source: int = 0
+    """Incarnation of the replica that was to seed it in them."""
 
     @property
     def alive(self) -> bool:
@@ -136,6 +143,31 @@ class Fleet:
                 return worker
         return None
 
+    def unseeded(self) -> list[Worker]:
+        """Living members of the present epoch that have not got the state they were to get in it."""
+        if self.mesh is None:
+            return []
+        needy = (self.member(m) for m in self.mesh.members if m.needs_state)
+        return [w for w in needy if w is not None and w.state_version < self.mesh.state_version]
+
+    def failed_seeds(self, worker: Worker) -> int:
+        """As ``worker.failed_seeds``, once the present epoch has failed, too."""
+        again = self._source() == worker.failed_source
+        return worker.failed_seeds + 1 if again else 1
+
+    def _source(self) -> int:
+        """Incarnation of the member that seeds the others; 0 for none."""
+        mesh = self.mesh
+        return mesh.members[mesh.source_rank].incarnation if mesh and mesh.source_rank >= 0 else 0
+
+    def left_out(self, worker: Worker, newest: int) -> bool:
+        """The replica cannot be seeded by the one that would, which the run can do without less."""
+        if worker.failed_seeds < SEED_TRIES or worker.state_version == newest:
+            return False
+        return any(
+            w.incarnation == worker.failed_source and not w.leaving for w in self.holders(newest)
+        )
+
     # ---- what events do -------------------------------------------------------------------
 
     def apply_registered(self, event: WorkerRegistered) -> None:
@@ -199,6 +231,10 @@ class Fleet:
 
     def apply_mesh_broken(self, event: MeshBroken) -> None:
         assert self.mesh is not None
+        if event.reason == "peer_error":
+            for worker in self.unseeded():
+                worker.failed_seeds = self.failed_seeds(worker)
+                worker.failed_source = self._source()
         self.mesh.broken = True
         self.rebuild_due = self.rebuild_due or event.reason != "membership"
         for worker_id in event.diverged:
@@ -280,6 +316,8 @@ def _dump_worker(worker: Worker) -> dict[str, Any]:
         "lease_seq": worker.lease_seq,
         "lease_reply": [lease_to_json(x) for x in worker.lease_reply],
         "held": list(worker.held),
+        "failed_seeds": worker.failed_seeds,
+        "failed_source": worker.failed_source,
     }
 
 

@@ -1,6 +1,8 @@
 """Who belongs to the fleet, and what the mesh and the weights links look like because of it.
 
 - Joins and leaves of the mesh wait for the end of the open step; a death does not.
+- A replica that the source of the state cannot reach is left out, until it is started anew or the
+  source is another one: it would hold up every other one for ever.
 - While a member of the mesh lives that holds the newest state, the step it is in goes on. When
   nobody living holds that state, the run goes back to the newest checkpoint.
 """
@@ -32,7 +34,7 @@ from controller.ledger.events import (
     WorkerDied,
     WorkerRegistered,
 )
-from controller.ledger.fleet import Lifecycle, Worker
+from controller.ledger.fleet import SEED_TRIES, Lifecycle, Worker
 from controller.ledger.leasing import release
 from controller.ledger.spares import wanted_spares
 from controller.ledger.state import Phase
@@ -215,7 +217,16 @@ def break_mesh(d: Decider, c: BreakMesh, now: float) -> None:
     if mesh is None or mesh.broken or mesh.epoch != c.epoch:
         return
     if mesh.rank(c.worker_id, c.incarnation) >= 0:
-        d.emit(MeshBroken(mesh.epoch, "peer_error", f"{c.worker_id}: {c.detail}"))
+        fleet = d.state.fleet
+        detail = f"{c.worker_id}: {c.detail}"
+        for worker in fleet.unseeded():
+            if fleet.failed_seeds(worker) == SEED_TRIES:
+                source = mesh.members[mesh.source_rank].worker_id
+                detail += (
+                    f"; {worker.worker_id} could not be seeded by {source} {SEED_TRIES} times in a "
+                    "row and is left out: see to the network between them, then start it anew"
+                )
+        d.emit(MeshBroken(mesh.epoch, "peer_error", detail))
 
 
 def form_mesh(d: Decider, c: FormMesh, now: float) -> None:
@@ -235,7 +246,7 @@ def mend_mesh(d: Decider) -> None:
         _form(d, _wanted_members(d) or [])
         return
     survivors = [w for m in mesh.members if (w := s.fleet.member(m)) is not None]
-    _form(d, survivors)
+    _form(d, [w for w in survivors if not s.fleet.left_out(w, s.versions.version)])
     assert s.fleet.mesh is not None
     redeal(d, s.fleet.mesh)
 
@@ -282,8 +293,8 @@ def _wanted_members(d: Decider) -> list[Worker] | None:
     others = sorted(
         (w for w in s.fleet.living(Role.POLICY) if w not in staying), key=lambda w: w.worker_id
     )
-    wanted = [w for w in [*staying, *others] if w.joinable]
     newest = s.versions.version
+    wanted = [w for w in [*staying, *others] if w.joinable and not s.fleet.left_out(w, newest)]
     if any(w.state_version == newest for w in wanted):
         return wanted
     holders = [w for w in [*staying, *others] if w.state_version == newest]

@@ -214,7 +214,14 @@ class LocalFleet:
 
     async def _is_done(self, spec: ChildSpec, child: Child, code: int) -> bool:
         """A worker that ends by itself was told to: by the end of the run, or by a drain."""
-        if spec.role not in ROLES or code not in (0, UNSEEN):
+        if spec.role not in ROLES:
+            return False
+        if code != 0 and spec.name in self._leaving:
+            # Killed on its way out: it may have said no goodbye, and nobody waits for it to return.
+            self._report_exit(spec, child, code)
+            self._note(f"{spec.name} ended while it was leaving")
+            return True
+        if code not in (0, UNSEEN):
             return False
         if not self.finished and spec.name not in self._leaving:
             # What we know is a poll old; the process knew better.

@@ -24,7 +24,7 @@ from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from rollout_worker.chat import history, replies
-from rollout_worker.chat.refusal import Refusal
+from rollout_worker.chat.refusal import Refusal, unsupported
 from rollout_worker.chat.requests import ChatRequest, parse
 from rollout_worker.engine.base import Aborted, EngineError, SamplingParams
 from rollout_worker.engine.rng import sample_keys
@@ -84,7 +84,9 @@ class Chat:
         conversation = self._conversation(request)
         asked = parse(await _json(request))
         self._check_model(asked.model)
-        reply = replies.Reply(self._model, self._tokenizer, asked.logprobs)
+        self._check_tools(conversation, asked)
+        calls = f"call_{conversation.request_id}" if asked.calls else ""
+        reply = replies.Reply(self._model, self._tokenizer, asked.logprobs, calls)
         turn = self._newest_again(request, conversation, asked)
         if turn is not None:
             work = _ready(turn)
@@ -98,6 +100,7 @@ class Chat:
                     change=partial(self._sampling, asked),
                     # Another request's turn may be recorded before this one's begins.
                     after=len(conversation.pieces),
+                    tools=asked.tools,
                 )
             )
         # What can be refused is refused now, before a stream has begun.
@@ -128,6 +131,22 @@ class Chat:
                 f"no model {name[:200]!r} here, only {self._model!r}",
                 "model_not_found",
                 "model",
+            )
+
+    def _check_tools(self, conversation: Conversation, asked: ChatRequest) -> None:
+        if conversation.pieces:
+            # They are part of the first prompt, which stands.
+            if asked.tools != conversation.tools:
+                raise Refusal(
+                    400,
+                    "tools: not those of this sample's first request; tool_choice = none is how a "
+                    "turn goes without",
+                    history.DIVERGED,
+                    "tools",
+                )
+        elif asked.tools and not self._tokenizer.takes_tools(asked.tools):
+            raise unsupported(
+                "tools", "the model's chat template does not say how tools are told to it"
             )
 
     def _newest_again(

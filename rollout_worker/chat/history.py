@@ -2,7 +2,8 @@
 
 A client sends the whole conversation every time. It has to begin with what is recorded, message by
 message; only what follows is new. The tokens of past turns are never made anew from their text, so
-the model's own turns are recognised by their text, blanks around it aside, and stand as sampled.
+the model's own turns are recognised by their text, or by the text and the calls of tools that it was
+told as, blanks and ids aside, and stand as sampled.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 
 from paceline.data import Message
 from rollout_worker.chat.refusal import Refusal
+from rollout_worker.chat.tools import calls_in, same_calls
 
 DIVERGED = "conversation_diverged"
 
@@ -48,7 +50,11 @@ def _same(old: Message, new: Message) -> bool:
     if old["role"] != new["role"]:
         return False
     if old["role"] == "assistant":
-        return str(old["content"]).strip() == str(new["content"]).strip()
+        text, told = str(old["content"]), str(new["content"]).strip()
+        if "tool_calls" not in new or "tool_calls" in old:
+            return text.strip() == told and old.get("tool_calls") == new.get("tool_calls")
+        rest, calls = calls_in(text)
+        return rest.strip() == told and same_calls(calls, new["tool_calls"])
     return dict(old) == dict(new)
 
 

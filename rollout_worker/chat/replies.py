@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
+from rollout_worker.chat.tools import calls_in
 from rollout_worker.environments.base import Turn
 from rollout_worker.tokenizer import PromptTokenizer
 
@@ -18,18 +19,21 @@ class Reply:
     model: str
     tokenizer: PromptTokenizer
     logprobs: bool
+    calls: str = ""
+    """What the ids of tool calls begin with; empty: calls are told as text."""
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, turn: Turn) -> dict[str, Any]:
+        said, finish = self._said(turn)
         return {
             **self._head("chat.completion", turn),
             "choices": [
                 {
                     "index": 0,
-                    "message": {"role": "assistant", "content": turn.text, "refusal": None},
+                    "message": {"role": "assistant", "refusal": None, **said},
                     "logprobs": self._logprobs(turn),
-                    "finish_reason": turn.finish,
+                    "finish_reason": finish,
                 }
             ],
             "usage": _usage(turn),
@@ -41,8 +45,11 @@ class Reply:
 
     def chunks(self, turn: Turn, *, usage: bool) -> Iterator[bytes]:
         """The turn, its end, its usage, and the end of the stream."""
-        yield _event(self._chunk({"content": turn.text}, turn))
-        yield _event(self._chunk({}, turn, finish=turn.finish))
+        said, finish = self._said(turn)
+        for index, call in enumerate(said.get("tool_calls", ())):
+            call["index"] = index
+        yield _event(self._chunk(said, turn))
+        yield _event(self._chunk({}, turn, finish=finish))
         if usage:
             yield _event(
                 {
@@ -52,6 +59,26 @@ class Reply:
                 }
             )
         yield b"data: [DONE]\n\n"
+
+    def _said(self, turn: Turn) -> tuple[dict[str, Any], str]:
+        """content and, where there are any, tool_calls; and the finish_reason."""
+        rest, calls = calls_in(turn.text) if self.calls else (turn.text, [])
+        if not calls:
+            return {"content": turn.text}, turn.finish
+        told = [
+            {
+                # The same when the turn is told again.
+                "id": f"{self.calls}_{turn.prompt_tokens}_{index}",
+                "type": "function",
+                "function": {
+                    "name": call.name,
+                    "arguments": json.dumps(call.arguments, ensure_ascii=False),
+                },
+            }
+            for index, call in enumerate(calls)
+        ]
+        finish = "tool_calls" if turn.finish == "stop" else turn.finish
+        return {"content": rest or None, "tool_calls": told}, finish
 
     def _chunk(
         self, delta: dict[str, Any], turn: Turn | None = None, finish: str | None = None

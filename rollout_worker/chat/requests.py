@@ -9,6 +9,7 @@ from typing import Any
 
 from paceline.data import Message
 from rollout_worker.chat.refusal import Refusal, invalid, unsupported
+from rollout_worker.chat.tools import calls_of, tools_of
 
 _IGNORED = {
     "user",
@@ -26,8 +27,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "top_logprobs": (0,),
     "logit_bias": ({},),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "response_format": ({"type": "text"},),
@@ -51,6 +50,9 @@ class ChatRequest:
     logprobs: bool
     stream: bool
     stream_usage: bool
+    tools: list[dict[str, Any]]
+    calls: bool
+    """What looks like calls of tools is told as such: there are tools and tool_choice is not none."""
 
 
 def parse(body: Any) -> ChatRequest:
@@ -69,6 +71,12 @@ def parse(body: Any) -> ChatRequest:
     options = fields.pop("stream_options", {})
     if not isinstance(options, Mapping):
         raise invalid("stream_options", "an object is expected")
+    tools = tools_of(fields.pop("tools", []))
+    choice = fields.pop("tool_choice", "auto")
+    if choice not in ("auto", "none"):
+        raise unsupported(
+            "tool_choice", f"tool_choice = {choice!r:.80} is not supported here, only auto or none"
+        )
     request = ChatRequest(
         model=model,
         messages=[message_of(m, f"messages[{at}]") for at, m in enumerate(messages)],
@@ -80,6 +88,8 @@ def parse(body: Any) -> ChatRequest:
         logprobs=_boolean(fields.pop("logprobs", False), "logprobs"),
         stream=_boolean(fields.pop("stream", False), "stream"),
         stream_usage=bool(options.get("include_usage")),
+        tools=tools,
+        calls=bool(tools) and choice == "auto",
     )
     if request.top_p == 0:
         raise invalid("top_p", "must be above 0")
@@ -97,16 +107,18 @@ def parse(body: Any) -> ChatRequest:
 
 
 def message_of(message: Any, where: str) -> Message:
-    """role, content as one text, and name or tool_call_id where there is one."""
+    """role, content as one text, and name, tool_call_id or tool_calls where there are any."""
     if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
         raise invalid(where, "an object with a role is expected")
-    for name in ("tool_calls", "function_call", "audio"):
+    for name in ("function_call", "audio"):
         if message.get(name):
-            raise unsupported(where, f"{where}.{name}: calls of tools are text here")
-    result = {"role": message["role"], "content": _text(message.get("content"), where)}
+            raise unsupported(where, f"{where}.{name} is not supported here")
+    result: Message = {"role": message["role"], "content": _text(message.get("content"), where)}
     for name in ("name", "tool_call_id"):
         if isinstance(message.get(name), str):
             result[name] = message[name]
+    if calls := calls_of(message, where):
+        result["tool_calls"] = calls
     return result
 
 

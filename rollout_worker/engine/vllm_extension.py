@@ -19,13 +19,12 @@ import logging
 import socket
 import threading
 import time
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rollout_worker.engine.vllm_readback import Readback
+from rollout_worker.engine.vllm_readback import CopyPlan, Readback
 from rollout_worker.engine.vllm_segment import read
 
 
@@ -59,7 +58,8 @@ class PacelineRank:
     def paceline_swap(self: Any, key: int, prove: bool = False) -> tuple[str, float]:
         """("", seconds) or (what went wrong, seconds). Nothing else runs on the rank meanwhile.
 
-        ``prove``: it is noted what went where, for paceline_proof.
+        ``prove``: it is noted what went where, for paceline_proof; and if loading turns out to be
+        copies alone, every later swap is those copies.
         """
         from vllm.config import set_current_vllm_config
 
@@ -67,22 +67,44 @@ class PacelineRank:
         error = ""
         # Survived to be undone: see the module's docstring.
         try:
-            tensors = self._paceline_weights().staged[key]
-            self._paceline_notes = Readback(tensors) if prove else None
-            with (
-                set_current_vllm_config(self.vllm_config),
-                torch.no_grad(),
-                self._paceline_notes or nullcontext(),
-            ):
-                self.paceline_fill(self.model_runner.model, tensors)
+            weights = self._paceline_weights()
+            tensors = weights.staged[key]
+            with set_current_vllm_config(self.vllm_config), torch.no_grad():
+                if prove:
+                    self._paceline_fill_and_note(weights, tensors)
+                elif weights.plan is not None:
+                    weights.plan.apply(tensors)
+                else:
+                    self.paceline_fill(self.model_runner.model, tensors)
             if self.device.type != "cpu":
                 torch.accelerator.synchronize()
         except Exception as problem:
             error = f"rank {self.rank}: {type(problem).__name__}: {problem}"
         return error, time.perf_counter() - started
 
-    def paceline_fill(self: Any, model: nn.Module, tensors: dict[str, Tensor]) -> None:
-        """Puts checkpoint weights into vLLM's model. Raises for parameters that got none."""
+    def _paceline_fill_and_note(self: Any, weights: _Weights, tensors: dict[str, Tensor]) -> None:
+        model = self.model_runner.model
+
+        def fill() -> set[str] | None:
+            weights.notes = Readback(tensors)
+            with weights.notes:
+                loaded: set[str] | None = self.paceline_fill(model, tensors)
+            return loaded
+
+        weights.plan = None
+        loaded = fill()
+        # Of these something is computed from the weights once they are loaded.
+        if loaded is None or self.model_config.quantization or self.model_config.use_mla:
+            return
+        plan = None if _packed(model) else weights.notes.plan(model, loaded)
+        if plan is not None and plan.reproduces(model, tensors):
+            weights.plan = plan
+        elif plan is not None:
+            fill()
+
+    def paceline_fill(self: Any, model: nn.Module, tensors: dict[str, Tensor]) -> set[str] | None:
+        """Puts checkpoint weights into vLLM's model. Returns the names of parameters that got some,
+        where the model says them. Raises for those that got none."""
         from vllm.model_executor.model_loader.reload import (
             finalize_layerwise_reload,
             initialize_layerwise_reload,
@@ -103,10 +125,12 @@ class PacelineRank:
         if loaded is not None and self.model_config.quantization is None and wanted - loaded:
             missing = sorted(wanted - loaded)
             raise ValueError(f"{len(missing)} parameters got no weights, among them {missing[0]}")
+        return None if loaded is None else set(loaded)
 
     def paceline_proof(self: Any) -> list[list[Any]]:
-        """The pieces of the last swap, once."""
-        notes, self._paceline_notes = self._paceline_notes, None
+        """The pieces of a swap that was to be proven, once."""
+        weights = self._paceline_weights()
+        notes, weights.notes = weights.notes, None
         return [piece.to_wire() for piece in notes.pieces(self.model_runner.model)]
 
     def paceline_drop(self: Any, key: int) -> None:
@@ -131,6 +155,8 @@ class _Weights:
     def __init__(self) -> None:
         self.wanted: set[int] = set()
         self.staged: dict[int, dict[str, Tensor]] = {}
+        self.notes: Readback | None = None
+        self.plan: CopyPlan | None = None
         self._lock = threading.Lock()
 
     def put(self, key: int, tensors: dict[str, Tensor]) -> None:
@@ -172,6 +198,13 @@ def _repack_shared(model: nn.Module) -> None:
             and method is not None
         ):
             method.process_weights_after_loading(module)
+
+
+def _packed(model: nn.Module) -> bool:
+    """Whether CPU kernels keep a copy of their own beside a parameter: then the function that a layer
+    computes with has it in its closure."""
+    functions = [getattr(module, "cpu_linear", None) for module in model.modules()]
+    return any(getattr(function, "__closure__", None) for function in functions)
 
 
 def _address(text: str) -> str:

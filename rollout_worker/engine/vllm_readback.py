@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from paceline.digest import checksum
+from paceline.digest import checksum, weights_digest
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +72,6 @@ class Readback(TorchFunctionMode):
         )
         self._views: dict[tuple[str, int, tuple[int, ...], tuple[int, ...], int], Tensor] = {}
         """By part of a weight and the address it went to: tied parameters get the same weight."""
-        self._parameters: dict[int, list[Tensor]] = {}
-        """By address of a loaded parameter's memory: where it was copied to as a whole."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -95,8 +93,8 @@ class Readback(TorchFunctionMode):
             offset = (source.data_ptr() - start) // source.element_size()
             part = name, offset, tuple(source.shape), source.stride()
             self._views[*part, target.data_ptr()] = target.detach()
-        elif source.shape == target.shape and source.stride() == target.stride():
-            self._parameters.setdefault(source.data_ptr(), []).append(target.detach())
+        elif _alike(source, target):
+            self._follow(source.detach(), target.detach())
 
     def _weight_at(self, address: int) -> tuple[str, int] | None:
         """Its name and the address where it begins."""
@@ -105,26 +103,94 @@ class Readback(TorchFunctionMode):
                 return name, start
         return None
 
+    def _follow(self, source: Tensor, target: Tensor) -> None:
+        """A parameter that was loaded is copied, as a whole, into the one that kernels use."""
+        storage = source.untyped_storage().data_ptr()
+        for key, view in list(self._views.items()):
+            if view.untyped_storage().data_ptr() == storage and view.dtype == target.dtype:
+                offset = view.storage_offset() - source.storage_offset() + target.storage_offset()
+                del self._views[key]
+                moved = target.as_strided(view.shape, view.stride(), offset)
+                self._views[*key[:4], moved.data_ptr()] = moved
+
     def pieces(self, model: nn.Module) -> list[Piece]:
         """``model``: as it is now, loaded and processed."""
-        live = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+        live = _storages(model)
         found = []
-        for (name, offset, size, stride, _), view in self._views.items():
-            memory = self._final(view, live)
+        for (name, offset, size, stride, _), memory in self._views.items():
             dtype = str(memory.dtype).removeprefix("torch.")
             at_work = memory.untyped_storage().data_ptr() in live
             sum_ = checksum(memory.contiguous())
             found.append(Piece(name, offset, size, stride, dtype, sum_, at_work))
         return found
 
-    def _final(self, view: Tensor, live: set[int]) -> Tensor:
-        """Where this part of a parameter is now, if that parameter was copied on as a whole."""
-        start = view.untyped_storage().data_ptr()
-        for moved in self._parameters.get(start, ()):
-            if moved.untyped_storage().data_ptr() in live and moved.dtype == view.dtype:
-                offset = moved.storage_offset() + view.storage_offset()
-                return moved.as_strided(view.shape, view.stride(), offset)
-        return view
+    def plan(self, model: nn.Module, loaded: Iterable[str]) -> CopyPlan | None:
+        """How to load the next version by copies alone; None where loading is more than that.
+
+        It is copies alone if everything noted went into parameters in use, and what was not written
+        is zero (padding) or belongs to parameters that are not in ``loaded``.
+        """
+        live, loaded = _storages(model), set(loaded)
+        masks: dict[int, Tensor] = {}
+        for memory in self._views.values():
+            storage_at = memory.untyped_storage().data_ptr()
+            if storage_at not in live:
+                return None
+            mask = masks.setdefault(storage_at, _mask_of(memory))
+            mask.as_strided(memory.shape, memory.stride(), memory.storage_offset()).fill_(False)
+        for name, parameter in model.named_parameters():
+            unwritten = masks.get(parameter.untyped_storage().data_ptr())
+            if unwritten is None:
+                if name in loaded:
+                    return None
+                continue
+            rest = unwritten.as_strided(
+                parameter.shape, parameter.stride(), parameter.storage_offset()
+            )
+            if bool(parameter.detach()[rest].count_nonzero()):
+                return None
+        return CopyPlan([(*key[:4], memory) for key, memory in self._views.items()])
+
+
+class CopyPlan:
+    """``moves``: name, offset, size and stride of a part of a weight, and the memory it belongs in."""
+
+    def __init__(
+        self, moves: Sequence[tuple[str, int, tuple[int, ...], tuple[int, ...], Tensor]]
+    ) -> None:
+        self._moves = moves
+        self._memory = [memory for *_, memory in moves]
+
+    def reproduces(self, model: nn.Module, weights: Mapping[str, Tensor]) -> bool:
+        """Whether it makes of ``weights`` what the loaders have just made of them, bit for bit. If not,
+        the model is left undefined."""
+        expected = weights_digest(model.named_parameters())
+        for memory in self._memory:
+            memory.fill_(float("nan"))
+        self.apply(weights)
+        return weights_digest(model.named_parameters()) == expected
+
+    def apply(self, weights: Mapping[str, Tensor]) -> None:
+        """``weights``: of the names and shapes it was made for, laid out in rows."""
+        parts = []
+        for name, offset, size, stride, _ in self._moves:
+            start = weights[name].storage_offset() + offset
+            parts.append(weights[name].as_strided(size, stride, start))
+        torch._foreach_copy_(self._memory, parts, non_blocking=True)
+
+
+def _alike(one: Tensor, other: Tensor) -> bool:
+    return one.shape == other.shape and one.stride() == other.stride()
+
+
+def _storages(model: nn.Module) -> set[int]:
+    return {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
+
+
+def _mask_of(memory: Tensor) -> Tensor:
+    """True for each element of the storage."""
+    count = memory.untyped_storage().nbytes() // memory.element_size()
+    return torch.ones(count, dtype=torch.bool, device=memory.device)
 
 
 def compare(ranks: Iterable[Iterable[Piece]], weights: Mapping[str, Tensor]) -> Proof:

@@ -78,6 +78,8 @@ class Conversation:
     pieces: list[Piece] = field(default_factory=list)
     messages: list[Message] | None = field(default_factory=list)
     """The transcript as messages; None where part of it was said otherwise."""
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    """What the first prompt says the model may call, as chat templates take it."""
     full: bool = False
     """Another turn was asked for and there was no room."""
     failure: Exception | None = None
@@ -105,9 +107,11 @@ class Conversation:
         stop: Sequence[str] = (),
         change: Callable[[SamplingParams], SamplingParams] = lambda params: params,
         after: int | None = None,
+        tools: Sequence[dict[str, Any]] = (),
     ) -> Turn:
         """The model's turn after ``said``; ``change``: what else is different in this one;
-        ``after``: how many turns there were when ``said`` was chosen, where that matters.
+        ``after``: how many turns there were when ``said`` was chosen, where that matters;
+        ``tools``: for the first prompt, where ``said`` are messages.
 
         Raises BadTurn, TranscriptFull, TranscriptOver, and what ends the attempt.
         """
@@ -122,7 +126,7 @@ class Conversation:
         self._running = asyncio.current_task()
         self.own_clock(False)
         try:
-            return await self._turn(said, max_tokens, stop, change)
+            return await self._turn(said, max_tokens, stop, change, list(tools))
         except (Aborted, EngineError, EnvironmentFailed) as error:
             self.failure = error
             raise
@@ -143,11 +147,13 @@ class Conversation:
         max_tokens: int | None,
         stop: Sequence[str],
         change: Callable[[SamplingParams], SamplingParams],
+        tools: list[dict[str, Any]],
     ) -> Turn:
+        tools = self.tools if self.pieces else tools
         if len(self.pieces) >= self.limits.turns:
             self._refuse(TURNS, f"the model has had its {self.limits.turns} turns")
         before = self.tokens
-        added, text = self._tokens_of(said)
+        added, text = self._tokens_of(said, tools)
         if not self.pieces and not 0 < len(added) <= self.limits.prompt:
             reason = "prompt_too_long" if len(added) else "malformed_row"
             detail = f"a prompt of {len(added)} tokens, 1 to {self.limits.prompt} allowed"
@@ -185,11 +191,12 @@ class Conversation:
             )
         )
         turn = self._describe(sample, len(before) + len(added))
+        self.tools = tools
         self.pieces.append(Piece(added, sample, text, turn))
         self._remember(said, turn)
         return turn
 
-    def _tokens_of(self, said: Said) -> tuple[NDArray[np.int32], str]:
+    def _tokens_of(self, said: Said, tools: list[dict[str, Any]]) -> tuple[NDArray[np.int32], str]:
         """Tokens to append, and what they say."""
         if isinstance(said, str):
             if not self.pieces:
@@ -203,10 +210,10 @@ class Conversation:
                 raise BadTurn("a message needs role and content")
             try:
                 if not self.pieces:
-                    prompt = self.tokenizer.opening(messages)
+                    prompt = self.tokenizer.opening(messages, tools)
                     return prompt.tokens, prompt.text
                 last = int(self.pieces[-1].sample.tokens[-1])
-                tokens = self.tokenizer.following(messages, last)
+                tokens = self.tokenizer.following(messages, last, tools)
             except BadPrompt as error:
                 raise BadTurn(str(error)) from error
             return np.array(tokens, np.int32), self.tokenizer.decode_all(tokens)

@@ -144,6 +144,34 @@ async def test_desired_counts_are_reached_both_ways(tmp_path: Path) -> None:
         assert set(fleet.worker_pids()) - {"rollout-0"} == {"policy-0", "rollout-1", "rollout-2"}
 
 
+async def test_a_worker_that_is_killed_while_it_leaves_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came back as one that counts as leaving: the fleet had one too many for good."""
+    async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, notes):
+        told = []
+
+        async def tell_exit(name: str, pid: int, code: int) -> None:
+            told.append((name, pid, code))
+
+        monkeypatch.setattr(fleet, "_tell_exit", tell_exit)
+        fleet.start_all()
+        await until(lambda: len(fleet.worker_pids()) == 3)
+        status = wanted(policy=1, rollout=1)
+        pid = fleet.worker_pids()["rollout-1"]
+        status.workers.add(worker_id="rollout-1", state="draining", pid=pid)
+        await fleet.reconcile(status)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: notes)
+        assert notes == ["rollout-1 ended while it was leaving"]
+        await until(lambda: told)
+        assert told == [("rollout-1", pid, -signal.SIGKILL)]
+        await until(fleet._tends["rollout-1"].done)
+        # Wanted again, it is started as any other.
+        await fleet.reconcile(wanted(policy=1, rollout=2))
+        await until(lambda: fleet.worker_pids().get("rollout-1", pid) != pid)
+
+
 async def test_a_surplus_worker_that_has_not_registered_yet_is_asked_to_leave_once_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,14 @@ FORGETFUL = (
 )
 """Leaves out what the model thought before '|', as templates of reasoning models do."""
 
+TOOLS = (
+    "{% if tools %}[tools]{{ tools | tojson }}<eos>\n{% endif %}"
+    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+    "<eos>\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
+)
+"""Takes tools, as Qwen's does."""
+
 
 def make_chat_model(path: Path, template: str | None = PLAIN, *, hidden: int = 32) -> Path:
     """A tiny random model that knows every printable character, with a chat template."""

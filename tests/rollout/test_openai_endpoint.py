@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,46 +22,17 @@ from tests.helpers.environment_stage import (
     staged,
     tokens_of,
 )
+from tests.helpers.openai_agents import ADD, BEGIN, agent, ask, client_of
 from tests.helpers.talking_engine import END, FORGETFUL, make_chat_model
 
 openai = pytest.importorskip("openai")
 
-Message = dict[str, Any]
-BEGIN: list[Message] = [{"role": "user", "content": "begin"}]
 SETTINGS: dict[str, Any] = {"openai": True, "data": {"chat": True}, "group_size": 1}
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_chat_model(tmp_path_factory.mktemp("chat"))
-
-
-def client_of(endpoint: Endpoint, **options: Any) -> Any:
-    return openai.AsyncOpenAI(
-        base_url=endpoint.base_url,
-        api_key="whatever",
-        default_headers=dict(endpoint.headers),
-        **{"max_retries": 0, **options},
-    )
-
-
-def agent(play: Callable[[Any, Task], Awaitable[Any]]) -> Callable[[Task, Sample], Awaitable[Any]]:
-    """An environment that only uses a client."""
-
-    async def environment(task: Task, sample: Sample) -> Any:
-        assert task.openai is not None
-        async with client_of(task.openai) as client:
-            return await play(client, task)
-
-    return environment
-
-
-async def ask(client: Any, task: Task, messages: list[Message], **options: Any) -> Any:
-    return await client.chat.completions.create(
-        model=task.openai.model,
-        messages=messages,
-        **options,
-    )
 
 
 def count_up(prompt: str) -> str:
@@ -189,7 +160,9 @@ async def test_a_template_that_rewrites_the_past_changes_no_token(
     [
         ({"model": "gpt-9"}, "NotFoundError", "model_not_found", "model"),
         ({"n": 2}, "BadRequestError", "unsupported_parameter", "n"),
-        ({"tools": [{"type": "function"}]}, "BadRequestError", "unsupported_parameter", "tools"),
+        ({"tools": [ADD]}, "BadRequestError", "unsupported_parameter", "tools"),
+        ({"tools": [{"type": "function"}]}, "BadRequestError", "invalid_value", "tools"),
+        ({"tool_choice": "required"}, "BadRequestError", "unsupported_parameter", "tool_choice"),
         ({"top_logprobs": 3}, "BadRequestError", "unsupported_parameter", "top_logprobs"),
         ({"extra_body": {"best": 1}}, "BadRequestError", "unsupported_parameter", "best"),
         ({"temperature": 3}, "BadRequestError", "invalid_value", "temperature"),

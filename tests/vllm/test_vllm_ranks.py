@@ -8,6 +8,7 @@ import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
+from string import ascii_letters
 from typing import Any
 
 import numpy as np
@@ -35,6 +36,7 @@ from tests.helpers.vllm_faults import EXTENSION, FAULT
 pytestmark = needs_vllm
 in_one_loop = pytest.mark.asyncio(loop_scope="module")
 
+UNPACKED = "tests.helpers.vllm_unpacked.UnpackedRank"
 PROMPT = [13, 5, 8, 3, 14]
 
 
@@ -140,6 +142,25 @@ async def test_an_engine_that_dies_while_idle_or_staging_says_so(faulty: Faulty)
     for waiting in told, loading:
         with pytest.raises(EngineError, match="engine process ended"):
             await asyncio.wait_for(waiting, 30)
+
+
+async def test_where_loading_is_copying_a_swap_is_those_copies(tmp_path: Path) -> None:
+    models = [
+        make_tiny_model(tmp_path / str(seed), ascii_letters, hidden=128, seed=seed)
+        for seed in range(3)
+    ]
+    config = tiny_config(models[0], slots=8, engine="vllm", tensor_parallel=2)
+    engine = make_test_engine("vllm", config, worker_extension_cls=UNPACKED)
+    await engine.start()
+    try:
+        scene = Faulty(engine, tmp_path, (Reference(models[0]), Reference(models[1])))
+        await scene.load(Reference(models[2]))
+        assert await engine._client.ranks("paceline_planned") == [True, True]
+        for model in scene.models:
+            await scene.load(model)
+            assert await scene.serves(model)
+    finally:
+        await engine.close()
 
 
 async def test_no_process_outlives_a_killed_worker(tmp_path: Path) -> None:

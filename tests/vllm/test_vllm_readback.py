@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -137,3 +138,60 @@ def test_what_kernels_keep_packed_is_read_from_what_was_packed(weights: Weights)
 def test_a_rehearsal_on_the_meta_device_is_not_taken_for_a_load(weights: Weights) -> None:
     model = Model().to("meta")
     assert noted(weights, model.load, model) == []
+
+
+def planned(weights: Weights, model: nn.Module, load: Callable[[Weights], None]) -> Any:
+    with Readback(weights) as notes:
+        load(weights)
+    return notes.plan(model, {"qkv", "norm", "embed"})
+
+
+def test_a_plan_loads_other_weights_as_the_loader_would(weights: Weights) -> None:
+    model, expected = Model(torch.bfloat16), Model(torch.bfloat16)
+    plan = planned(weights, model, model.load)
+    other = {name: weight * 2 - 1 for name, weight in weights.items()}
+    assert plan.reproduces(model, weights)
+    plan.apply(other)
+    expected.load(other)
+    for name, parameter in expected.named_parameters():
+        assert torch.equal(getattr(model, name), parameter), name
+
+
+def test_no_plan_where_kernels_keep_a_packed_copy(weights: Weights) -> None:
+    model, fresh = Model(), Model()
+    assert planned(weights, model, fresh.load) is None
+
+
+def test_no_plan_where_a_loader_computes_a_parameter(weights: Weights) -> None:
+    model = Model()
+
+    def load(given: Weights) -> None:
+        model.load(given)
+        model.norm.data.add_(1)  # as where a checkpoint holds w - 1
+
+    assert not planned(weights, model, load).reproduces(model, weights)
+
+
+def test_no_plan_where_a_part_of_a_parameter_is_computed(weights: Weights) -> None:
+    model = Model()
+
+    def load(given: Weights) -> None:
+        model.load(given)
+        model.embed.data[5:] = given["embed"].mean(0)
+
+    assert planned(weights, model, load) is None
+
+
+def test_parameters_that_no_checkpoint_carries_do_not_matter(weights: Weights) -> None:
+    model = Model()
+    model.scale = nn.Parameter(torch.ones(1), requires_grad=False)
+    assert planned(weights, model, model.load) is not None
+
+
+def test_no_plan_where_a_parameter_came_another_way(weights: Weights) -> None:
+    model = Model()
+
+    def load(given: Weights) -> None:
+        model.load({**given, "norm": torch.zeros(6)})
+
+    assert planned(weights, model, load) is None
