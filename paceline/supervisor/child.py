@@ -156,28 +156,31 @@ class Adopted(Child):
         return UNSEEN
 
     async def _watched(self) -> None:
-        try:
-            descriptor = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            self._ended.set()
-            return
-        except (AttributeError, OSError):
-            while self.identity.alive():  # noqa: ASYNC110
-                # There is nothing to await: not our child, and no descriptor of it.
-                await asyncio.sleep(WATCH_S)
-            self._ended.set()
-            return
-        loop = asyncio.get_running_loop()
-        gone = asyncio.Event()
-        loop.add_reader(descriptor, gone.set)
-        try:
-            # The id may have been reused before the descriptor was there.
-            if self.identity.alive():
-                await gone.wait()
-        finally:
-            loop.remove_reader(descriptor)
-            os.close(descriptor)
+        await until_gone(self.identity)
         self._ended.set()
+
+
+async def until_gone(identity: ProcessId) -> None:
+    """Returns once that very process, ours or not, has ended."""
+    try:
+        descriptor = os.pidfd_open(identity.pid)
+    except ProcessLookupError:
+        return
+    except (AttributeError, OSError):
+        while identity.alive():  # noqa: ASYNC110
+            # There is nothing to await: not our child, and no descriptor of it.
+            await asyncio.sleep(WATCH_S)
+        return
+    loop = asyncio.get_running_loop()
+    gone = asyncio.Event()
+    loop.add_reader(descriptor, gone.set)
+    try:
+        # The id may have been reused before the descriptor was there.
+        if identity.alive():
+            await gone.wait()
+    finally:
+        loop.remove_reader(descriptor)
+        os.close(descriptor)
 
 
 async def end_all(children: Sequence[Child], patience_s: float) -> None:

@@ -32,6 +32,7 @@ from paceline.providers.local import LocalProvider
 from paceline.redis_server import NoRedis, ensure_redis, stop_redis
 from paceline.story import tell
 from paceline.summary import Accounting, Story, summarise, write_summary
+from paceline.supervisor.child import until_gone
 from paceline.supervisor.launch import Launcher
 from paceline.supervisor.local import LocalFleet
 from paceline.supervisor.records import FleetRecord, ProcessId
@@ -39,6 +40,8 @@ from paceline.supervisor.watch import RunWatch
 from paceline.v1 import admin_pb2
 
 POLL_S = 0.5
+REDIS_AGAIN_S = 1.0
+"""Between two tries to start an embedded Redis that does not start."""
 FAREWELL_S = 60.0
 """How long workers may take to end by themselves after the last step (final checkpoint)."""
 PATIENCE_S = 10.0
@@ -154,7 +157,8 @@ class LocalRun:
     ) -> tuple[str, str]:
         """Until the run ends. Returns (status, reason)."""
         stop = asyncio.create_task(self._interrupted.wait())
-        waiting: list[asyncio.Future[Any]] = [stop, fleet.failed]
+        redis = asyncio.create_task(self._keep_redis(fleet))
+        waiting: list[asyncio.Future[Any]] = [stop, fleet.failed, redis]
         try:
             while True:
                 if fleet.failed.done():
@@ -173,7 +177,8 @@ class LocalRun:
                     await provider.converge(watch.status)
                 elif watch.refused:
                     return "failed", watch.refused
-                await self._keep_redis(fleet)
+                if redis.done():
+                    redis.result()
                 await asyncio.wait(
                     waiting,
                     timeout=POLL_S,
@@ -181,6 +186,7 @@ class LocalRun:
                 )
         finally:
             stop.cancel()
+            redis.cancel()
 
     def _tell_dashboard(self, status: admin_pb2.StatusReply) -> None:
         urls = [c.rest for c in status.controllers if c.state == "leader" and c.rest]
@@ -189,13 +195,17 @@ class LocalRun:
             self._console.note(f"dashboard: {self._dashboard}")
 
     async def _keep_redis(self, fleet: LocalFleet) -> None:
-        if not fleet.record.redis or fleet.record.redis[-1].alive():
-            return
-        self._console.note("the embedded Redis ended; starting it again")
-        try:
-            await self._start_redis(fleet)
-        except NoRedis as error:
-            self._console.note(str(error))
+        """Starts the embedded Redis again whenever it ends. Never returns."""
+        if not fleet.record.redis:
+            await asyncio.Event().wait()
+        while True:
+            await until_gone(fleet.record.redis[-1])
+            self._console.note("the embedded Redis ended; starting it again")
+            try:
+                await self._start_redis(fleet)
+            except NoRedis as error:
+                self._console.note(str(error))
+                await asyncio.sleep(REDIS_AGAIN_S)
 
     async def _wind_down(
         self, fleet: LocalFleet, watch: RunWatch, status: str

@@ -19,7 +19,7 @@ import pytest
 from tests.helpers.perturbed_training import LENGTH, Learned, train_against
 from tests.helpers.tiny_model import make_endless_model
 
-NOISE, STEPS, LR = 3.0, 60, 3e-3
+NOISE, STEPS, LR = 3.0, 120, 3e-3
 PLAIN: dict[str, Any] = {"proximal": "behaviour"}
 CORRECTED = [
     pytest.param({"proximal": "trainer", "tis_cap": 2.0}, id="truncated importance sampling"),
@@ -54,7 +54,7 @@ async def test_without_noise_the_default_loss_learns(model: Path) -> None:
 async def test_a_perturbed_engine_makes_the_default_loss_visibly_worse(model: Path) -> None:
     learned = await train(model, NOISE, **PLAIN)
     assert max(learned.gap) > 1.0
-    assert learned.end < 0.65
+    assert learned.end < 0.75
 
 
 @pytest.mark.parametrize("changes", CORRECTED)
@@ -63,4 +63,4 @@ async def test_a_perturbed_engine_trains_stably_with_correction(
 ) -> None:
     learned = await train(model, NOISE, **changes)
     assert max(learned.gap) > 1.0
-    assert learned.end > 0.8
+    assert learned.end > 0.85
