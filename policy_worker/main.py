@@ -13,8 +13,8 @@
 
 What ends each wait: NextPlan and fetch, a directive with another epoch; form, reduce, seed and
 receive, the same, within 20 ms; Vote, only its outcome, a new incarnation or (3 s later) STOPPED:
-whether a step was committed is never guessed. A failed collective is reported once, then this replica waits
-for the controller's next epoch like everybody else.
+whether a step was committed is never guessed. A failed collective is reported, and again as long as the
+controller names no other epoch; this replica waits for the next one like everybody else.
 
 Threads: training here; session and calls in control.py's; what outlets.py hands over goes on in
 publisher.py's and checkpoint.py's.
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
 import time
 from collections.abc import Sequence
@@ -55,6 +56,9 @@ log = logging.getLogger(__name__)
 
 PLAN_WAIT_S = 10.0
 """How long the controller may hold a NextPlan or Vote request. Being asked again costs little."""
+SAID_AGAIN_S = 5.0
+"""After this the controller is told once more that an epoch has failed where it names no other one: in
+a long outage it may not have heard of it, and Redis may have lost in a failover that it did."""
 LAST_ANSWER_S = 3.0
 """How long after STOPPED an answer to a vote is waited for: nobody may be left to give it."""
 
@@ -174,7 +178,8 @@ class PolicyWorker:
                 self.sleep(directive, "no mesh")
             elif mesh.epoch == self.over:
                 self.leave()
-                self.sleep(directive, "epoch over")
+                if not self.sleep(directive, "epoch over", SAID_AGAIN_S):
+                    self.tell_failure(mesh.epoch, "still over")
             elif mesh.epoch != self.standing.mesh_epoch:
                 self.join(mesh)
             else:
@@ -240,14 +245,17 @@ class PolicyWorker:
             self.control.poke()
 
     def collective_failed(self, mesh: worker_pb2.PolicyMesh | None, error: MeshError) -> None:
-        """Says so once, then waits for the controller's next epoch like every other member."""
+        """Says so, then waits for the controller's next epoch like every other member."""
         epoch = mesh.epoch if mesh is not None else self.standing.mesh_epoch
         event(log, "collective failed", logging.WARNING, epoch=epoch, error=error)
         self.over = epoch
         self.leave()
+        self.tell_failure(epoch, str(error))
+
+    def tell_failure(self, epoch: int, detail: str) -> None:
         self.control.post(
             "WorkerService.ReportPeerError",
-            worker_pb2.PeerError(caller=self.control.caller, epoch=epoch, detail=str(error)),
+            worker_pb2.PeerError(caller=self.control.caller, epoch=epoch, detail=detail),
         )
 
     def end_epochs(self, directive: worker_pb2.Directive) -> None:
@@ -391,10 +399,16 @@ class PolicyWorker:
             # do not change before the commit. With more ranks publishing is collective.
             self.outlets.publish()
 
-    def sleep(self, directive: worker_pb2.Directive | None, activity: str) -> None:
-        """Until there is a newer directive than ``directive``."""
+    def sleep(
+        self, directive: worker_pb2.Directive, activity: str, limit_s: float = math.inf
+    ) -> bool:
+        """Until there is a newer directive than ``directive``; False where there is none in time."""
         self.standing.rest(activity)
-        self.control.wait(lambda: self.control.directive is not directive)
+        end = time.monotonic() + limit_s
+        self.control.wait(
+            lambda: self.control.directive is not directive or time.monotonic() >= end
+        )
+        return self.control.directive is not directive
 
     @property
     def out(self) -> Outlets:
