@@ -151,8 +151,9 @@ def record_checkpoint(d: Decider, c: RecordCheckpoint, now: float) -> tuple[str,
     s = d.state
     mesh = s.fleet.mesh
     member = mesh is not None and mesh.rank(c.worker_id, c.incarnation) >= 0
-    # One that leaves may still have been writing when it left the mesh.
-    if worker.role is not Role.POLICY or not (member or worker.leaving):
+    # One that leaves, or was taken for dead and is back, wrote it while it was a member.
+    wrote = member or worker.leaving or worker.state_version >= c.version
+    if worker.role is not Role.POLICY or not wrote:
         raise Refused("invalid", f"{c.worker_id} is no member of the mesh: it has no state to save")
     v = s.versions
     recorded = {k.path for k in v.checkpoints}

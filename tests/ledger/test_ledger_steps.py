@@ -247,6 +247,17 @@ def test_a_stranger_to_the_mesh_records_no_checkpoint() -> None:
     assert run.state.versions.checkpoint.step > 0
 
 
+def test_a_member_taken_for_dead_still_records_what_it_wrote() -> None:
+    """Found by schedules 1015330 and 1018360 of the simulator."""
+    run = fleet("p0", "p1")
+    run.train()
+    run.die("p0", "lease")
+    run.register("p0", state_version=run.state.versions.version)
+    assert [m.worker_id for m in run.state.fleet.mesh.members] == ["p1"]
+    assert run.checkpoint("p0") == ()
+    assert run.state.versions.checkpoint.step == run.state.versions.step
+
+
 def test_a_repeated_checkpoint_record_gets_the_same_answer_after_a_failover() -> None:
     run = fleet("p0")
     run.train()

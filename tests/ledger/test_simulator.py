@@ -37,6 +37,12 @@ def test_every_promise_holds_under_random_faults(
         check_seed(seed)
 
 
+@pytest.mark.parametrize("seed", [1015330, 1018360])
+def test_schedules_that_once_failed(seed: int) -> None:
+    """A late record of a checkpoint by one that was taken for dead and is back was refused."""
+    check_seed(seed)
+
+
 def test_a_seed_runs_the_same_way_twice() -> None:
     first, second = run_schedule(7), run_schedule(7)
     assert first.store.entries == second.store.entries
