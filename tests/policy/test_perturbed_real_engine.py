@@ -4,9 +4,14 @@ test_perturbed_engine.py shows this of the loss alone, on a table of logits. Her
 the advantages, the packing and the optimizer are those of a run; only the fleet is missing.
 
 The engine samples from the trainer's weights plus noise of NOISE times their own spread, other noise
-after every step. It is then often sure of what the trainer holds for unlikely, and the other way round:
-ratios of e^10 and more, which the clip bounds on one side only. The loss as it is by default then
-unlearns right answers as soon as it has learned them.
+after every step. It then often draws tokens of bad samples that the trainer is surer of than the engine
+was: their ratio is large, and the clip does not bound it where the advantage is negative. The default
+loss so unlearns what it has learned. Ends over six seeds: default loss 0.42 to 0.57, token mask 0.96 to 0.99,
+truncated importance sampling above 0.99.
+
+Two things this setting does not show. Masking by sequence is no help alone (0.41 to 0.45), as the geometric
+mean of a sequence hides one broken token; beside importance sampling it costs nothing. And without
+any weight at all the reward ends as high as with the truncated one: what suffers is the gap.
 """
 
 from __future__ import annotations
@@ -53,7 +58,6 @@ async def test_without_noise_the_default_loss_learns(model: Path) -> None:
 
 async def test_a_perturbed_engine_makes_the_default_loss_visibly_worse(model: Path) -> None:
     learned = await train(model, NOISE, **PLAIN)
-    assert max(learned.gap) > 1.0
     assert learned.end < 0.75
 
 
@@ -62,5 +66,13 @@ async def test_a_perturbed_engine_trains_stably_with_correction(
     model: Path, changes: dict[str, Any]
 ) -> None:
     learned = await train(model, NOISE, **changes)
-    assert max(learned.gap) > 1.0
+    assert 1.0 < max(learned.gap) < 15.0
     assert learned.end > 0.85
+
+
+async def test_without_an_importance_weight_the_trainer_runs_away_from_the_engine(
+    model: Path,
+) -> None:
+    """Tokens that the trainer would hardly ever draw push at full weight: 38 to 41 over three seeds."""
+    learned = await train(model, NOISE, proximal="trainer", tis_cap=None)
+    assert max(learned.gap) > 20.0
