@@ -191,6 +191,8 @@ class LocalFleet:
                 child = first or await Child.start(spec)
                 first = None
                 self._children[spec.name] = child
+                # Asked of the process before, which had ended already.
+                self._leaving.discard(spec.name)
                 if child.identity not in record.ids:
                     record.ids.append(child.identity)
                 self._mark(record, "running")

@@ -172,6 +172,37 @@ async def test_a_worker_that_is_killed_while_it_leaves_does_not_come_back(
         await until(lambda: fleet.worker_pids().get("rollout-1", pid) != pid)
 
 
+async def test_a_worker_asked_to_leave_when_it_had_ended_is_asked_again_once_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger had not heard of its end yet: the new process counted as leaving, and stayed."""
+    async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, _):
+        asked = []
+
+        async def answer(method: str, request: Any, timeout_s: float) -> Any:
+            if method == "AdminService.Drain":
+                asked.append(request.request_id)
+            return admin_pb2.AdminReply(accepted=True)
+
+        again = fleet._again
+
+        async def asked_in_between(*arguments: Any) -> bool:
+            await fleet.reconcile(wanted(policy=1, rollout=1))
+            return await again(*arguments)
+
+        fleet.start_all()
+        await until(lambda: len(fleet.worker_pids()) == 3)
+        monkeypatch.setattr(fleet._control, "call", answer)
+        monkeypatch.setattr(fleet, "_again", asked_in_between)
+        before = fleet.worker_pids()["rollout-1"]
+        os.kill(before, signal.SIGKILL)
+        await until(lambda: fleet.worker_pids().get("rollout-1", before) != before)
+        await fleet.reconcile(wanted(policy=1, rollout=1))
+        now = fleet.worker_pids()["rollout-1"]
+        assert asked == [f"surplus-rollout-1-{pid}" for pid in (before, now)]
+        monkeypatch.undo()
+
+
 async def test_a_surplus_worker_that_has_not_registered_yet_is_asked_to_leave_once_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
