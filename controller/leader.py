@@ -132,6 +132,9 @@ class Leader:
         """The end of the run is durable."""
         self._spoilt = asyncio.Event()
         """The ledger in memory is no longer what the journal says."""
+        self._at_the_lease = asyncio.Lock()
+        self._let_go = False
+        """The lease is given up."""
         self._begun = False
         """The run and the term are in the ledger: until then nobody's command may be decided."""
 
@@ -314,7 +317,9 @@ class Leader:
         while True:
             await asyncio.sleep(lease_s / 4)
             try:
-                async with asyncio.timeout(lease_s):
+                async with asyncio.timeout(lease_s), self._at_the_lease:
+                    if self._let_go:
+                        return
                     if not await self.plant.election.renew(self.term):
                         raise Deposed("the lease is another controller's")
             except (RedisError, OSError, TimeoutError) as error:
@@ -355,7 +360,10 @@ class Leader:
                 await asyncio.to_thread(self.files.close)
                 self.outflow.begin_close(self._outcome)
                 await asyncio.to_thread(self.outflow.join, HAND_OVER_S)
-                await self.plant.election.release()
+                async with self._at_the_lease:
+                    # A renewal that came after it would take the lease again, for nobody.
+                    self._let_go = True
+                    await self.plant.election.release()
         except (RedisError, OSError, TimeoutError) as error:
             event(log, "lease not released", why=type(error).__name__, level=logging.WARNING)
         if self._outcome is not None:

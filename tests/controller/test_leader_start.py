@@ -110,6 +110,24 @@ async def test_a_decision_of_the_leaders_own_that_fails_halfway_ends_the_term_an
             await term
 
 
+async def test_a_lease_that_was_given_up_is_not_renewed(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renewal between the release and the end of the term made the standby wait for a lease that
+    was nobody's."""
+    election = leader.plant.election
+    release = election.release
+
+    async def with_a_late_answer() -> None:
+        await release()
+        await asyncio.sleep(0.5 * leader.plant.config.controller.leader_lease_s)
+
+    monkeypatch.setattr(election, "release", with_a_late_answer)
+    async with leading(leader):
+        await leader.execute(REGISTER)
+    assert await election.holder() == (None, 0)
+
+
 async def test_payloads_of_groups_that_may_still_be_handed_in_survive_the_sweep(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
