@@ -142,6 +142,8 @@ async def measure(path: Path, rounds: int) -> dict[str, Any]:
     await engine.start()
     started_s = time.monotonic() - begun
     await engine.load_weights(0, weights)
+    # As a worker does by default, so that unfinished work survives it.
+    engine.watch(config.rollout.partial_every_tokens, lambda request, samples: None)
     first = by_engine(engine, prompts[:1])
     await first(0)
     ready_s = time.time() - psutil.Process().create_time()

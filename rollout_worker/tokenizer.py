@@ -123,12 +123,12 @@ class PromptTokenizer:
         return self.encode(text)
 
     def takes_tools(self, tools: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the chat template writes ``tools`` into a prompt; many leave them out silently."""
+        """Whether the chat template writes ``tools`` into a prompt; many leave them out silently.
+
+        Raises BadPrompt where it cannot write these.
+        """
         alone = [{"role": "user", "content": "-"}]
-        try:
-            return self._templated(alone, tools) != self._templated(alone)
-        except BadPrompt:
-            return False
+        return self._templated(alone, tools) != self._templated(alone)
 
     def encode(self, text: str) -> list[int]:
         """Tokens of ``text`` alone; names of special tokens in it become these tokens."""

@@ -36,7 +36,7 @@ from rollout_worker.environments.base import (
     Turn,
 )
 from rollout_worker.environments.conversation import FULL, Conversation
-from rollout_worker.tokenizer import PromptTokenizer
+from rollout_worker.tokenizer import BadPrompt, PromptTokenizer
 
 HEADER = "X-Paceline-Sample"
 MAX_BODY = 16 << 20
@@ -144,7 +144,12 @@ class Chat:
                     history.DIVERGED,
                     "tools",
                 )
-        elif asked.tools and not self._tokenizer.takes_tools(asked.tools):
+            return
+        try:
+            takes = not asked.tools or self._tokenizer.takes_tools(asked.tools)
+        except BadPrompt as error:
+            raise unsupported("tools", f"tools: {error}") from error
+        if not takes:
             raise unsupported(
                 "tools", "the model's chat template does not say how tools are told to it"
             )

@@ -79,7 +79,9 @@ def parse(body: Any) -> ChatRequest:
         )
     request = ChatRequest(
         model=model,
-        messages=[message_of(m, f"messages[{at}]") for at, m in enumerate(messages)],
+        messages=_answers_named(
+            [message_of(m, f"messages[{at}]") for at, m in enumerate(messages)]
+        ),
         max_tokens=older if newer is None else newer,
         temperature=_number(fields.pop("temperature", None), "temperature", 0, 2),
         top_p=_number(fields.pop("top_p", None), "top_p", 0, 1),
@@ -120,6 +122,17 @@ def message_of(message: Any, where: str) -> Message:
     if calls := calls_of(message, where):
         result["tool_calls"] = calls
     return result
+
+
+def _answers_named(messages: list[Message]) -> list[Message]:
+    """Answers of tools with the tool's name, which clients leave out and some templates need."""
+    names: dict[str, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        if message["role"] == "tool" and message.get("tool_call_id") in names:
+            message.setdefault("name", names[message["tool_call_id"]])
+    return messages
 
 
 def _text(content: Any, where: str) -> str:

@@ -14,7 +14,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -38,37 +37,14 @@ from rollout_worker.engine.base import (
 from rollout_worker.engine.rng import sample_keys
 from rollout_worker.engine.stopping import Decode
 from rollout_worker.engine.vllm_client import VLLMClient
+from rollout_worker.engine.vllm_group import Group
+from rollout_worker.engine.vllm_lookout import Lookout
 from rollout_worker.engine.vllm_outputs import complete, join
 from rollout_worker.engine.vllm_swap import WeightSwap
 
 logger = logging.getLogger(__name__)
 
 _CLOSE_S = 1.0
-_LOOK_S = 0.01
-"""How often running sequences are counted where they are to be reported: less than a step of any model
-that takes long enough for it."""
-
-
-@dataclass(slots=True)
-class _Group:
-    """One request and the names of the vLLM requests that make its samples now."""
-
-    request: Request
-    aborted: bool = False
-    live: set[str] = field(default_factory=set)
-    running: dict[int, tuple[str, Sample | None]] = field(default_factory=dict)
-    """By sample: the vLLM request that makes it now, and what it had before that."""
-    done: dict[int, Sample] = field(default_factory=dict)
-    told: dict[int, int] = field(default_factory=dict)
-    """Tokens of each sample when the group was reported last."""
-    fresh: tuple[str, Any] = ("", None)
-    """What the engine is asked for a sample without a prefix, and the salt in it."""
-    keys: list[int] = field(init=False)
-    """Of each sample's random numbers, 64 bits."""
-
-    def __post_init__(self) -> None:
-        numbers = np.arange(self.request.count)
-        self.keys = sample_keys(self.request.params.seed, numbers).tolist()
 
 
 class VLLMEngine(Engine):
@@ -98,12 +74,10 @@ class VLLMEngine(Engine):
         self._end_tokens = end_tokens
         self._client = VLLMClient(config, overrides or {})
         self._swap: WeightSwap | None = None
-        self._groups: dict[str, _Group] = {}
+        self._groups: dict[str, Group] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._every = 0
-        self._report: OnPartial = lambda request, samples: None
-        self._looking = False
+        self._lookout: Lookout | None = None
         self._count = 0
         self._tokens = self._samples = 0
         self._prompt_tokens = self._cached_tokens = 0
@@ -164,13 +138,12 @@ class VLLMEngine(Engine):
         return await self._generate(request)
 
     async def _generate(self, request: Request) -> tuple[Sample, ...]:
-        group = self._groups[request.request_id] = _Group(request)
+        group = self._groups[request.request_id] = Group(request)
         if self._idle_since is not None:
             self._idle_s += time.monotonic() - self._idle_since
             self._idle_since = None
-        if self._every and not self._looking:
-            self._looking = True
-            self._spawn(self._look())
+        if self._lookout is not None:
+            self._spawn(self._lookout.look())
         tasks = [asyncio.create_task(self._sample(group, i)) for i in range(request.count)]
         try:
             samples = await asyncio.gather(*tasks)
@@ -187,7 +160,7 @@ class VLLMEngine(Engine):
             raise Aborted(request.request_id, tuple(samples))
         return tuple(sample for sample in samples if sample is not None)
 
-    async def _sample(self, group: _Group, index: int) -> Sample | None:
+    async def _sample(self, group: Group, index: int) -> Sample | None:
         """None: aborted without a token."""
         request = group.request
         sample = request.prefixes[index] if request.prefixes else None
@@ -215,7 +188,7 @@ class VLLMEngine(Engine):
             # Ended by a swap before its first token had arrived here: it goes on under the new version.
         return sample
 
-    async def _run(self, group: _Group, index: int, prefix: Sample | None) -> Any:
+    async def _run(self, group: Group, index: int, prefix: Sample | None) -> Any:
         """One vLLM request, to its end. Returns its CompletionOutput."""
         self._count += 1
         name = f"{group.request.request_id}#{index}.{self._count}"
@@ -236,13 +209,13 @@ class VLLMEngine(Engine):
         self._cached_tokens += last.num_cached_tokens or 0
         return last.outputs[0]
 
-    def _fresh(self, group: _Group, index: int, name: str) -> Any:
+    def _fresh(self, group: Group, index: int, name: str) -> Any:
         request, salt = group.request, self._swap_ready.salt
         if group.fresh[0] != salt:
             group.fresh = salt, self._asked(request.prompt_tokens, self._params(request, 0))
         return vllm_internals.another(group.fresh[1], name, _seed(request, group.keys[index]))
 
-    def _continued(self, group: _Group, index: int, prefix: Sample, name: str) -> Any:
+    def _continued(self, group: Group, index: int, prefix: Sample, name: str) -> Any:
         request, have = group.request, len(prefix.tokens)
         tokens = np.concatenate([request.prompt_tokens, prefix.tokens])
         asked = self._asked(tokens, self._params(request, have))
@@ -286,7 +259,7 @@ class VLLMEngine(Engine):
         if (group := self._groups.get(request_id)) is not None:
             self._abort(group)
 
-    def _abort(self, group: _Group) -> None:
+    def _abort(self, group: Group) -> None:
         group.aborted = True
         self._spawn(self._client.llm.abort(list(group.live)))
 
@@ -298,57 +271,9 @@ class VLLMEngine(Engine):
         if names:
             await self._client.told(self._client.llm.abort(names))
 
-    # ---- looking into running requests
-
     def watch(self, every: int, report: OnPartial) -> None:
-        self._report = report
-        self._every = every
-
-    async def _look(self) -> None:
-        """Counts the tokens of running sequences as long as there are any, and reports those due.
-
-        vLLM's own intermediate outputs do not say which version made which token.
-        """
-        try:
-            while self._groups and not self._closed:
-                await asyncio.sleep(_LOOK_S)
-                llm = self._client.llm
-                if llm is None:
-                    return
-                live = {vllm_internals.name_of(s): s for s in vllm_internals.states(llm)}
-                for group in list(self._groups.values()):
-                    self._tell_if_due(group, live)
-        finally:
-            self._looking = False
-
-    def _tell_if_due(self, group: _Group, live: Mapping[str, Any]) -> None:
-        prefixes = group.request.prefixes
-        counts: dict[int, int] = {}
-        for index, (name, prefix) in group.running.items():
-            if index not in group.done and name in live:
-                had = 0 if prefix is None else len(prefix.tokens)
-                counts[index] = had + vllm_internals.tokens_so_far(live[name])
-            begun = prefixes[index] if prefixes else None
-            group.told.setdefault(index, 0 if begun is None else len(begun.tokens))
-        if not any(count - group.told[index] >= self._every for index, count in counts.items()):
-            return
-        samples: list[Sample | None] = []
-        try:
-            for index in range(group.request.count):
-                name, prefix = group.running.get(index, ("", prefixes[index] if prefixes else None))
-                sample = group.done.get(index, prefix)
-                if index in counts:
-                    output = vllm_internals.so_far(live[name])
-                    sample = join(prefix, output, group.request.params.stop, self._decode_text)
-                    if sample is not None and sample.finish is Finish.STOP:
-                        # It straddles two owners' tokens: vLLM itself would go on.
-                        self._spawn(self._client.llm.abort([name]))
-                samples.append(sample)
-        except GenerationFailed:
-            # The request is about to be told so itself.
-            return
-        group.told |= counts
-        self._report(group.request, tuple(samples))
+        if every:
+            self._lookout = Lookout(self._groups, self._client, self._decode_text, every, report)
 
     # ---- weights
 

@@ -40,7 +40,7 @@ FORGETFUL = (
 
 TOOLS = (
     "{% if tools %}[tools]{{ tools | tojson }}<eos>\n{% endif %}"
-    "{% for m in messages %}[{{ m.role }}]{{ m.content }}"
+    "{% for m in messages %}[{{ m.role }}{{ ' ' + m.name if m.role == 'tool' }}]{{ m.content }}"
     "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
     "<eos>\n{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )

@@ -42,7 +42,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def calls_once(prompt: str) -> str:
-    return "It is 2." if "[tool]" in prompt else f"Let me see. {CALL}"
+    return "It is 2." if "[tool add]" in prompt else f"Let me see. {CALL}"
 
 
 def prompt_of(stage: Stage, prompt_tokens: bytes) -> str:
@@ -85,7 +85,9 @@ async def test_calls_are_told_as_calls_and_recorded_as_sampled(model: Path) -> N
     assert second.message.tool_calls is None
     completion = group.completions[0]
     assert completion.reward == 1.0
-    assert completion.text == (f"Let me see. {CALL}<eos>\n[tool]2<eos>\n[assistant]It is 2.<eos>")
+    assert completion.text == (
+        f"Let me see. {CALL}<eos>\n[tool add]2<eos>\n[assistant]It is 2.<eos>"
+    )
     mask = np.array(mask_of(completion), bool)
     assert mask.sum() == len(f"Let me see. {CALL}") + 1 + len("It is 2.") + 1
     served = [entry.logprob for choice in told for entry in choice.logprobs.content]
@@ -178,7 +180,7 @@ async def test_calls_and_tools_cannot_be_rewritten(model: Path, how: str) -> Non
     async def rewrites(client: Any, task: Task) -> float:
         reply = await ask(client, task, BEGIN, tools=[ADD])
         said = reply.choices[0].message.model_dump(exclude_none=True)
-        answer = {"role": "tool", "tool_call_id": "1", "content": "2"}
+        answer = {"role": "tool", "name": "add", "tool_call_id": "1", "content": "2"}
         changed, tools = json.loads(json.dumps(said)), [ADD]
         if how == "other arguments":
             changed["tool_calls"][0]["function"]["arguments"] = '{"a": 2}'
@@ -226,7 +228,7 @@ async def test_calls_that_the_agent_begins_with_go_through_the_template(model: P
     async with staged(model, agent(shows), calls_once, **SETTINGS) as stage:
         group = await stage.group()
         assert prompt_of(stage, group.prompt_tokens).endswith(
-            f"<eos>\n[user]1+1<eos>\n[assistant]{CALL}<eos>\n[tool]2<eos>\n[assistant]"
+            f"<eos>\n[user]1+1<eos>\n[assistant]{CALL}<eos>\n[tool add]2<eos>\n[assistant]"
         )
 
 
