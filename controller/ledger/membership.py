@@ -231,7 +231,8 @@ def break_mesh(d: Decider, c: BreakMesh, now: float) -> None:
 
 def form_mesh(d: Decider, c: FormMesh, now: float) -> None:
     mesh = d.state.fleet.mesh
-    if mesh is not None and mesh.broken:
+    # Whoever asked may not have seen that the run has ended.
+    if mesh is not None and mesh.broken and not d.state.ended:
         mend_mesh(d)
         d.settle_fleet(now)
 
@@ -313,18 +314,8 @@ def _form(d: Decider, workers: list[Worker]) -> None:
     newest = s.versions.version
     restore = all(w.state_version != newest for w in workers)
     checkpoint = s.versions.checkpoint
-    lost = max((w.diverged_version for w in s.fleet.workers.values()), default=-1)
-    if restore and (newest != s.versions.restore_version or lost > newest):
-        d.emit(
-            RolledBack(
-                step=checkpoint.step,
-                # Nothing that a worker may still hold of a lost commit may be taken for it.
-                version=max(newest, lost) + 1,
-                from_step=s.versions.step,
-                from_version=newest,
-                checkpoint_path=checkpoint.path,
-            )
-        )
+    if restore:
+        roll_back(d)
     version = s.versions.version
     members = tuple(
         Member(
@@ -342,6 +333,25 @@ def _form(d: Decider, workers: list[Worker]) -> None:
             source_rank=source,
             restore=restore,
             checkpoint_path=checkpoint.path if restore else "",
+        )
+    )
+
+
+def roll_back(d: Decider) -> None:
+    """To the newest checkpoint, where that is not done yet."""
+    s = d.state
+    newest = s.versions.version
+    lost = max((w.diverged_version for w in s.fleet.workers.values()), default=-1)
+    if newest == s.versions.restore_version and lost <= newest:
+        return
+    d.emit(
+        RolledBack(
+            step=s.versions.checkpoint.step,
+            # Nothing that a worker may still hold of a lost commit may be taken for it.
+            version=max(newest, lost) + 1,
+            from_step=s.versions.step,
+            from_version=newest,
+            checkpoint_path=s.versions.checkpoint.path,
         )
     )
 

@@ -29,6 +29,7 @@ from controller.ledger.events import (
     facts_to_json,
 )
 from controller.ledger.leasing import drop
+from controller.ledger.membership import roll_back
 from controller.ledger.state import Phase, State
 from controller.ledger.tasks import Stand
 
@@ -100,9 +101,13 @@ def settle_end(d: Decider, now: float) -> None:
     v = s.versions
     covered = v.checkpoint.step >= v.step
     if s.phase is Phase.STOPPING:
-        if covered or not s.fleet.holders(v.version):
-            _drop_leftovers(d)
-            d.emit(RunFinished(s.reason, now))
+        if not covered and s.fleet.holders(v.version):
+            return
+        if not covered:
+            # Nobody has the state of the last steps: the run ends where its checkpoint is.
+            roll_back(d)
+        _drop_leftovers(d)
+        d.emit(RunFinished(s.reason, now))
     elif v.step >= s.run.steps and covered and not s.evals.rounds:
         _drop_leftovers(d)
         d.emit(RunFinished("completed", now))

@@ -247,6 +247,21 @@ def test_a_stranger_to_the_mesh_records_no_checkpoint() -> None:
     assert run.state.versions.checkpoint.step > 0
 
 
+def test_a_stopped_run_whose_last_state_dies_ends_at_its_checkpoint() -> None:
+    """Found by schedule 2059576 of the simulator: it had ended at a step that no weights are left of,
+    and its mesh was formed again after that."""
+    run = fleet("p0")
+    run.train()
+    run.checkpoint()
+    run.train()
+    run.do(cmd.Stop("stop", "enough"))
+    run.die("p0")
+    assert run.state.ended and run.state.versions.step == 1
+    assert dict(run.state.tasks.dropped) == {"run_ended": run.state.run.groups_per_step}
+    run.do(cmd.FormMesh())
+    assert run.names() == []
+
+
 def test_a_member_taken_for_dead_still_records_what_it_wrote() -> None:
     """Found by schedules 1015330 and 1018360 of the simulator."""
     run = fleet("p0", "p1")
