@@ -2,8 +2,8 @@
 
     python -m benchmarks.recovery [--faults leader-kill,policy-reduce] [--trials 20] [--table]
 
-A whole fleet of a tiny model with the default leases: Redis, 2 controllers, 2 policy replicas,
-2 rollout workers, restarted by its supervisor. Each trial waits until the fleet is whole, makes one
+A whole fleet of a tiny model with the default leases: Redis, 2 controllers, 2 policy replicas (or as
+many as the fault is about), 2 rollout workers, restarted by its supervisor. Each trial waits until the fleet is whole, makes one
 fault, and reads the journal for what followed: times are the leader's own, from the fault to the
 event that shows detection and to the event that shows recovery. ``--table`` only writes the table
 of docs/fault-tolerance.md from the results there are. Results of faults that are not measured this
@@ -26,6 +26,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+from benchmarks import instants
 from benchmarks.runs import RESULTS, machine
 from tests.helpers.local_run import Up
 from tests.helpers.observed_fleet import Event, ObservedFleet
@@ -54,6 +57,8 @@ class Case:
     recovered: str
     """Which event counts as recovery."""
     seen: str
+    fleet: tuple[tuple[str, int], ...] = ()
+    """What is not as in the usual fleet."""
 
 
 def kind(name: str) -> Callable[[Event], bool]:
@@ -166,10 +171,37 @@ def replica_falls(
     return trial
 
 
+def rank_killed(fleet: ObservedFleet) -> Trial:
+    """A process that is not its replica's first."""
+    victim = "policy-1"
+    ranks = psutil.Process(fleet.process(victim).pid).children()
+    at = fleet.mark()
+    t0 = time.time()
+    ranks[0].kill()
+    detected, _, after = fleet.first(of_worker("WorkerDied", victim), at)
+    committed, *_ = fleet.first(kind("StepCommitted"), after)
+    moved = between(fleet, at, len(fleet.tail.events), "StepDealt")
+    return Trial(detected - t0, committed - t0, "2 of 4 groups of the step" if moved else "none")
+
+
+def seeder_killed(fleet: ObservedFleet) -> Trial:
+    """The one of two survivors that seeds the replacement of the third."""
+    joiner = "policy-2"
+    mesh = [e for _, e in fleet.tail.events if e["type"] == "MeshFormed"][-1]
+    source = next(m["worker_id"] for m in mesh["members"] if m["worker_id"] != joiner)
+    fallen = instants.fall(fleet.armed, fleet.process(source).pid, "seed")
+    at = fleet.mark()
+    fleet.send(joiner)
+    t0 = fallen(SERVE_LIMIT_S)
+    detected, _, after = fleet.first(of_worker("WorkerDied", source), at)
+    committed, *_ = fleet.first(kind("StepCommitted"), after)
+    return Trial(detected - t0, committed - t0, "none")
+
+
 def all_replicas_killed(fleet: ObservedFleet) -> Trial:
     at = fleet.mark()
     t0 = time.time()
-    for name in ("policy-0", "policy-1"):
+    for name in sorted(w for w in fleet.workers() if w.startswith("policy")):
         fleet.send(name)
     detected, _, after = fleet.first(kind("WorkerDied"), at)
     registered, *_ = fleet.first(kind("WorkerRegistered"), after, SERVE_LIMIT_S)
@@ -231,6 +263,21 @@ def supervisor_killed(fleet: ObservedFleet) -> Trial:
     return Trial(None, time.time() - t0, "none")
 
 
+def power_cut(fleet: ObservedFleet) -> Trial:
+    t0 = time.time()
+    fleet.kill_everything()
+    killed = time.time()
+    fleet.start_again()
+    at = 0
+    while True:
+        committed, _, at = fleet.first(kind("StepCommitted"), at, SERVE_LIMIT_S)
+        if committed > killed:
+            break
+    rolled = [e for t, e in fleet.tail.events[:at] if e["type"] == "RolledBack" and t > t0]
+    steps = sum(e["from_step"] - e["step"] for e in rolled)
+    return Trial(None, committed - killed, f"{steps} steps since the checkpoint")
+
+
 STOP = signal.SIGSTOP
 EXIT = "process exit, told by the supervisor"
 LEASE = "lease (5 s) runs out"
@@ -285,6 +332,27 @@ CASES: dict[str, Case] = {
         *("one of two replicas: SIGSTOP in the all-reduce", LEASE, COMMIT),
         "the step takes a lease longer; awake, it is taken back and seeded",
     ),
+    "policy-three": Case(
+        replica_falls("reduce"),
+        *("one of three replicas: kill -9 in the all-reduce", EXIT, COMMIT, NOTHING),
+        fleet=(("policy", 3),),
+    ),
+    "policy-seed": Case(
+        seeder_killed,
+        *("one of three replicas: kill -9 while seeding a joiner", EXIT, COMMIT, NOTHING),
+        fleet=(("policy", 3),),
+    ),
+    "policy-rank": Case(
+        rank_killed,
+        *("one rank of a two-rank replica: kill -9", EXIT, COMMIT, NOTHING),
+        fleet=(("policy_ranks", 2),),
+    ),
+    "policy-last": Case(
+        all_replicas_killed,
+        *("the only replica: kill -9", EXIT, COMMIT),
+        "steps since the newest checkpoint are trained again, on the same groups",
+        fleet=(("policy", 1),),
+    ),
     "policies-kill": Case(
         all_replicas_killed,
         *("all replicas: kill -9", EXIT, COMMIT),
@@ -312,6 +380,11 @@ CASES: dict[str, Case] = {
         *("`paceline up`: kill -9, then `--attach`", "you", "fleet taken over"),
         "the run goes on without it; nothing is restarted until --attach",
     ),
+    "power-cut": Case(
+        power_cut,
+        *("power cut: kill -9 of everything, then `paceline up` again", "you", COMMIT),
+        "the run goes on from its newest checkpoint",
+    ),
 }
 
 
@@ -331,8 +404,16 @@ def main() -> None:
 
 
 def measure(names: list[str], trials: int, out: Path) -> None:
+    fleets = dict.fromkeys(CASES[name].fleet for name in names)
+    for changes in fleets:
+        measure_on(changes, [n for n in names if CASES[n].fleet == changes], trials, out)
+
+
+def measure_on(
+    changes: tuple[tuple[str, int], ...], names: list[str], trials: int, out: Path
+) -> None:
     with tempfile.TemporaryDirectory(prefix="paceline-recovery-") as where:
-        fleet = ObservedFleet(Path(where))
+        fleet = ObservedFleet(Path(where), fleet=dict(changes))
         try:
             fleet.settled(180.0)
             for name in names:

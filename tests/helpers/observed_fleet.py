@@ -209,6 +209,21 @@ class ObservedFleet:
         """The process falls the next time it comes to ``instant``; Unix seconds."""
         return instants.fall(self.armed, self.process(name).pid, instant, number)(limit_s)
 
+    def kill_everything(self) -> None:
+        """As a power cut: the supervisor, all that it started, and Redis."""
+        self.up.close()
+
+    def start_again(self) -> None:
+        """In the same run directory, as after a power cut."""
+        if self._control is not None:
+            self._loop.run(self._control.close())
+            self._control = None
+        if self._tail is not None:
+            self._tail.close()
+            self._tail = None
+        self.up = Up(self.config, self.run_dir, environment=self.environment)
+        self.settled()
+
     def redis_process(self) -> ProcessId:
         return self.record().redis[-1]
 
