@@ -247,6 +247,7 @@ async def test_an_actor_that_ends_takes_its_worker_with_it(cluster: str, tmp_pat
 
 @needs_ray
 @pytest.mark.e2e
+@pytest.mark.slow
 def test_a_run_whose_workers_ray_places(cluster: str, tmp_path: Path) -> None:
     config = write_run(
         tmp_path,
