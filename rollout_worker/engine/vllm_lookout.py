@@ -17,8 +17,11 @@ from rollout_worker.engine.vllm_client import VLLMClient
 from rollout_worker.engine.vllm_group import Group
 from rollout_worker.engine.vllm_outputs import join
 
-_LEAST_S, _MOST_S = 0.01, 0.5
-"""Between two looks. The least is less than a step of any model that takes long enough for it."""
+_LEAST_S, _MOST_S = 0.01, 0.05
+"""Between two looks. The least is less than a step of any model that takes long enough for it; the most
+bounds how late a report may be once sequences suddenly grow faster."""
+_FAST = 10_000.0
+"""Tokens a second of a sequence, until it is known better: looked at often at first."""
 
 
 class Lookout:
@@ -38,6 +41,8 @@ class Lookout:
         self._every = every
         self._report = report
         self._looking = False
+        self._rate = _FAST
+        """Tokens a second of the fastest sequence, of late."""
 
     async def look(self) -> None:
         """Counts the tokens of running sequences as long as there are any, and reports those due.
@@ -59,9 +64,11 @@ class Lookout:
                     missing = min(missing, await self._tell_if_due(group, live, counts))
                 now = time.monotonic()
                 grown = max((n - before.get(name, 0) for name, n in counts.items()), default=0)
+                if grown:
+                    self._rate = max(grown / (now - looked), 0.95 * self._rate)
                 # At half the time that the fastest needs for what is missing: looking costs more
                 # the more sequences there are.
-                ahead = missing / grown * (now - looked) / 2 if grown else _LEAST_S
+                ahead = missing / self._rate / 2 if grown else _LEAST_S
                 pause, before, looked = min(max(ahead, _LEAST_S), _MOST_S), counts, now
         finally:
             self._looking = False
