@@ -11,6 +11,7 @@ form of their own (packed, quantised) is read back from the parameter that was p
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
@@ -70,6 +71,7 @@ class Readback(TorchFunctionMode):
         self._weights = sorted(
             ((t.data_ptr(), t.nbytes, name) for name, t in weights.items() if t.numel()),
         )
+        self._starts = [start for start, _, _ in self._weights]
         self._views: dict[tuple[str, int, tuple[int, ...], tuple[int, ...], int], Tensor] = {}
         """By part of a weight and the address it went to: tied parameters get the same weight."""
 
@@ -98,10 +100,11 @@ class Readback(TorchFunctionMode):
 
     def _weight_at(self, address: int) -> tuple[str, int] | None:
         """Its name and the address where it begins."""
-        for start, size, name in self._weights:
-            if start <= address < start + size:
-                return name, start
-        return None
+        place = bisect_right(self._starts, address) - 1
+        if place < 0:
+            return None
+        start, size, name = self._weights[place]
+        return (name, start) if address < start + size else None
 
     def _follow(self, source: Tensor, target: Tensor) -> None:
         """A parameter that was loaded is copied, as a whole, into the one that kernels use."""
