@@ -120,7 +120,9 @@ def _drop_leftovers(d: Decider) -> None:
     for task in list(s.tasks.records.values()):
         if task.stand is not Stand.TRAINED:
             verdict = "superseded" if task.group is None else "duplicate"
-            drop(d, task, task.finished_attempt, "run_ended", verdict=verdict)
+            # A try that still runs, if one does: the newest may have ended with its owner.
+            attempt = max(task.leases, default=task.finished_attempt)
+            drop(d, task, attempt, "run_ended", verdict=verdict)
 
 
 def _fail(d: Decider, request_id: str, reason: str, now: float) -> None:

@@ -210,3 +210,14 @@ def test_a_snapshot_knows_of_both_tries(run: Driven) -> None:
     copy = Ledger.from_snapshot(json.loads(json.dumps(run.ledger.to_snapshot())))
     assert copy.fingerprint() == run.ledger.fingerprint()
     assert copy.check() == []
+
+
+def test_a_run_that_ends_drops_the_try_that_still_runs(run: Driven) -> None:
+    """The newest had ended with its owner: there was nobody to take the place of the other."""
+    (slow,) = tail(run)
+    run.lease("r1")
+    run.die("r1")
+    run.do(cmd.Stop("stop", "enough"))
+    assert run.state.ended and "LeaseSuperseded" not in run.names()
+    dropped = [e for e in run.last if isinstance(e, ev.TaskDropped) and e.task_id == slow.task_id]
+    assert [e.attempt for e in dropped] == [slow.attempt]
