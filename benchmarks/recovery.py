@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from benchmarks import instants
 from benchmarks.runs import RESULTS, machine
 from tests.helpers.local_run import Up
@@ -169,19 +167,6 @@ def replica_falls(
         return Trial(detected - t0, committed - t0, repeated, voted - registered)
 
     return trial
-
-
-def rank_killed(fleet: ObservedFleet) -> Trial:
-    """A process that is not its replica's first."""
-    victim = "policy-1"
-    ranks = psutil.Process(fleet.process(victim).pid).children()
-    at = fleet.mark()
-    t0 = time.time()
-    ranks[0].kill()
-    detected, _, after = fleet.first(of_worker("WorkerDied", victim), at)
-    committed, *_ = fleet.first(kind("StepCommitted"), after)
-    moved = between(fleet, at, len(fleet.tail.events), "StepDealt")
-    return Trial(detected - t0, committed - t0, "2 of 4 groups of the step" if moved else "none")
 
 
 def seeder_killed(fleet: ObservedFleet) -> Trial:
@@ -341,11 +326,6 @@ CASES: dict[str, Case] = {
         seeder_killed,
         *("one of three replicas: kill -9 while seeding a joiner", EXIT, COMMIT, NOTHING),
         fleet=(("policy", 3),),
-    ),
-    "policy-rank": Case(
-        rank_killed,
-        *("one rank of a two-rank replica: kill -9", EXIT, COMMIT, NOTHING),
-        fleet=(("policy_ranks", 2),),
     ),
     "policy-last": Case(
         all_replicas_killed,
