@@ -220,6 +220,16 @@ def chaos() -> str:
     return f"{table(head, lines)}\n\n{votes}"
 
 
+def simulator() -> str:
+    found = results("simulator")
+    kinds = ("entries", "events", "commits", "rollbacks", "deaths", "terms", "second tries")
+    counts = table(
+        ["schedules", "failed", *kinds],
+        [[f"{found[k]:,}" for k in ("schedules", "failed", *kinds)]],
+    )
+    return f"On commit {found['commit']}, `{found['command']}`:\n\n{counts}"
+
+
 def headline() -> str:
     """The README's list."""
     sizes = results("peer")["sizes"]
@@ -256,7 +266,7 @@ def headline() -> str:
 PAGES = {
     "performance.md": (peer, overlap, waiting, control_plane, failover, mesh, engine),
     "vllm.md": (rollout,),
-    "fault-tolerance.md": (chaos,),
+    "fault-tolerance.md": (chaos, simulator),
     "../README.md": (headline,),
 }
 
