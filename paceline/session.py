@@ -72,8 +72,12 @@ class WorkerSession:
         self._waiters: list[tuple[Callable[[worker_pb2.Directive], bool], asyncio.Future[Any]]] = []
         self._heartbeat_s = config.fleet.heartbeat_s
         self._poked = asyncio.Event()
-        self._sent = asyncio.Event()
         self._closed = asyncio.Event()
+        """Set: one more report, and no word after it."""
+        self._gone = asyncio.Event()
+        """Set: nothing more is awaited of the leader."""
+        self._over = asyncio.Event()
+        """Set once ``run`` has ended."""
         self._loop: asyncio.AbstractEventLoop | None = None
         self._connected = False
 
@@ -141,6 +145,12 @@ class WorkerSession:
         Raises RequestRefused only where the leader will never have this worker (wrong token).
         """
         self._loop = asyncio.get_running_loop()
+        try:
+            await self._keep()
+        finally:
+            self._over.set()
+
+    async def _keep(self) -> None:
         backoff = Backoff()
         while not self._closed.is_set():
             address = self._control.address
@@ -153,7 +163,7 @@ class WorkerSession:
                         backoff = Backoff()
                         self._connected = True
                         self._control.prefer(address)
-                    if not self._accept(directive):
+                    if self._closed.is_set() or not self._accept(directive):
                         continue
                     if directive.lifecycle == worker_pb2.LIFECYCLE_REJOIN:
                         rejoin = True
@@ -201,30 +211,32 @@ class WorkerSession:
             loop.call_soon_threadsafe(self._poked.set)
 
     async def close(self, *, flush_s: float = 1.0) -> None:
-        """Ends ``run`` after a last report was sent, so that the leader sees the final lifecycle."""
-        if self._connected and not self._closed.is_set():
-            self._sent.clear()
-            self._poked.set()
-            try:
-                async with asyncio.timeout(flush_s):
-                    await self._sent.wait()
-            except TimeoutError:
-                pass
+        """Ends ``run`` after a last report, which says the final lifecycle.
+
+        Waits until the leader has ended the stream behind it, for ``flush_s`` seconds at most: a
+        report that was only written may be lost with the connection.
+        """
         self._closed.set()
         self._poked.set()
+        if self._connected:
+            try:
+                async with asyncio.timeout(flush_s):
+                    await self._over.wait()
+            except TimeoutError:
+                event(log, "goodbye not heard", logging.WARNING, worker=self._worker_id)
+        self._gone.set()
 
     async def _connect(self, address: str) -> Any:
         """Yields the directives of one stream to one controller; reports go up meanwhile."""
         call = self._control.bind(address, "WorkerService.Session")(metadata=self._control.metadata)
         sender = asyncio.create_task(self._send_reports(call))
-        closed = asyncio.create_task(self._closed.wait())
+        gone = asyncio.create_task(self._gone.wait())
         try:
             while True:
                 read = asyncio.ensure_future(call.read())
-                done = await self._heard(address, {read, closed})
-                if closed in done:
+                done = await self._heard(address, {read, gone})
+                if gone in done:
                     read.cancel()
-                    await call.done_writing()
                     return
                 if not done:
                     read.cancel()
@@ -235,8 +247,8 @@ class WorkerSession:
                 yield directive
         finally:
             sender.cancel()
-            closed.cancel()
-            await asyncio.gather(sender, closed, return_exceptions=True)
+            gone.cancel()
+            await asyncio.gather(sender, gone, return_exceptions=True)
             call.cancel()
 
     async def _heard(
@@ -262,6 +274,7 @@ class WorkerSession:
     async def _send_reports(self, call: Any) -> None:
         while True:
             self._poked.clear()
+            last = self._closed.is_set()
             report = self._report()
             self._seq += 1
             report.caller.worker_id = self._worker_id
@@ -269,10 +282,12 @@ class WorkerSession:
             report.seq = self._seq
             try:
                 await call.write(report)
+                if last:
+                    await call.done_writing()
+                    return
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
                 # The reading side sees why and decides.
                 return
-            self._sent.set()
             try:
                 # Not wait_for: before Python 3.12 it swallows a cancellation that comes together
                 # with the event, and this loop would then never end.

@@ -112,6 +112,33 @@ async def test_a_goodbye_is_heard_before_the_session_ends(tmp_path: Path) -> Non
         await control.close()
 
 
+async def test_the_last_report_says_the_final_lifecycle_even_if_another_is_under_way(
+    tmp_path: Path,
+) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        worker = FakeRollout(config_of(controllers), addresses(controllers), "rollout-0")
+        await worker.start()
+        await until(lambda: worker.session.connected)
+        closing: list[asyncio.Task[None]] = []
+
+        def report() -> worker_pb2.Report:
+            made = worker.report()
+            if not closing:
+                # Begins while the report just made is being written.
+                worker.lifecycle = worker_pb2.LIFECYCLE_STOPPED
+                closing.append(asyncio.create_task(worker.session.close(flush_s=10)))
+            return made
+
+        worker.session._report = report
+        worker.session.poke()
+        await until(lambda: closing)
+        await closing[0]
+        control = ControlPlane(addresses(controllers))
+        assert await _state(control, "rollout-0", "stopped"), "taken before close returned"
+        await worker.stop(goodbye=False)
+        await control.close()
+
+
 async def test_one_rollout_alone_is_enough_and_a_drained_one_leaves(tmp_path: Path) -> None:
     with running_controllers(tmp_path, 1) as controllers:
         async with working_fleet(controllers, policies=2, rollouts=2) as (policies, rollouts):
