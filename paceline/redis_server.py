@@ -27,6 +27,7 @@ import redis
 from paceline.config.schema import RedisConfig
 from paceline.log import first_line
 from paceline.ports import free_ports
+from paceline.process_end import alive, wait_ended
 from paceline.redis_client import connect_sync, without_password
 
 START_LIMIT_S = 30.0
@@ -101,11 +102,9 @@ def stop_redis(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
             client.shutdown(nosave=True)
         except redis.RedisError:
             process.terminate()
-        try:
-            process.wait(timeout_s)
-        except psutil.TimeoutExpired:
+        if not wait_ended(process, timeout_s):
             process.kill()
-            process.wait(timeout_s)
+            wait_ended(process, timeout_s)
         (home / "pid").unlink(missing_ok=True)
         return True
 
@@ -193,7 +192,7 @@ def _wait_until_ready(
     while time.monotonic() < deadline:
         if _answers(url):
             return
-        gone = child.poll() is not None if child is not None else not _alive(process)
+        gone = child.poll() is not None if child is not None else not alive(process)
         if gone:
             raise _Ended(f"the embedded Redis ended at once: {_last_line(home / 'redis.log')}")
         # A foreign process is starting: its socket is the only thing there is to watch.
@@ -237,14 +236,7 @@ def _running(home: Path) -> psutil.Process | None:
         same = abs(process.create_time() - float(created)) < 2.0
     except (OSError, ValueError, psutil.Error):
         return None
-    return process if same and _alive(process) else None
-
-
-def _alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.Error:
-        return False
+    return process if same and alive(process) else None
 
 
 def _write_pid(home: Path, process: psutil.Process) -> None:

@@ -126,7 +126,8 @@ class RestServer:
         if self._server is not None:
             self._server.should_exit = True
         if self._task is not None:
-            await asyncio.wait({self._task}, timeout=STOP_S)
+            if self._server is not None:
+                await asyncio.wait({self._task}, timeout=STOP_S)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._door.socket.close()

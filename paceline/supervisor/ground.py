@@ -7,6 +7,7 @@ import fcntl
 import os
 import shutil
 import signal
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from pathlib import Path
 import psutil
 
 from paceline.config.schema import Config
+from paceline.process_end import wait_ended
 from paceline.supervisor.door import Refused
 from paceline.supervisor.records import FleetRecord, ProcessId
 
@@ -70,7 +72,9 @@ def end_leftovers(run_dir: Path) -> list[ProcessId]:
     for one in left:
         with contextlib.suppress(psutil.NoSuchProcess):
             processes.append(psutil.Process(one.pid))
-    psutil.wait_procs(processes, timeout=PATIENCE_S)
+    deadline = time.monotonic() + PATIENCE_S
+    for process in processes:
+        wait_ended(process, max(0.0, deadline - time.monotonic()))
     _signal([one for one in left if one.alive()], signal.SIGKILL)
     return left
 
