@@ -20,6 +20,7 @@ import logging
 import mmap
 import os
 import secrets
+import signal
 import struct
 import subprocess
 import sys
@@ -222,6 +223,10 @@ class RankedReplica(Replica):
         status = child.wait()
         if not self._closing.is_set():
             event(log, "rank died, replica ends", logging.ERROR, pid=child.pid, status=status)
+            if status < 0:
+                # Killed from outside, the replica is too: a launcher that starts failures anew
+                # only so often must not take this for one.
+                os.kill(os.getpid(), signal.SIGKILL)
             os._exit(1)
 
 
