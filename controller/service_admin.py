@@ -76,19 +76,24 @@ async def report_exit(controller: Controller, request: admin_pb2.ExitReport) -> 
 
 
 async def scale(controller: Controller, request: admin_pb2.ScaleRequest) -> admin_pb2.AdminReply:
-    for role, count in request.desired.items():
-        if role not in ("policy", "rollout") or not 0 <= count <= MAX_WORKERS:
-            raise Invalid(f"desired {role[:32]} = {count}: policy and rollout, 0 or more, exist")
+    for what, counts in (("desired", request.desired), ("expected", request.expected)):
+        for role, count in counts.items():
+            if role not in ("policy", "rollout") or not 0 <= count <= MAX_WORKERS:
+                raise Invalid(f"{what} {role[:32]} = {count}: policy and rollout, 0 or more, exist")
     if not request.desired:
         raise Invalid("desired is empty")
-    command = Scale(check_request_id(request.request_id), dict(request.desired))
-    return await _admin(controller, command)
+    request_id = check_request_id(request.request_id)
+    return await _admin(
+        controller, Scale(request_id, dict(request.desired), dict(request.expected))
+    )
 
 
 async def drain(controller: Controller, request: admin_pb2.DrainRequest) -> admin_pb2.AdminReply:
     check_caller(common_pb2.Caller(worker_id=request.worker_id, incarnation=1))
     request_id = check_request_id(request.request_id)
-    return await _admin(controller, Drain(request_id, request.worker_id, request.replace))
+    return await _admin(
+        controller, Drain(request_id, request.worker_id, request.replace, request.incarnation)
+    )
 
 
 async def pause(controller: Controller, request: admin_pb2.PauseRequest) -> admin_pb2.AdminReply:

@@ -35,6 +35,15 @@ def scale(
     counts: Annotated[
         list[str], typer.Argument(metavar="ROLE=COUNT...", help="policy=2, rollout=4, or both.")
     ],
+    expected: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--expected",
+            metavar="ROLE=COUNT",
+            help="Refuse where another number is wanted by now; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     run_dir: RunDirOption = None,
     controllers: ControllersOption = None,
     as_json: JsonOption = False,
@@ -43,15 +52,27 @@ def scale(
 ) -> None:
     """Change the number of workers while the run goes on.
 
+    With --expected, for scripts that look first: it changes nothing where someone else, or the
+    autoscaler, has changed the number in the meantime.
+
     Example: paceline scale policy=3 rollout=4 --run-dir runs/demo
     """
-    desired = {}
-    for item in counts:
+    fields = {"desired": _counts(counts), "expected": _counts(expected or [], "--expected: ")}
+    _ask("Scale", fields, as_json, run_dir, controllers, token_file, tls_ca)
+
+
+def _counts(items: list[str], where: str = "") -> dict[str, int]:
+    found: dict[str, int] = {}
+    for item in items:
         role, equals, count = item.partition("=")
         if role not in ROLES or not equals or not is_number(count, 1, MOST):
-            raise BadInput(f"{item}: write policy=COUNT or rollout=COUNT, COUNT from 1 to {MOST:,}")
-        desired[role] = int(count)
-    _ask("Scale", {"desired": desired}, as_json, run_dir, controllers, token_file, tls_ca)
+            raise BadInput(
+                f"{where}{item}: write policy=COUNT or rollout=COUNT, COUNT from 1 to {MOST:,}"
+            )
+        if found.get(role, int(count)) != int(count):
+            raise BadInput(f"{where}{item}: {role}={found[role]} was given too")
+        found[role] = int(count)
+    return found
 
 
 def drain(
@@ -64,6 +85,14 @@ def drain(
         float,
         typer.Option("--wait", min=0.0, help="Return only once it has left; at most SECONDS."),
     ] = 0.0,
+    incarnation: Annotated[
+        str,
+        typer.Option(
+            "--incarnation",
+            metavar="NUMBER",
+            help="Refuse where another process has that name by now; see paceline status --json.",
+        ),
+    ] = "",
     run_dir: RunDirOption = None,
     controllers: ControllersOption = None,
     as_json: JsonOption = False,
@@ -76,19 +105,26 @@ def drain(
 
     Example: paceline drain rollout-1 --run-dir runs/demo
     """
+    if incarnation and not is_number(incarnation, 1, (1 << 64) - 1):
+        raise BadInput(
+            f"--incarnation: {incarnation[:32]} is none: paceline status --json shows it"
+        )
+    meant = int(incarnation or 0)
     target = (run_dir, controllers, token_file, tls_ca)
-    _ask("Drain", {"worker_id": worker, "replace": replace}, as_json, *target)
-    if wait and not with_control(*target, lambda control: _left(control, worker, wait)):
+    fields = {"worker_id": worker, "replace": replace, "incarnation": meant}
+    _ask("Drain", fields, as_json, *target)
+    if wait and not with_control(*target, lambda control: _left(control, worker, wait, meant)):
         typer.echo(f"error: {worker} is still there after {wait:g} s", err=True)
         raise typer.Exit(1)
 
 
-async def _left(control: ControlPlane, worker_id: str, limit_s: float) -> bool:
-    """Whether the process that has this name now is gone within ``limit_s`` seconds."""
+async def _left(
+    control: ControlPlane, worker_id: str, limit_s: float, incarnation: int = 0
+) -> bool:
+    """Whether the process that has this name (0: now) is gone within ``limit_s`` seconds."""
     from paceline.v1 import admin_pb2
 
     deadline = time.monotonic() + limit_s
-    incarnation = 0
     while True:
         status = await control.call(
             "AdminService.GetStatus", admin_pb2.StatusRequest(), timeout_s=ANSWER_LIMIT_S

@@ -69,7 +69,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for script
 
 def is_number(text: str, least: int, most: int) -> bool:
     """Whether ``text`` is a number in plain digits, in the range."""
-    return text.isascii() and text.isdigit() and len(text) <= 18 and least <= int(text) <= most
+    return text.isascii() and text.isdigit() and len(text) <= 20 and least <= int(text) <= most
 
 
 def parse_addresses(text: str) -> list[str]:

@@ -1,8 +1,14 @@
-"""Protobuf messages as plain values: 64-bit integers stay numbers, absent fields get defaults."""
+"""Protobuf messages as plain values: counts stay numbers, absent fields get defaults.
+
+Incarnations become text, as in the REST interface: they are random in 64 bits, and many readers of
+JSON have 53 for a number.
+"""
 
 from __future__ import annotations
 
 from typing import Any
+
+AS_TEXT = frozenset({"incarnation"})
 
 
 def as_dict(message: Any) -> dict[str, Any]:
@@ -25,4 +31,4 @@ def _plain(field: Any, value: Any) -> Any:
         return as_dict(value)
     if field.enum_type is not None:
         return field.enum_type.values_by_number[value].name.rpartition("_")[2].lower()
-    return value
+    return str(value) if field.name in AS_TEXT else value

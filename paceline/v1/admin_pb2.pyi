@@ -202,8 +202,15 @@ class ExitReply(_message.Message):
     def __init__(self) -> None: ...
 
 class ScaleRequest(_message.Message):
-    __slots__ = ("request_id", "desired")
+    __slots__ = ("request_id", "desired", "expected")
     class DesiredEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class ExpectedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -212,19 +219,23 @@ class ScaleRequest(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     DESIRED_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     desired: _containers.ScalarMap[str, int]
-    def __init__(self, request_id: _Optional[str] = ..., desired: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    expected: _containers.ScalarMap[str, int]
+    def __init__(self, request_id: _Optional[str] = ..., desired: _Optional[_Mapping[str, int]] = ..., expected: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class DrainRequest(_message.Message):
-    __slots__ = ("request_id", "worker_id", "replace")
+    __slots__ = ("request_id", "worker_id", "replace", "incarnation")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_ID_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     worker_id: str
     replace: bool
-    def __init__(self, request_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., replace: _Optional[bool] = ...) -> None: ...
+    incarnation: int
+    def __init__(self, request_id: _Optional[str] = ..., worker_id: _Optional[str] = ..., replace: _Optional[bool] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class PauseRequest(_message.Message):
     __slots__ = ("request_id", "paused")

@@ -156,6 +156,31 @@ def test_admin_commands_answer_in_json(fleet: Controllers) -> None:
     assert "refused" in refused.stderr
 
 
+def test_a_script_that_looked_too_early_changes_nothing(fleet: Controllers) -> None:
+    target = targets(fleet)[0]
+    seen = asked("status", *target)
+    wanted = seen["desired"]["rollout"]
+    worker = next(w for w in seen["workers"] if w["state"] not in ("dead", "stopped"))
+    saw = ["--expected", f"rollout={wanted}"]
+    assert asked("scale", f"rollout={wanted + 1}", *saw, *target)["accepted"]
+    other = str(int(worker["incarnation"]) ^ 1)
+    for late, why in (
+        (["scale", f"rollout={wanted + 5}", *saw], f"rollout={wanted + 1}: look again"),
+        (["drain", worker["worker_id"], "--incarnation", other], "has been replaced"),
+    ):
+        shown = CliRunner().invoke(app, [*late, "--json", *target])
+        assert shown.exit_code == 1
+        assert why in json.loads(shown.stdout)["message"]
+    assert asked("status", *target)["desired"]["rollout"] == wanted + 1
+    back = [
+        "--expected",
+        f"rollout={wanted + 1}",
+        "--expected",
+        f"policy={seen['desired']['policy']}",
+    ]
+    assert asked("scale", f"rollout={wanted}", *back, *target)["accepted"]
+
+
 async def test_a_quiet_run_is_followed_over_a_failover(tmp_path: Path) -> None:
     with running_controllers(tmp_path, 2, **SETTINGS) as controllers:
         control = ControlPlane(addresses(controllers))

@@ -281,6 +281,10 @@ def _bad_requests(caller: common_pb2.Caller) -> list[tuple[str, object]]:
         ),
         ("WorkerService.ReportPeerError", worker_pb2.PeerError(caller=caller)),
         ("AdminService.Scale", admin_pb2.ScaleRequest(request_id="r", desired={"cook": 3})),
+        (
+            "AdminService.Scale",
+            admin_pb2.ScaleRequest(request_id="r", desired={"policy": 3}, expected={"cook": 3}),
+        ),
         ("AdminService.Pause", admin_pb2.PauseRequest(paused=True)),
     ]
 
