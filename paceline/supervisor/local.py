@@ -33,6 +33,8 @@ from paceline.v1 import admin_pb2
 REPORT_LIMIT_S = 10.0
 WHY_LIMIT_S = 5.0
 """How long a controller may take to say why a worker has ended by itself."""
+FAREWELL_LIMIT_S = 2.0
+"""How long a controller may take to hear how the workers of a run that stops have ended."""
 ROLES = ("policy", "rollout")
 
 
@@ -64,6 +66,8 @@ class LocalFleet:
         self._abandoned: Counter[str] = Counter()
         self._background: set[asyncio.Task[None]] = set()
         self._ending = asyncio.Event()
+        self._killed = False
+        """Controllers, too: nobody is left to be told anything."""
         self._host = socket.gethostname()
         self.redis_url = ""
         self.finished = False
@@ -146,8 +150,15 @@ class LocalFleet:
             await asyncio.wait(tends, timeout=limit_s)
 
     async def stop_workers(self, patience_s: float) -> None:
+        """The ledger is told how they ended: a run that goes on later must find nobody alive."""
         self._ending.set()
+        names = [c.spec.name for c in self._running(*ROLES)]
         await end_all(self._running(*ROLES), patience_s)
+        tends = [self._tends[name] for name in names]
+        if tends:
+            await asyncio.wait(tends, timeout=FAREWELL_LIMIT_S)
+        if self._background:
+            await asyncio.wait(self._background, timeout=FAREWELL_LIMIT_S)
 
     async def stop_controllers(self, patience_s: float) -> None:
         self._ending.set()
@@ -158,8 +169,6 @@ class LocalFleet:
         self._ending.set()
         self.kill_all()
         tasks = [*self._tends.values(), *self._background]
-        for task in self._background:
-            task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=10.0)
         self.record.write(self._run_dir)
@@ -167,6 +176,9 @@ class LocalFleet:
     def kill_all(self) -> None:
         """SIGKILL to exactly the sessions this fleet started."""
         self._ending.set()
+        self._killed = True
+        for task in self._background:
+            task.cancel()
         for child in self._children.values():
             if child.running:
                 child.kill()
@@ -201,7 +213,11 @@ class LocalFleet:
                 code = await child.wait()
                 record.exit_code = None if code == UNSEEN else code
                 self._mark(record, "ended")
-                if self._ending.is_set() or await self._is_done(spec, child, code):
+                if self._ending.is_set():
+                    if spec.role in ROLES and code != 0 and not self._killed:
+                        self._report_exit(spec, child, code)
+                    return
+                if await self._is_done(spec, child, code):
                     return
                 self._report_exit(spec, child, code)
                 if not await self._again(spec, child, code, record):

@@ -280,6 +280,26 @@ async def test_a_worker_that_ignores_sigterm_is_killed_after_the_patience(tmp_pa
         assert not any(psutil.pid_exists(pid) for pid in pids.values())
 
 
+async def test_workers_of_a_run_that_is_stopped_are_not_left_alive_in_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were mourned when the run went on: it waited for their leases, and had a failover too many."""
+    async with fleet_of(tmp_path, settings()) as (fleet, _):
+        told = []
+
+        async def answer(method: str, request: admin_pb2.ExitReport, timeout_s: float) -> None:
+            assert fleet._running("controller"), "they are stopped once they have heard it"
+            told.append((request.worker_id, request.pid, request.exit_code))
+
+        monkeypatch.setattr(fleet._control, "call", answer)
+        fleet.start_all()
+        await until(lambda: len(fleet.worker_pids()) == 2)
+        pids = fleet.worker_pids()
+        await fleet.stop_workers(5.0)
+        assert sorted(told) == [(name, pids[name], -signal.SIGTERM) for name in sorted(pids)]
+        monkeypatch.undo()
+
+
 async def test_what_a_killed_process_left_in_its_session_is_ended(tmp_path: Path) -> None:
     spec = Scripts(tmp_path, policy=WITH_POOL).worker("policy", 0)
     child = await Child.start(spec)

@@ -117,6 +117,7 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on_later(start: Start) -> No
     again = start()
     assert again.wait() == 0, again.said()
     assert_sound(again, steps=12)
+    assert again.summary()["controller_failovers"] == 0, "all had stopped"
 
 
 def test_two_interrupts_end_it_at_once(start: Start) -> None:
