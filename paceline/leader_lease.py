@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import socket
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import redis
 
 from paceline.redis_client import connect_sync
+
+LOOK_S = 0.02
 
 DELETE_IF_EQUAL = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
@@ -71,6 +74,24 @@ def release_dead(url: str, run_id: str, controller_id: str, pid: int) -> bool:
             return bool(client.eval(DELETE_IF_EQUAL, 1, lease_key(run_id), value))
     except (redis.RedisError, OSError):
         return False
+
+
+def living_leader(url: str, run_id: str) -> LeaderIdentity | None:
+    """Who leads the run and goes on to; None where nobody does.
+
+    A lease that its holder's death left behind is waited for until it has run out, one that is renewed
+    is somebody's. Blocks for no longer than that. Raises redis' own errors.
+    """
+    with _client(url) as client:
+        before_ms = client.pttl(lease_key(run_id))
+        while (left_ms := client.pttl(lease_key(run_id))) > 0:
+            if left_ms > before_ms:
+                value = client.get(lease_key(run_id))
+                return LeaderIdentity.from_json(value) if value else None
+            before_ms = left_ms
+            # Nothing says when a key has run out or was renewed.
+            time.sleep(LOOK_S)
+    return None
 
 
 def _client(url: str) -> Any:

@@ -52,7 +52,7 @@ def up(
     from paceline.config.load import load_config
     from paceline.summary import read_summary
     from paceline.supervisor.door import Refused, check
-    from paceline.supervisor.ground import clear, end_leftovers, held
+    from paceline.supervisor.ground import check_unled, clear, end_leftovers, held
 
     settings = load_config(config, overrides or ())
     where = (run_dir or Path("runs") / settings.run.name).resolve()
@@ -73,14 +73,18 @@ def up(
             clear(settings, where)
         summary = read_summary(where)
         if summary is not None and summary.get("status") == "finished":
+            # A Redis of the user's own knows a run by its name, wherever its directory is.
+            elsewhere = "--run-dir DIR" if settings.redis.url is None else "another run.name"
             raise Refused(
                 f"the run in {where} is finished ({summary.get('steps')} steps). Start anew with "
-                "--fresh, or elsewhere with --run-dir DIR"
+                f"--fresh, or elsewhere with {elsewhere}"
             )
         left = end_leftovers(where)
         if left:
             line = f"ended {len(left)} processes that an earlier session left behind"
             typer.echo(line, err=as_json)
+        if not fresh:
+            check_unled(settings)
         raise typer.Exit(_run(settings, where, as_json))
 
 
@@ -138,8 +142,10 @@ def _fleet_line(settings: Config) -> str:
 
 
 def _print_outcome(summary: dict[str, Any], status: str, where: Path) -> None:
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
+
+    from paceline.terminal import out_console, printable
 
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
@@ -156,15 +162,17 @@ def _print_outcome(summary: dict[str, Any], status: str, where: Path) -> None:
             shown = ", ".join(parts)
         else:
             shown = str(value)
-        table.add_row(name, shown)
-    Console(soft_wrap=True).print(table)
+        # As text: a reason may hold brackets, which a table takes for markup.
+        table.add_row(name, Text(printable(shown)))
+    out_console().print(table)
     typer.echo(f"summary: {where / 'summary.json'}")
     if summary.get("export"):
         typer.echo(f"exported model: {summary['export']}")
     if status == "interrupted":
         typer.echo("the run is not finished: the same command goes on with it")
     if status == "failed":
-        typer.echo(f"error: {summary.get('reason')} (logs: {where / 'logs'})", err=True)
+        reason = printable(str(summary.get("reason")))
+        typer.echo(f"error: {reason} (logs: {where / 'logs'})", err=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -48,10 +48,11 @@ def held(run_dir: Path) -> Iterator[None]:
 
 
 def clear(config: Config, run_dir: Path) -> None:
-    """Removes an earlier run with everything it made (``--fresh``)."""
+    """Removes an earlier run with everything it made (``--fresh``). Raises Refused."""
     from paceline.redis_server import stop_redis
 
     end_leftovers(run_dir)
+    check_unled(config)
     stop_redis(run_dir)
     for name in OWN_ENTRIES:
         path = run_dir / name
@@ -61,6 +62,22 @@ def clear(config: Config, run_dir: Path) -> None:
             path.unlink(missing_ok=True)
     if config.redis.url is not None:
         _forget(config.redis.url, config.run.name)
+
+
+def check_unled(config: Config) -> None:
+    """Raises Refused where a fleet that is not this run directory's has the run in ``redis.url``: two
+    fleets of one run would replace each other's workers by turns."""
+    from paceline.leader_lease import living_leader
+
+    if config.redis.url is None:
+        return
+    leader = living_leader(config.redis.url, config.run.name)
+    if leader is not None:
+        raise Refused(
+            f"run {config.run.name!r} in redis.url is led by {leader.controller_id} at "
+            f"{leader.address} (pid {leader.pid} on {leader.host}): another fleet has it. Choose "
+            "another run.name, or stop that one first"
+        )
 
 
 def end_leftovers(run_dir: Path) -> list[ProcessId]:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,11 @@ from controller.election import Election
 from controller.journal import Deposed, Journal, JournalGap, Position, Snapshot
 from controller.keys import Keys
 from controller.payloads import FilePayloads, RedisPayloads
-from paceline.leader_lease import LeaderIdentity, release_dead
+from paceline.config.schema import Config
+from paceline.leader_lease import LeaderIdentity, living_leader, release_dead
 from paceline.redis_client import connect, parse_sentinel
+from paceline.supervisor.door import Refused
+from paceline.supervisor.ground import check_unled, clear
 from tests.helpers.redis_process import throwaway_redis
 
 KEYS = Keys("r")
@@ -164,3 +168,58 @@ def test_sentinel_urls_are_understood() -> None:
     assert url.sentinels == (("h1", 26379), ("h2", 26379))
     assert (url.service, url.db, url.password, url.tls) == ("mymaster", 3, "s@crt", False)
     assert parse_sentinel("redis://h:1") is None
+
+
+@contextlib.asynccontextmanager
+async def leading(redis: Any, name: str) -> AsyncIterator[None]:
+    """A leader that renews its lease, as a process would."""
+    election = candidate(redis, name, lease_s=0.4)
+    term = await election.acquire(0)
+    assert term is not None
+
+    async def renew() -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            await election.renew(term)
+
+    renewing = asyncio.create_task(renew())
+    try:
+        yield
+    finally:
+        renewing.cancel()
+
+
+async def test_a_lease_of_a_dead_leader_is_nobodys_and_a_renewed_one_is_somebodys(
+    redis: Any, url: str
+) -> None:
+    assert await asyncio.to_thread(living_leader, url, "r") is None
+    async with leading(redis, "a"):
+        found = await asyncio.to_thread(living_leader, url, "r")
+        assert found is not None
+        assert found.controller_id == "a"
+    assert await redis.exists(KEYS.leader), "left behind, not yet run out"
+    assert await asyncio.to_thread(living_leader, url, "r") is None
+
+
+async def test_a_second_fleet_neither_joins_nor_wipes_out_a_run_that_another_one_has(
+    redis: Any, url: str, tmp_path: Path
+) -> None:
+    """Started elsewhere under the same name, it replaced the first one's workers, each in turn."""
+    (tmp_path / "summary.json").write_text("{}")
+    config = Config.model_validate(
+        {
+            "run": {"name": "r"},
+            "model": {"path": "m"},
+            "data": {"path": "d"},
+            "redis": {"url": url},
+        }
+    )
+    async with leading(redis, "a"):
+        with pytest.raises(Refused, match=r"led by a at a:1 .* another run\.name"):
+            await asyncio.to_thread(check_unled, config)
+        with pytest.raises(Refused, match="another fleet has it"):
+            await asyncio.to_thread(clear, config, tmp_path)
+        assert await redis.exists(KEYS.leader)
+        assert (tmp_path / "summary.json").exists()
+    await asyncio.to_thread(clear, config, tmp_path)
+    assert not await redis.exists(KEYS.term)
