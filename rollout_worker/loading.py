@@ -56,16 +56,18 @@ class Loading:
             pause_s = await self._engine.load_weights(staged.version, staged.tensors)
             self._failed = 0
         except SwapFailed as error:
-            self._failed += 1
-            if self._failed >= LOAD_TRIES:
-                self._fail(f"weights failed to load {LOAD_TRIES} times: {error}")
             # The link is replaced and brings them again; until then the old ones serve on.
+            self._count(error)
             raise
         except WeightsRefused as error:
             self._fail(f"weights {staged.version} do not fit model.path: {error}")
             raise
         except EngineError as error:
             self._fail(f"weights {staged.version} not loaded: {error}")
+            raise
+        except Exception as error:
+            # Whatever it was, the link is replaced for it: not again and again for ever.
+            self._count(error)
             raise
         finally:
             self.replacing = False
@@ -77,3 +79,9 @@ class Loading:
             transfer_ms=staged.seconds * 1e3,
         )
         self._loaded()
+
+    def _count(self, error: Exception) -> None:
+        self._failed += 1
+        if self._failed >= LOAD_TRIES:
+            why = str(error) or type(error).__name__
+            self._fail(f"weights failed to load {LOAD_TRIES} times: {why}")

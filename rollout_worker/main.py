@@ -37,7 +37,7 @@ from paceline.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from rollout_worker.appetite import tasks_wanted
 from rollout_worker.engine import make_engine
-from rollout_worker.engine.base import EngineError
+from rollout_worker.engine.base import EngineDied, EngineError
 from rollout_worker.engine.model import pick_device
 from rollout_worker.environments.base import BadEnvironment
 from rollout_worker.environments.runner import Environments
@@ -81,15 +81,15 @@ def run(
     try:
         worker = RolloutWorker(config, controllers, worker_id, tensor_host)
         asyncio.run(worker.run())
+    except (EngineFailed, EngineDied) as error:
+        print(f"rollout_worker: {error}", file=sys.stderr)
+        return 1
     except (TokenizerError, RewardError, BadEnvironment, AuthError, EngineError) as error:
         print(f"rollout_worker: {error}", file=sys.stderr)
         return 2
     except RequestRefused as error:
         print(f"rollout_worker: the controller refused {worker_id}: {error}", file=sys.stderr)
         return 2 if error.bad_input and (worker is None or not worker.admitted) else 1
-    except EngineFailed as error:
-        print(f"rollout_worker: {error}", file=sys.stderr)
-        return 1
     except KeyboardInterrupt:
         return 130
     return 0

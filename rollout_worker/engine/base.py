@@ -36,6 +36,10 @@ class EngineError(Exception):
     """The engine cannot be built or cannot do what was asked; the message is one line for people."""
 
 
+class EngineDied(EngineError):
+    """The engine was ended from outside; nothing is wrong with what it was given."""
+
+
 class WeightsRefused(EngineError):
     """Staged weights do not fit the model; nothing was loaded."""
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from paceline.config.schema import Config
 from paceline.log import first_line
 from rollout_worker.engine import vllm_arguments, vllm_internals
-from rollout_worker.engine.base import EngineError
+from rollout_worker.engine.base import EngineDied, EngineError
 from rollout_worker.engine.weights import WeightTable
 
 _T = TypeVar("_T")
@@ -99,9 +99,9 @@ class VLLMClient:
             raise self.error(error) from error
 
     async def until_dead(self) -> None:
-        """Raises EngineError once vLLM's engine process has ended of itself; never returns."""
+        """Raises EngineDied once vLLM's engine process has ended of itself; never returns."""
         await self._died.wait()
-        raise EngineError(_DEAD)
+        raise EngineDied(_DEAD)
 
     async def unless_dead(self, work: Awaitable[_T]) -> _T:
         """Its result. Raises EngineError once the engine's process has ended: what was asked of it
@@ -127,7 +127,7 @@ class VLLMClient:
         if self.llm is None:
             return EngineError("the engine is closed")
         if vllm_internals.is_dead(self.llm):
-            return EngineError(_DEAD)
+            return EngineDied(_DEAD)
         return EngineError(f"vLLM: {_reason(error)}")
 
     # ---- the owner's thread
@@ -171,7 +171,14 @@ class VLLMClient:
         try:
             return AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments)), facts
         except Exception as error:
-            raise EngineError(f"vLLM cannot start: {_reason(error)}") from error
+            raise start_error(error) from error
+
+
+def start_error(error: Exception) -> EngineError:
+    """What vLLM raised when it was started. That its process was killed is nobody's wrong input: a
+    worker that is started again may well have one that lives."""
+    kind = EngineDied if vllm_internals.was_killed(error) else EngineError
+    return kind(f"vLLM cannot start: {_reason(error)}")
 
 
 def _nothing() -> None:

@@ -26,6 +26,7 @@ from rollout_worker.engine import vllm_internals
 from rollout_worker.engine.base import (
     Aborted,
     Engine,
+    EngineDied,
     EngineError,
     EngineStats,
     Finish,
@@ -90,11 +91,15 @@ class VLLMEngine(Engine):
         started = time.monotonic()
         self._loop = asyncio.get_running_loop()
         await self._client.start()
-        await self._client.told(self._client.llm.update_weight_version("-1"))
-        # Known from here on: else the first request is handed over a round trip after it is made,
-        # and an abort in between would find nothing to end.
+        try:
+            await self._client.told(self._client.llm.update_weight_version("-1"))
+            # Known from here on: else the first request is handed over a round trip after it is
+            # made, and an abort in between would find nothing to end.
+            self._tasks = await self._client.told(self._client.llm.get_supported_tasks())
+        except EngineError as error:
+            # It was up: a rank was killed, or the engine's process.
+            raise EngineDied(str(error)) from error
         vllm_internals.quieten()
-        self._tasks = await self._client.told(self._client.llm.get_supported_tasks())
         facts = self._client.facts
         self._ends = sorted({*self._end_tokens, *facts.end_tokens})
         self._swap = WeightSwap(

@@ -6,6 +6,7 @@ Tested with the pinned version; everything else goes through AsyncLLM's public m
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Iterator
 from copy import copy
 from dataclasses import dataclass
@@ -88,6 +89,12 @@ async def pause(llm: Any, mode: str) -> None:
     """As AsyncLLM.pause_generation(mode, clear_cache=False), which sleeps for another 20 ms once
     the engine stands still, to let outputs reach their callers. Nothing here needs that."""
     await llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=False)
+
+
+def was_killed(error: Exception) -> bool:
+    """Whether vLLM did not start because a signal ended its engine process: the message has the exit
+    status of each, as {'EngineCore': -9}."""
+    return bool(re.search(r"core proc\(s\): \{.*: -\d+", str(error)))
 
 
 def is_dead(llm: Any) -> bool:

@@ -27,7 +27,7 @@ from paceline.config.schema import Config
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from paceline.weights import StagedWeights
 from rollout_worker import main as worker_main
-from rollout_worker.engine.base import EngineError, GenerationFailed, SwapFailed
+from rollout_worker.engine.base import EngineDied, EngineError, GenerationFailed, SwapFailed
 from rollout_worker.loading import LOAD_TRIES
 from rollout_worker.main import EngineFailed, RolloutWorker
 from tests.helpers import worker_rewards
@@ -319,12 +319,15 @@ async def test_weights_that_fail_to_load_are_asked_for_again_while_the_old_ones_
         assert not scene.ended.done()
 
 
-async def test_an_engine_that_never_gets_weights_loaded_ends_the_worker(play: Play) -> None:
+@pytest.mark.parametrize("error", [SwapFailed("no room"), MemoryError("no room")])
+async def test_an_engine_that_never_gets_weights_loaded_ends_the_worker(
+    play: Play, error: Exception
+) -> None:
     with pytest.raises(EngineFailed, match="failed to load 3 times: no room"):
         async with play() as scene:
-            scene.engine.load_error = SwapFailed("no room")
+            scene.engine.load_error = error
             for _ in range(LOAD_TRIES):
-                with pytest.raises(SwapFailed):
+                with pytest.raises(type(error)):
                     await scene.load(4)
             await asyncio.wait_for(asyncio.wait([scene.ended]), 5)
 
@@ -366,6 +369,25 @@ async def test_an_engine_that_cannot_load_weights_ends_the_worker(play: Play) ->
             with pytest.raises(EngineError):
                 await scene.load(4)
             await asyncio.wait_for(asyncio.wait([scene.ended]), 5)
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(EngineError("no such model"), 2), (EngineDied("it was killed"), 1)]
+)
+def test_an_engine_killed_while_it_starts_is_not_bad_input(
+    model: Path, monkeypatch: pytest.MonkeyPatch, error: EngineError, status: int
+) -> None:
+    """Bad input ends the run; a process that was killed is started again."""
+
+    class Stillborn(ScriptedEngine):
+        async def start(self) -> None:
+            raise error
+
+    monkeypatch.setattr(worker_main, "make_engine", lambda config, tokenizer: Stillborn())
+    monkeypatch.setattr(worker_main.logs, "setup", lambda worker_id: None)
+    config = Config.model_validate({"model": {"path": str(model)}, "data": {"path": "unused"}})
+    here = {"controllers": ["127.0.0.1:1"], "tensor_host": "127.0.0.1"}
+    assert worker_main.run(config, worker_id="rollout-0", **here) == status
 
 
 async def test_a_rejoining_worker_drops_what_it_held_and_keeps_its_weights(play: Play) -> None:

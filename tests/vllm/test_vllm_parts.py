@@ -12,8 +12,11 @@ import numpy as np
 import pytest
 import torch
 
+from paceline.config.schema import Config
 from rollout_worker.engine import vllm_extension
-from rollout_worker.engine.base import Finish, Sample
+from rollout_worker.engine.base import EngineDied, EngineError, Finish, Sample
+from rollout_worker.engine.vllm_client import VLLMClient, start_error
+from rollout_worker.engine.vllm_engine import VLLMEngine
 from rollout_worker.engine.vllm_extension import PacelineRank
 from rollout_worker.engine.vllm_outputs import complete, join
 from rollout_worker.engine.vllm_parity import tolerance
@@ -112,3 +115,33 @@ def test_large_logits_round_more_and_quantising_has_a_bound_too() -> None:
     small, large = (tolerance("bfloat16", size, quantised=False) for size in (0.5, 4.0))
     assert small < large < tolerance("bfloat16", 100.0, quantised=False) <= 0.05
     assert 0.05 < tolerance("bfloat16", 0.5, quantised=True) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("processes", "kind"),
+    [("{'EngineCore': -9}", EngineDied), ("{'EngineCore': 1}", EngineError), ("{}", EngineError)],
+)
+def test_a_start_that_was_killed_is_told_from_one_that_failed(
+    processes: str, kind: type[EngineError]
+) -> None:
+    """The words are those of the pinned vLLM."""
+    said = "Engine core initialization failed. See root cause above. Failed core proc(s): "
+    assert type(start_error(RuntimeError(said + processes))) is kind
+
+
+async def test_an_engine_that_is_lost_once_it_was_up_is_no_bad_input(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank is killed at the end of the start: vLLM's first answer says so in words of its own."""
+
+    async def up(client: VLLMClient) -> None:
+        client.llm = SimpleNamespace(errored=False, update_weight_version=lost)
+
+    async def lost(version: str) -> None:
+        raise RuntimeError("Call to update_weight_version method failed: Executor failed.")
+
+    monkeypatch.setattr(VLLMClient, "start", up)
+    config = Config.model_validate({"model": {"path": "unused"}, "data": {"path": "unused"}})
+    engine = VLLMEngine(config, decode_text=letters)
+    with pytest.raises(EngineDied, match="Executor failed"):
+        await engine.start()
