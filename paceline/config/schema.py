@@ -432,8 +432,11 @@ class Config(Section):
     def _consistent(self) -> Config:
         if self.train.warmup_steps > self.train.steps:
             raise ValueError("train.warmup_steps is larger than train.steps")
-        if self.train.advantage_norm and self.rollout.group_size == 1:
-            raise ValueError("rollout.group_size = 1 has no group to normalise advantages over")
+        if self.rollout.group_size == 1 and self.train.kl_coef == 0:
+            raise ValueError(
+                "rollout.group_size = 1: an advantage is relative to the other completions of the "
+                "prompt, alone it is always 0 and nothing is learnt. Set it to 2 or more"
+            )
         if self.fleet.heartbeat_s * 2 > self.fleet.lease_ttl_s:
             raise ValueError("fleet.lease_ttl_s must be at least twice fleet.heartbeat_s")
         # An environment may score by itself, and then reward.functions are not called.

@@ -82,6 +82,8 @@ def test_resolved_toml_reads_back_equal(tmp_path: Path) -> None:
         (MINIMAL, ("train.mask_ratio_token=[2.0, 0.5]",), "--set train.mask_ratio_token=[2.0, 0.5]: train.mask"),
         (MINIMAL, ("train.mask_ratio_sequence=[2.0, 0.5]",), "= [2.0, 0.5]: the lower bound is above"),
         (MINIMAL, ("train.mask_ratio_token=[-1, 0.5]",), "input should be greater than or equal to 0"),
+        (MINIMAL, ("rollout.group_size=1",), "--set rollout.group_size=1: rollout.group_size = 1: an adv"),
+        (MINIMAL, ("rollout.group_size=1", "train.advantage_norm=false"), "always 0 and nothing is learnt"),
         (MINIMAL, ("data.answer_field=none",), "exact_match compares with the answer: set data.answer_field"),
         (MINIMAL, ('data.answer_field="none"', "reward.functions={math_verify=1}"), "math_verify compares"),
     ],

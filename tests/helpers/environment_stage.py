@@ -37,7 +37,8 @@ def stage_config(model: Path, **rollout: Any) -> Config:
             "model": {"path": str(model), "device": "cpu"},
             "data": {"path": "unused", "max_prompt_tokens": 120, **sections.get("data", {})},
             "reward": {"processes": 0, **sections.get("reward", {})},
-            "train": {"advantage_norm": False, **sections.get("train", {})},
+            # So that a group may have one completion.
+            "train": {"kl_coef": 0.1, **sections.get("train", {})},
             "rollout": {
                 "group_size": 2,
                 "max_tokens": 40,
