@@ -176,6 +176,9 @@ class Engine(ABC):
     least_temperature: ClassVar[float] = 0.0
     """The engine would raise a lower one to this, so it refuses it. Greedy is another matter."""
 
+    most_temperature: ClassVar[float] = math.inf
+    """The engine takes no higher one."""
+
     sample_over: Callable[[str], None] = staticmethod(lambda request_id: None)
     """Set by whoever wants to know: called in the event loop with a request's id for each of its
     samples that is finished, at once, however long the others take."""
@@ -211,9 +214,16 @@ class Engine(ABC):
             raise GenerationFailed(f"{bad!r} cannot be a stop string")
         if not math.isfinite(params.temperature) or params.top_k >= 2**31:
             raise GenerationFailed("temperature or top_k is out of range")
-        if params.temperature < self.least_temperature and not params.greedy:
+        if params.greedy:
+            return
+        if params.temperature < self.least_temperature:
             raise GenerationFailed(
                 f"temperature {params.temperature:g} is below {self.least_temperature:g}, the least "
+                "that the engine samples at"
+            )
+        if params.temperature > self.most_temperature:
+            raise GenerationFailed(
+                f"temperature {params.temperature:g} is above {self.most_temperature:g}, the most "
                 "that the engine samples at"
             )
 

@@ -54,6 +54,7 @@ class VLLMEngine(Engine):
 
     exact_continuation = False
     least_temperature = 0.01
+    most_temperature = 2.0
 
     def __init__(
         self,
@@ -63,10 +64,10 @@ class VLLMEngine(Engine):
         end_tokens: tuple[int, ...] = (),
         overrides: Mapping[str, Any] | None = None,
     ) -> None:
-        if config.rollout.temperature < self.least_temperature:
+        if not self.least_temperature <= config.rollout.temperature <= self.most_temperature:
             raise EngineError(
                 f"rollout.temperature is {config.rollout.temperature:g}; vLLM samples at "
-                f"{self.least_temperature:g} or more"
+                f"{self.least_temperature:g} to {self.most_temperature:g}"
             )
         self._config = config
         self.on_update = config.rollout.on_update
@@ -217,25 +218,31 @@ class VLLMEngine(Engine):
     def _fresh(self, group: Group, index: int, name: str) -> Any:
         request, salt = group.request, self._swap_ready.salt
         if group.fresh[0] != salt:
-            group.fresh = salt, self._asked(request.prompt_tokens, self._params(request, 0))
+            group.fresh = salt, self._asked(request, request.prompt_tokens, 0)
         return vllm_internals.another(group.fresh[1], name, _seed(request, group.keys[index]))
 
     def _continued(self, group: Group, index: int, prefix: Sample, name: str) -> Any:
         request, have = group.request, len(prefix.tokens)
         tokens = np.concatenate([request.prompt_tokens, prefix.tokens])
-        asked = self._asked(tokens, self._params(request, have))
+        asked = self._asked(request, tokens, have)
         # Other numbers than those the prefix was drawn with.
         (key,) = sample_keys(group.keys[index], np.array([have])).tolist()
         return vllm_internals.another(asked, name, _seed(request, key))
 
-    def _asked(self, tokens: NDArray[np.int32], params: Any) -> Any:
+    def _asked(self, request: Request, tokens: NDArray[np.int32], have: int) -> Any:
+        """``have``: how many of the tokens were generated."""
         from vllm.inputs.engine import tokens_input
 
         prompt = tokens_input(tokens.tolist(), cache_salt=self._swap_ready.salt)
         try:
+            params = self._params(request, have)
             return vllm_internals.prepared(self._client.llm, prompt, params, self._tasks)
         except Exception as error:
-            raise self._client.error(error) from error
+            told = self._client.error(error)
+            if self._closed or isinstance(told, EngineDied):
+                raise told from error
+            # The engine has not heard of it: vLLM's front end refuses this very request.
+            raise GenerationFailed(str(told)) from error
 
     def _params(self, request: Request, have: int) -> Any:
         """``have``: tokens that are there already."""

@@ -324,15 +324,27 @@ def begun(sample: Sample, count: int) -> Sample:
     )
 
 
-async def test_a_temperature_that_vllm_would_change_is_refused(
+async def test_a_temperature_that_vllm_would_change_or_refuse_is_refused_first(
     engine: Engine, paths: tuple[Path, Path]
 ) -> None:
-    with pytest.raises(GenerationFailed, match=r"temperature 0\.005 is below 0\.01"):
-        await engine.generate(ask("cold", temperature=0.005))
-    assert len(await engine.generate(ask("greedy", temperature=0.005, greedy=True))) == 1
-    with pytest.raises(EngineError, match=r"rollout\.temperature is 0\.005"):
-        config = tiny_config(paths[0], engine="vllm", temperature=0.005)
-        make_engine(config, PromptTokenizer(config))
+    for temperature, why in (0.005, r"0\.005 is below 0\.01"), (2.5, r"2\.5 is above 2"):
+        with pytest.raises(GenerationFailed, match=f"temperature {why}"):
+            await engine.generate(ask("extreme", temperature=temperature))
+        greedy = ask("greedy", temperature=temperature, greedy=True)
+        assert len(await engine.generate(greedy)) == 1
+        with pytest.raises(EngineError, match=rf"rollout\.temperature is {temperature}"):
+            config = tiny_config(paths[0], engine="vllm", temperature=temperature)
+            make_engine(config, PromptTokenizer(config))
+
+
+async def test_a_request_that_vllm_refuses_fails_alone(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever its checks are: an engine that has failed would end the worker."""
+    monkeypatch.setattr(type(engine), "most_temperature", 9.0)
+    with pytest.raises(GenerationFailed, match="vLLM: temperature must be in"):
+        await engine.generate(ask("hot", temperature=2.5))
+    assert len(await engine.generate(ask("warm"))) == 1
 
 
 async def test_close_leaves_nobody_waiting(paths: tuple[Path, Path]) -> None:
