@@ -16,9 +16,11 @@ from rich.text import Text
 
 from paceline.progress import Progress, duration
 from paceline.tables import fleet_table, headline, progress_table
+from paceline.terminal import printable
 from paceline.v1 import admin_pb2
 
 EVENTS_SHOWN = 8
+LEAST_PROCESSES = 2
 PLAIN_EVERY_S = 2.0
 """A run of fast steps prints at most one line in this time where there is no terminal."""
 
@@ -36,7 +38,9 @@ class Console(Protocol):
 def open_console(out: RichConsole | None = None, progress: Progress | None = None) -> Console:
     """The console that fits where standard output goes. ``progress``: what the run did so far."""
     out, progress = out or RichConsole(), progress or Progress()
-    return LiveConsole(out, progress) if out.is_terminal else PlainConsole(out, progress)
+    # A dumb terminal cannot draw in place: rich would show it nothing before the end.
+    live = out.is_terminal and not out.is_dumb_terminal
+    return LiveConsole(out, progress) if live else PlainConsole(out, progress)
 
 
 class PlainConsole:
@@ -67,7 +71,7 @@ class PlainConsole:
 
     def note(self, line: str, t: float | None = None) -> None:
         when = f"{time.monotonic() - self._began:7.1f}s" if t is None else _clock(t)
-        self._out.print(f"{when}  {line}", markup=False, highlight=False, soft_wrap=True)
+        self._out.print(f"{when}  {printable(line)}", markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         pass
@@ -96,15 +100,41 @@ class LiveConsole:
         self._live.stop()
 
     def _draw(self) -> None:
-        self._live.update(picture(self._status, self._progress, self._events), refresh=True)
+        drawn = fitted(self._live.console, self._status, self._progress, list(self._events))
+        self._live.update(drawn, refresh=True)
+
+
+def fitted(
+    out: RichConsole,
+    status: admin_pb2.StatusReply | None,
+    progress: Progress,
+    events: list[tuple[float, str]],
+) -> Group:
+    """The picture with fewer events, then with fewer processes, until the terminal has room for it:
+    what is below its last line is not seen, and the newest event stands there."""
+    room = out.size.height
+    most = min(room, len(status.controllers) + len(status.workers)) if status is not None else 0
+    while True:
+        drawn = picture(status, progress, events, most)
+        over = len(out.render_lines(drawn, pad=False)) - room
+        if over <= 0 or (len(events) <= 1 and most <= LEAST_PROCESSES):
+            return drawn
+        fewer = min(over, max(0, len(events) - 1))
+        events = events[fewer:]
+        if not fewer:
+            most = max(LEAST_PROCESSES, most - over)
 
 
 def picture(
     status: admin_pb2.StatusReply | None,
     progress: Progress,
     events: Iterable[tuple[float, str]],
+    processes: int | None = None,
 ) -> Group:
-    """The whole view: how far, how well, who, and what happened last (Unix seconds, text)."""
+    """The whole view: how far, how well, who, and what happened last (Unix seconds, text).
+
+    ``processes``: at most so many have a line.
+    """
     parts: list[RenderableType] = []
     if status is not None:
         learning = Text.assemble(("learning ", "dim"), progress.line(status), no_wrap=True)
@@ -115,13 +145,13 @@ def picture(
             learning,
             progress_table(status),
             Rule(style="dim"),
-            fleet_table(status, gone=False),
+            fleet_table(status, gone=False, most=processes),
             Rule(style="dim"),
         ]
     told = list(events)
     for t, line in told:
         newest = (t, line) == told[-1]
-        shown = f"{_clock(t)}  {line}"
+        shown = f"{_clock(t)}  {printable(line)}"
         shown += f"  ({duration(max(0.0, time.time() - t))} ago)" if newest else ""
         parts.append(Text(shown, style="bold" if newest else "", no_wrap=True, overflow="ellipsis"))
     return Group(*parts)

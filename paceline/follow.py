@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
+
+import grpc.aio
 
 from paceline.client import ControlPlane, ControlPlaneUnavailable
 from paceline.v1 import admin_pb2
@@ -18,6 +21,8 @@ GONE_S = 60.0
 """No controller answers for so long: nobody will."""
 FAREWELL_S = 2.0
 """The same once the run is over."""
+LEADER_S = 0.5
+"""To hear from the leader what another controller cannot know."""
 START = "0-0"
 ENDED = frozenset({"RunFinished", "RunFailed"})
 
@@ -68,13 +73,29 @@ def position_at(t: float | None = None) -> str:
     return f"{int((time.time() if t is None else t) * 1000)}-0"
 
 
+async def leader_status(control: ControlPlane, timeout_s: float) -> admin_pb2.StatusReply:
+    """The run's status as its leader has it: nobody else hears heartbeats and gauges. Where the
+    leader is out of reach, as another controller has it.
+
+    Raises ControlPlaneUnavailable and RequestRefused.
+    """
+    request = admin_pb2.StatusRequest()
+    found: admin_pb2.StatusReply = await control.call(
+        "AdminService.GetStatus", request, timeout_s=timeout_s
+    )
+    leader = next((c.address for c in found.controllers if c.state == "leader"), "")
+    if leader not in ("", control.address):
+        ask = control.bind(leader, "AdminService.GetStatus")
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            own = await ask(request, timeout=LEADER_S, metadata=control.metadata)
+            found = own if own.term >= found.term else found
+    return found
+
+
 async def answers(control: ControlPlane, timeout_s: float) -> admin_pb2.StatusReply | None:
     """The run's status; None where no controller answers in time. Raises RequestRefused."""
     try:
-        async with asyncio.timeout(timeout_s + 1.0):
-            reply: admin_pb2.StatusReply = await control.call(
-                "AdminService.GetStatus", admin_pb2.StatusRequest(), timeout_s=timeout_s
-            )
-            return reply
+        async with asyncio.timeout(timeout_s + LEADER_S + 1.0):
+            return await leader_status(control, timeout_s)
     except (ControlPlaneUnavailable, TimeoutError):
         return None

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from rich.table import Table
 from rich.text import Text
 
+from paceline.terminal import printable
 from paceline.v1 import admin_pb2, common_pb2
 
 STATE_STYLE = {
@@ -20,36 +21,51 @@ STATE_STYLE = {
     "suspect": "yellow",
     "dead": "red",
 }
+GONE = frozenset({"dead", "stopped"})
+QUIET = frozenset({"running", "spare"})
 TIME_SPLIT = ("generate", "wait", "compute", "reduce", "commit", "publish")
 
 
-def fleet_table(status: admin_pb2.StatusReply, *, gone: bool = True) -> Table:
-    """One row for each process; ``gone``: dead and stopped workers too."""
+def fleet_table(
+    status: admin_pb2.StatusReply, *, gone: bool = True, most: int | None = None
+) -> Table:
+    """One row for each process; ``gone``: dead and stopped workers too.
+
+    ``most``: rows at most; those who just run are the first to be left out, and are counted.
+    """
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("process", "host", "pid", "state", "mesh", "version", "heard", "doing"):
         table.add_column(
             column, justify="right" if column in ("pid", "mesh", "version") else "left"
         )
+    workers = [w for w in status.workers if gone or w.state not in GONE]
+    room = len(workers) if most is None else max(0, most - len(status.controllers))
+    shown, left_out = workers, 0
+    if len(workers) > room:
+        room = max(0, room - 1)  # the last line says how many more there are
+        left_out = len(workers) - room
+        shown = sorted(workers, key=lambda w: (w.state in QUIET, w.worker_id))[:room]
     for one in sorted(status.controllers, key=lambda c: c.controller_id):
         age = _age(one.heartbeat_age_s)
-        table.add_row(one.controller_id, one.host, str(one.pid), _state(one.state), "", "", age, "")
-    for worker in sorted(status.workers, key=lambda w: w.worker_id):
-        if worker.state in ("dead", "stopped") and not gone:
-            continue
+        host = _text(one.host)
+        table.add_row(one.controller_id, host, str(one.pid), _state(one.state), "", "", age, "")
+    for worker in sorted(shown, key=lambda w: w.worker_id):
         is_policy = worker.role == common_pb2.ROLE_POLICY
         doing = worker.activity
         if worker.held_leases:
             doing = f"{doing} ({worker.held_leases} tasks)".strip()
         table.add_row(
             worker.worker_id,
-            worker.host,
+            _text(worker.host),
             str(worker.pid),
             _state(worker.state),
             str(worker.mesh_epoch) if is_policy and worker.mesh_epoch else "",
             str(worker.version) if worker.version >= 0 else "-",
             _age(worker.heartbeat_age_s),
-            doing,
+            _text(doing),
         )
+    if left_out:
+        table.add_row(f"… {left_out:,} more")
     return table
 
 
@@ -93,9 +109,9 @@ def progress_table(status: admin_pb2.StatusReply) -> Table:
         f"{tasks.in_step} in step   {tasks.trained} trained   {sum(tasks.dropped.values())} dropped",
     )
     if status.proposed:
-        table.add_row("proposal", f"{_counts(status.proposed)}: {status.proposed_why}")
+        table.add_row("proposal", _text(f"{_counts(status.proposed)}: {status.proposed_why}"))
     if status.provider_trouble:
-        table.add_row("provider", status.provider_trouble)
+        table.add_row("provider", _text(status.provider_trouble))
     return table
 
 
@@ -106,7 +122,7 @@ def headline(status: admin_pb2.StatusReply) -> str:
         f", version {status.version}, mesh epoch {status.mesh_epoch}, leader {status.leader or '-'}"
         f" (term {status.term})"
     )
-    return f"{line}: {status.reason}" if status.reason else line
+    return printable(f"{line}: {status.reason}" if status.reason else line)
 
 
 def _counts(counts: Mapping[str, int]) -> str:
@@ -116,6 +132,11 @@ def _counts(counts: Mapping[str, int]) -> str:
 def _show(metrics: Mapping[str, float], name: str) -> str:
     value = metrics.get(name) if name in metrics else None
     return "-" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _text(text: str) -> Text:
+    """Of a process' own words: a string in a table would be taken for markup."""
+    return Text(printable(text))
 
 
 def _state(state: str) -> Text:

@@ -230,8 +230,3 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(v) for v in value]
     return value
-
-
-def printable(text: str) -> str:
-    """``text`` with what would steer a terminal made visible; line ends and tabs stay."""
-    return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in text)

@@ -19,9 +19,9 @@ from paceline.cli.common import (
     TlsOption,
     TokenOption,
     print_json_line,
-    printable,
     with_control,
 )
+from paceline.terminal import printable
 
 if TYPE_CHECKING:
     from paceline.client import ControlPlane

@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.common import BadInput, JsonOption, print_json, print_json_line, printable
+from paceline.cli.common import BadInput, JsonOption, print_json, print_json_line
+from paceline.terminal import printable
 
 DEFAULT_LINES = 50
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.common import BadInput, JsonOption, print_json
+from paceline.terminal import out_console, printable
 
 if TYPE_CHECKING:
     from paceline.runs import Run
 
 PLOT = Path("compare.png")
-WIDE = 240
 TOLD = ("failed", "damaged")
 """States that are shown with their reason."""
 
@@ -117,7 +117,6 @@ def _metrics(path: Path) -> set[str]:
 
 
 def _print(found: list[Run], last: list[str], title: str = "changed") -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
@@ -130,7 +129,7 @@ def _print(found: list[Run], last: list[str], title: str = "changed") -> None:
         state = f"{run.state}: {run.reason}" if run.state in TOLD and run.reason else run.state
         table.add_row(
             Text(str(run.path)),
-            Text(state),
+            Text(printable(state)),
             str(run.steps),
             _span(run.reward_first5, run.reward_last5),
             _span(run.eval_first, run.eval_last),
@@ -138,9 +137,7 @@ def _print(found: list[Run], last: list[str], title: str = "changed") -> None:
             "-" if run.wall_s is None else duration(run.wall_s),
             cell,
         )
-    # Not cut to the width of a terminal that is not there.
-    console = Console()
-    Console(width=None if console.is_terminal else WIDE).print(table)
+    out_console().print(table)
 
 
 def _span(first: float | None, last: float | None) -> str:

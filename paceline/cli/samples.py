@@ -19,10 +19,10 @@ from paceline.cli.common import (
     TokenOption,
     find_target,
     print_json,
-    printable,
     run_config,
     run_rest_urls,
 )
+from paceline.terminal import printable
 
 if TYPE_CHECKING:
     from paceline.rest_client import RestReader

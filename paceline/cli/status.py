@@ -32,14 +32,11 @@ def status(
     """
     from paceline.cli.messages import as_dict
     from paceline.client import ControlPlane, ControlPlaneUnavailable
+    from paceline.follow import leader_status
     from paceline.v1 import admin_pb2
 
     async def ask(control: ControlPlane) -> admin_pb2.StatusReply:
-        request = admin_pb2.StatusRequest()
-        reply: admin_pb2.StatusReply = await control.call(
-            "AdminService.GetStatus", request, timeout_s=ANSWER_LIMIT_S
-        )
-        return reply
+        return await leader_status(control, ANSWER_LIMIT_S)
 
     try:
         reply = with_control(run_dir, controllers, token_file, tls_ca, ask)
@@ -50,11 +47,10 @@ def status(
     if as_json:
         print_json(as_dict(reply))
         return
-    from rich.console import Console
-
     from paceline.tables import fleet_table, headline, progress_table
+    from paceline.terminal import out_console
 
-    console = Console()
+    console = out_console()
     console.print(headline(reply), markup=False, highlight=False)
     console.print(progress_table(reply))
     console.print(fleet_table(reply))

@@ -18,15 +18,14 @@ from paceline.cli.common import (
     find_target,
     last_known,
     print_json_line,
-    printable,
 )
+from paceline.terminal import out_console
 
 if TYPE_CHECKING:
     from paceline.console import Console
     from paceline.watch import Picture, Shown
 
 HISTORY = 48
-WIDE = 150
 
 
 def top(
@@ -96,15 +95,9 @@ def _print_once(picture: Picture, as_json: bool) -> None:
     if as_json:
         print_json_line(as_object(picture))
         return
-    from rich.console import Console as RichConsole
-
     from paceline.console import picture as draw
 
-    events = [(t, printable(text)) for t, text in picture.events]
-    # Not cut to the width of a terminal that is not there.
-    console = RichConsole()
-    console = console if console.is_terminal else RichConsole(width=WIDE)
-    console.print(draw(picture.status, picture.progress, events))
+    out_console(150).print(draw(picture.status, picture.progress, picture.events))
 
 
 class _Objects:
@@ -138,7 +131,7 @@ class _Console:
 
         self._console = open_console(progress=picture.progress)
         for t, text in picture.events:
-            self._console.note(printable(text), t)
+            self._console.note(text, t)
 
     def look(self, picture: Picture) -> None:
         assert self._console is not None
@@ -150,7 +143,7 @@ class _Console:
 
     def event(self, t: float, text: str) -> None:
         assert self._console is not None
-        self._console.note(printable(text), t)
+        self._console.note(text, t)
 
     def silent(self, seconds: float) -> None:
         assert self._console is not None

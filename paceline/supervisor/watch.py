@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
+from paceline.follow import leader_status
 from paceline.v1 import admin_pb2
 
 ASK_LIMIT_S = 2.0
@@ -32,11 +33,8 @@ class RunWatch:
         """False where no controller answered."""
         for event in await asyncio.to_thread(self._tail.read):
             self._on_event(event)
-        request = admin_pb2.StatusRequest()
         try:
-            self.status = await self._control.call(
-                "AdminService.GetStatus", request, timeout_s=ASK_LIMIT_S
-            )
+            self.status = await leader_status(self._control, ASK_LIMIT_S)
         except ControlPlaneUnavailable:
             return False
         except RequestRefused as error:

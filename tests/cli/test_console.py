@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import time
+from pathlib import Path
 
+import pytest
 from rich.console import Console
 
 from paceline.cli.messages import as_dict
-from paceline.console import LiveConsole, PlainConsole, open_console
+from paceline.cli.up import _print_outcome
+from paceline.console import LiveConsole, PlainConsole, fitted, open_console
 from paceline.progress import Progress
 from paceline.story import tell
 from paceline.v1 import admin_pb2, common_pb2
@@ -58,6 +61,56 @@ def test_live_table_shows_the_rewards_and_the_time_left() -> None:
     assert "0.5 ± -" in shown, "no line of the table is lost beside the bar"
     assert "3 min 00 s left" in shown
     assert "policy-0 died  (1 min 05 s ago)" in shown
+
+
+@pytest.mark.parametrize(("height", "workers"), [(24, 4), (24, 1000), (50, 1000)])
+def test_the_newest_event_is_in_sight_however_low_the_terminal(height: int, workers: int) -> None:
+    reply = status(3)
+    for n in range(workers):
+        state = "suspect" if n == workers - 1 else "running"
+        reply.workers.add(worker_id=f"rollout-{n + 10}", state=state, version=3)
+    out = Console(file=io.StringIO(), force_terminal=True, width=80, height=height)
+    events = [(float(n), f"event number {n}.") for n in range(8)]
+    out.print(fitted(out, reply, Progress(), events))
+    lines = out.file.getvalue().rstrip().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) <= height
+    assert "event number 7." in lines[-1]
+    assert any("suspect" in line for line in lines), "who does not just run is shown first"
+    assert any("more" in line for line in lines) == (workers > 4)
+
+
+def test_a_terminal_that_cannot_draw_in_place_gets_lines() -> None:
+    out = io.StringIO()
+    console = open_console(Console(file=out, force_terminal=True, _environ={"TERM": "dumb"}))
+    console.show(status(3))
+    assert "step 3/10" in out.getvalue()
+    console.close()
+
+
+def test_words_of_processes_are_neither_markup_nor_steer_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = "wants [batch, seq] of [/tmp/x] \x1b[31mred"
+    shown = "wants [batch, seq] of [/tmp/x] \\x1b[31mred"
+    reply = status(3)
+    reply.provider_trouble = reply.proposed_why = reply.reason = said
+    reply.proposed["policy"] = 2
+    reply.workers[0].activity = said
+    out = io.StringIO()
+    live = open_console(Console(file=out, force_terminal=True, width=240, height=50))
+    live.show(reply)
+    live.note(said)
+    plain = PlainConsole(Console(file=out, width=240))
+    plain.note(said)
+    live.close()
+    _print_outcome({"status": "failed", "reason": said}, "failed", Path("run"))
+    printed = capsys.readouterr()
+    assert shown in printed.out
+    assert shown in printed.err
+    text = out.getvalue()
+    assert "31mred" in text
+    assert "\x1b[31mred" not in text
+    assert sum(line.count(shown) for line in text.splitlines()) >= 6
 
 
 def test_plain_lines_are_few_and_include_the_last_step() -> None:

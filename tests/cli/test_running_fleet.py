@@ -156,6 +156,16 @@ def test_admin_commands_answer_in_json(fleet: Controllers) -> None:
     assert "refused" in refused.stderr
 
 
+def test_heartbeats_are_told_whoever_is_asked_first(fleet: Controllers) -> None:
+    """Only the leader hears them: every second look at a fleet had none."""
+    for where in (addresses(fleet), addresses(fleet)[::-1]):
+        for command in (["status"], ["top", "--once"]):
+            workers = asked(*command, "--controllers", ",".join(where))["workers"]
+            living = [w for w in workers if w["state"] not in ("dead", "stopped")]
+            assert living
+            assert all(w["heartbeat_age_s"] >= 0 for w in living)
+
+
 def test_a_script_that_looked_too_early_changes_nothing(fleet: Controllers) -> None:
     target = targets(fleet)[0]
     seen = asked("status", *target)
@@ -274,6 +284,6 @@ def test_samples_of_a_run_that_stopped_come_from_its_journal(tmp_path: Path) -> 
 
 
 def test_escape_sequences_in_samples_do_not_reach_the_terminal() -> None:
-    from paceline.cli.common import printable
+    from paceline.terminal import printable
 
     assert printable("a\x1b[31mred\r\x07\n\tb") == "a\\x1b[31mred\\r\\x07\n\tb"
