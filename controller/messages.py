@@ -191,8 +191,10 @@ def _add_worker(
     )
     if worker.spare and worker.lifecycle is Lifecycle.RUNNING:
         status.state = "spare"
-    if leader is None or not worker.alive:
+    if not worker.alive:
         return
+    # Here too: who heard of a drain by its lower number alone would let a second worker go.
     if worker.leaving:
         status.state = "draining"
-    leader.describe(worker, status)
+    if leader is not None:
+        leader.describe(worker, status)

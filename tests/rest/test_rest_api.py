@@ -384,7 +384,7 @@ def test_what_the_autoscaler_proposes_is_exported_beside_what_is_wanted() -> Non
 
 
 async def test_a_drained_worker_is_replaced_where_that_is_asked_for(
-    served: Controllers, leader: httpx.AsyncClient
+    served: Controllers, leader: httpx.AsyncClient, standby: httpx.AsyncClient
 ) -> None:
     headers = bearer(served)
     await leader.post("/api/v1/scale", json={"policy": 2, "rollout": 3}, headers=headers)
@@ -400,6 +400,11 @@ async def test_a_drained_worker_is_replaced_where_that_is_asked_for(
         return any(e["text"] == "rollout-0 is asked to leave" for e in events)
 
     await until(told)
+
+    async def draining() -> bool:
+        return bool((await get(standby, "workers/rollout-0"))["state"] == "draining")
+
+    await until(draining)
     done = await leader.post(drained.format("policy-0"), headers=headers)
     assert done.status_code == 200, done.text
     assert (await get(leader, "run"))["desired"] == {"policy": 1, "rollout": 3}
