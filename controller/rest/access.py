@@ -33,6 +33,7 @@ READS = frozenset({"GET", "HEAD"})
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/"})
 """Reveal nothing of the run: probes, and the page without its data."""
 STATIC = "/static/"
+ENDLESS = "/api/v1/events/stream"
 
 PreflightHeaders = {
     "Access-Control-Allow-Methods": "GET, POST",
@@ -80,6 +81,9 @@ class Access:
             await send(message)
 
         refusal = self._answer(request)
+        if request.method == "HEAD" and request.scope["path"] != ENDLESS:
+            # The server leaves the body out. Probes and load balancers ask so.
+            scope = {**scope, "method": "GET"}
         await (refusal or self._app)(scope, receive, send_with_headers)
 
     def _headers(self, request: Request) -> list[tuple[bytes, bytes]]:

@@ -65,6 +65,9 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
         told = [f"{'.'.join(str(x) for x in e['loc'])}: {e['msg']}" for e in error.errors()]
+        kind = request.headers.get("content-type", "")
+        if any(tuple(e["loc"]) == ("body",) for e in error.errors()) and "json" not in kind:
+            told = ["body: it is read as JSON only where the Content-Type is application/json"]
         return respond(422, "; ".join(told[:8]), request.url.path)
 
     @app.exception_handler(Exception)

@@ -12,6 +12,8 @@ from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
 
 from controller.ledger import views
+from controller.ledger.state import State
+from controller.ledger.versions import Checkpoint
 from controller.messages import controllers_of, status_of
 from controller.rest import models, samples
 from controller.rest.drops import Drops
@@ -203,13 +205,18 @@ def router(controller: Controller, index: RunIndex, pace: Pace) -> APIRouter:
             int, Query(ge=0, le=MOST_STEP, description="With at least so many steps committed")
         ] = 0,
         until_step: Annotated[int, Query(ge=0, le=MOST_STEP)] = MOST_STEP,
-        newest: Annotated[bool, Query(description="The last ones, not the first ones")] = True,
+        newest: Annotated[
+            bool | None,
+            Query(description="The last ones, not the first ones; not given: without since only"),
+        ] = None,
     ) -> Response:
         key = parse_id(since)
 
         def answer(i: RunIndex) -> dict[str, Any]:
             steps = (since_step, until_step)
-            found = i.history.after(key, limit=limit, kinds=kind, newest=newest, steps=steps)
+            # Who pages on with the id of the last answer must not be made to leap over any.
+            last = key is None if newest is None else newest
+            found = i.history.after(key, limit=limit, kinds=kind, newest=last, steps=steps)
             return {
                 "events": [e.to_json() for e in found],
                 "next": found[-1].id if found else since,
@@ -226,11 +233,11 @@ def router(controller: Controller, index: RunIndex, pace: Pace) -> APIRouter:
     async def versions() -> list[models.VersionLine]:
         return [models.VersionLine(**line) for line in versions_of(controller)]
 
-    @routes.get("/checkpoints", summary="Recorded checkpoints", tags=["run"])
+    @routes.get("/checkpoints", summary="What can be restored, newest first", tags=["run"])
     async def checkpoints() -> list[models.Checkpoint]:
         known = await index.ask(lambda i: dict(i.history.checkpoints))
         found = []
-        for one in reversed(controller.state.versions.checkpoints):
+        for one in kept_checkpoints(controller.state, controller.config.train.keep_checkpoints):
             t, size = known.get((one.step, one.version), (0.0, 0))
             found.append(
                 models.Checkpoint(
@@ -271,6 +278,11 @@ def run_of(controller: Controller, scrub: Scrubber, pace: Pace) -> dict[str, Any
         **proposed_of(controller),
         "sinks": sinks_of(controller, scrub),
     }
+
+
+def kept_checkpoints(state: State, keep: int) -> list[Checkpoint]:
+    """Newest first. The ledger remembers more than the writer leaves on the disk."""
+    return state.versions.checkpoints[-keep:][::-1]
 
 
 def proposed_of(controller: Controller) -> dict[str, Any]:

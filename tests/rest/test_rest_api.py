@@ -19,10 +19,12 @@ from controller.journal import Journal
 from controller.keys import Keys
 from controller.ledger import views
 from controller.ledger.state import State
+from controller.ledger.versions import Checkpoint
 from controller.payloads import RedisPayloads
 from controller.rest import models
 from controller.rest.exposition import Exposition
 from controller.rest.index import RunIndex
+from controller.rest.reads import kept_checkpoints
 from paceline.autoscale import Counts, Proposal
 from paceline.client import ControlPlane
 from paceline.redis_client import connect
@@ -260,6 +262,38 @@ async def test_pause_resume_and_checkpoint(served: Controllers, leader: httpx.As
     assert again.json() == asked.json()
 
 
+async def test_who_pages_through_events_leaps_over_none(leader: httpx.AsyncClient) -> None:
+    everything = (await get(leader, "events?limit=2000"))["events"]
+    assert len(everything) > 12
+    assert (await get(leader, "events?limit=5"))["events"] == everything[-5:], "the newest"
+    read, since = everything[:1], everything[0]["id"]
+    while page := await get(leader, f"events?limit=5&since={since}"):
+        if not page["events"]:
+            break
+        read, since = read + page["events"], page["next"]
+    assert [e["id"] for e in read[: len(everything)]] == [e["id"] for e in everything]
+
+
+def test_only_checkpoints_that_are_left_can_be_restored() -> None:
+    state = State()
+    state.versions.checkpoints += [Checkpoint(n, n, f"checkpoints/step-{n}") for n in (1, 2, 3)]
+    assert [c.step for c in kept_checkpoints(state, 2)] == [3, 2]
+    assert [c.step for c in kept_checkpoints(state, 9)] == [3, 2, 1]
+
+
+async def test_what_can_be_read_can_be_asked_for_its_headers_alone(
+    leader: httpx.AsyncClient,
+) -> None:
+    """Load balancers probe so."""
+    for path in ("/healthz", "/readyz", "/", "/api/v1/run", "/metrics"):
+        answer = await leader.head(path)
+        assert answer.status_code == 200, path
+        assert answer.content == b"" and int(answer.headers["content-length"]) > 0, path
+    assert (await leader.head("/api/v1/nothing")).status_code == 404
+    assert (await leader.head("/api/v1/events/stream")).status_code == 405, "it never ends"
+    assert (await leader.get("/healthz")).json() == {"status": "alive"}, "the connection is whole"
+
+
 async def test_every_refusal_is_problem_details(
     served: Controllers, leader: httpx.AsyncClient
 ) -> None:
@@ -278,6 +312,9 @@ async def test_every_refusal_is_problem_details(
     ):
         assert_problem(await leader.post("/api/v1/scale", json=body, headers=headers), 422)
     assert_problem(await leader.post("/api/v1/scale", content=b"{", headers=headers), 422)
+    as_form = {**headers, "Content-Type": "application/x-www-form-urlencoded"}
+    sent = await leader.post("/api/v1/scale", content=b'{"rollout": 2}', headers=as_form)
+    assert_problem(sent, 422, "Content-Type is application/json")
     assert_problem(await leader.post("/api/v1/workers/nobody/drain", headers=headers), 404)
     assert_problem(await leader.post("/api/v1/stop", content=b"x" * 70_000, headers=headers), 413)
 

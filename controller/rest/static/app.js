@@ -505,7 +505,7 @@ async function events() {
 }
 
 async function watchFaults() {
-  const found = await ask("events?kind=faults&limit=5" + (state.lastEvent ? `&since=${state.lastEvent}` : ""));
+  const found = await ask("events?kind=faults&limit=5&newest=true" + (state.lastEvent ? `&since=${state.lastEvent}` : ""));
   if (state.lastEvent !== null && found.events.length) { const e = found.events[found.events.length - 1]; say(e.text + (e.noticed ? `: ${e.noticed}` : ""), true); state.lastStep = -1; }
   state.lastEvent = found.next;
 }
