@@ -16,19 +16,11 @@ import torch
 
 from policy_worker.advantages import group_advantages
 from policy_worker.losses.grpo import TokenColumns, grpo_loss
+from tests.helpers.corrections import CORRECTIONS, PLAIN
 from tests.helpers.policy_models import make_config
 
 LENGTH, VOCABULARY, GROUP, PROMPTS, STEPS = 6, 12, 8, 16, 150
 NOISE = 4.0
-PLAIN: dict[str, Any] = {"proximal": "behaviour"}
-CORRECTED = [
-    pytest.param({"proximal": "trainer", "tis_cap": 2.0}, id="truncated importance sampling"),
-    pytest.param({"proximal": "behaviour", "mask_ratio_token": (0.5, 2.0)}, id="token mask"),
-    pytest.param(
-        {"proximal": "trainer", "tis_cap": 2.0, "mask_ratio_sequence": (0.2, 5.0)},
-        id="importance sampling and sequence mask",
-    ),
-]
 
 
 @dataclass
@@ -74,7 +66,7 @@ def train(noise: float, **changes: Any) -> Learned:
     return Learned(float(np.mean(history)), min(history[STEPS // 2 :]))
 
 
-@pytest.mark.parametrize("changes", CORRECTED)
+@pytest.mark.parametrize("changes", CORRECTIONS.values(), ids=CORRECTIONS)
 def test_a_perturbed_engine_trains_stably_with_correction_and_visibly_worse_without(
     changes: dict[str, Any],
 ) -> None:
@@ -84,7 +76,7 @@ def test_a_perturbed_engine_trains_stably_with_correction_and_visibly_worse_with
     assert with_correction.mean > without.mean + 0.1
 
 
-@pytest.mark.parametrize("changes", CORRECTED)
+@pytest.mark.parametrize("changes", CORRECTIONS.values(), ids=CORRECTIONS)
 def test_corrections_cost_nothing_where_engine_and_trainer_agree(changes: dict[str, Any]) -> None:
     found, plain = train(0.0, **changes), train(0.0, **PLAIN)
     assert found.mean == pytest.approx(plain.mean, abs=1e-4)

@@ -21,19 +21,11 @@ from typing import Any
 
 import pytest
 
+from tests.helpers.corrections import CORRECTIONS, PLAIN
 from tests.helpers.perturbed_training import LENGTH, Learned, train_against
 from tests.helpers.tiny_model import make_endless_model
 
 NOISE, STEPS, LR = 3.0, 120, 3e-3
-PLAIN: dict[str, Any] = {"proximal": "behaviour"}
-CORRECTED = [
-    pytest.param({"proximal": "trainer", "tis_cap": 2.0}, id="truncated importance sampling"),
-    pytest.param({"proximal": "behaviour", "mask_ratio_token": (0.5, 2.0)}, id="token mask"),
-    pytest.param(
-        {"proximal": "trainer", "tis_cap": 2.0, "mask_ratio_sequence": (0.5, 2.0)},
-        id="importance sampling and sequence mask",
-    ),
-]
 
 
 def sevens(completion: str) -> float:
@@ -61,7 +53,7 @@ async def test_a_perturbed_engine_makes_the_default_loss_visibly_worse(model: Pa
     assert learned.end < 0.75
 
 
-@pytest.mark.parametrize("changes", CORRECTED)
+@pytest.mark.parametrize("changes", CORRECTIONS.values(), ids=CORRECTIONS)
 async def test_a_perturbed_engine_trains_stably_with_correction(
     model: Path, changes: dict[str, Any]
 ) -> None:
