@@ -44,7 +44,10 @@ _RENEW = Script("""
 if redis.call('GET', KEYS[2]) ~= ARGV[3] then return 0 end
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return 0 end
-redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+-- A server at its memory limit refuses to set, and still extends.
+if not holder or redis.call('PEXPIRE', KEYS[1], ARGV[2]) == 0 then
+  redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+end
 return 1
 """)
 

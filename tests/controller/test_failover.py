@@ -151,7 +151,8 @@ async def test_redis_that_hangs_pauses_the_run_and_kills_nobody(tmp_path: Path) 
 
 
 async def test_full_redis_is_a_clear_state_and_no_loss(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 1) as controllers:
+    """For longer than the leader's lease, with a standby that would take it."""
+    with running_controllers(tmp_path, 2, controller={"leader_lease_s": 0.5}) as controllers:
         client = connect_sync(controllers.redis_url)
         async with working_fleet(controllers) as (policies, rollouts):
             await until(lambda: policies[0].timings.steps >= 3)
@@ -161,10 +162,14 @@ async def test_full_redis_is_a_clear_state_and_no_loss(tmp_path: Path) -> None:
                 return bool((await status(policies[0].control)).phase == "paused: Redis full")
 
             await until(paused)
+            # Nothing is to happen: there is no event to wait for.
+            await asyncio.sleep(1.5)
+            assert await paused()
             client.config_set("maxmemory", "0")
             done = policies[0].timings.steps
             await until(lambda: policies[0].timings.steps >= done + 3)
             assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
+            assert (await status(policies[0].control)).failovers == 0, "the leader kept its lease"
         assert_sound(controllers.redis_url)
 
 

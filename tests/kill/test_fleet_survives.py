@@ -76,7 +76,7 @@ def test_a_standby_comes_back_from_a_snapshot_and_leads_when_the_leader_dies(
     leader, standby = leader_and_standby(fleet)
     before, at = fleet.pids(), fleet.mark()
     # Enough steps for a snapshot that has trimmed the beginning of the journal away.
-    fleet.until(lambda: fleet.tail._client.exists("paceline:tiny:snapshot"))
+    fleet.until(fleet.tail.has_snapshot)
     fleet.send(standby)
     fleet.steps(3)
     fleet.settled()

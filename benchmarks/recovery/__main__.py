@@ -1,0 +1,88 @@
+"""How long a real fleet takes to get over each fault.
+
+    python -m benchmarks.recovery [--faults leader-kill,policy-reduce] [--trials 20] [--table]
+
+A whole fleet of a tiny model with the default leases: Redis, 2 controllers, 2 policy replicas (or as
+many as the fault is about), 2 rollout workers, restarted by its supervisor; for faults of the network,
+one that was started by hand, every process in a network namespace of its own (needs root). Each trial
+waits until the fleet is whole, makes one fault, and reads the journal for what followed: times are the
+leader's own, from the fault to the event that shows detection and to the event that shows recovery.
+``--table`` only writes the table of docs/fault-tolerance.md from the results there are. Results of
+faults that are not measured this time are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.recovery import controllers, policies, redis_servers, rollouts, supervisors, table
+from benchmarks.recovery.case import Case
+from benchmarks.recovery.grounds import HOSTS, Ground
+from benchmarks.runs import RESULTS
+from tests.helpers.hosts import why_not
+
+OUT = RESULTS / "recovery.json"
+CASES: dict[str, Case] = {
+    **controllers.CASES,
+    **redis_servers.CASES,
+    **policies.CASES,
+    **rollouts.CASES,
+    **supervisors.CASES,
+}
+SHOWN = ("trials", "detect_median_s", "recover_median_s", "recover_p99_s", "repeated")
+START_LIMIT_S = 180.0
+
+
+def main() -> None:
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--faults", default=",".join(CASES), help="comma-separated, of the table")
+    parser.add_argument("--trials", type=int, default=20)
+    parser.add_argument("--table", action="store_true", help="write the page's table only")
+    parser.add_argument("--out", type=Path, default=OUT)
+    args = parser.parse_args()
+    names = [name for name in args.faults.split(",") if name]
+    if unknown := set(names) - set(CASES):
+        sys.exit(f"--faults: unknown {', '.join(sorted(unknown))}; known: {', '.join(CASES)}")
+    if args.trials < 1:
+        sys.exit("--trials: at least 1")
+    if not args.table:
+        measure(names, args.trials, args.out)
+    table.write(json.loads(args.out.read_text()), CASES)
+
+
+def measure(names: list[str], trials: int, out: Path) -> None:
+    for ground in dict.fromkeys(CASES[name].ground for name in names):
+        there = [name for name in names if CASES[name].ground == ground]
+        if ground == HOSTS and (why := why_not()):
+            print(f"left out: {', '.join(there)}: {why}", flush=True)
+            continue
+        measure_on(ground, there, trials, out)
+
+
+def measure_on(ground: Ground, names: list[str], trials: int, out: Path) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="paceline-recovery-") as where,
+        ground.open(Path(where)) as fleet,
+    ):
+        for name in names:
+            found = []
+            for _ in range(trials):
+                fleet.settled(START_LIMIT_S)
+                found.append(CASES[name].run(fleet))
+            row = table.summarise(found)
+            table.store(out, name, row, CASES)
+            print(f"{name:<18} {json.dumps({k: row[k] for k in SHOWN})}", flush=True)
+            fleet.assert_sound()
+        fleet.settled(START_LIMIT_S)
+        print(f"ledger: {json.dumps(fleet.assert_sound())}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,96 @@
+"""A fault of the table, and one trial of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from benchmarks.recovery.grounds import USUAL, Ground
+from tests.helpers.journal_watch import Event, JournalWatch
+
+SERVE_LIMIT_S = 90.0
+"""A process starts anew and loads its model, on busy cores."""
+
+EXIT = "process exit, told by the supervisor"
+LEASE = "lease (5 s) runs out"
+COMMIT = "next commit"
+RELEASED = "its tasks leased to others"
+A_LINE = "a line in the console"
+HEALED = "commit after the network is back"
+GAP = "longest time between commits meanwhile"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    detect_s: float | None
+    recover_s: float
+    repeated: str = "none"
+    """Work done again."""
+    joined_s: float | None = None
+    """From the registration of the replacement (its model is loaded) to its first share of work."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    run: Callable[[Any], Trial]
+    """Of what its ground yields."""
+    what: str
+    detected: str
+    recovered: str
+    """Which event counts as recovery."""
+    seen: str
+    ground: Ground = USUAL
+
+
+def kind(name: str) -> Callable[[Event], bool]:
+    return lambda e: bool(e["type"] == name)
+
+
+def of_worker(name: str, worker_id: str) -> Callable[[Event], bool]:
+    return lambda e: e["type"] == name and e.get("worker_id") == worker_id
+
+
+def between(watch: JournalWatch, start: int, end: int, name: str) -> list[Event]:
+    return [e for _, e in watch.tail.events[start:end] if e["type"] == name]
+
+
+def commit_after(
+    watch: JournalWatch, t0: float, at: int, limit_s: float = 60.0
+) -> tuple[float, int]:
+    """(time, index) of the first step that was committed after ``t0``, looking from ``at`` on."""
+    while True:
+        t, _, at = watch.first(kind("StepCommitted"), at, limit_s)
+        if t > t0:
+            return t, at
+
+
+def released_and_leased(watch: JournalWatch, worker_id: str, at: int) -> tuple[int, float]:
+    """How many tasks the dead worker held, and when the last of them was leased to another one."""
+    watch.mark()
+    released = [
+        e["task_id"]
+        for e in between(watch, at, len(watch.tail.events), "TaskReleased")
+        if e["worker_id"] == worker_id
+    ]
+    last = 0.0
+    for task_id in released:
+        t, *_ = watch.first(_leases(worker_id, task_id), at)
+        last = max(last, t)
+    return len(released), last
+
+
+def _leases(not_to: str, task_id: str) -> Callable[[Event], bool]:
+    return lambda e: (
+        e["type"] == "TasksLeased"
+        and e["worker_id"] != not_to
+        and any(lease[0] == task_id for lease in e["leases"])
+    )
+
+
+def longest_gap(watch: JournalWatch, at: int) -> float:
+    """Seconds between two commits, the longest of those since ``at``."""
+    watch.mark()
+    times = [t for t, e in watch.tail.events[at:] if e["type"] == "StepCommitted"]
+    return max((b - a for a, b in pairwise(times)), default=0.0)

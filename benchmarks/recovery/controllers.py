@@ -1,0 +1,89 @@
+"""Controllers fall, or their network does."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+from benchmarks.recovery.case import Case, Trial, commit_after, kind
+from benchmarks.recovery.grounds import HOSTS
+from tests.helpers.cluster import Cluster
+from tests.helpers.hosts import HUB
+from tests.helpers.observed_fleet import ObservedFleet
+
+
+def leader_falls(fleet: ObservedFleet, number: signal.Signals) -> Trial:
+    leader = fleet.status().leader
+    at = fleet.mark()
+    t0 = fleet.send(leader, number)
+    detected, _, after = fleet.first(kind("TermBegun"), at)
+    served, *_ = fleet.first(lambda e: e["type"] != "TermBegun", after)
+    if number == signal.SIGSTOP:
+        fleet.send(leader, signal.SIGCONT)
+    return Trial(detected - t0, served - t0)
+
+
+def leader_cut_off(cluster: Cluster) -> Trial:
+    """From Redis, and not from its workers."""
+    leader = cluster.status().leader
+    at = cluster.mark()
+    t0 = time.time()
+    cluster.part(leader, HUB)
+    detected, _, after = cluster.first(kind("TermBegun"), at)
+    committed, _ = commit_after(cluster, detected, after)
+    cluster.heal(leader, HUB)
+    return Trial(detected - t0, committed - t0)
+
+
+def standby_killed(fleet: ObservedFleet) -> Trial:
+    leader = fleet.status().leader
+    standby = next(n for n in ("controller-0", "controller-1") if n != leader)
+    before = fleet.process(standby)
+    t0 = fleet.send(standby)
+
+    def back() -> bool:
+        found = {c.controller_id: (c.pid, c.state) for c in fleet.status().controllers}
+        return found.get(standby, (before.pid, ""))[0] != before.pid
+
+    fleet.until(back)
+    return Trial(None, time.time() - t0)
+
+
+def all_controllers_killed(fleet: ObservedFleet) -> Trial:
+    at = fleet.mark()
+    t0 = time.time()
+    for name in ("controller-0", "controller-1"):
+        fleet.send(name)
+    detected, _, after = fleet.first(kind("TermBegun"), at)
+    served, *_ = fleet.first(lambda e: e["type"] != "TermBegun", after)
+    return Trial(detected - t0, served - t0)
+
+
+CASES = {
+    "leader-kill": Case(
+        lambda f: leader_falls(f, signal.SIGKILL),
+        *("leader: kill -9", "lease released by the supervisor, else 1 s lease", "first event"),
+        "new leader in the status; requests wait and are answered",
+    ),
+    "leader-stop": Case(
+        lambda f: leader_falls(f, signal.SIGSTOP),
+        *("leader: SIGSTOP", "leader lease (1 s) runs out", "first event"),
+        "the same; the old leader writes nothing when it wakes",
+    ),
+    "leader-cut": Case(
+        leader_cut_off,
+        *("leader: cut off from Redis, not from its workers", "leader lease (1 s) runs out"),
+        *("next commit", "new leader in the status; no worker restarts"),
+        HOSTS,
+    ),
+    "standby-kill": Case(
+        standby_killed,
+        *("standby: kill -9", "process exit", "stands by again"),
+        "nothing but a line in the console",
+    ),
+    "controllers-kill": Case(
+        all_controllers_killed,
+        *("all controllers: kill -9", "process exit", "first event"),
+        "status unanswered meanwhile; no worker restarts",
+    ),
+}

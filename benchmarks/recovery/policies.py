@@ -1,0 +1,186 @@
+"""Policy replicas fall, or their network does."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+
+import psutil
+
+from benchmarks import instants
+from benchmarks.recovery.case import (
+    COMMIT,
+    EXIT,
+    HEALED,
+    LEASE,
+    SERVE_LIMIT_S,
+    Case,
+    Trial,
+    between,
+    commit_after,
+    kind,
+    of_worker,
+)
+from benchmarks.recovery.grounds import HOSTS, ONE, RANKS, THREE
+from tests.helpers.cluster import CONTROLLERS, Cluster
+from tests.helpers.observed_fleet import ObservedFleet
+
+APART_S = 5.0
+
+
+def replica_falls(
+    instant: str, number: signal.Signals = signal.SIGKILL
+) -> Callable[[ObservedFleet], Trial]:
+    def trial(fleet: ObservedFleet) -> Trial:
+        victim = "policy-1"
+        if instant == "send":
+            links = [e for _, e in fleet.tail.events if e["type"] == "LinkAssigned"]
+            victim = links[-1]["publisher"]
+        at = fleet.mark()
+        t0 = fleet.fall(victim, instant, number)
+        return _follow(fleet, victim, at, t0, number)
+
+    return trial
+
+
+def rank_killed(fleet: ObservedFleet) -> Trial:
+    """Rank 1 of a replica of two, at any instant."""
+    victim = "policy-1"
+    follower = next(
+        child
+        for child in psutil.Process(fleet.process(victim).pid).children()
+        if "policy_worker.follower" in child.cmdline()
+    )
+    at = fleet.mark()
+    t0 = time.time()
+    follower.kill()
+    return _follow(fleet, victim, at, t0)
+
+
+def _follow(
+    fleet: ObservedFleet,
+    victim: str,
+    at: int,
+    t0: float,
+    number: signal.Signals = signal.SIGKILL,
+) -> Trial:
+    """What came of the fall of ``victim`` at ``t0``, until its replacement has voted."""
+    detected, _, after = fleet.first(of_worker("WorkerDied", victim), at)
+    committed, _, end = fleet.first(kind("StepCommitted"), after)
+    open_step = [e for _, e in fleet.tail.events[:after] if e["type"] == "StepOpened"][-1:]
+    moved = between(fleet, at, end, "StepDealt")
+    lost = len(open_step[0]["shards"].get(victim, ())) if moved and open_step else 0
+    if number == signal.SIGSTOP:
+        fleet.send(victim, signal.SIGCONT)
+    registered, _, after = fleet.first(of_worker("WorkerRegistered", victim), after, SERVE_LIMIT_S)
+    voted, *_ = fleet.first(of_worker("VoteCast", victim), after, SERVE_LIMIT_S)
+    repeated = f"{lost} of 4 groups of the step" if lost else "none"
+    return Trial(detected - t0, committed - t0, repeated, voted - registered)
+
+
+def seeder_killed(fleet: ObservedFleet) -> Trial:
+    """The one of two survivors that seeds the replacement of the third."""
+    joiner = "policy-2"
+    mesh = [e for _, e in fleet.tail.events if e["type"] == "MeshFormed"][-1]
+    source = next(m["worker_id"] for m in mesh["members"] if m["worker_id"] != joiner)
+    fallen = instants.fall(fleet.armed, fleet.process(source).pid, "seed")
+    at = fleet.mark()
+    fleet.send(joiner)
+    t0 = fallen(SERVE_LIMIT_S)
+    detected, _, after = fleet.first(of_worker("WorkerDied", source), at)
+    committed, *_ = fleet.first(kind("StepCommitted"), after)
+    return Trial(detected - t0, committed - t0)
+
+
+def all_replicas_killed(fleet: ObservedFleet) -> Trial:
+    at = fleet.mark()
+    t0 = time.time()
+    for name in sorted(w for w in fleet.workers() if w.startswith("policy")):
+        fleet.send(name)
+    detected, _, after = fleet.first(kind("WorkerDied"), at)
+    registered, *_ = fleet.first(kind("WorkerRegistered"), after, SERVE_LIMIT_S)
+    committed, _, end = fleet.first(kind("StepCommitted"), after, SERVE_LIMIT_S)
+    steps = sum(e["from_step"] - e["step"] for e in between(fleet, at, end, "RolledBack"))
+    return Trial(
+        detected - t0, committed - t0, f"{steps} steps since the checkpoint", committed - registered
+    )
+
+
+def replica_cut_off(cluster: Cluster) -> Trial:
+    victim = "policy-1"
+    at = cluster.mark()
+    t0 = time.time()
+    cluster.part(victim, *CONTROLLERS)
+    detected, _, after = cluster.first(of_worker("WorkerDied", victim), at)
+    committed, *_ = cluster.first(kind("StepCommitted"), after)
+    cluster.heal(victim, *CONTROLLERS)
+    return Trial(detected - t0, committed - t0)
+
+
+def replicas_apart(cluster: Cluster) -> Trial:
+    """Recovery counts from the return of the network."""
+    at = cluster.mark()
+    cluster.part("policy-0", "policy-1")
+    time.sleep(APART_S)
+    cluster.heal("policy-0", "policy-1")
+    healed = time.time()
+    committed, _ = commit_after(cluster, healed, at)
+    return Trial(None, committed - healed)
+
+
+NOTHING = "a line in the console; the step goes on"
+ROLLED_BACK = "steps since the newest checkpoint are trained again, on the same groups"
+CASES = {
+    **{
+        f"policy-{instant}": Case(
+            replica_falls(instant), f"one of two replicas: kill -9 {where}", EXIT, COMMIT, NOTHING
+        )
+        for instant, where in (
+            ("idle", "while idle"),
+            ("forward", "in forward"),
+            ("reduce", "in the all-reduce"),
+            ("vote", "between vote and commit"),
+            ("commit", "between commit and optimizer step"),
+            ("send", "sending weights to a rollout worker"),
+        )
+    },
+    "policy-stop": Case(
+        replica_falls("reduce", signal.SIGSTOP),
+        *("one of two replicas: SIGSTOP in the all-reduce", LEASE, COMMIT),
+        "the step takes a lease longer; awake, it is taken back and seeded",
+    ),
+    "policy-three": Case(
+        replica_falls("reduce"),
+        *("one of three replicas: kill -9 in the all-reduce", EXIT, COMMIT, NOTHING),
+        THREE,
+    ),
+    "policy-seed": Case(
+        seeder_killed,
+        *("one of three replicas: kill -9 while seeding a joiner", EXIT, COMMIT, NOTHING),
+        THREE,
+    ),
+    "policy-rank": Case(
+        rank_killed,
+        *("one rank of a replica of two ranks: kill -9", EXIT, COMMIT, NOTHING),
+        RANKS,
+    ),
+    "policy-last": Case(
+        all_replicas_killed, *("the only replica: kill -9", EXIT, COMMIT, ROLLED_BACK), ONE
+    ),
+    "policies-kill": Case(
+        all_replicas_killed, *("all replicas: kill -9", EXIT, COMMIT, ROLLED_BACK)
+    ),
+    "policy-cut": Case(
+        replica_cut_off,
+        *("network: one of two replicas cut off from the controllers", LEASE, COMMIT),
+        "the step takes a lease longer; reachable again, it is taken back and seeded",
+        HOSTS,
+    ),
+    "policies-apart": Case(
+        replicas_apart,
+        *("network: two replicas cut off from each other for 5 s", "operations fail", HEALED),
+        "the run waits for the network",
+        HOSTS,
+    ),
+}

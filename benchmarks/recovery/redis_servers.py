@@ -1,0 +1,167 @@
+"""Redis falls, hangs, is full, or is far away."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+from benchmarks.recovery.case import COMMIT, GAP, Case, Trial, commit_after, longest_gap
+from benchmarks.recovery.grounds import FOREIGN_REDIS, SENTINELS, ForeignRedis, WatchedByThree
+from paceline.redis_client import connect_sync
+from tests.helpers.observed_fleet import ObservedFleet
+
+HANG_S = 30.0
+"""Six leases."""
+AWAY_S = 2.0
+"""Two of the leader's leases."""
+DELAY_S = 0.05
+SLOW_FOR_S = 5.0
+
+
+def embedded_killed(fleet: ObservedFleet) -> Trial:
+    killed = fleet.redis_process()
+    at = fleet.mark()
+    t0 = time.time()
+    os.kill(killed.pid, signal.SIGKILL)
+    fleet.until(lambda: fleet.redis_process() != killed)
+    detected = time.time()
+    committed, _ = commit_after(fleet, detected, at)
+    return Trial(detected - t0, committed - t0)
+
+
+def stopped(fleet: ObservedFleet) -> Trial:
+    """Recovery counts from its continuation."""
+    pid = fleet.redis_process().pid
+    os.kill(pid, signal.SIGSTOP)
+    t0 = time.time()
+    detected = _says(fleet, "Redis")
+    time.sleep(max(0.0, HANG_S - (detected - t0)))
+    at = len(fleet.tail.events)
+    os.kill(pid, signal.SIGCONT)
+    continued = time.time()
+    committed, _ = commit_after(fleet, continued, at)
+    return Trial(detected - t0, committed - continued)
+
+
+def full(fleet: ObservedFleet) -> Trial:
+    """Recovery counts from the moment it has room."""
+    client = connect_sync(fleet.url)
+    at = fleet.mark()
+    t0 = time.time()
+    client.config_set("maxmemory", max(1, client.info("memory")["used_memory"] // 2))
+    try:
+        detected = _says(fleet, "paused: Redis full")
+        time.sleep(AWAY_S)
+    finally:
+        client.config_set("maxmemory", 0)
+    room = time.time()
+    committed, _ = commit_after(fleet, room, at)
+    client.close()
+    return Trial(detected - t0, committed - room)
+
+
+def foreign_killed(fleet: ForeignRedis) -> Trial:
+    """Recovery counts from the moment it has been started again."""
+    at = fleet.mark()
+    t0 = time.time()
+    fleet.server.kill()
+    detected = _says(fleet, "Redis")
+    time.sleep(AWAY_S)
+    fleet.server.start()
+    up = time.time()
+    committed, _ = commit_after(fleet, up, at)
+    return Trial(detected - t0, committed - up)
+
+
+def foreign_reset(fleet: ForeignRedis) -> Trial:
+    """Every connection is reset and new ones are refused; recovery counts from their return."""
+    at = fleet.mark()
+    t0 = time.time()
+    fleet.proxy.cut()
+    detected = _says(fleet, "Redis")
+    time.sleep(AWAY_S)
+    fleet.proxy.heal()
+    healed = time.time()
+    committed, _ = commit_after(fleet, healed, at)
+    return Trial(detected - t0, committed - healed)
+
+
+def foreign_slow(fleet: ForeignRedis) -> Trial:
+    at = fleet.mark()
+    fleet.proxy.delay_s = DELAY_S
+    try:
+        time.sleep(SLOW_FOR_S)
+    finally:
+        fleet.proxy.delay_s = 0.0
+    fleet.steps(1)
+    return Trial(None, longest_gap(fleet, at))
+
+
+def master_killed(fleet: WatchedByThree) -> Trial:
+    fleet.until(fleet.sentinels.settled)
+    at = fleet.mark()
+    master = fleet.sentinels.master()
+    t0 = time.time()
+    master.kill()
+    fleet.until(lambda: fleet.sentinels.master() is not master)
+    replaced = time.time()
+    committed, _ = commit_after(fleet, replaced, at)
+    # For the next trial: Sentinel makes it the replica of its successor.
+    master.start()
+    return Trial(replaced - t0, committed - t0)
+
+
+def _says(fleet: ObservedFleet, phase: str) -> float:
+    """When the status first says so; Unix seconds."""
+    found: Callable[[], bool] = lambda: phase in fleet.status().phase  # noqa: E731
+    fleet.until(found)
+    return time.time()
+
+
+PAUSED = "status `paused: Redis ...`; nobody is declared dead"
+CASES = {
+    "redis-kill": Case(
+        embedded_killed,
+        *("embedded Redis: kill -9", "process exit", COMMIT),
+        "a line in the console; nobody restarts",
+    ),
+    "redis-stop": Case(
+        stopped,
+        *("Redis: SIGSTOP for 30 s", "appends unanswered", "commit after SIGCONT", PAUSED),
+    ),
+    "redis-full": Case(
+        full,
+        *(
+            "Redis: memory limit reached for 2 s",
+            "an append is refused",
+            "commit after it has room",
+        ),
+        "status `paused: Redis full`; nobody is declared dead",
+    ),
+    "redis-foreign": Case(
+        foreign_killed,
+        *("external Redis: kill -9, started again by its owner after 2 s", "connection refused"),
+        *("commit after its start", PAUSED),
+        FOREIGN_REDIS,
+    ),
+    "redis-reset": Case(
+        foreign_reset,
+        *("network to Redis: connections reset, new ones refused for 2 s", "connection refused"),
+        *("commit after the network is back", PAUSED),
+        FOREIGN_REDIS,
+    ),
+    "redis-slow": Case(
+        foreign_slow,
+        *("network to Redis: 50 ms each way for 5 s", "not a fault", GAP),
+        "slower steps",
+        FOREIGN_REDIS,
+    ),
+    "redis-sentinel": Case(
+        master_killed,
+        *("master behind three Sentinels: kill -9", "Sentinel (down-after 1 s)", COMMIT),
+        "status `paused: Redis ...` until its replica leads",
+        SENTINELS,
+    ),
+}

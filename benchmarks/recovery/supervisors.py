@@ -1,0 +1,44 @@
+"""``paceline up`` falls, or everything at once."""
+
+from __future__ import annotations
+
+import time
+
+from benchmarks.recovery.case import COMMIT, SERVE_LIMIT_S, Case, Trial, commit_after
+from tests.helpers.local_run import Up
+from tests.helpers.observed_fleet import ObservedFleet
+
+
+def supervisor_killed(fleet: ObservedFleet) -> Trial:
+    fleet.up.process.kill()
+    fleet.up.process.wait()
+    t0 = time.time()
+    fleet.up = Up(fleet.config, fleet.run_dir, "--attach", environment=fleet.environment)
+    own = fleet.up.process.pid
+    fleet.until(lambda: fleet.record().supervisor.pid == own)
+    return Trial(None, time.time() - t0)
+
+
+def power_cut(fleet: ObservedFleet) -> Trial:
+    t0 = time.time()
+    fleet.kill_everything()
+    killed = time.time()
+    fleet.start_again()
+    committed, at = commit_after(fleet, killed, 0, SERVE_LIMIT_S)
+    rolled = [e for t, e in fleet.tail.events[:at] if e["type"] == "RolledBack" and t > t0]
+    steps = sum(e["from_step"] - e["step"] for e in rolled)
+    return Trial(None, committed - killed, f"{steps} steps since the checkpoint")
+
+
+CASES = {
+    "supervisor-kill": Case(
+        supervisor_killed,
+        *("`paceline up`: kill -9, then `--attach`", "you", "fleet taken over"),
+        "the run goes on without it; nothing is restarted until --attach",
+    ),
+    "power-cut": Case(
+        power_cut,
+        *("power cut: kill -9 of everything, then `paceline up` again", "you", COMMIT),
+        "the run goes on from its newest checkpoint",
+    ),
+}
