@@ -19,20 +19,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.recovery import controllers, policies, redis_servers, rollouts, supervisors, table
-from benchmarks.recovery.case import Case
+from benchmarks.recovery import table
 from benchmarks.recovery.grounds import HOSTS, Ground
+from benchmarks.recovery.matrix import CASES
 from benchmarks.runs import RESULTS
 from tests.helpers.hosts import why_not
 
 OUT = RESULTS / "recovery.json"
-CASES: dict[str, Case] = {
-    **controllers.CASES,
-    **redis_servers.CASES,
-    **policies.CASES,
-    **rollouts.CASES,
-    **supervisors.CASES,
-}
 SHOWN = ("trials", "detect_median_s", "recover_median_s", "recover_p99_s", "repeated")
 START_LIMIT_S = 180.0
 
@@ -54,7 +47,9 @@ def main() -> None:
         sys.exit("--trials: at least 1")
     if not args.table:
         measure(names, args.trials, args.out)
-    table.write(json.loads(args.out.read_text()), CASES)
+    rows = json.loads(args.out.read_text())
+    table.PAGE.write_text(table.page(rows, CASES))
+    print(f"table written to {table.PAGE}")
 
 
 def measure(names: list[str], trials: int, out: Path) -> None:

@@ -93,9 +93,8 @@ def _pair(row: Mapping[str, Any], which: str) -> str:
     return "n/a" if median is None else f"{median:.2f} / {p99:.2f}"
 
 
-def write(rows: Mapping[str, Any], cases: Mapping[str, Case]) -> None:
-    """Replaces what is between the marks in the page."""
+def page(rows: Mapping[str, Any], cases: Mapping[str, Case]) -> str:
+    """The page with the table of ``rows`` between its marks."""
     head, rest = PAGE.read_text().split(BEGIN)
     tail = rest.split(END)[1]
-    PAGE.write_text(head + BEGIN + "\n" + "\n".join(lines(rows, cases)) + "\n" + END + tail)
-    print(f"table written to {PAGE}")
+    return head + BEGIN + "\n" + "\n".join(lines(rows, cases)) + "\n" + END + tail

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import pages
+from benchmarks.recovery import table
+from benchmarks.recovery.matrix import CASES
 from paceline.config.reference import reference
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +27,14 @@ def test_settings_reference_is_current() -> None:
 def test_tables_of_measurements_say_what_was_measured(page: str) -> None:
     written = (ROOT / "docs" / page).read_text()
     assert written == pages.current(page), "run `python -m benchmarks.pages`"
+
+
+def test_the_table_of_recovery_says_what_was_measured() -> None:
+    rows = json.loads((pages.RESULTS / "recovery.json").read_text())
+    assert table.PAGE.read_text() == table.page(rows, CASES), (
+        "run `python -m benchmarks.recovery --table`"
+    )
+    assert rows.keys() == CASES.keys(), "every row of the table was measured"
 
 
 def test_grpc_stubs_are_current(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 LEASE_S = 5.0
 SLACK_S = 3.0
-"""For machines that run other things meanwhile; benchmarks/recovery.py measures without it."""
+"""For machines that run other things meanwhile; benchmarks/recovery measures without it."""
 
 
 @pytest.fixture(scope="module")
