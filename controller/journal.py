@@ -5,12 +5,16 @@
   the writer knows, and its payloads must be there. A deposed leader's write never lands.
 - An append whose answer was lost is repeated as it was: the head names the batch that landed last,
   so it is recognised and not written twice.
+- An append counts once it is in Redis' append-only file. While Redis syncs that file (each second, with
+  appendfsync everysec) it answers before it writes, for up to two seconds: what it has answered would
+  then die with its process.
 - A snapshot bounds replay. The stream is trimmed up to the snapshot before, so a standby that lags
   is not cut off; entries are numbered, so one that was cut off notices.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -24,20 +28,32 @@ from controller.scripts import Script
 
 START = "0-0"
 READ_COUNT = 256
+WRITTEN_AGAIN_S = 0.001
 
-# KEYS: journal, head, term, payloads... ARGV: term, previous batch, batch, number, entry.
+# KEYS: journal, head, term, payloads... ARGV: term, previous batch, batch, number, entry. The last part
+# of the answer is 0 where Redis writes its append-only file before it answers.
 _APPEND = Script("""
+local info = redis.pcall('INFO', 'persistence')
+local syncing = type(info) == 'string' and string.match(info, 'aof_pending_bio_fsync:(%d+)') or '0'
 local head = redis.call('HMGET', KEYS[2], 'batch', 'position')
-if head[1] == ARGV[3] then return {'appended', head[2]} end
+if head[1] == ARGV[3] then return {'appended', head[2], syncing} end
 local term = redis.call('GET', KEYS[3])
-if term ~= ARGV[1] then return {'deposed', term or 'none'} end
-if (head[1] or '') ~= ARGV[2] then return {'diverged', head[1] or 'nothing'} end
+if term ~= ARGV[1] then return {'deposed', term or 'none', syncing} end
+if (head[1] or '') ~= ARGV[2] then return {'diverged', head[1] or 'nothing', syncing} end
 for i = 4, #KEYS do
-  if redis.call('EXISTS', KEYS[i]) == 0 then return {'payload', KEYS[i]} end
+  if redis.call('EXISTS', KEYS[i]) == 0 then return {'payload', KEYS[i], syncing} end
 end
 local position = redis.call('XADD', KEYS[1], '*', 'n', ARGV[4], 'b', ARGV[3], 'e', ARGV[5])
 redis.call('HSET', KEYS[2], 'batch', ARGV[3], 'position', position, 'n', ARGV[4], 'term', ARGV[1])
-return {'appended', position}
+return {'appended', position, syncing}
+""")
+
+# Whether everything executed before is in the append-only file by the time of the answer.
+_WRITTEN = Script("""
+local info = redis.pcall('INFO', 'persistence')
+if type(info) ~= 'string' then return 1 end
+if (string.match(info, 'aof_pending_bio_fsync:(%d+)') or '0') == '0' then return 1 end
+return (string.match(info, 'aof_buffer_length:(%d+)') or '0') == '0' and 1 or 0
 """)
 
 # KEYS: journal, snapshot, term. ARGV: term, snapshot, position to trim before.
@@ -133,12 +149,21 @@ class Journal:
                 raise RedisFull(str(reply))
             if isinstance(reply, Exception):
                 raise reply
-        verdict, detail = (part.decode() for part in replies[-1])
+        verdict, detail, syncing = (part.decode() for part in replies[-1])
         if verdict == "appended":
+            if syncing != "0":
+                await self._until_written()
             return Position(detail, number, batch)
         if verdict == "payload":
             raise ConnectionError(f"payload {detail} vanished before its entry")
         raise Deposed(f"{verdict}: {detail}")
+
+    async def _until_written(self) -> None:
+        while True:
+            if await _WRITTEN.run(self._redis, [], []):
+                return
+            # Redis says nothing of its own accord once it has written.
+            await asyncio.sleep(WRITTEN_AGAIN_S)
 
     async def read(
         self, after: Position, *, count: int = READ_COUNT, block_ms: int | None = None

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import subprocess
 import threading
 from pathlib import Path
 
 import pytest
 
+from controller.journal import Journal, Position
+from controller.keys import Keys
+from controller.payloads import RedisPayloads
 from paceline.config.schema import RedisConfig
+from paceline.redis_client import connect
 from paceline.redis_server import RedisEndpoint, ensure_redis, stop_redis
 
 
@@ -44,3 +50,49 @@ def test_a_run_directory_may_be_named_relative_to_where_one_is(
         assert not ensure_redis(tmp_path / "run", RedisConfig()).started
     finally:
         stop_redis(Path("run"))
+
+
+def slow_disk(directory: Path) -> Path:
+    """A library that makes a process preloaded with it take long to sync a file."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("no C compiler to slow the disk down with")
+    source = Path(__file__).parents[1] / "helpers" / "slow_sync.c"
+    library = directory / "slow_sync.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+    return library
+
+
+async def test_what_was_appended_survives_a_kill_in_the_middle_of_a_sync(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis puts writes off while it syncs its file, and answers them all the same."""
+    monkeypatch.setenv("LD_PRELOAD", str(slow_disk(tmp_path)))
+    first = ensure_redis(tmp_path, RedisConfig())
+    monkeypatch.delenv("LD_PRELOAD")
+    assert first.pid is not None
+    keys = Keys("r")
+    client = connect(first.url)
+    try:
+        await client.set(keys.term, "1")
+        journal = Journal(client, keys, RedisPayloads(client, keys))
+        at = Position()
+
+        async def append() -> Position:
+            event = {"type": "x"}
+            return await journal.append(
+                at, term=1, batch=f"b{at.number}", t=1.0, events=[event], payloads={}
+            )
+
+        # A sync begins with one of the first writes, and what comes after is put off.
+        while not (await client.info("persistence"))["aof_pending_bio_fsync"]:
+            at = await append()
+        at = await append()
+        os.kill(first.pid, signal.SIGKILL)
+        await client.aclose()
+        again = ensure_redis(tmp_path, RedisConfig())
+        client = connect(again.url)
+        assert await Journal(client, keys, RedisPayloads(client, keys)).head() == at
+    finally:
+        await client.aclose()
+        stop_redis(tmp_path)
