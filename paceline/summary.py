@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,17 @@ class Story:
     def failovers(self) -> int:
         """Leaders that took over a fleet at work, as the ledger counts them: a run that was stopped
         with all its workers and is resumed has a new leader, too."""
+        return sum(at_work for _, at_work in self._terms())
+
+    @property
+    def resumed(self) -> list[float]:
+        """When a leader began that found nobody at work: at the start, and when a run that had been
+        stopped went on. Unix seconds, ascending."""
+        return [t for t, at_work in self._terms() if not at_work]
+
+    def _terms(self) -> Iterator[tuple[float, bool]]:
+        """Of each term when it began, and whether anybody was at work then."""
         living: set[str] = set()
-        found = 0
         for event in self.events:
             kind = event["type"]
             if kind == "WorkerRegistered":
@@ -79,8 +89,7 @@ class Story:
             elif kind == "WorkerDied" or event.get("lifecycle") == "stopped":
                 living.discard(str(event.get("worker_id")))
             elif kind == "TermBegun":
-                found += bool(living)
-        return found
+                yield float(event.get("t", 0.0)), bool(living)
 
     @property
     def mesh_rebuilds(self) -> int:
@@ -175,16 +184,23 @@ def read_summary(run_dir: Path) -> dict[str, Any] | None:
 
 
 def _rate(story: Story, name: str) -> float | None:
-    """Units a second between the first commit and the last: start-up is no part of the pace."""
+    """Units a second between the first commit and the last: start-up is no part of the pace, nor is
+    the time that a run lay still before it was resumed."""
     steps = sorted(story.steps)
     if not steps:
         return None
     rows = [story.steps[step] for step in steps]
-    elapsed = float(rows[-1]["t"]) - float(rows[0]["t"])
-    if len(rows) == 1 or elapsed <= 0:
+    resumed = story.resumed
+    units = elapsed = 0.0
+    for before, row in pairwise(rows):
+        begun, ended = float(before["t"]), float(row["t"])
+        if not any(begun < t <= ended for t in resumed):
+            units += float(row.get(name) or 0)
+            elapsed += ended - begun
+    if elapsed <= 0:
         seconds = float(rows[-1].get("step_s") or 0)
         return float(rows[-1].get(name) or 0) / seconds if seconds > 0 else None
-    return sum(float(row.get(name) or 0) for row in rows[1:]) / elapsed
+    return units / elapsed
 
 
 def _mean(values: Iterable[float]) -> float | None:

@@ -87,6 +87,28 @@ def test_a_join_and_a_resume_are_no_faults(tmp_path: Path) -> None:
     assert (found["mesh_rebuilds"], found["controller_failovers"]) == (0, 0)
 
 
+def test_the_time_that_a_run_lay_still_is_no_part_of_its_pace(tmp_path: Path) -> None:
+    found = summary_of(
+        write(
+            tmp_path,
+            [
+                {"type": "TermBegun", "t": 0.0},
+                {"type": "WorkerRegistered", "worker_id": "policy-0", "t": 0.5},
+                *(committed(n) for n in (1, 2, 3)),
+                {"type": "WorkerDied", "worker_id": "policy-0", "t": 3.5},
+                {"type": "TermBegun", "t": 90_000.0},
+                {"type": "WorkerRegistered", "worker_id": "policy-0", "t": 90_001.0},
+                *(committed(n) for n in (4, 5)),
+            ],
+            [
+                *(step(n, 0.5, samples=64) for n in (1, 2, 3)),
+                *({**step(n, 0.5, samples=64), "t": 90_000.0 + n} for n in (4, 5)),
+            ],
+        )
+    )
+    assert found["samples_per_s"] == 64
+
+
 def test_an_evaluation_without_a_score_is_no_reward_of_zero(tmp_path: Path) -> None:
     found = summary_of(
         write(
