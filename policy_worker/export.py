@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging as transformers_logging
 
 from policy_worker.checkpoint import CheckpointError, check_files, read_meta
 from policy_worker.durable import locked_directory, put_in_place, write_durably
@@ -48,6 +49,7 @@ def export(
     names. ``dtype``: float32, bfloat16 or float16; None: as stored, bit for bit.
     ``trust_remote_code``: run model code that comes with the original. Raises ExportError.
     """
+    transformers_logging.disable_progress_bar()
     checkpoint, out = Path(checkpoint_dir).absolute(), Path(out_dir).absolute()
     if dtype is not None and dtype not in DTYPES:
         raise ExportError(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")

@@ -17,6 +17,24 @@ def export(
     out: Annotated[
         Path, typer.Option("--out", metavar="DIR", help="Where to write.", show_default=False)
     ],
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            metavar="PATH",
+            help="The model that the run started from, where it is not there any more.",
+            show_default=False,
+        ),
+    ] = None,
+    dtype: Annotated[
+        str | None,
+        typer.Option(
+            "--dtype",
+            metavar="TYPE",
+            help="float32, bfloat16 or float16; default: as stored.",
+            show_default=False,
+        ),
+    ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
     ] = False,
@@ -24,14 +42,15 @@ def export(
 ) -> None:
     """Write a checkpoint as a Hugging Face directory of safetensors.
 
-    Of a run, its newest recorded checkpoint is taken.
+    Of a run, its newest recorded checkpoint is taken; of a directory that holds only the checkpoints of
+    one, the newest that is complete.
 
     Example: paceline export runs/demo --out exported
     """
     checkpoint = _checkpoint(source)
     from policy_worker.export import export as write
 
-    write(checkpoint, None, out, trust_remote_code=trust_remote_code)
+    write(checkpoint, model, out, dtype, trust_remote_code=trust_remote_code)
     if as_json:
         print_json({"checkpoint": str(checkpoint), "out": str(out)})
     else:
@@ -44,7 +63,9 @@ def _checkpoint(source: Path) -> Path:
     if not source.is_dir():
         raise BadInput(f"{source}: no such directory. Give a run directory or a checkpoint in one")
     if not (source / "events.jsonl").is_file():
-        return source
+        # Roles started by hand may have directories of their own: then the events are a controller's.
+        complete = [path.parent for path in (source / "checkpoints").glob("step-*/meta.json")]
+        return max(complete, key=lambda path: (len(path.name), path.name), default=source)
     newest = Story.read(source).newest_checkpoint
     if newest is None:
         raise BadInput(f"{source}: the run has no checkpoint yet")

@@ -8,7 +8,9 @@ import shutil
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
 
+from paceline.cli import app
 from policy_worker.checkpoint import Checkpointer
 from policy_worker.export import MARKER, ExportError, export, main
 from tests.helpers.train_states import synthetic_step, tiny_config, tiny_state
@@ -52,6 +54,22 @@ def test_export_in_bfloat16_says_so_in_its_config(trained, tmp_path):
     for name, weight in model.named_parameters():
         assert weight.dtype == torch.bfloat16
         assert torch.equal(weight, dict(state.named_weights())[name].bfloat16()), name
+
+
+def test_the_command_takes_a_directory_of_checkpoints_and_says_nothing_beside_its_line(
+    trained, tmp_path, capfd
+):
+    """Where the roles were started by hand, the events are in a controller's directory."""
+    config, _, checkpoint = trained
+    model = tmp_path / "moved"
+    shutil.copytree(config.model.path, model)
+    logging.enable_progress_bar()
+    out = tmp_path / "out"
+    arguments = ["export", str(checkpoint.parent.parent), "--out", str(out)]
+    app([*arguments, "--model", str(model), "--dtype", "bfloat16"], standalone_mode=False)
+    assert capfd.readouterr() == (f"exported {checkpoint} to {out}\n", "")
+    assert json.loads((out / MARKER).read_text())["model"] == str(model)
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
 
 
 def test_export_replaces_an_earlier_export_and_nothing_else(trained, tmp_path):
