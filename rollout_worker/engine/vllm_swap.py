@@ -144,10 +144,12 @@ class WeightSwap:
                 await self._end_all()
             await told(llm.update_weight_version(str(segment.version)))
             self._version, self.salt = segment.version, str(segment.key)
-            if on_update == "keep":
+            emptied = on_update != "keep" and await told(
+                llm.reset_prefix_cache(reset_running_requests=on_update == "recompute")
+            )
+            if not emptied:
+                # What waits has the salt of cached blocks that the old weights made.
                 await self._restart_unstarted()
-            else:
-                await told(llm.reset_prefix_cache(reset_running_requests=on_update == "recompute"))
         finally:
             await told(llm.resume_generation())
         pause = time.monotonic() - started

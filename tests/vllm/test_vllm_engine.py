@@ -159,10 +159,21 @@ async def test_no_prefix_is_served_across_versions(
     assert_logprobs(models[1], sample)
 
 
+@pytest.mark.parametrize("on_update", ["keep", "drain"])
 async def test_what_waits_during_a_swap_starts_under_the_new_version(
-    engine: Engine, models: tuple[Reference, Reference]
+    engine: Engine,
+    models: tuple[Reference, Reference],
+    monkeypatch: pytest.MonkeyPatch,
+    on_update: str,
 ) -> None:
-    """More sequences than fit: those that wait must not take up the old version's prefix."""
+    """More sequences than fit: those that wait must not take up the old version's prefix, even
+    where vLLM could not empty its cache."""
+
+    async def not_emptied(reset_running_requests: bool) -> bool:
+        return False
+
+    monkeypatch.setattr(engine._client.llm, "reset_prefix_cache", not_emptied)
+    engine.on_update = on_update
     waiting = asyncio.create_task(engine.generate(ask("many", count=200, max_tokens=8)))
     await until(waiting, lambda: engine.stats().waiting >= 60)
     await load(engine, models[1])
