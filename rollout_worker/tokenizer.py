@@ -55,6 +55,11 @@ class PromptTokenizer:
         except Exception as error:
             line = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise TokenizerError(f"{field}: cannot load a tokenizer from {path}: {line}") from error
+        if len(self._tokenizer) <= len(self._tokenizer.all_special_ids):
+            # transformers makes an empty one of a directory that has a model's files only.
+            raise TokenizerError(
+                f"{field}: there is no tokenizer in {path}: save it there, or set model.tokenizer"
+            )
         if (config.data.chat or config.data.system_prompt) and not self._tokenizer.chat_template:
             raise TokenizerError(
                 f"data.chat and data.system_prompt need a chat template; the tokenizer of {path} "

@@ -23,6 +23,8 @@ from paceline.supervisor.launch import taken_ports
 
 BUILT_IN_REWARDS = ("exact_match", "math_verify")
 IMPORT_LIMIT_S = 120.0
+NOT_USABLE = 3
+"""Exit status of the process that loads a reward: it is there, and not to be called as one."""
 
 
 class Refused(Exception):
@@ -119,24 +121,32 @@ def _rewards(config: Config) -> Iterator[str]:
                 f"reward.functions: {name} is not a reward. Write {', '.join(BUILT_IN_REWARDS)}, "
                 "format:REGEX or package.module:function"
             )
-        elif problem := _import_problem(name):
-            yield (
-                f"reward.functions: {name} does not import: {problem}. Is it installed, or in the "
-                "directory you start from?"
-            )
+        elif problem := _reward_problem(name):
+            yield f"reward.functions: {problem}"
 
 
-def _import_problem(name: str) -> str:
-    """Imports in a process of its own: what a user's module loads must not stay in this one."""
-    module, _, function = name.partition(":")
-    code = (
-        "import importlib, operator, sys; sys.path.insert(0, '');"
-        f"f = operator.attrgetter({function!r})(importlib.import_module({module!r}));"
-        "sys.exit(0 if callable(f) else 'not a function')"
-    )
+_LOAD_REWARD = f"""
+import importlib, operator, sys
+sys.path.insert(0, "")
+name = sys.argv[1]
+module, _, function = name.partition(":")
+if not callable(operator.attrgetter(function)(importlib.import_module(module))):
+    sys.exit("not a function")
+from rollout_worker.rewards.functions import RewardError, load
+try:
+    load([name])
+except RewardError as error:
+    print(error, file=sys.stderr)
+    sys.exit({NOT_USABLE})
+"""
+
+
+def _reward_problem(name: str) -> str:
+    """As a worker would load it, in a process of its own: what a user's module loads must not stay in
+    this one."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", code],
+            [sys.executable, "-c", _LOAD_REWARD, name],
             capture_output=True,
             text=True,
             timeout=IMPORT_LIMIT_S,
@@ -144,11 +154,15 @@ def _import_problem(name: str) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return f"its import takes longer than {IMPORT_LIMIT_S:.0f} s"
+        return f"{name} does not import: it takes longer than {IMPORT_LIMIT_S:.0f} s"
     if done.returncode == 0:
         return ""
     lines = [line for line in done.stderr.splitlines() if line.strip()]
-    return lines[-1] if lines else f"exit status {done.returncode}"
+    why = lines[-1] if lines else f"exit status {done.returncode}"
+    if done.returncode == NOT_USABLE:
+        return why
+    where = "Is it installed, or in the directory you start from?"
+    return f"{name} does not import: {why}. {where}"
 
 
 def _engine(config: Config) -> Iterator[str]:
