@@ -197,7 +197,10 @@ def test_bad_input_and_absent_controllers_have_their_exit_status(
         (["data.prompt_field=question"], "no field 'question'"),
         (["reward.functions=['nowhere.module:reward']"], "No module named 'nowhere'"),
         (["reward.functions=['os.path:nothing']"], "os.path:nothing does not import"),
-        (["reward.functions=['os.path:exists']"], "it takes neither 'completion' nor 'completions'"),
+        (
+            ["reward.functions=['os.path:exists']"],
+            "it takes neither 'completion' nor 'completions'",
+        ),
         (["reward.functions=['format:(']"], "not a regular expression"),
         (["reward.functions=['exact_mach']"], "exact_mach is not a reward"),
         (["controller.host=0.0.0.0"], "set auth.token_file"),

@@ -17,5 +17,5 @@ def test_a_model_directory_without_its_tokenizer_is_named(tmp_path: Path) -> Non
     assert len(PromptTokenizer(stage_config(model)).prompt({"prompt": "s21="}).tokens) == 4
     for file in model.glob("tokenizer*"):
         file.unlink()
-    with pytest.raises(TokenizerError, match="there is no tokenizer in .*/model: save it there"):
+    with pytest.raises(TokenizerError, match=r"there is no tokenizer in .*/model: save it there"):
         PromptTokenizer(stage_config(model))
