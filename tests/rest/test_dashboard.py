@@ -256,6 +256,70 @@ def test_every_view_is_reached_by_keyboard_and_has_a_name(served: Controllers, p
     assert headless == 0
 
 
+def test_steps_are_named_where_no_pointer_can_be_dragged(served: Controllers, page: Any) -> None:
+    open_page(page, rest_url(served), "learning")
+    fill = (
+        "const e = document.getElementById(arguments[0]); e.value = arguments[1];"
+        "e.dispatchEvent(new Event('change'))"
+    )
+    label = "return document.querySelector('.chart canvas').getAttribute('aria-label')"
+    page.execute_script(fill, "zoom-from", "2")
+    page.execute_script(fill, "zoom-to", "5")
+    wait(lambda: "at step 5:" in page.execute_script(label), "the curves are not those steps'")
+    assert text(page, "zoom-hint") == "Steps 2 to 5."
+    page.execute_script(fill, "zoom-to", "1")
+    assert "a later one" in text(page, "zoom-hint")
+    page.execute_script("document.getElementById('zoom-reset').click()")
+    wait(lambda: "at step 8:" in page.execute_script(label), "the whole run is not shown again")
+    assert page.execute_script("return document.getElementById('zoom-from').value") == ""
+
+
+def test_nothing_is_wider_than_a_phone(served: Controllers, page: Any) -> None:
+    url = rest_url(served)
+    errors_of(page)
+    phone = {"width": 320, "height": 700, "deviceScaleFactor": 1, "mobile": False}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
+    try:
+        for tab in ("learning", "flow", "fleet", "samples", "events"):
+            open_page(page, url, tab)
+            if tab == "samples":
+                wait(lambda: rows_of(page, "groups-table"), "no groups")
+                page.execute_script("document.querySelector('#groups-table .link').click()")
+                wait(lambda: HTML in text(page, "group"), "no group")
+            width = page.execute_script("return document.documentElement.scrollWidth")
+            assert width <= 320, tab
+            cut = page.execute_script(
+                "const at = (id) => document.getElementById(id).getBoundingClientRect();"
+                "return at('tabs').bottom > at('link').top + 1"
+            )
+            assert not cut, "the views share their line with what else there is to say"
+    finally:
+        page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+    assert errors_of(page) == []
+
+
+def test_shaded_text_can_be_read_in_light_and_dark(served: Controllers, page: Any) -> None:
+    open_page(page, rest_url(served), "samples")
+    for theme in ("light", "dark"):
+        for shade in ("h1", "h2", "h3", "h4", "p1", "n1"):
+            ratio = page.execute_script(CONTRAST, theme, shade)
+            assert ratio >= 4.5, f"{shade}, {theme}: {ratio:.1f}"
+    page.execute_script("delete document.documentElement.dataset.theme")
+
+
+def test_who_gets_no_answer_is_not_told_that_nothing_was_done(
+    served: Controllers, page: Any
+) -> None:
+    url = rest_url(served)
+    open_page(page, url, "fleet")
+    token = bearer(served)["Authorization"].split()[1]
+    page.execute_script("sessionStorage.setItem('paceline-token', arguments[0])", token)
+    page.execute_script("document.getElementById('do-checkpoint').click()")
+    page.execute_script("window.fetch = () => Promise.reject(new TypeError('gone'))")
+    page.execute_script("document.getElementById('dialog-yes').click()")
+    wait(lambda: "it counts once" in text(page, "dialog-error"), "what to do is not told")
+
+
 def test_a_leader_killed_while_the_page_is_open_leaves_it_working(
     tmp_path: Path, page: Any
 ) -> None:
@@ -380,6 +444,28 @@ def _timed(url: str, path: str) -> float:
     api(url, path)
     return round(time.perf_counter() - began, 3)
 
+
+# Of text on a completion's background, as WCAG computes it.
+CONTRAST = """
+const [theme, shade] = arguments;
+document.documentElement.dataset.theme = theme;
+const box = document.createElement("section"), span = document.createElement("span");
+box.className = "completion"; span.className = shade; box.append(span);
+document.getElementById("group").append(box);
+const area = document.createElement("canvas"); area.width = area.height = 1;
+const g = area.getContext("2d", { willReadFrequently: true });
+const light = (...colours) => {
+  g.clearRect(0, 0, 1, 1);
+  for (const c of colours) { g.fillStyle = c; g.fillRect(0, 0, 1, 1); }
+  const part = (v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4;
+  const [r, b, c] = [...g.getImageData(0, 0, 1, 1).data].slice(0, 3).map(part);
+  return 0.2126 * r + 0.7152 * b + 0.0722 * c;
+};
+const paper = getComputedStyle(box).backgroundColor, over = getComputedStyle(span);
+const pair = [light(paper, over.backgroundColor), light(over.color)].sort((a, b) => b - a);
+box.remove();
+return (pair[0] + 0.05) / (pair[1] + 0.05);
+"""
 
 LONGEST_BLOCK = """
 const [span, done] = arguments, began = performance.now();

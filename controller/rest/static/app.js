@@ -136,7 +136,7 @@ const ASK_AGAIN_MS = 60000; // after Cancel
 let asking = null;
 async function askToken() {
   if (!asking && (Date.now() < state.askAgain || $("dialog").open)) return false;
-  asking ??= confirmed({ title: "This controller asks for the run's token", text: "It is reachable from other machines, so reading needs the token too.", yes: "Go on", act: async (token) => { await request(state.bases[state.base], "run", { token }); } }).then((done) => { state.readsNeedToken = done; if (!done) state.askAgain = Date.now() + ASK_AGAIN_MS; return done; }).finally(() => { asking = null; });
+  asking ??= confirmed({ title: "This controller asks for the run's token", text: "It is reachable from other machines, so reading needs the token too.", yes: "Go on", unanswered: "No controller answers: try again.", act: async (token) => { await request(state.bases[state.base], "run", { token }); } }).then((done) => { state.readsNeedToken = done; if (!done) state.askAgain = Date.now() + ASK_AGAIN_MS; return done; }).finally(() => { asking = null; });
   return asking;
 }
 
@@ -159,8 +159,10 @@ function aliased(url) {
 
 // ---- the dialog ---------------------------------------------------------------------------------
 
-// option: words beside a checkbox; act is told whether it was set.
-function confirmed({ title, text, yes, danger, option, act }) {
+// option: words beside a checkbox; act is told whether it was set. unanswered: where nobody answers act;
+// a command may have been carried out all the same, and has one id for all tries from one dialog.
+const UNANSWERED = "No controller answered: whether it was done is not known. Try again: it counts once.";
+function confirmed({ title, text, yes, danger, option, act, unanswered = UNANSWERED }) {
   const dialog = $("dialog"), form = $("dialog-form"), before = document.activeElement;
   put($("dialog-title"), title); put($("dialog-text"), text); put($("dialog-error"), ""); put($("dialog-yes"), yes);
   $("dialog-yes").className = danger ? "danger" : "";
@@ -186,7 +188,7 @@ function confirmed({ title, text, yes, danger, option, act }) {
         if (done && done.message) say(done.message);
       } catch (error) {
         if (error.status === 401) { sessionStorage.removeItem("paceline-token"); $("token-label").hidden = $("token-hint").hidden = false; $("token").focus(); }
-        put($("dialog-error"), error instanceof Refusal ? error.message : "No controller answers: nothing was changed.");
+        put($("dialog-error"), error instanceof Refusal ? error.message : unanswered);
       } finally { $("dialog-yes").disabled = false; }
     };
   });
@@ -269,10 +271,11 @@ const SPECS = [
   { title: "Throughput", lines: [{ name: "tokens_per_s", label: "tokens/s" }], unit: "tokens/s", floor: 0 },
   { title: "Staleness", lines: [{ name: "staleness_mean", label: "mean" }, { name: "staleness_max", label: "max" }], unit: "steps", floor: 0 },
 ];
+const ZOOM_HINT = "Drag across a curve, or name steps, to look closer.";
 const board = {
-  data: { x: [], t: [], series: {}, low: {}, high: {}, evals: [] }, marks: [], cursor: null, weight: 0.6, range: null, pending: false,
+  data: { x: [], t: [], series: {}, low: {}, high: {}, evals: [] }, marks: [], cursor: null, weight: 0.6, range: null, pending: false, turn: 0,
   redraw() { if (!this.pending) { this.pending = true; requestAnimationFrame(() => { this.pending = false; draw(); }); } },
-  zoom(a, b) { this.range = a === null ? null : [a, b]; this.cursor = null; $("zoom-reset").disabled = !this.range; put($("zoom-hint"), this.range ? `Steps ${a} to ${b}.` : "Drag across a curve to look closer."); state.lastStep = -1; learning(); },
+  zoom(a, b) { this.range = a === null ? null : [a, b]; this.cursor = null; $("zoom-reset").disabled = !this.range; $("zoom-from").value = a ?? ""; $("zoom-to").value = b ?? ""; put($("zoom-hint"), this.range ? `Steps ${a} to ${b}.` : ZOOM_HINT); state.lastStep = -1; learning().catch(() => {}); },
 };
 const charts = SPECS.map((spec) => new Chart(spec, board));
 $("charts").append(...charts.map((c) => c.element));
@@ -289,10 +292,12 @@ const stepsTable = new Table($("steps-table"), [
 
 async function learning() {
   if (state.run && state.run.step === state.lastStep) return;
+  const turn = ++board.turn; // what was asked for before the newest zoom is no longer wanted
   const names = SPECS.flatMap((s) => s.lines.map((l) => l.name)).join(",");
   const range = board.range ? `&since=${Math.max(-1, board.range[0] - 1)}&until=${board.range[1]}` : "";
   const marked = board.range ? `&since_step=${board.range[0]}&until_step=${board.range[1]}` : "";
   const [data, marks, rows] = await Promise.all([ask(`metrics?names=${names}&points=360${range}`), ask(`events?kind=marks&limit=600${marked}`), ask("steps?limit=20")]);
+  if (turn !== board.turn) return;
   board.data = data;
   board.marks = marks.events.map((e) => ({ step: e.step || e.fields.step || 0, kind: e.type === "CheckpointRecorded" ? "checkpoint" : ["Scaled", "Drained"].includes(e.type) ? "scale" : "fault", fault: e.severity === "fault" })).filter((m) => m.kind !== "fault" || m.fault);
   stepsTable.show(rows.steps.reverse());
@@ -450,7 +455,7 @@ function showGroup(g) {
   const stale = g.staleness === 1 ? "1 step stale" : `${g.staleness} steps stale`;
   head.append(make("h2", "", g.group_id), make("span", "facts", `reward ${g.reward_mean.toFixed(3)} ± ${g.reward_std.toFixed(3)}   ${stale}   generated in ${seconds(g.generate_s)}, scored in ${seconds(g.reward_s)}   by ${g.owner}`));
   const label = make("label", "facts", "Shade "), select = make("select");
-  for (const [value, text] of [["logprob", "by log-prob: darker is less likely"], ["advantage", "by advantage"], ["none", "nothing"]]) { const o = make("option", "", text); o.value = value; o.selected = value === shading; select.append(o); }
+  for (const [value, text] of [["logprob", "by log-prob: strongest where least likely"], ["advantage", "by advantage"], ["none", "nothing"]]) { const o = make("option", "", text); o.value = value; o.selected = value === shading; select.append(o); }
   select.addEventListener("change", () => { shading = select.value; showGroup(g); });
   label.append(select); head.append(label);
   const list = make("div", "completions");
@@ -548,6 +553,13 @@ $("tabs").addEventListener("keydown", (e) => {
 });
 $("smooth").addEventListener("input", (e) => { board.weight = Number(e.target.value); board.redraw(); });
 $("zoom-reset").addEventListener("click", () => board.zoom(null, null));
+for (const id of ["zoom-from", "zoom-to"]) $(id).addEventListener("change", () => {
+  const [from, to] = [$("zoom-from").value, $("zoom-to").value];
+  const a = Number(from || 0), b = to ? Number(to) : state.run ? state.run.step : 0;
+  if (!from && !to) board.zoom(null, null);
+  else if (Number.isInteger(a) && Number.isInteger(b) && 0 <= a && a < b) board.zoom(a, b);
+  else put($("zoom-hint"), "Name a step and a later one.");
+});
 $("do-pause").addEventListener("click", () => (state.run && state.run.phase === "paused" ? command("resume", "Resume the run?", "Prompts are handed out again.", "Resume") : command("pause", "Pause the run?", "The open step is finished; nothing new is handed out until someone resumes.", "Pause")));
 $("do-checkpoint").addEventListener("click", () => command("checkpoint", "Write a checkpoint?", "The trainers write one after the next step, beside the regular ones.", "Write"));
 $("do-stop").addEventListener("click", () => command("stop", "End the run for good?", "The open step is finished, a last checkpoint is written, and the run ends. It cannot be resumed.", "End the run", { reason: "stopped from the dashboard" }, true));
