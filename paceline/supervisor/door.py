@@ -20,9 +20,11 @@ from paceline.data import DataError, check_rows, load_rows
 from paceline.hosts import is_loopback
 from paceline.redis_server import REDIS_OUT_OF_REACH, NoRedis, ensure_redis, find_server
 from paceline.supervisor.launch import taken_ports
+from paceline.supervisor.records import FleetRecord
 
 BUILT_IN_REWARDS = ("exact_match", "math_verify")
 IMPORT_LIMIT_S = 120.0
+LAST_PORT = 65535
 NOT_USABLE = 3
 """Exit status of the process that loads a reward: it is there, and not to be called as one."""
 
@@ -40,6 +42,7 @@ def check(config: Config, run_dir: Path) -> None:
         lambda: _engine(config),
         lambda: _provider(config),
         lambda: _network(config),
+        lambda: _ports(config, run_dir),
         lambda: _redis(config, run_dir),
     )
     problems = [line for one in checks for line in one()]
@@ -200,12 +203,35 @@ def _network(config: Config) -> Iterator[str]:
     for setting, name in files.items():
         if name is not None and not os.access(name, os.R_OK):
             yield f"auth.{setting}: {name} cannot be read"
-    if controller.port:
-        ports = [controller.port + index for index in range(config.fleet.controllers)]
-        if taken := taken_ports(controller.host, ports):
+
+
+def _ports(config: Config, run_dir: Path) -> Iterator[str]:
+    """Of the fixed ones: each controller takes the next one of each range."""
+    record = FleetRecord.read(run_dir)
+    # What an earlier session of the run left behind is ended, or taken over, and has its own ports.
+    left = record is not None and bool(record.survivors())
+    controller, rest, count = config.controller, config.rest, config.fleet.controllers
+    taken_by: dict[int, str] = {}
+    for setting, first, host in (
+        ("controller.port", controller.port, controller.host),
+        ("rest.port", rest.port if rest.enabled else 0, rest.host or controller.host),
+    ):
+        if not first:
+            continue
+        ports = range(first, first + count)
+        if ports[-1] > LAST_PORT:
             yield (
-                f"controller.port: port {taken[0]} is in use. Choose another, or 0 for free ports"
+                f"{setting}: {first} and the ports after it, one for each of {count} controllers, "
+                f"go beyond {LAST_PORT}. Choose a lower one, or 0 for free ports"
             )
+        elif shared := [port for port in ports if port in taken_by]:
+            yield (
+                f"{setting}: port {shared[0]} is one of {taken_by[shared[0]]}'s, each controller "
+                "takes the next one. Choose another, or 0 for free ports"
+            )
+        elif not left and (taken := taken_ports(host, ports)):
+            yield f"{setting}: port {taken[0]} is in use. Choose another, or 0 for free ports"
+        taken_by |= dict.fromkeys(ports, setting)
 
 
 def _redis(config: Config, run_dir: Path) -> Iterator[str]:
