@@ -17,6 +17,7 @@ from paceline.cli.common import (
     TlsOption,
     TokenOption,
     is_number,
+    last_known,
     print_json,
     with_control,
 )
@@ -197,8 +198,15 @@ def _ask(method: str, fields: dict[str, Any], as_json: bool, *target: Any) -> No
         )
         return reply
 
+    from paceline.client import ControlPlaneUnavailable
+
     run_dir, controllers, token_file, tls_ca = target
-    reply = with_control(run_dir, controllers, token_file, tls_ca, ask)
+    try:
+        reply = with_control(run_dir, controllers, token_file, tls_ca, ask)
+    except ControlPlaneUnavailable as error:
+        if run_dir is not None and (last := last_known(run_dir)):
+            raise ControlPlaneUnavailable(f"the run in {run_dir} is not running: {last}") from error
+        raise
     if as_json:
         print_json({"accepted": reply.accepted, "message": reply.message})
     if not reply.accepted:

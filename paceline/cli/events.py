@@ -18,6 +18,7 @@ from paceline.cli.common import (
     RunDirOption,
     TlsOption,
     TokenOption,
+    last_known,
     print_json_line,
     with_control,
 )
@@ -26,6 +27,8 @@ from paceline.terminal import printable
 if TYPE_CHECKING:
     from paceline.client import ControlPlane
 
+OVER_S = 1.5
+"""For a controller to answer where the run directory says that the run has ended."""
 POSITION = r"(\d{1,20}(-\d{1,20})?)?"
 
 
@@ -54,7 +57,8 @@ def events(
     if run_dir is not None and not (follow or all_kinds):
         _from_file(run_dir, after, as_json)
         return
-    from paceline.follow import follow_events
+    from paceline.client import ControlPlaneUnavailable
+    from paceline.follow import answers, follow_events
     from paceline.recorder import is_listed
     from paceline.v1 import admin_pb2
 
@@ -72,7 +76,19 @@ def events(
         async for record in control.stream("AdminService.WatchEvents", request):
             yield record.position, json.loads(record.json)
 
-    with_control(run_dir, controllers, token_file, tls_ca, watch)
+    async def look(control: ControlPlane) -> bool:
+        return await answers(control, OVER_S) is not None
+
+    target = (run_dir, controllers, token_file, tls_ca)
+    if run_dir is not None and (last := last_known(run_dir)) and not with_control(*target, look):
+        # Nothing follows: what there is was written down.
+        if all_kinds:
+            raise ControlPlaneUnavailable(
+                f"the run in {run_dir} is not running: {last}. Without --all its files tell"
+            )
+        _from_file(run_dir, after, as_json)
+        return
+    with_control(*target, watch)
 
 
 def _from_file(run_dir: Path, after: str, as_json: bool) -> None:

@@ -261,16 +261,40 @@ def test_no_controller_is_exit_status_3() -> None:
     assert f"127.0.0.1:{port}" in shown.stderr
 
 
-def test_status_of_a_run_that_ended_says_how(tmp_path: Path) -> None:
-    (tmp_path / "controllers").mkdir()
+def ended_run(run_dir: Path) -> None:
+    (run_dir / "controllers").mkdir()
     (port,) = free_ports("127.0.0.1", 1)
-    (tmp_path / "controllers" / "controller-0.json").write_text(
-        json.dumps({"address": f"127.0.0.1:{port}", "pid": 1})
-    )
-    (tmp_path / "summary.json").write_text('{"status": "finished", "steps": 5}')
+    address = {"address": f"127.0.0.1:{port}", "pid": 1}
+    (run_dir / "controllers" / "controller-0.json").write_text(json.dumps(address))
+    (run_dir / "summary.json").write_text('{"status": "finished", "steps": 5}')
+    line = {"position": "1-0", "n": 0, "t": 1.0, "type": "Paused", "paused": True}
+    (run_dir / "events.jsonl").write_text(json.dumps(line) + "\n")
+
+
+def test_status_of_a_run_that_ended_says_how(tmp_path: Path) -> None:
+    ended_run(tmp_path)
     shown = paceline("status", "--run-dir", str(tmp_path))
     assert shown.returncode == 3
     assert "not running: finished after 5 steps" in shown.stderr
+
+
+def test_a_run_that_has_ended_is_followed_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said nothing for a minute, and then that no controller answers."""
+    from paceline.cli import admin
+    from paceline.cli import events as events_command
+
+    ended_run(tmp_path)
+    monkeypatch.setattr(events_command, "OVER_S", 0.1)
+    monkeypatch.setattr(admin, "ANSWER_LIMIT_S", 0.1)
+    here = ["--run-dir", str(tmp_path)]
+    followed = CliRunner().invoke(app, ["events", "--follow", "--json", *here])
+    assert followed.exit_code == 0
+    assert json.loads(followed.stdout)["type"] == "Paused"
+    for command in (["events", "--follow", "--all"], ["pause"]):
+        refused = CliRunner().invoke(app, [*command, *here])
+        assert "is not running: finished after 5 steps" in str(refused.exception)
 
 
 def test_admin_requests_need_a_target() -> None:
