@@ -65,7 +65,9 @@ def events(
     async def watch(control: ControlPlane) -> None:
         async for position, event in records(control):
             if all_kinds or is_listed(event):
-                _print({"position": position, **event}, as_json)
+                # As the run's files call it.
+                at = {"t": round(event["at"], 3)} if "at" in event else {}
+                _print({"position": position, **at, **event}, as_json)
 
     async def records(control: ControlPlane) -> AsyncIterator[tuple[str, dict[str, Any]]]:
         if follow:

@@ -156,6 +156,16 @@ def test_admin_commands_answer_in_json(fleet: Controllers) -> None:
     assert "refused" in refused.stderr
 
 
+def test_events_have_their_time_under_one_name(fleet: Controllers) -> None:
+    told = []
+    for target in targets(fleet):
+        shown = CliRunner().invoke(app, ["events", "--json", *target])
+        lines = [json.loads(line) for line in shown.stdout.splitlines()]
+        told.append({(e["position"], e["type"], e["t"]) for e in lines if "Step" in e["type"]})
+    files, journal = told
+    assert len(files & journal) >= STEPS
+
+
 def test_heartbeats_are_told_whoever_is_asked_first(fleet: Controllers) -> None:
     """Only the leader hears them: every second look at a fleet had none."""
     for where in (addresses(fleet), addresses(fleet)[::-1]):
