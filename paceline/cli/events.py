@@ -112,8 +112,14 @@ def _print(event: Mapping[str, Any], as_json: bool) -> None:
     from paceline.story import tell
 
     t = event.get("at") or event.get("t")
-    clock = time.strftime("%H:%M:%S", time.localtime(t)) if t else "--:--:--"
-    typer.echo(f"{clock}  {printable(tell(event))}")
+    typer.echo(f"{_clock(t) if t else '--:--:--'}  {printable(tell(event))}")
+
+
+def _clock(t: float) -> str:
+    """The time of day, and the day where it is not today's: runs take days."""
+    at = time.localtime(t)
+    today = time.strftime("%Y-%m-%d", at) == time.strftime("%Y-%m-%d")
+    return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", at)
 
 
 def register(app: typer.Typer) -> None:

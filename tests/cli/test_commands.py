@@ -324,6 +324,7 @@ def test_events_of_a_run_directory_need_no_controller(tmp_path: Path) -> None:
     shown = paceline("events", "--run-dir", str(tmp_path))
     assert shown.returncode == 0
     assert "c leads (term 7)" in shown.stdout
+    assert re.match(r"19(69|70)-\d\d-\d\d ", shown.stdout), "of another day: with its date"
     later = paceline("events", "--run-dir", str(tmp_path), "--json", "--after", "1-0")
     assert [json.loads(line)["type"] for line in later.stdout.splitlines()] == ["TermBegun"]
 

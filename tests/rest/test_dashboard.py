@@ -298,6 +298,16 @@ def test_nothing_is_wider_than_a_phone(served: Controllers, page: Any) -> None:
     assert errors_of(page) == []
 
 
+def test_what_happened_on_another_day_says_on_which(served: Controllers, page: Any) -> None:
+    open_page(page, rest_url(served), "events")
+    told = (
+        "return eventItem({ t: arguments[0], severity: 'change', text: '', noticed: '',"
+        " mesh_s: null, commit_s: null }).textContent"
+    )
+    assert "Jan" in page.execute_script(told, 864000)
+    assert re.fullmatch(r"[\d:]{8}", page.execute_script(told, time.time()))
+
+
 def test_shaded_text_can_be_read_in_light_and_dark(served: Controllers, page: Any) -> None:
     open_page(page, rest_url(served), "samples")
     for theme in ("light", "dark"):

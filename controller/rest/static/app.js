@@ -486,8 +486,10 @@ function completion(c, n) {
 // ---- events -------------------------------------------------------------------------------------
 
 function eventItem(e) {
-  const li = make("li", e.severity), time = make("time", "", new Date(e.t * 1000).toLocaleTimeString("en-GB"));
-  time.dateTime = new Date(e.t * 1000).toISOString();
+  const li = make("li", e.severity), at = new Date(e.t * 1000), time = make("time", "", at.toLocaleTimeString("en-GB"));
+  time.dateTime = at.toISOString(); time.title = at.toLocaleString("en-GB");
+  // Runs take days.
+  if (at.toDateString() !== new Date().toDateString()) time.prepend(at.toLocaleDateString("en-GB", { day: "numeric", month: "short" }) + " ");
   li.append(time);
   if (e.severity === "fault") li.append(make("span", "sev", "fault"));
   li.append(make("span", "what", e.text));
