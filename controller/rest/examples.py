@@ -128,6 +128,7 @@ MODELS: dict[str, Any] = {
         "bottleneck": "Trainers and rollout workers keep pace.",
         "proposed": {},
         "proposed_why": "",
+        "provider_trouble": "",
         "sinks": [_SINK],
         "samples_trained": 1536,
         "tokens_trained": 589824,

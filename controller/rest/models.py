@@ -118,6 +118,10 @@ class Run(BaseModel):
         Field(description="Workers the autoscaler would have; empty: as many as are wanted"),
     ]
     proposed_why: str
+    provider_trouble: Annotated[
+        str,
+        Field(description="What keeps the wanted workers from being there; only the leader knows"),
+    ]
     sinks: Annotated[list[SinkState], Field(description="Where curves go; only the leader knows")]
     samples_trained: int
     tokens_trained: int

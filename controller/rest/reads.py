@@ -276,6 +276,7 @@ def run_of(controller: Controller, scrub: Scrubber, pace: Pace) -> dict[str, Any
         "time_left_s": pace.left_s,
         "stalled_s": round(pace.stalled_s, 3),
         **proposed_of(controller),
+        "provider_trouble": provider_trouble_of(controller, scrub),
         "sinks": sinks_of(controller, scrub),
     }
 
@@ -291,6 +292,11 @@ def proposed_of(controller: Controller) -> dict[str, Any]:
     if found is None:
         return {"proposed": {}, "proposed_why": ""}
     return {"proposed": asdict(found.counts), "proposed_why": found.why}
+
+
+def provider_trouble_of(controller: Controller, scrub: Scrubber) -> str:
+    leader = controller.leader
+    return scrub.text(leader.provider_trouble)[:500] if leader is not None else ""
 
 
 def sinks_of(controller: Controller, scrub: Scrubber) -> list[dict[str, Any]]:

@@ -24,7 +24,8 @@ from controller.payloads import RedisPayloads
 from controller.rest import models
 from controller.rest.exposition import Exposition
 from controller.rest.index import RunIndex
-from controller.rest.reads import kept_checkpoints
+from controller.rest.reads import kept_checkpoints, provider_trouble_of
+from controller.rest.scrub import Scrubber
 from paceline.autoscale import Counts, Proposal
 from paceline.client import ControlPlane
 from paceline.redis_client import connect
@@ -418,6 +419,16 @@ def test_what_the_autoscaler_proposes_is_exported_beside_what_is_wanted() -> Non
         assert {s.labels["role"]: s.value for s in samples} == {"policy": 1, "rollout": rollout}
     standby = Exposition(SimpleNamespace(leader=None))  # type: ignore[arg-type]
     assert standby._proposed(view).samples == []
+
+
+def test_what_keeps_the_wanted_workers_away_is_told_without_paths_of_the_machine() -> None:
+    """It stood in `paceline status` alone: who scaled from the page saw nothing happen."""
+    scrub = Scrubber(Path("/srv/run"))
+    trouble = "no token in /var/run/secrets/token"
+    leading: Any = SimpleNamespace(leader=SimpleNamespace(provider_trouble=trouble))
+    assert provider_trouble_of(leading, scrub) == "no token in …/token"
+    assert provider_trouble_of(SimpleNamespace(leader=None), scrub) == ""  # type: ignore[arg-type]
+    assert "provider_trouble" in models.Run.model_fields
 
 
 async def test_a_drained_worker_is_replaced_where_that_is_asked_for(

@@ -406,6 +406,8 @@ async function fleet() {
   const p = run.proposed, differs = Object.keys(p).length > 0;
   $("proposal").hidden = !differs;
   put($("proposal"), differs ? `The autoscaler would have ${p.policy} policy replica${p.policy === 1 ? "" : "s"} and ${p.rollout} rollout worker${p.rollout === 1 ? "" : "s"}: ${run.proposed_why}.` : "");
+  $("provider").hidden = !run.provider_trouble;
+  put($("provider"), run.provider_trouble ? `The fleet is not what is wanted: ${run.provider_trouble}` : "");
   const bad = run.sinks.filter((s) => s.failing);
   $("sinks").hidden = !bad.length;
   put($("sinks"), bad.map((s) => `Curves do not reach ${s.name}: ${s.trouble || "it does not answer"}. The run goes on, and it gets what it misses once it is back.`).join(" "));
