@@ -21,33 +21,28 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from controller.appender import Appender, Batch
-from controller.election import Election
 from controller.ending import cancel_all
 from controller.errors import NotLeading
 from controller.hub import SILENT, Hub
-from controller.journal import START, Deposed, Journal, Position, Snapshot
-from controller.ledger.commands import BeginTerm, Command, Refused, RunFacts, StartRun
+from controller.journal import Deposed, Snapshot
+from controller.ledger.commands import BeginTerm, Command, Refused, StartRun
 from controller.ledger.events import Event, GroupAccepted
 from controller.ledger.fleet import Worker
-from controller.ledger.views import live_payloads, running_tries
 from controller.liveness import Liveness
 from controller.messages import directive_of
-from controller.outflow import FINISH_S, Outflow
-from controller.partials import PartialStore, PartialWork
-from controller.payloads import PayloadStore, Ref
+from controller.partials import PartialWork
+from controller.payloads import Ref
+from controller.plant import Plant
 from controller.replica import Replica
-from controller.rows import Rows
-from controller.runfiles import RunFiles
 from controller.sessions import Session, Sessions
+from controller.upkeep import Upkeep
 from controller.validation import GroupLimits
 from paceline.autoscale import Proposal
-from paceline.config.schema import Config
 from paceline.log import event
 from paceline.v1 import admin_pb2, worker_pb2
 
@@ -56,28 +51,9 @@ log = logging.getLogger(__name__)
 TICK_S = 0.05
 MENDING_TICK_S = 0.02
 """While a mesh is to be formed."""
-HAND_OVER_S = 0.3
-"""How long a leader that leaves waits for a sink in the middle of a write before it lets go."""
 ENDS = frozenset({"RunFinished", "RunFailed"})
 PATIENCE_S = 2.0
 """How long a request waits for an outage to end before its caller is told to come again."""
-
-
-@dataclass(slots=True)
-class Plant:
-    """What a controller has whether it leads or not."""
-
-    config: Config
-    run_dir: Path
-    controller_id: str
-    redis_url: str
-    journal: Journal
-    election: Election
-    payloads: PayloadStore
-    partials: PartialStore
-    config_digest: str
-    config_json: str
-    rows: Rows
 
 
 @dataclass(slots=True)
@@ -109,10 +85,6 @@ class Leader:
         self.hub = Hub()
         self.sessions = Sessions(term, self._directive)
         self.liveness = Liveness(config.fleet)
-        self.files = RunFiles(plant.run_dir, may_write=lambda: plant.election.holds_lease)
-        self.outflow = Outflow(config, plant.run_dir, may_write=lambda: plant.election.holds_lease)
-        self._held_lines: list[Batch] | None = []
-        """Batches to be written once the lines before them are; None: those are."""
         self.appender = Appender(
             plant.journal,
             term=term,
@@ -120,16 +92,12 @@ class Leader:
             on_flush=self._close_batch,
             on_durable=self._batch_durable,
         )
-        self._snapshot_at = replica.snapshot_at
-        self._events_since_snapshot = 0
+        self.upkeep = Upkeep(plant, term, self.ledger, self.appender, replica.snapshot_at)
         self.proposal: Proposal | None = None
         """What the autoscaler would change."""
         self.provider_trouble = ""
         """What keeps the provider from reaching the desired counts."""
-        self._chores: set[asyncio.Task[None]] = set()
         self._ended: Exception | None = None
-        self._over = False
-        """The end of the run is durable."""
         self._spoilt = asyncio.Event()
         """The ledger in memory is no longer what the journal says."""
         self._at_the_lease = asyncio.Lock()
@@ -265,9 +233,8 @@ class Leader:
 
     async def _begin(self) -> None:
         before = self.appender.at
-        self._over = self.ledger.state.ended
-        facts = self._facts()
-        self.decide(StartRun(facts))
+        self.upkeep.over = self.ledger.state.ended
+        self.decide(StartRun(self.plant.facts()))
         self.decide(BeginTerm(self.term, self.plant.controller_id))
         self._begun = True
         now = time.monotonic()
@@ -280,36 +247,9 @@ class Leader:
             at=self.appender.at.entry,
             step=self.ledger.state.versions.step,
         )
-        self.outflow.start(self.ledger.state.started_t)
-        self._chore(self._write_missing_lines(before))
-        self._chore(self.outflow.replay(self.plant.journal, before.entry))
-        self._chore(self._sweep_orphans())
-        self._chore(self.partials.begin())
+        self.upkeep.begin(before)
+        self.upkeep.chore(self.partials.begin())
         await self._tick()
-
-    def _facts(self) -> RunFacts:
-        config, rows = self.plant.config, self.plant.rows
-        return RunFacts(
-            run_id=config.run.name,
-            run_name=config.run.name,
-            seed=config.run.seed,
-            steps=config.train.steps,
-            groups_per_step=config.train.groups_per_step,
-            group_size=config.rollout.group_size,
-            max_staleness=config.train.max_staleness,
-            max_attempts=config.fleet.max_attempts,
-            dataset_rows=rows.train_rows,
-            eval_rows=rows.eval_rows,
-            eval_every=config.train.eval_every,
-            checkpoint_every=config.train.checkpoint_every,
-            filter_uninformative=config.train.filter_uninformative,
-            shuffle=config.data.shuffle,
-            desired={"policy": config.fleet.policy, "rollout": config.fleet.rollout},
-            data_digest=rows.digest,
-            config_digest=self.plant.config_digest,
-            bounds=config.fleet.bounds,
-            speculative_after=config.rollout.speculative_after if config.rollout.speculative else 0,
-        )
 
     async def _renew(self) -> None:
         lease_s = self.plant.config.controller.leader_lease_s
@@ -356,33 +296,22 @@ class Leader:
         try:
             async with asyncio.timeout(1.0):
                 await self.appender.durable()
-                # The next leader goes on after the last line, so there must be one by then.
-                await asyncio.to_thread(self.files.close)
-                self.outflow.begin_close(self._outcome)
-                await asyncio.to_thread(self.outflow.join, HAND_OVER_S)
+                await self.upkeep.hand_over()
                 async with self._at_the_lease:
                     # A renewal that came after it would take the lease again, for nobody.
                     self._let_go = True
                     await self.plant.election.release()
         except (RedisError, OSError, TimeoutError) as error:
             event(log, "lease not released", why=type(error).__name__, level=logging.WARNING)
-        if self._outcome is not None:
-            await asyncio.to_thread(self.outflow.join, FINISH_S)
-
-    @property
-    def _outcome(self) -> str | None:
-        """finished or failed; None: the run goes on."""
-        state = self.ledger.state
-        return str(state.phase) if state.ended else None
+        await self.upkeep.finish()
 
     async def _end(self, loops: Sequence[asyncio.Task[Any]]) -> None:
         self._ended = NotLeading("stepped down")
-        await cancel_all([*loops, *self._chores])
+        await cancel_all([*loops, *self.upkeep.chores])
         self.appender.abandon(self._ended)
         self.sessions.close_all()
         self.hub.wake_all()
-        self.outflow.begin_close(None)
-        await asyncio.to_thread(self.files.close)
+        await self.upkeep.close()
 
     # ---- a batch's way --------------------------------------------------------------------
 
@@ -391,105 +320,22 @@ class Leader:
         kinds = {type(e).__name__ for e in batch.events}
         directives = [] if kinds <= SILENT else self.sessions.collect()
         obsolete = self.ledger.take_garbage()
-        self._events_since_snapshot += len(batch.events)
-        snapshot = None
-        if self._events_since_snapshot >= self.plant.config.controller.snapshot_every:
-            self._events_since_snapshot = 0
-            snapshot = self.ledger.to_snapshot()
+        snapshot = self.upkeep.snapshot_due(len(batch.events))
         return _Closing(directives, obsolete, snapshot, last=not kinds.isdisjoint(ENDS))
 
     def _batch_durable(self, batch: Batch) -> None:
         closing: _Closing = batch.attachment
         self.hub.announce(batch.json)
         self.sessions.deliver(closing.directives)
-        if self._held_lines is None:
-            self.files.record(batch.at.entry, batch.t, batch.json)
-        else:
-            self._held_lines.append(batch)
-        self.outflow.record(batch.t, batch.json)
-        if closing.last:
-            self._over = True
-            self._chore(self._finish_outflow())
+        self.upkeep.record(batch, last=closing.last)
         if closing.obsolete:
-            self._chore(self._delete_payloads(closing.obsolete))
+            self.upkeep.chore(self.upkeep.delete(closing.obsolete))
         if finished := self.partials.finished(batch.events):
-            self._chore(self.partials.delete(finished))
+            self.upkeep.chore(self.partials.delete(finished))
         if closing.snapshot is not None:
-            self._chore(self._save_snapshot(Snapshot(batch.at, closing.snapshot, batch.t)))
+            self.upkeep.chore(self.upkeep.save(Snapshot(batch.at, closing.snapshot, batch.t)))
 
     def _directive(self, session: Session) -> worker_pb2.Directive:
         return directive_of(
             self.ledger.state, session.worker_id, session.incarnation, session.report
         )
-
-    # ---- chores ---------------------------------------------------------------------------
-
-    def _chore(self, coro: Any) -> None:
-        task = asyncio.create_task(coro)
-        self._chores.add(task)
-        task.add_done_callback(self._chores.discard)
-
-    async def _save_snapshot(self, snapshot: Snapshot) -> None:
-        try:
-            await self.plant.journal.save_snapshot(
-                snapshot, term=self.term, trim_before=self._snapshot_at
-            )
-        except (RedisError, OSError, Deposed) as error:
-            # Only replay gets longer; the next one is due in as many events.
-            event(log, "snapshot not saved", why=str(error), level=logging.WARNING)
-            return
-        self._snapshot_at = snapshot.at.entry
-        event(log, "snapshot", at=snapshot.at.entry, entries=snapshot.at.number)
-
-    async def _delete_payloads(self, refs: list[Ref]) -> None:
-        try:
-            await self.plant.payloads.delete(refs)
-        except (RedisError, OSError) as error:
-            # The next leader sweeps what is left.
-            event(log, "payloads not deleted", why=str(error), level=logging.WARNING)
-
-    async def _write_missing_lines(self, end: Position) -> None:
-        """First what earlier leaders journalled and did not write, then what waited meanwhile."""
-        position = await self.files.opened() or START
-        try:
-            while entries := await self.plant.journal.scan(position, until=end.entry):
-                for entry in entries:
-                    self.files.record(entry.at.entry, entry.t, entry.events)
-                position = entries[-1].at.entry
-        except (RedisError, OSError) as error:
-            event(log, "run files have a gap", why=str(error), level=logging.WARNING)
-        held, self._held_lines = self._held_lines or [], None
-        for batch in held:
-            self.files.record(batch.at.entry, batch.t, batch.json)
-        if self._over:
-            await self._finish_outflow()
-
-    async def _finish_outflow(self) -> None:
-        """The run is over: sinks are closed as soon as they have its last lines."""
-        if self._held_lines is None:
-            await self.files.written()
-            self.outflow.begin_close(self._outcome)
-
-    async def _sweep_orphans(self) -> None:
-        """Payloads that no accepted group needs: left by a leader that died before deleting them."""
-        try:
-            found = await self.plant.payloads.list()
-        except (RedisError, OSError):
-            return
-        # Looked up now and not before the listing: what came in meanwhile is known by now.
-        needed = live_payloads(self.ledger.state)
-        # A group under way may have been stored by the leader before, and be handed in again any time.
-        expected = running_tries(self.ledger.state)
-        orphans = [ref for ref in found if ref not in needed and ref not in expected]
-        if not orphans:
-            return
-        try:
-            # What the ledger says must be durable, and no successor may have accepted groups since
-            # the listing: a leader that was stopped in between would delete what they need.
-            await self.appender.durable()
-            if not await self.plant.election.renew(self.term):
-                return
-        except (RedisError, OSError, NotLeading, Deposed):
-            return
-        await self._delete_payloads(orphans)
-        event(log, "orphaned payloads deleted", count=len(orphans))

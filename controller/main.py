@@ -41,11 +41,12 @@ from controller.hub import Topic
 from controller.journal import Deposed, Journal, JournalGap
 from controller.keepers import keep_fleet
 from controller.keys import Keys
-from controller.leader import Leader, Plant
+from controller.leader import Leader
 from controller.ledger.commands import Refused
 from controller.ledger.state import State
 from controller.partials import FilePartials, PartialStore, RedisPartials
 from controller.payloads import FilePayloads, PayloadStore, RedisPayloads
+from controller.plant import Plant
 from controller.replica import Replica
 from controller.rest.server import RestServer, open_door
 from controller.rows import Rows

@@ -202,7 +202,7 @@ class Exposition(Collector):
             "paceline_sink_failing", "1 where a sink cannot be written to", labels=["sink"]
         )
         leader = self._controller.leader
-        for feed in leader.outflow.feeds if leader is not None else ():
+        for feed in leader.upkeep.outflow.feeds if leader is not None else ():
             points.add_metric([feed.name], feed.written)
             failing.add_metric([feed.name], feed.failing)
         yield from (points, failing)

@@ -300,7 +300,7 @@ def provider_trouble_of(controller: Controller, scrub: Scrubber) -> str:
 
 
 def sinks_of(controller: Controller, scrub: Scrubber) -> list[dict[str, Any]]:
-    feeds = controller.leader.outflow.feeds if controller.leader is not None else []
+    feeds = controller.leader.upkeep.outflow.feeds if controller.leader is not None else []
     return [
         {
             "name": feed.name,

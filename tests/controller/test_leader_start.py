@@ -140,9 +140,9 @@ async def test_payloads_of_groups_that_may_still_be_handed_in_survive_the_sweep(
     pipe = leader.plant.journal._redis.pipeline(transaction=False)
     await leader.plant.payloads.put(stored, pipe)
     await pipe.execute()
-    monkeypatch.setattr(leader, "ledger", run.ledger)
+    monkeypatch.setattr(leader.upkeep, "_ledger", run.ledger)
     monkeypatch.setattr(leader.appender, "durable", lambda: asyncio.sleep(0))
-    await leader._sweep_orphans()
+    await leader.upkeep.sweep_orphans()
     assert set(await leader.plant.payloads.list()) == tries
 
 

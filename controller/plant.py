@@ -1,0 +1,54 @@
+"""What a controller has whether it leads or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from controller.election import Election
+from controller.journal import Journal
+from controller.ledger.commands import RunFacts
+from controller.partials import PartialStore
+from controller.payloads import PayloadStore
+from controller.rows import Rows
+from paceline.config.schema import Config
+
+
+@dataclass(slots=True)
+class Plant:
+    config: Config
+    run_dir: Path
+    controller_id: str
+    redis_url: str
+    journal: Journal
+    election: Election
+    payloads: PayloadStore
+    partials: PartialStore
+    config_digest: str
+    config_json: str
+    rows: Rows
+
+    def facts(self) -> RunFacts:
+        """What the ledger must know of the config and the data."""
+        config, rows = self.config, self.rows
+        return RunFacts(
+            run_id=config.run.name,
+            run_name=config.run.name,
+            seed=config.run.seed,
+            steps=config.train.steps,
+            groups_per_step=config.train.groups_per_step,
+            group_size=config.rollout.group_size,
+            max_staleness=config.train.max_staleness,
+            max_attempts=config.fleet.max_attempts,
+            dataset_rows=rows.train_rows,
+            eval_rows=rows.eval_rows,
+            eval_every=config.train.eval_every,
+            checkpoint_every=config.train.checkpoint_every,
+            filter_uninformative=config.train.filter_uninformative,
+            shuffle=config.data.shuffle,
+            desired={"policy": config.fleet.policy, "rollout": config.fleet.rollout},
+            data_digest=rows.digest,
+            config_digest=self.config_digest,
+            bounds=config.fleet.bounds,
+            speculative_after=config.rollout.speculative_after if config.rollout.speculative else 0,
+        )
