@@ -29,9 +29,9 @@ from controller.ledger.events import (
 
 _RETIRED_KEPT = 64
 _GONE_KEPT = 256
-SEED_TRIES = 3
-"""So many epochs in a row may break before a replica has been seeded by one and the same other, until
-the two go separate ways: somewhere between them the network does not let them through."""
+TRIES = 3
+"""So many epochs in a row of a replica and one and the same source may come to nothing, until the two
+go separate ways: somewhere between them the network does not let them through."""
 
 
 class Lifecycle(StrEnum):
@@ -66,10 +66,10 @@ class Worker:
     lease_reply: tuple[LeasedTask, ...] = ()
     held: dict[str, None] = field(default_factory=dict)
     """Tasks leased to it."""
-    failed_seeds: int = 0
-    """Policy: epochs in a row that a failed collective ended before it had got the state."""
+    failed_epochs: int = 0
+    """Policy: epochs in a row that came to nothing, as far as can be told because of it."""
     failed_source: int = 0
-    """Incarnation of the replica that was to seed it in them."""
+    """Incarnation of the replica that the others were seeded by in them."""
 
     @property
     def alive(self) -> bool:
@@ -150,19 +150,32 @@ class Fleet:
         needy = (self.member(m) for m in self.mesh.members if m.needs_state)
         return [w for w in needy if w is not None and w.state_version < self.mesh.state_version]
 
-    def failed_seeds(self, worker: Worker) -> int:
-        """As ``worker.failed_seeds``, once the present epoch has failed, too."""
+    def blamed(self) -> list[Worker]:
+        """Who may be the reason if the present epoch fails: members that have not got the state they
+        were to get in it. Where all have it and no step has been committed, nobody knows which of
+        the connections failed: the last member, as those before it hold up fewer others."""
+        needy, mesh = self.unseeded(), self.mesh
+        if needy or mesh is None:
+            return needy
+        living = [w for m in mesh.members if (w := self.member(m)) is not None]
+        idle = all(w.state_version <= mesh.state_version for w in living)
+        others = [w for w in living if w.incarnation != self._source()]
+        return others[-1:] if idle else []
+
+    def failed_epochs(self, worker: Worker) -> int:
+        """As ``worker.failed_epochs``, once the present epoch has failed, too."""
         again = self._source() == worker.failed_source
-        return worker.failed_seeds + 1 if again else 1
+        return worker.failed_epochs + 1 if again else 1
 
     def _source(self) -> int:
-        """Incarnation of the member that seeds the others; 0 for none."""
+        """Incarnation of the member that seeds the others, or the first to restore; 0 for none."""
         mesh = self.mesh
-        return mesh.members[mesh.source_rank].incarnation if mesh and mesh.source_rank >= 0 else 0
+        return mesh.members[max(0, mesh.source_rank)].incarnation if mesh else 0
 
     def left_out(self, worker: Worker, newest: int) -> bool:
-        """The replica cannot be seeded by the one that would, which the run can do without less."""
-        if worker.failed_seeds < SEED_TRIES or worker.state_version == newest:
+        """No epoch of it and the replica with the state comes to anything, and the run can do
+        without the less of the two."""
+        if worker.failed_epochs < TRIES:
             return False
         return any(
             w.incarnation == worker.failed_source and not w.leaving for w in self.holders(newest)
@@ -232,8 +245,8 @@ class Fleet:
     def apply_mesh_broken(self, event: MeshBroken) -> None:
         assert self.mesh is not None
         if event.reason == "peer_error":
-            for worker in self.unseeded():
-                worker.failed_seeds = self.failed_seeds(worker)
+            for worker in self.blamed():
+                worker.failed_epochs = self.failed_epochs(worker)
                 worker.failed_source = self._source()
         self.mesh.broken = True
         self.rebuild_due = self.rebuild_due or event.reason != "membership"
@@ -246,6 +259,10 @@ class Fleet:
         self.mesh_rebuilds += self.rebuild_due
         self.rebuild_due = False
         self.mesh_epoch = event.epoch
+        if event.restore:
+            # Everybody begins anew: who could not reach whom then says nothing of now.
+            for worker in self.workers.values():
+                worker.failed_epochs = 0
         self.mesh = Mesh(
             epoch=event.epoch,
             members=event.members,
@@ -263,6 +280,7 @@ class Fleet:
             worker = self.member(member)
             if worker is not None:
                 worker.state_version = version
+                worker.failed_epochs = 0
 
     def apply_link(self, event: LinkAssigned) -> None:
         self.link_epoch = event.epoch
@@ -316,7 +334,7 @@ def _dump_worker(worker: Worker) -> dict[str, Any]:
         "lease_seq": worker.lease_seq,
         "lease_reply": [lease_to_json(x) for x in worker.lease_reply],
         "held": list(worker.held),
-        "failed_seeds": worker.failed_seeds,
+        "failed_epochs": worker.failed_epochs,
         "failed_source": worker.failed_source,
     }
 

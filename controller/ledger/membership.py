@@ -1,8 +1,9 @@
 """Who belongs to the fleet, and what the mesh and the weights links look like because of it.
 
 - Joins and leaves of the mesh wait for the end of the open step; a death does not.
-- A replica that the source of the state cannot reach is left out, until it is started anew or the
-  source is another one: it would hold up every other one for ever.
+- A replica with which no epoch comes to anything, as where the source of the state cannot reach it,
+  is left out until it is started anew or the source is another one: it would hold up every other one
+  for ever.
 - While a member of the mesh lives that holds the newest state, the step it is in goes on. When
   nobody living holds that state, the run goes back to the newest checkpoint.
 """
@@ -34,7 +35,7 @@ from controller.ledger.events import (
     WorkerDied,
     WorkerRegistered,
 )
-from controller.ledger.fleet import SEED_TRIES, Lifecycle, Worker
+from controller.ledger.fleet import TRIES, Lifecycle, Worker
 from controller.ledger.leasing import release
 from controller.ledger.spares import wanted_spares
 from controller.ledger.state import Phase
@@ -219,12 +220,13 @@ def break_mesh(d: Decider, c: BreakMesh, now: float) -> None:
     if mesh.rank(c.worker_id, c.incarnation) >= 0:
         fleet = d.state.fleet
         detail = f"{c.worker_id}: {c.detail}"
-        for worker in fleet.unseeded():
-            if fleet.failed_seeds(worker) == SEED_TRIES:
-                source = mesh.members[mesh.source_rank].worker_id
+        for worker in fleet.blamed():
+            if fleet.failed_epochs(worker) == TRIES:
+                source = mesh.members[max(0, mesh.source_rank)].worker_id
                 detail += (
-                    f"; {worker.worker_id} could not be seeded by {source} {SEED_TRIES} times in a "
-                    "row and is left out: see to the network between them, then start it anew"
+                    f"; no epoch of {worker.worker_id} and {source} came to anything {TRIES} times "
+                    f"in a row, {worker.worker_id} is left out: see to the network between them, "
+                    "then start it anew"
                 )
         d.emit(MeshBroken(mesh.epoch, "peer_error", detail))
 
