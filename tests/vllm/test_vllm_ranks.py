@@ -1,10 +1,8 @@
-"""Several ranks in one engine: all of a swap or none, and no process that outlives its owner."""
+"""Several ranks in one engine: all of a swap or none."""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +10,6 @@ from string import ascii_letters
 from typing import Any
 
 import numpy as np
-import psutil
 import pytest
 import pytest_asyncio
 import torch
@@ -28,8 +25,6 @@ from rollout_worker.engine.base import (
 )
 from tests.helpers.controllers import until
 from tests.helpers.engines import Reference, make_test_engine, needs_vllm, tiny_config
-from tests.helpers.local_run import ROOT
-from tests.helpers.rollout_controller import RolloutController
 from tests.helpers.tiny_model import make_tiny_model
 from tests.helpers.vllm_faults import EXTENSION, FAULT
 
@@ -161,35 +156,3 @@ async def test_where_loading_is_copying_a_swap_is_those_copies(tmp_path: Path) -
             assert await scene.serves(model)
     finally:
         await engine.close()
-
-
-async def test_no_process_outlives_a_killed_worker(tmp_path: Path) -> None:
-    model = make_tiny_model(tmp_path / "model", hidden=128)
-    controller = RolloutController()
-    address = await controller.start()
-    config = tmp_path / "run.toml"
-    config.write_text(
-        f'[run]\nname = "killed"\n[model]\npath = "{model}"\ndevice = "cpu"\n'
-        f'[data]\npath = "unused"\n[reward]\nfunctions = ["exact_match"]\n'
-        f'[rollout]\nengine = "vllm"\ntensor_parallel = 2\nmax_sequences = 4\nmax_tokens = 16\n'
-    )
-    process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "rollout_worker", str(config), "--controllers", address),
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        start_new_session=True,
-    )
-    try:
-        await until(lambda: controller.reports, 120)
-        children = psutil.Process(process.pid).children(recursive=True)
-        # The engine's process, two ranks, and perhaps Python's resource tracker.
-        assert len(children) >= 3
-        process.kill()
-        await process.wait()
-        _, alive = await asyncio.to_thread(psutil.wait_procs, children, timeout=20)
-        assert not alive
-    finally:
-        if process.returncode is None:
-            process.kill()
-            await process.wait()
-        await controller.close()
