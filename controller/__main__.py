@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     # After the config: a typo in it is told without loading gRPC.
     from controller.errors import BadStart
-    from controller.main import serve
+    from controller.serving import serve
 
     try:
         asyncio.run(

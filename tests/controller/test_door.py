@@ -120,7 +120,7 @@ def test_other_config_than_the_runs_is_refused_by_field(tmp_path: Path) -> None:
 def test_serves_without_a_deep_learning_framework_in_little_memory(tmp_path: Path) -> None:
     """How long it takes is printed; benchmarks measure it, on machines that do nothing else."""
     program = (
-        "import sys, time; began = time.perf_counter(); import controller.main;"
+        "import sys, time; began = time.perf_counter(); import controller.serving;"
         "heavy = [m for m in ('torch', 'transformers', 'datasets', 'pandas', 'vllm', 'pyarrow',"
         " 'tensorboardX') if m in sys.modules];"
         # Not getrusage: its peak survives fork and exec, so it would be that of the test runner.
