@@ -65,7 +65,7 @@ GUARDS = (
         (
             Patch(
                 "controller/journal.py",
-                "if term ~= ARGV[1] then return {'deposed', term or 'none'} end\n",
+                "if term ~= ARGV[1] then return {'deposed', term or 'none', syncing} end\n",
                 "",
             ),
         ),
@@ -78,12 +78,25 @@ GUARDS = (
         (
             Patch(
                 "controller/journal.py",
-                "if head[1] == ARGV[3] then return {'appended', head[2]} end\n",
+                "if head[1] == ARGV[3] then return {'appended', head[2], syncing} end\n",
                 "",
             ),
         ),
         (FENCE_TESTS,),
         "unacknowledged",
+    ),
+    Guard(
+        "written",
+        "an append counts once it is in Redis' append-only file",
+        (
+            Patch(
+                "controller/journal.py",
+                '            if syncing != "0":\n',
+                "            if False:\n",
+            ),
+        ),
+        ("tests/controller/test_embedded_redis.py",),
+        "middle_of_a_sync",
     ),
     Guard(
         "lease-key",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import pages
+from benchmarks import mutation, pages
 from benchmarks.recovery import table
 from benchmarks.recovery.matrix import CASES
 from paceline.config.reference import reference
@@ -35,6 +35,12 @@ def test_the_table_of_recovery_says_what_was_measured() -> None:
         "run `python -m benchmarks.recovery --table`"
     )
     assert rows.keys() == CASES.keys(), "every row of the table was measured"
+
+
+@pytest.mark.parametrize("guard", mutation.GUARDS, ids=lambda guard: guard.name)
+def test_each_guard_that_the_mutation_check_removes_is_there(guard: mutation.Guard) -> None:
+    for patch in guard.patches:
+        assert (ROOT / patch.file).read_text().count(patch.old) == 1, patch.file
 
 
 def test_grpc_stubs_are_current(tmp_path: Path) -> None:
