@@ -35,8 +35,11 @@ def fleet_table(
     """
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("process", "host", "pid", "state", "mesh", "version", "heard", "doing"):
+        # One line each, for a low terminal: where it is narrow, host and activity are cut.
         table.add_column(
-            column, justify="right" if column in ("pid", "mesh", "version") else "left"
+            column,
+            justify="right" if column in ("pid", "mesh", "version") else "left",
+            no_wrap=column not in ("host", "doing"),
         )
     workers = [w for w in status.workers if gone or w.state not in GONE]
     room = len(workers) if most is None else max(0, most - len(status.controllers))
@@ -47,7 +50,7 @@ def fleet_table(
         shown = sorted(workers, key=lambda w: (w.state in QUIET, w.worker_id))[:room]
     for one in sorted(status.controllers, key=lambda c: c.controller_id):
         age = _age(one.heartbeat_age_s)
-        host = _text(one.host)
+        host = _cut(one.host)
         table.add_row(one.controller_id, host, str(one.pid), _state(one.state), "", "", age, "")
     for worker in sorted(shown, key=lambda w: w.worker_id):
         is_policy = worker.role == common_pb2.ROLE_POLICY
@@ -56,13 +59,13 @@ def fleet_table(
             doing = f"{doing} ({worker.held_leases} tasks)".strip()
         table.add_row(
             worker.worker_id,
-            _text(worker.host),
+            _cut(worker.host),
             str(worker.pid),
             _state(worker.state),
             str(worker.mesh_epoch) if is_policy and worker.mesh_epoch else "",
             str(worker.version) if worker.version >= 0 else "-",
             _age(worker.heartbeat_age_s),
-            _text(doing),
+            _cut(doing),
         )
     if left_out:
         table.add_row(f"… {left_out:,} more")
@@ -137,6 +140,11 @@ def _show(metrics: Mapping[str, float], name: str) -> str:
 def _text(text: str) -> Text:
     """Of a process' own words: a string in a table would be taken for markup."""
     return Text(printable(text))
+
+
+def _cut(text: str) -> Text:
+    """The same on one line, whatever room there is."""
+    return Text(printable(text), no_wrap=True, overflow="ellipsis")
 
 
 def _state(state: str) -> Text:

@@ -68,7 +68,8 @@ def test_the_newest_event_is_in_sight_however_low_the_terminal(height: int, work
     reply = status(3)
     for n in range(workers):
         state = "suspect" if n == workers - 1 else "running"
-        reply.workers.add(worker_id=f"rollout-{n + 10}", state=state, version=3)
+        doing = f"step {n}: waiting for groups of other replicas, which compute"
+        reply.workers.add(worker_id=f"rollout-{n + 10}", state=state, version=3, activity=doing)
     out = Console(file=io.StringIO(), force_terminal=True, width=80, height=height)
     events = [(float(n), f"event number {n}.") for n in range(8)]
     out.print(fitted(out, reply, Progress(), events))
@@ -77,6 +78,7 @@ def test_the_newest_event_is_in_sight_however_low_the_terminal(height: int, work
     assert "event number 7." in lines[-1]
     assert any("suspect" in line for line in lines), "who does not just run is shown first"
     assert any("more" in line for line in lines) == (workers > 4)
+    assert len(lines) == height or workers == 4, "no room is left unused"
 
 
 def test_a_terminal_that_cannot_draw_in_place_gets_lines() -> None:
