@@ -42,14 +42,19 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controllers]:
 
 
 async def _all_known(controllers: Controllers) -> None:
-    """The leader hears of the others once a second."""
+    """The leader hears of the others once a second, and the run's files follow the journal."""
     control = ControlPlane(addresses(controllers))
 
     async def known() -> bool:
         states = {c.state for c in (await status(control)).controllers}
         return states == {"leader", "standby"}
 
+    async def written() -> bool:
+        path = controllers.run_dir / "metrics.jsonl"
+        return path.is_file() and len(path.read_text().splitlines()) >= STEPS
+
     await until(known)
+    await until(written)
     await control.close()
 
 
