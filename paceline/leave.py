@@ -9,6 +9,9 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+ENGINE_LOST = 3
+"""Exit status of a rollout worker whose engine died while it generated: perhaps of a prompt."""
+
 
 def leave(status: int) -> NoReturn:
     """Ends the process with ``status`` at once.

@@ -32,6 +32,7 @@ from paceline.auth import AuthError
 from paceline.client import ControlPlane, RequestRefused
 from paceline.config.schema import Config
 from paceline.hosts import own_address
+from paceline.leave import ENGINE_LOST
 from paceline.log import event
 from paceline.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
@@ -81,6 +82,9 @@ def run(
     try:
         worker = RolloutWorker(config, controllers, worker_id, tensor_host)
         asyncio.run(worker.run())
+    except EngineLost as error:
+        print(f"rollout_worker: {error}", file=sys.stderr)
+        return ENGINE_LOST
     except (EngineFailed, EngineDied) as error:
         print(f"rollout_worker: {error}", file=sys.stderr)
         return 1
@@ -97,6 +101,10 @@ def run(
 
 class EngineFailed(Exception):
     """The engine stopped working in the middle of the run."""
+
+
+class EngineLost(EngineFailed):
+    """While it generated: one of the prompts may have been the reason."""
 
 
 class RolloutWorker:
@@ -147,7 +155,7 @@ class RolloutWorker:
                 self.guard(self.watch_engine()),
             ]
             await self.ended.wait()
-            await self.part()
+            await (self.fall() if isinstance(self.failure, EngineLost) else self.part())
         finally:
             for task in loops:
                 task.cancel()
@@ -211,7 +219,7 @@ class RolloutWorker:
             self.outbox,
             self.partials,
             wake=lambda: self.leasing.wake(),
-            fail=self.engine_failed,
+            fail=self.engine_died,
         )
         self.engine.sample_over = self.work.on_sample_over
         if self.environments is not None:
@@ -252,6 +260,13 @@ class RolloutWorker:
         if not self.ended.is_set():
             self.fail(EngineFailed(str(why)))
 
+    def engine_died(self, why: EngineError) -> None:
+        """As it worked, or waited for work. Not told as one's leaving, which is held against no task."""
+        if not self.ended.is_set():
+            lost = bool(self.work.generating())
+            self.failure = EngineLost(str(why)) if lost else EngineFailed(str(why))
+            self.ended.set()
+
     def fail(self, error: Exception) -> None:
         self.failure = self.failure or error
         self.stop()
@@ -261,7 +276,7 @@ class RolloutWorker:
         try:
             await self.engine.until_failure()
         except EngineError as error:
-            raise EngineFailed(str(error)) from error
+            self.engine_died(error)
 
     async def drain(self) -> None:
         """Once leaving: finish what is held, within DRAIN_S; then it is over."""
@@ -276,15 +291,31 @@ class RolloutWorker:
             event(log, "drain takes too long, handing back", held=len(self.held))
         self.ended.set()
 
-    async def part(self) -> None:
-        """Hands back what is held and says STOPPED."""
-        self.lifecycle = worker_pb2.LIFECYCLE_DRAINING
+    async def fall(self) -> None:
+        """Goes without a word about what the engine died with: to be found dead is the evidence by
+        which the ledger tells a prompt that kills engines from those that were only there."""
+        with_it = [task.request_id for task in self.work.generating()]
+        event(log, "engine died at its work", logging.ERROR, tasks=len(with_it), some=with_it[:8])
+        await self.leave_partial_work()
+        self.work.hand_back_scoring("worker_leaving")
+        try:
+            async with asyncio.timeout(PART_S):
+                await self.work.all_but_generating_released()
+        except TimeoutError:
+            event(log, "left without handing back", logging.WARNING, held=len(self.held))
+
+    async def leave_partial_work(self) -> None:
         if self.config.rollout.partial_every_tokens:
             try:
                 async with asyncio.timeout(CUT_S):
                     await self.work.leave_partial_work()
             except TimeoutError:
                 event(log, "partial work not left behind", logging.WARNING)
+
+    async def part(self) -> None:
+        """Hands back what is held and says STOPPED."""
+        self.lifecycle = worker_pb2.LIFECYCLE_DRAINING
+        await self.leave_partial_work()
         self.work.hand_back_all("worker_leaving")
         try:
             async with asyncio.timeout(PART_S):
@@ -381,7 +412,7 @@ class RolloutWorker:
     def may_lease(self) -> bool:
         directive = self.session.directive
         return (
-            not self.leaving.is_set()
+            not (self.leaving.is_set() or self.ended.is_set())
             and directive is not None
             and directive.lifecycle == worker_pb2.LIFECYCLE_RUNNING
             and not directive.paused
@@ -402,7 +433,8 @@ class RolloutWorker:
 
     def take(self, lease: rollout_pb2.Lease) -> None:
         # The request may have been on its way when this worker was told to leave.
-        unwanted = "worker_leaving" if self.leaving.is_set() else ""
+        going = self.leaving.is_set() or self.ended.is_set()
+        unwanted = "worker_leaving" if going else ""
         if self.loading.replacing:
             unwanted = unwanted or "weights_withdrawn"
         self.work.take(lease, unwanted)

@@ -107,10 +107,9 @@ class Work:
         self.on_released()
 
     def give_up_unfinished(self, reason: str) -> None:
-        for task in self._held:
-            if task.stage is Stage.GENERATING:
-                self.drop(task)
-                self.hand_back(task, reason)
+        for task in self.generating():
+            self.drop(task)
+            self.hand_back(task, reason)
 
     def hand_back_all(self, reason: str) -> None:
         """All but what is finished and waits for its verdict."""
@@ -134,8 +133,24 @@ class Work:
             await asyncio.wait(cut)
         await self._partials.flush()
 
+    def hand_back_scoring(self, reason: str) -> None:
+        for task in self._held:
+            if task.stage is Stage.SCORING:
+                self.drop(task)
+                self.hand_back(task, reason)
+
+    def generating(self) -> list[HeldTask]:
+        """Tasks whose sequences are in the engine, or on their way to it."""
+        return [task for task in self._held if task.stage is Stage.GENERATING]
+
     async def all_released(self) -> None:
-        while len(self._held):
+        await self._until(lambda: not len(self._held))
+
+    async def all_but_generating_released(self) -> None:
+        await self._until(lambda: len(self.generating()) == len(self._held))
+
+    async def _until(self, true: Callable[[], bool]) -> None:
+        while not true():
             self._parted.clear()
             await self._parted.wait()
 

@@ -3,7 +3,8 @@
 - Wrong input (exit status 2) does not get better by trying again: the run ends.
 - A process that was killed is started at once; one that keeps dying waits longer each time, though
   never long where it was killed from outside: that is no fault of its own.
-- One that keeps failing right after its start, or too often in the window, ends the run.
+- One that keeps failing right after its start, or too often in the window, ends the run. An engine
+  that dies at its work is given twice the time: a prompt that kills it is found and taken away.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import signal
 from collections import defaultdict, deque
 from dataclasses import dataclass
+
+from paceline.leave import ENGINE_LOST
 
 WINDOW_S = 600.0
 FIRST_DELAY_S = 0.5
@@ -72,8 +75,9 @@ class RestartPolicy:
         # Being killed is no sign of a faulty set-up; failing by itself, again and again, is.
         failed = exit_code > 0 and lived_s < CALM_S
         self._failed[name] = self._failed[name] + 1 if failed else 0
-        if self._failed[name] >= QUICK_FAILURES:
-            return GiveUp(f"it failed {QUICK_FAILURES} times in a row, each right after its start")
+        limit = 2 * QUICK_FAILURES if exit_code == ENGINE_LOST else QUICK_FAILURES
+        if self._failed[name] >= limit:
+            return GiveUp(f"it failed {limit} times in a row, each right after its start")
         again = self._quick[name] - 1
-        longest = LAST_DELAY_KILLED_S if exit_code in KILLED else LAST_DELAY_S
+        longest = LAST_DELAY_KILLED_S if exit_code in (*KILLED, ENGINE_LOST) else LAST_DELAY_S
         return Restart(0.0 if again == 0 else min(FIRST_DELAY_S * 2 ** (again - 1), longest))

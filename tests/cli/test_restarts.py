@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from paceline.leave import ENGINE_LOST
 from paceline.supervisor.restarts import (
     LAST_DELAY_KILLED_S,
     LAST_DELAY_S,
@@ -44,6 +45,14 @@ def test_one_that_keeps_dying_waits_longer_each_time() -> None:
 
 def test_one_that_is_killed_again_and_again_never_waits_long() -> None:
     assert max(delays_of(-9)) == LAST_DELAY_KILLED_S
+
+
+def test_an_engine_that_dies_at_its_work_is_given_time_until_the_prompt_is_found() -> None:
+    decided = policy()
+    tries = range(2 * QUICK_FAILURES)
+    verdicts = [decided.decide("rollout-0", ENGINE_LOST, lived_s=1.0, now=float(i)) for i in tries]
+    assert all(isinstance(v, Restart) and v.delay_s <= LAST_DELAY_KILLED_S for v in verdicts[:-1])
+    assert isinstance(verdicts[-1], GiveUp)
 
 
 def test_a_calm_time_forgives() -> None:

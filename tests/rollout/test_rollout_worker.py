@@ -29,7 +29,7 @@ from paceline.weights import StagedWeights
 from rollout_worker import main as worker_main
 from rollout_worker.engine.base import EngineDied, EngineError, GenerationFailed, SwapFailed
 from rollout_worker.loading import LOAD_TRIES
-from rollout_worker.main import EngineFailed, RolloutWorker
+from rollout_worker.main import EngineFailed, EngineLost, RolloutWorker
 from tests.helpers import worker_rewards
 from tests.helpers.controllers import addresses, config_of, running_controllers, until
 from tests.helpers.rollout_controller import Key, RolloutController
@@ -266,6 +266,27 @@ async def test_an_engine_that_dies_while_nothing_waits_for_it_ends_the_worker(pl
             scene.engine.fail(EngineError("device lost"))
             await asyncio.wait_for(asyncio.wait([scene.ended]), 5)
             assert set(scene.controller.returns) == {held}, "handed back, not lost with the worker"
+
+
+async def test_what_an_engine_dies_with_is_not_handed_back_as_by_one_that_leaves(
+    play: Play,
+) -> None:
+    """One of those prompts may have killed it: the ledger finds out which, by the worker's death."""
+    with pytest.raises(EngineLost, match="device lost"):
+        async with play(reward=GATED) as scene:
+            scored = scene.controller.lease("t0")
+            await until(lambda: scene.engine.running)
+            scene.engine.finish("t0")
+            await until(lambda: not scene.engine.running)
+            with_it = [scene.controller.lease(f"t{number}") for number in (1, 2)]
+            await until(lambda: len(scene.engine.running) == 2)
+            scene.engine.fail(EngineError("device lost"))
+            await asyncio.wait_for(asyncio.wait([scene.ended]), 5)
+            assert set(scene.controller.returns) == {scored}
+            assert set(with_it) <= scene.controller.held
+            assert {r.lifecycle for r in scene.controller.reports} == {
+                worker_pb2.LIFECYCLE_RUNNING
+            }, "nobody who leaves is suspected of anything"
 
 
 async def test_weights_count_as_loaded_when_the_engine_serves_them_not_when_they_came(
