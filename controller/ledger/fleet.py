@@ -346,7 +346,9 @@ def _load_worker(data: dict[str, Any]) -> Worker:
         "lease_reply": tuple(lease_from_json(x) for x in data["lease_reply"]),
         "held": dict.fromkeys(data["held"]),
     }
-    return Worker(**{**data, **special})
+    # A snapshot of another version of this program may have a field more, or one less.
+    known = {name: data[name] for name in Worker.__slots__ if name in data}
+    return Worker(**{**known, **special})
 
 
 def _dump_mesh(mesh: Mesh | None) -> dict[str, Any] | None:
