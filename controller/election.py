@@ -16,13 +16,12 @@ import time
 from typing import Any
 
 from controller.keys import Keys
+from controller.replication import replicated
 from controller.scripts import Script
 from paceline.leader_lease import DELETE_IF_EQUAL, LeaderIdentity
 from paceline.log import event
 
 log = logging.getLogger(__name__)
-
-WAIT_REPLICA_MS = 200
 
 # KEYS: leader, term, head. ARGV: identity, lease in ms, highest term known to the candidate.
 _ACQUIRE = Script("""
@@ -78,8 +77,7 @@ class Election:
         if granted is None:
             return None
         # With replicas behind it, a term must survive the loss of this Redis.
-        info = await self._redis.info("replication")
-        if info.get("connected_slaves", 0) and not await self._redis.wait(1, WAIT_REPLICA_MS):
+        if not await replicated(self._redis, self._keys):
             event(log, "no replica confirmed the term", term=int(granted), level=logging.WARNING)
         self.lease_until = began + self._lease_s
         return int(granted)

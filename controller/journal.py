@@ -24,6 +24,7 @@ from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
 from controller.keys import Keys
 from controller.payloads import PayloadStore, Ref
+from controller.replication import replicated
 from controller.scripts import Script
 
 START = "0-0"
@@ -164,6 +165,10 @@ class Journal:
                 return
             # Redis says nothing of its own accord once it has written.
             await asyncio.sleep(WRITTEN_AGAIN_S)
+
+    async def replicated(self, *, expected: bool) -> bool:
+        """Whether a replica of Redis has everything so far; ``expected``: there is to be one."""
+        return await replicated(self._redis, self._keys, expected=expected)
 
     async def read(
         self, after: Position, *, count: int = READ_COUNT, block_ms: int | None = None

@@ -38,6 +38,11 @@ class Keys:
         return f"paceline:{self.run_id}:payloads-at"
 
     @property
+    def mark(self) -> str:
+        """Written for no other reason than to see it arrive at a replica."""
+        return f"paceline:{self.run_id}:mark"
+
+    @property
     def leader(self) -> str:
         return lease_key(self.run_id)
 

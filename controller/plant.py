@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from redis.exceptions import RedisError
+
 from controller.election import Election
 from controller.journal import Journal
 from controller.ledger.commands import RunFacts
@@ -12,6 +14,7 @@ from controller.partials import PartialStore
 from controller.payloads import PayloadStore
 from controller.rows import Rows
 from paceline.config.schema import Config
+from paceline.redis_client import parse_sentinel
 
 
 @dataclass(slots=True)
@@ -27,6 +30,14 @@ class Plant:
     config_digest: str
     config_json: str
     rows: Rows
+
+    async def survives_failover(self) -> bool:
+        """Whether what is durable would be found by a leader after a failover of Redis itself."""
+        behind_sentinels = parse_sentinel(self.redis_url) is not None
+        try:
+            return await self.journal.replicated(expected=behind_sentinels)
+        except (RedisError, OSError):
+            return False
 
     def facts(self) -> RunFacts:
         """What the ledger must know of the config and the data."""

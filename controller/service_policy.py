@@ -122,5 +122,9 @@ async def record_checkpoint(
     )
     if request.path in older:
         return policy_pb2.CheckpointReply(obsolete_paths=older)
+    if not await leader.plant.survives_failover():
+        # A failover may lose this checkpoint's record, and the run would go back to one before it.
+        # They are named again with the next.
+        return policy_pb2.CheckpointReply()
     spared = leader.plant.config.train.keep_checkpoints - 1
     return policy_pb2.CheckpointReply(obsolete_paths=older[: max(0, len(older) - spared)])

@@ -30,13 +30,15 @@ class Server:
         self._config.write_text(
             "\n".join((f"port {port}", "bind 127.0.0.1", f'dir "{home}"', *lines)) + "\n"
         )
+        self._log = home / f"{name}.log"
         self._options = ["--sentinel"] if sentinel else []
         self.start()
 
     def start(self) -> None:
-        self.process = subprocess.Popen(
-            [str(find_server()), str(self._config), *self._options], stdout=subprocess.DEVNULL
-        )
+        with self._log.open("ab") as log:
+            self.process = subprocess.Popen(
+                [str(find_server()), str(self._config), *self._options], stdout=log
+            )
         until(lambda: self.process.poll() is not None or self.answers())
         assert self.process.poll() is None, f"the server at port {self.port} ended at once"
 

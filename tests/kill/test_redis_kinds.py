@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from pathlib import Path
 
 from controller.verify import verify
 from paceline.ports import free_ports
+from paceline.v1 import policy_pb2
 from tests.helpers.controllers import running_controllers, status, until, working_fleet
 from tests.helpers.redis_servers import Sentinels, Server
+from tests.helpers.redis_servers import until as redis_until
 
 
 def assert_sound(url: str) -> None:
@@ -34,6 +37,39 @@ async def test_an_external_redis_killed_and_started_again_loses_nothing(tmp_path
         assert_sound(url)
     finally:
         server.kill()
+
+
+async def test_checkpoints_are_kept_until_a_replica_of_redis_has_the_record_of_the_next(
+    tmp_path: Path,
+) -> None:
+    """A failover that lost the record would lead back to one whose files are gone."""
+    sentinels = Sentinels(tmp_path, "line")
+    replica = next(s for s in sentinels.servers if s is not sentinels.master())
+    paths = [f"checkpoints/step-{number}" for number in range(1, 5)]
+    try:
+        config = {"redis": {"url": sentinels.url}, "train": {"keep_checkpoints": 1}}
+        with running_controllers(tmp_path, 1, **config) as controllers:
+            async with working_fleet(controllers) as (policies, _):
+                trainer = policies[0]
+                await until(lambda: trainer.timings.steps >= 5)
+
+                async def record(number: int) -> list[str]:
+                    request = policy_pb2.CheckpointRequest(
+                        caller=trainer.session.caller, step=number, version=number,
+                        path=paths[number - 1], size_bytes=1, seconds=0.0,
+                    )  # fmt: skip
+                    reply = await trainer.control.call("PolicyService.RecordCheckpoint", request)
+                    return list(reply.obsolete_paths)
+
+                await record(1)
+                assert await record(2) == paths[:1]
+                replica.process.send_signal(signal.SIGSTOP)
+                assert await record(3) == []
+                replica.process.send_signal(signal.SIGCONT)
+                await asyncio.to_thread(redis_until, sentinels.master().replicates)
+                assert await record(4) == paths[:3]
+    finally:
+        sentinels.close()
 
 
 async def test_a_master_behind_sentinels_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
