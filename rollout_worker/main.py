@@ -179,7 +179,14 @@ class RolloutWorker:
 
     async def prepare(self) -> None:
         """Engine and rewards are ready before the fleet hears of this worker."""
-        await asyncio.gather(self.engine.start(), self.scorer.start())
+        engine = self.loop.create_task(self.engine.start())
+        scorer = self.loop.create_task(self.scorer.start())
+        try:
+            await asyncio.gather(engine, scorer)
+        finally:
+            # Where one fails, the other must not start processes behind the back of what ends them.
+            engine.cancel()
+            await asyncio.gather(engine, scorer, return_exceptions=True)
         self.tokenizer.limit = longest_prompt(self.config, self.engine)
         self.gauges = Gauges(self.engine, self.config.rollout.max_sequences)
         if self.environments is not None:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import psutil
 import pytest
 from transformers import AutoModelForCausalLM
 
@@ -409,6 +410,8 @@ def test_an_engine_killed_while_it_starts_is_not_bad_input(
     config = Config.model_validate({"model": {"path": str(model)}, "data": {"path": "unused"}})
     here = {"controllers": ["127.0.0.1:1"], "tensor_host": "127.0.0.1"}
     assert worker_main.run(config, worker_id="rollout-0", **here) == status
+    left = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
+    assert not [p for p in left if "rewards.child" in " ".join(p.cmdline())], "nor does it stay"
 
 
 async def test_a_rejoining_worker_drops_what_it_held_and_keeps_its_weights(play: Play) -> None:
