@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import time
 from collections.abc import AsyncIterator
@@ -17,13 +18,18 @@ from controller.validation import (
     check_text,
     check_wait,
 )
+from paceline.log import event
 from paceline.v1 import policy_pb2
 
 if TYPE_CHECKING:
     from controller.main import Controller
 
+log = logging.getLogger(__name__)
+
 FETCHED_AT_ONCE = 16
 MAX_FETCHED = 65536
+MOST_KEPT = 32
+"""Older checkpoints, where none of them may be given up. The ledger knows no more than twice as many."""
 
 _OUTCOMES = {
     "committed": policy_pb2.OUTCOME_COMMITTED,
@@ -124,7 +130,13 @@ async def record_checkpoint(
         return policy_pb2.CheckpointReply(obsolete_paths=older)
     if not await leader.plant.survives_failover():
         # A failover may lose this checkpoint's record, and the run would go back to one before it.
-        # They are named again with the next.
-        return policy_pb2.CheckpointReply()
+        # They are named again with the next, but for so many that the disk must be thought of.
+        event(
+            log,
+            "checkpoints are kept: no replica of Redis has the record of this one",
+            logging.WARNING,
+            kept=min(len(older), MOST_KEPT) + 1,
+        )
+        return policy_pb2.CheckpointReply(obsolete_paths=older[: max(0, len(older) - MOST_KEPT)])
     spared = leader.plant.config.train.keep_checkpoints - 1
     return policy_pb2.CheckpointReply(obsolete_paths=older[: max(0, len(older) - spared)])

@@ -223,7 +223,7 @@ class RankedReplica(Replica):
         status = child.wait()
         if not self._closing.is_set():
             event(log, "rank died, replica ends", logging.ERROR, pid=child.pid, status=status)
-            if status < 0:
+            if -status in (signal.SIGKILL, signal.SIGTERM):
                 # Killed from outside, the replica is too: a launcher that starts failures anew
                 # only so often must not take this for one.
                 os.kill(os.getpid(), signal.SIGKILL)

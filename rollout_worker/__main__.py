@@ -11,7 +11,8 @@ from paceline.leave import leave_after
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 after the run ended, 2 for bad input (one line on standard error), else 1."""
+    """Exit status: 0 after the run ended, 2 for bad input (one line on standard error), 3 where the
+    engine died at its work, else 1."""
     parser = argparse.ArgumentParser(prog="rollout_worker", description=__doc__)
     parser.add_argument("config", type=Path, help="TOML file of the run")
     parser.add_argument("--controllers", required=True, help="host:port of each, comma-separated")

@@ -149,6 +149,8 @@ class MeshBroken:
     detail: str = ""
     diverged: tuple[str, ...] = ()
     """Members whose weights differed from the majority's: they hold no state from here on."""
+    broken_t: float = 0.0
+    """Unix seconds."""
 
 
 @dataclass(frozen=True, slots=True)

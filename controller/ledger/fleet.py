@@ -30,8 +30,13 @@ from controller.ledger.events import (
 _RETIRED_KEPT = 64
 _GONE_KEPT = 256
 TRIES = 3
-"""So many epochs in a row of a replica and one and the same source may come to nothing, until the two
-go separate ways: somewhere between them the network does not let them through."""
+"""So many epochs in a row of a replica and one and the same source may come to nothing, and for as long
+as below, until the two go separate ways: somewhere between them the network does not let them through."""
+JOINER_S = 30.0
+"""A connection that is refused fails in milliseconds: a network that only hiccups is back by then."""
+HOLDER_S = 300.0
+"""Of two that hold the state none is known to be at fault, and one may only be slow: members that come
+to an epoch later than the others by its whole time limit let it fail, too."""
 
 
 class Lifecycle(StrEnum):
@@ -70,6 +75,12 @@ class Worker:
     """Policy: epochs in a row that came to nothing, as far as can be told because of it."""
     failed_source: int = 0
     """Incarnation of the replica that the others were seeded by in them."""
+    failed_since: float = 0.0
+    """When the first of them broke. Unix seconds."""
+    failed_for: float = 0.0
+    """Seconds from then until the newest of them broke."""
+    failed_seeded: bool = False
+    """It had the state in the newest of them: another one may be the reason."""
 
     @property
     def alive(self) -> bool:
@@ -83,6 +94,27 @@ class Worker:
     def joinable(self) -> bool:
         """Ready for work and meant to stay."""
         return self.lifecycle is Lifecycle.RUNNING and not self.drain
+
+
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Epochs in a row that came to nothing, as far as can be told because of one replica."""
+
+    epochs: int
+    source: int
+    since: float
+    for_s: float
+    seeded: bool
+
+
+def failures_of(worker: Worker) -> Failures:
+    return Failures(
+        worker.failed_epochs,
+        worker.failed_source,
+        worker.failed_since,
+        worker.failed_for,
+        worker.failed_seeded,
+    )
 
 
 @dataclass(slots=True)
@@ -162,10 +194,12 @@ class Fleet:
         others = [w for w in living if w.incarnation != self._source()]
         return others[-1:] if idle else []
 
-    def failed_epochs(self, worker: Worker) -> int:
-        """As ``worker.failed_epochs``, once the present epoch has failed, too."""
-        again = self._source() == worker.failed_source
-        return worker.failed_epochs + 1 if again else 1
+    def after_failure(self, worker: Worker, now: float) -> Failures:
+        """Of ``worker``, which is blamed for the present epoch, once that has failed."""
+        again = worker.failed_epochs and self._source() == worker.failed_source
+        since = worker.failed_since if again else now
+        epochs = worker.failed_epochs + 1 if again else 1
+        return Failures(epochs, self._source(), since, now - since, not self.unseeded())
 
     def _source(self) -> int:
         """Incarnation of the member that seeds the others, or the first to restore; 0 for none."""
@@ -175,11 +209,20 @@ class Fleet:
     def left_out(self, worker: Worker, newest: int) -> bool:
         """No epoch of it and the replica with the state comes to anything, and the run can do
         without the less of the two."""
-        if worker.failed_epochs < TRIES:
-            return False
-        return any(
-            w.incarnation == worker.failed_source and not w.leaving for w in self.holders(newest)
+        return self.hopeless(worker, failures_of(worker), newest)
+
+    def hopeless(self, worker: Worker, failures: Failures, newest: int) -> bool:
+        """As ``left_out``, if those were its failures."""
+        there = self.holders(newest) or self.living(Role.POLICY)
+        source = next(
+            (w for w in there if w.incarnation == failures.source and w is not worker), None
         )
+        if source is None:
+            return False
+        # Where the source is asked to leave, who might take its place is tried once more.
+        tries = 2 * TRIES if source.leaving else TRIES
+        limit_s = HOLDER_S if failures.seeded else JOINER_S
+        return failures.epochs >= tries and failures.for_s >= limit_s
 
     # ---- what events do -------------------------------------------------------------------
 
@@ -246,8 +289,7 @@ class Fleet:
         assert self.mesh is not None
         if event.reason == "peer_error":
             for worker in self.blamed():
-                worker.failed_epochs = self.failed_epochs(worker)
-                worker.failed_source = self._source()
+                self._blame(worker, self.after_failure(worker, event.broken_t))
         self.mesh.broken = True
         self.rebuild_due = self.rebuild_due or event.reason != "membership"
         for worker_id in event.diverged:
@@ -255,11 +297,22 @@ class Fleet:
             worker.diverged_version = max(worker.diverged_version, worker.state_version)
             worker.state_version = -1
 
+    def _blame(self, worker: Worker, failures: Failures) -> None:
+        worker.failed_epochs = failures.epochs
+        worker.failed_source = failures.source
+        worker.failed_since = failures.since
+        worker.failed_for = failures.for_s
+        worker.failed_seeded = failures.seeded
+
     def apply_mesh_formed(self, event: MeshFormed) -> None:
         self.mesh_rebuilds += self.rebuild_due
         self.rebuild_due = False
         self.mesh_epoch = event.epoch
-        if event.restore:
+        before = self.mesh
+        again = (
+            before is not None and before.restore and before.state_version == event.state_version
+        )
+        if event.restore and not again:
             # Everybody begins anew: who could not reach whom then says nothing of now.
             for worker in self.workers.values():
                 worker.failed_epochs = 0
@@ -336,6 +389,9 @@ def _dump_worker(worker: Worker) -> dict[str, Any]:
         "held": list(worker.held),
         "failed_epochs": worker.failed_epochs,
         "failed_source": worker.failed_source,
+        "failed_since": worker.failed_since,
+        "failed_for": worker.failed_for,
+        "failed_seeded": worker.failed_seeded,
     }
 
 

@@ -35,7 +35,7 @@ from controller.ledger.events import (
     WorkerDied,
     WorkerRegistered,
 )
-from controller.ledger.fleet import TRIES, Lifecycle, Worker
+from controller.ledger.fleet import Lifecycle, Worker
 from controller.ledger.leasing import release
 from controller.ledger.spares import wanted_spares
 from controller.ledger.state import Phase
@@ -220,15 +220,17 @@ def break_mesh(d: Decider, c: BreakMesh, now: float) -> None:
     if mesh.rank(c.worker_id, c.incarnation) >= 0:
         fleet = d.state.fleet
         detail = f"{c.worker_id}: {c.detail}"
+        newest = d.state.versions.version
         for worker in fleet.blamed():
-            if fleet.failed_epochs(worker) == TRIES:
+            failures = fleet.after_failure(worker, now)
+            if fleet.hopeless(worker, failures, newest) and not fleet.left_out(worker, newest):
                 source = mesh.members[max(0, mesh.source_rank)].worker_id
                 detail += (
-                    f"; no epoch of {worker.worker_id} and {source} came to anything {TRIES} times "
-                    f"in a row, {worker.worker_id} is left out: see to the network between them, "
-                    "then start it anew"
+                    f"; no epoch of {worker.worker_id} and {source} came to anything, "
+                    f"{failures.epochs} times in a row, {worker.worker_id} is left out: see to the "
+                    "network between them, then start it anew"
                 )
-        d.emit(MeshBroken(mesh.epoch, "peer_error", detail))
+        d.emit(MeshBroken(mesh.epoch, "peer_error", detail, broken_t=now))
 
 
 def form_mesh(d: Decider, c: FormMesh, now: float) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
+
 from controller.ledger import Ledger
 from controller.ledger import commands as cmd
 from controller.ledger.events import MeshBroken
-from controller.ledger.fleet import TRIES
+from controller.ledger.fleet import HOLDER_S, JOINER_S, TRIES
 from tests.helpers.ledgers import Driven
 
 
@@ -29,8 +31,9 @@ def join(run: Driven) -> None:
     assert members(run) == ["p0", "p1"]
 
 
-def fail(run: Driven, by: str = "p0") -> str:
+def fail(run: Driven, by: str = "p0", after_s: float = HOLDER_S / (TRIES - 1)) -> str:
     """The present epoch's members cannot connect; what is said of it."""
+    run.now += after_s
     epoch = run.state.fleet.mesh_epoch
     run.do(cmd.BreakMesh(by, run.current[by], epoch, "rendezvous timed out"))
     said = str(run.event(MeshBroken).detail)
@@ -125,6 +128,48 @@ def test_of_three_the_last_goes_first_and_who_is_left_goes_on() -> None:
     for _ in range(TRIES):
         fail(run)
     assert members(run) == ["p0"]
+    run.train()
+    assert run.state.versions.step == 2
+
+
+@pytest.mark.parametrize("policies", [2, 3])
+def test_a_network_that_hiccups_costs_nobody_its_place(policies: int) -> None:
+    """A refused connection fails in milliseconds: many epochs in a row say little."""
+    run = apart(policies)
+    for _ in range(10 * TRIES):
+        fail(run, after_s=1.0)
+    assert len(members(run)) == policies
+    joining = with_joiner()
+    for _ in range(10 * TRIES):
+        fail(joining, after_s=JOINER_S / (10 * TRIES))
+    assert members(joining) == ["p0", "p1"]
+
+
+def test_two_that_restore_and_never_reach_each_other_begin_as_one() -> None:
+    run = Driven()
+    for name in ("p0", "p1"):
+        run.register(name)
+        run.observe(name)
+    for _ in range(TRIES):
+        assert members(run) == ["p0", "p1"] and run.state.fleet.mesh.restore
+        fail(run)
+    assert members(run) == ["p0"]
+    run.observe("p0", state=run.state.versions.version)
+    run.rollout("r0")
+    run.train()
+    assert members(run) == ["p0"] and run.state.versions.step == 1
+
+
+def test_a_source_that_is_asked_to_leave_trains_on_where_nobody_can_take_its_place() -> None:
+    run = with_joiner()
+    for _ in range(TRIES):
+        fail(run)
+    run.do(cmd.Drain("d", "p0", replace=True))
+    run.observe("p1")
+    said = []
+    while len(members(run)) == 2 and len(said) < 4 * TRIES:
+        said.append(fail(run))
+    assert members(run) == ["p0"] and "left out" in said[-1]
     run.train()
     assert run.state.versions.step == 2
 
