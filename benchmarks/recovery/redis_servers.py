@@ -63,29 +63,25 @@ def full(fleet: ObservedFleet) -> Trial:
 
 
 def foreign_killed(fleet: ForeignRedis) -> Trial:
-    """Recovery counts from the moment it has been started again."""
-    at = fleet.mark()
-    t0 = time.time()
-    fleet.server.kill()
-    detected = _says(fleet, "Redis")
-    time.sleep(AWAY_S)
-    fleet.server.start()
-    up = time.time()
-    committed, _ = commit_after(fleet, up, at)
-    return Trial(detected - t0, committed - up)
+    return _away(fleet, fleet.server.kill, fleet.server.start)
 
 
 def foreign_reset(fleet: ForeignRedis) -> Trial:
-    """Every connection is reset and new ones are refused; recovery counts from their return."""
+    """Every connection is reset and new ones are refused."""
+    return _away(fleet, fleet.proxy.cut, fleet.proxy.heal)
+
+
+def _away(fleet: ForeignRedis, go: Callable[[], None], come: Callable[[], None]) -> Trial:
+    """Recovery counts from the moment it is back."""
     at = fleet.mark()
     t0 = time.time()
-    fleet.proxy.cut()
+    go()
     detected = _says(fleet, "Redis")
     time.sleep(AWAY_S)
-    fleet.proxy.heal()
-    healed = time.time()
-    committed, _ = commit_after(fleet, healed, at)
-    return Trial(detected - t0, committed - healed)
+    come()
+    back = time.time()
+    committed, _ = commit_after(fleet, back, at)
+    return Trial(detected - t0, committed - back)
 
 
 def foreign_slow(fleet: ForeignRedis) -> Trial:

@@ -51,15 +51,7 @@ def rollout_falls(
 def starved(fleet: ObservedFleet) -> Trial:
     """To a tenth of its time. Nothing is to be detected: it makes progress."""
     at = fleet.mark()
-    deadline = time.monotonic() + STARVE_S
-    try:
-        while time.monotonic() < deadline:
-            fleet.send(VICTIM, signal.SIGSTOP)
-            time.sleep(0.9)
-            fleet.send(VICTIM, signal.SIGCONT)
-            time.sleep(0.1)
-    finally:
-        fleet.send(VICTIM, signal.SIGCONT)
+    fleet.starve(VICTIM, STARVE_S)
     fleet.steps(1)
     end = fleet.mark()
     assert not between(fleet, at, end, "WorkerDied"), "a slow worker was evicted"

@@ -47,6 +47,21 @@ class Lifecycle(StrEnum):
     DEAD = "dead"  # by evidence; what it held has gone to others
 
 
+@dataclass(frozen=True, slots=True)
+class Failures:
+    """Epochs in a row that came to nothing, as far as can be told because of one replica."""
+
+    epochs: int = 0
+    source: int = 0
+    """Incarnation of the replica that the others were seeded by in them."""
+    since: float = 0.0
+    """When the first of them broke. Unix seconds."""
+    for_s: float = 0.0
+    """From then until the newest of them broke."""
+    seeded: bool = False
+    """The replica had the state in the newest of them: another one may be the reason."""
+
+
 @dataclass(slots=True)
 class Worker:
     worker_id: str
@@ -71,16 +86,8 @@ class Worker:
     lease_reply: tuple[LeasedTask, ...] = ()
     held: dict[str, None] = field(default_factory=dict)
     """Tasks leased to it."""
-    failed_epochs: int = 0
+    failures: Failures = Failures()
     """Policy: epochs in a row that came to nothing, as far as can be told because of it."""
-    failed_source: int = 0
-    """Incarnation of the replica that the others were seeded by in them."""
-    failed_since: float = 0.0
-    """When the first of them broke. Unix seconds."""
-    failed_for: float = 0.0
-    """Seconds from then until the newest of them broke."""
-    failed_seeded: bool = False
-    """It had the state in the newest of them: another one may be the reason."""
 
     @property
     def alive(self) -> bool:
@@ -94,27 +101,6 @@ class Worker:
     def joinable(self) -> bool:
         """Ready for work and meant to stay."""
         return self.lifecycle is Lifecycle.RUNNING and not self.drain
-
-
-@dataclass(frozen=True, slots=True)
-class Failures:
-    """Epochs in a row that came to nothing, as far as can be told because of one replica."""
-
-    epochs: int
-    source: int
-    since: float
-    for_s: float
-    seeded: bool
-
-
-def failures_of(worker: Worker) -> Failures:
-    return Failures(
-        worker.failed_epochs,
-        worker.failed_source,
-        worker.failed_since,
-        worker.failed_for,
-        worker.failed_seeded,
-    )
 
 
 @dataclass(slots=True)
@@ -196,10 +182,11 @@ class Fleet:
 
     def after_failure(self, worker: Worker, now: float) -> Failures:
         """Of ``worker``, which is blamed for the present epoch, once that has failed."""
-        again = worker.failed_epochs and self._source() == worker.failed_source
-        since = worker.failed_since if again else now
-        epochs = worker.failed_epochs + 1 if again else 1
-        return Failures(epochs, self._source(), since, now - since, not self.unseeded())
+        before, source = worker.failures, self._source()
+        again = before.epochs and before.source == source
+        since = before.since if again else now
+        epochs = before.epochs + 1 if again else 1
+        return Failures(epochs, source, since, now - since, not self.unseeded())
 
     def _source(self) -> int:
         """Incarnation of the member that seeds the others, or the first to restore; 0 for none."""
@@ -209,7 +196,7 @@ class Fleet:
     def left_out(self, worker: Worker, newest: int) -> bool:
         """No epoch of it and the replica with the state comes to anything, and the run can do
         without the less of the two."""
-        return self.hopeless(worker, failures_of(worker), newest)
+        return self.hopeless(worker, worker.failures, newest)
 
     def hopeless(self, worker: Worker, failures: Failures, newest: int) -> bool:
         """As ``left_out``, if those were its failures."""
@@ -289,20 +276,13 @@ class Fleet:
         assert self.mesh is not None
         if event.reason == "peer_error":
             for worker in self.blamed():
-                self._blame(worker, self.after_failure(worker, event.broken_t))
+                worker.failures = self.after_failure(worker, event.broken_t)
         self.mesh.broken = True
         self.rebuild_due = self.rebuild_due or event.reason != "membership"
         for worker_id in event.diverged:
             worker = self.workers[worker_id]
             worker.diverged_version = max(worker.diverged_version, worker.state_version)
             worker.state_version = -1
-
-    def _blame(self, worker: Worker, failures: Failures) -> None:
-        worker.failed_epochs = failures.epochs
-        worker.failed_source = failures.source
-        worker.failed_since = failures.since
-        worker.failed_for = failures.for_s
-        worker.failed_seeded = failures.seeded
 
     def apply_mesh_formed(self, event: MeshFormed) -> None:
         self.mesh_rebuilds += self.rebuild_due
@@ -315,7 +295,7 @@ class Fleet:
         if event.restore and not again:
             # Everybody begins anew: who could not reach whom then says nothing of now.
             for worker in self.workers.values():
-                worker.failed_epochs = 0
+                worker.failures = Failures()
         self.mesh = Mesh(
             epoch=event.epoch,
             members=event.members,
@@ -333,7 +313,7 @@ class Fleet:
             worker = self.member(member)
             if worker is not None:
                 worker.state_version = version
-                worker.failed_epochs = 0
+                worker.failures = Failures()
 
     def apply_link(self, event: LinkAssigned) -> None:
         self.link_epoch = event.epoch
@@ -387,11 +367,7 @@ def _dump_worker(worker: Worker) -> dict[str, Any]:
         "lease_seq": worker.lease_seq,
         "lease_reply": [lease_to_json(x) for x in worker.lease_reply],
         "held": list(worker.held),
-        "failed_epochs": worker.failed_epochs,
-        "failed_source": worker.failed_source,
-        "failed_since": worker.failed_since,
-        "failed_for": worker.failed_for,
-        "failed_seeded": worker.failed_seeded,
+        "failures": asdict(worker.failures),
     }
 
 
@@ -401,6 +377,7 @@ def _load_worker(data: dict[str, Any]) -> Worker:
         "lifecycle": Lifecycle(data["lifecycle"]),
         "lease_reply": tuple(lease_from_json(x) for x in data["lease_reply"]),
         "held": dict.fromkeys(data["held"]),
+        "failures": Failures(**data.get("failures", {})),
     }
     # A snapshot of another version of this program may have a field more, or one less.
     known = {name: data[name] for name in Worker.__slots__ if name in data}

@@ -130,6 +130,18 @@ class ObservedFleet(JournalWatch):
         """The process falls the next time it comes to ``instant``; Unix seconds."""
         return instants.fall(self.armed, self.process(name).pid, instant, number)(limit_s)
 
+    def starve(self, name: str, seconds: float) -> None:
+        """The process gets a tenth of its time."""
+        deadline = time.monotonic() + seconds
+        try:
+            while time.monotonic() < deadline:
+                self.send(name, signal.SIGSTOP)
+                time.sleep(0.9)
+                self.send(name, signal.SIGCONT)
+                time.sleep(0.1)
+        finally:
+            self.send(name, signal.SIGCONT)
+
     def kill_everything(self) -> None:
         """As a power cut: the supervisor, all that it started, and Redis."""
         self.up.close()

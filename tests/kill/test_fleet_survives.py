@@ -248,15 +248,7 @@ def test_a_stopped_rollout_worker_holds_nobody_up_and_is_taken_back(fleet: Obser
 @pytest.mark.parametrize("victim", ["rollout-1", pytest.param("policy-1", marks=pytest.mark.slow)])
 def test_a_worker_starved_to_a_tenth_is_not_evicted(fleet: ObservedFleet, victim: str) -> None:
     at = fleet.mark()
-    deadline = time.monotonic() + LEASE_S + 2.0
-    try:
-        while time.monotonic() < deadline:
-            fleet.send(victim, signal.SIGSTOP)
-            time.sleep(0.9)
-            fleet.send(victim, signal.SIGCONT)
-            time.sleep(0.1)
-    finally:
-        fleet.send(victim, signal.SIGCONT)
+    fleet.starve(victim, LEASE_S + 2.0)
     assert happened(fleet, at, "WorkerDied") == []
     assert happened(fleet, at, "TaskReleased") == [], "its leases were not stolen"
     fleet.steps(3)

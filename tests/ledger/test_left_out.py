@@ -216,7 +216,7 @@ def test_a_snapshot_from_before_failures_were_counted_is_read() -> None:
     run = apart(2)
     snapshot = run.ledger.to_snapshot()
     for worker in snapshot["fleet"]["workers"]:
-        worker["failed_seeds"] = worker.pop("failed_epochs")
+        worker["failed_seeds"] = worker.pop("failures")["epochs"]
     run.ledger = Ledger.from_snapshot(snapshot, checked=True)
     run.train()
     assert run.state.versions.step == 2
