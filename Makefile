@@ -84,7 +84,7 @@ proto: $(VENV)/.stamp-dev
 
 docs: $(VENV)/.stamp-run
 	$(BIN)/paceline config docs > docs/configuration.md
-	$(BIN)/python -m benchmarks.pages
+	$(BIN)/python -m benchmarks.render_docs_tables
 
 bench: $(VENV)/.stamp-vllm
 	$(PIP) install -c constraints.txt -e '.[bench]'
@@ -94,7 +94,7 @@ bench: $(VENV)/.stamp-vllm
 	$(BIN)/python -m benchmarks.engine
 	$(BIN)/python -m benchmarks.rollout
 	$(BIN)/python -m benchmarks.overlap
-	$(BIN)/python -m benchmarks.peer
+	$(BIN)/python -m benchmarks.versus_trl
 
 clean:
 	rm -rf $(VENV)/.stamp-* .pytest_cache .mypy_cache .ruff_cache

@@ -33,7 +33,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import Controllers, write_config
+from testbed.controller_processes import Controllers, write_config
 
 PAYLOADS = {"16x256": 256, "16x16": 16}
 COMPLETIONS = 16
@@ -148,8 +148,8 @@ async def _load(order: dict[str, Any]) -> None:
     """The load process; prints one JSON object."""
     import psutil
 
-    from benchmarks.load import FakePolicy, FakeRollout, Timings
     from paceline.config.load import load_config
+    from testbed.fake_workers import FakePolicy, FakeRollout, Timings
 
     config = load_config(order["config"], [])
     addresses = [order["address"]]

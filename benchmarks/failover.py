@@ -6,7 +6,7 @@ Two real controllers with the default lease and a real Redis. In each trial the 
 while a client calls it in a closed loop (each call is a registration, so it is journalled); measured
 is the time from the kill to the first reply of the new leader. Then the killed controller is started
 again, and the next trial begins once it stands by. With ``--hint`` the lease of the dead process is
-released as a supervisor does that saw it end (paceline.leader_lease.release_dead).
+released as a supervisor does that saw it end (paceline.redis.leader_lease.release_dead).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.processes import ControllerProcess, Controllers, write_config
-from paceline.client import ControlPlane
 from paceline.config.load import fleet_digest, load_config
-from paceline.leader_lease import release_dead
+from paceline.redis.leader_lease import release_dead
+from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2, common_pb2, worker_pb2
+from testbed.controller_processes import ControllerProcess, Controllers, write_config
 
 
 def main() -> None:

@@ -25,10 +25,10 @@ import torch
 
 from benchmarks.runs import machine
 from paceline.v1 import worker_pb2
-from policy_worker.publisher import Publisher
-from tests.helpers import weights_end
-from tests.helpers.mesh_member import Crew, Member, crew_on
-from tests.helpers.redis_process import throwaway_redis
+from policy_worker.weight_publisher import Publisher
+from testbed import weight_link_peer
+from testbed.mesh_member import Crew, Member, crew_on
+from testbed.redis_process import throwaway_redis
 
 MB = 1_000_000
 REDUCED_MB = (1, 8, 32)
@@ -176,7 +176,7 @@ def weights(url: str, size_mb: int, receivers: int) -> dict[str, Any]:
     publisher = Publisher(
         url=url, run_id=run_id, device=torch.device("cpu"), on_link_error=lambda epoch, detail: None
     )
-    ends = [weights_end.start("receiver", url, run_id, epoch) for epoch in range(receivers)]
+    ends = [weight_link_peer.start("receiver", url, run_id, epoch) for epoch in range(receivers)]
     publisher.set_links([worker_pb2.WeightsLink(epoch=epoch) for epoch in range(receivers)])
     # About the number of tensors of a small model.
     tensors = {f"t{i}": torch.randn(size_mb * MB // 4 // 100) for i in range(100)}
@@ -184,7 +184,7 @@ def weights(url: str, size_mb: int, receivers: int) -> dict[str, Any]:
     try:
         for version in range(TRANSFERS):
             snapshot_s.append(publisher.publish(version, tensors.items()))
-            transfer_s.append(max(weights_end.next_line(end)["seconds"] for end in ends))
+            transfer_s.append(max(weight_link_peer.next_line(end)["seconds"] for end in ends))
     finally:
         for end in ends:
             end.kill()

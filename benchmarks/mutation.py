@@ -52,11 +52,11 @@ class Guard:
     """Expression for pytest -k."""
 
 
-LEASING = "controller/ledger/leasing.py"
-STEPPING = "controller/ledger/stepping.py"
-TASK_TESTS = "tests/ledger/test_ledger_tasks.py"
-STEP_TESTS = "tests/ledger/test_ledger_steps.py"
-FENCE_TESTS = "tests/controller/test_fence_and_election.py"
+LEASING = "controller/ledger/lease_decisions.py"
+STEPPING = "controller/ledger/step_decisions.py"
+TASK_TESTS = "tests/unit/ledger/test_ledger_tasks.py"
+STEP_TESTS = "tests/unit/ledger/test_ledger_steps.py"
+FENCE_TESTS = "tests/process/controller/test_fence_and_election.py"
 
 GUARDS = (
     Guard(
@@ -64,7 +64,7 @@ GUARDS = (
         "an append checks the writer's term",
         (
             Patch(
-                "controller/journal.py",
+                "controller/store/journal.py",
                 "if term ~= ARGV[1] then return {'deposed', term or 'none', syncing} end\n",
                 "",
             ),
@@ -77,7 +77,7 @@ GUARDS = (
         "an append whose answer was lost is recognised",
         (
             Patch(
-                "controller/journal.py",
+                "controller/store/journal.py",
                 "if head[1] == ARGV[3] then return {'appended', head[2], syncing} end\n",
                 "",
             ),
@@ -90,12 +90,12 @@ GUARDS = (
         "an append counts once it is in Redis' append-only file",
         (
             Patch(
-                "controller/journal.py",
+                "controller/store/journal.py",
                 '            if syncing != "0":\n',
                 "            if False:\n",
             ),
         ),
-        ("tests/controller/test_embedded_redis.py",),
+        ("tests/process/controller/test_embedded_redis.py",),
         "middle_of_a_sync",
     ),
     Guard(
@@ -161,7 +161,7 @@ GUARDS = (
                 "        self._norm = ",
             ),
         ),
-        ("tests/policy/test_policy_step_transaction.py",),
+        ("tests/process/policy/test_policy_step_transaction.py",),
         "fails_halfway or (lost_in_the_all_reduce and die)",
     ),
     Guard(
@@ -180,37 +180,37 @@ GUARDS = (
         "second-try",
         "of two tries at a task the slower one is over once the other has finished it",
         (Patch(LEASING, "        if other != attempt:\n", "        if False:\n"),),
-        ("tests/ledger/test_second_tries.py",),
+        ("tests/unit/ledger/test_second_tries.py",),
     ),
     Guard(
         "company",
         "a death is charged only to a task that its owner held alone",
         (
             Patch(
-                "controller/ledger/membership.py",
+                "controller/ledger/membership_decisions.py",
                 "    counts = suspected and len(worker.held) == 1\n",
                 "    counts = suspected\n",
             ),
         ),
-        ("tests/ledger/test_suspects.py",),
+        ("tests/unit/controller/test_suspects.py",),
     ),
     Guard(
         "unsettled",
         "a buffer that an operation may still write to is not used again",
         (Patch("policy_worker/trainer.py", "if not mesh.settled:\n", "if False:\n"),),
-        ("tests/policy/test_policy_reduction.py",),
+        ("tests/unit/policy/test_policy_reduction.py",),
     ),
     Guard(
         "incarnation",
         "a process of an earlier incarnation is refused",
         (
             Patch(
-                "controller/ledger/core.py",
+                "controller/ledger/decider.py",
                 "    if worker.incarnation != incarnation:\n",
                 "    if False:\n",
             ),
         ),
-        ("tests/ledger/test_ledger_fleet.py", TASK_TESTS),
+        ("tests/unit/ledger/test_ledger_fleet.py", TASK_TESTS),
     ),
     Guard(
         "stale-group",
@@ -227,15 +227,27 @@ GUARDS = (
     Guard(
         "stale-weights",
         "an engine never goes back to an older version",
-        (Patch("paceline/weights.py", "    if version <= newer_than:\n", "    if False:\n"),),
-        ("tests/mesh/test_weights_transfer.py",),
+        (
+            Patch(
+                "paceline/weights/weight_transfer.py",
+                "    if version <= newer_than:\n",
+                "    if False:\n",
+            ),
+        ),
+        ("tests/process/weights/test_weights_transfer.py",),
         "not_newer",
     ),
     Guard(
         "checksum",
         "weights damaged on the way are refused",
-        (Patch("paceline/weights.py", "        if found != wanted:\n", "        if False:\n"),),
-        ("tests/mesh/test_weights_transfer.py",),
+        (
+            Patch(
+                "paceline/weights/weight_transfer.py",
+                "        if found != wanted:\n",
+                "        if False:\n",
+            ),
+        ),
+        ("tests/process/weights/test_weights_transfer.py",),
         "damaged",
     ),
 )

@@ -75,7 +75,7 @@ def as_is(args: argparse.Namespace) -> dict[str, Any]:
     for half in ("generate", "train"):
         options = [part for k, v in settings.items() for part in ("--set", f"{k}={v}")]
         alone[half] = runs.child(
-            "benchmarks.alone",
+            "benchmarks.isolated_halves",
             *(half, "--config", runs.DEMO / "digit_sort.toml", "--batches", batches, *options),
         )
     ideal = min(half["samples_per_s"] for half in alone.values())

@@ -26,11 +26,11 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from paceline.config.schema import Config
 from paceline.v1 import common_pb2, rollout_pb2
-from policy_worker import attention
-from policy_worker.gradients import Gradients, StepFacts
-from policy_worker.logprobs import make_scorer
-from policy_worker.optimizer import build_optimizer
 from policy_worker.state import TrainState
+from policy_worker.step import attention
+from policy_worker.step.gradients import Gradients, StepFacts
+from policy_worker.step.logprobs import make_scorer
+from policy_worker.step.optimizer import build_optimizer
 
 GROUPS, GROUP_SIZE, PADDED_COMPLETION, VOCAB = 32, 8, 24, 15
 SIZES = {"0.1 M": (64, 2), "0.8 M": (160, 3)}

@@ -62,7 +62,7 @@ from benchmarks.runs import machine
 from paceline.config.schema import Config
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import Engine
-from rollout_worker.engine.vllm_engine import VLLMEngine
+from rollout_worker.engine.vllm.engine import VLLMEngine
 from rollout_worker.tokenizer import PromptTokenizer
 
 SLOTS = 256

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from paceline.config.load import ConfigError, load_config
-from paceline.log import setup
+from paceline.process.structured_log import setup
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -34,7 +34,7 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     # After the config: a typo in it is told without loading gRPC.
     from controller.errors import BadStart
-    from controller.serving import serve
+    from controller.process import serve
 
     try:
         asyncio.run(

@@ -25,25 +25,25 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from controller.appender import Appender, Batch
-from controller.ending import cancel_all
+from controller.cancel_tasks import cancel_all
+from controller.context import Plant
 from controller.errors import NotLeading
-from controller.hub import SILENT, Hub
-from controller.journal import Deposed, Snapshot
+from controller.fleet.autoscale_policy import Proposal
+from controller.fleet.liveness import Liveness
+from controller.fleet.sessions import Session, Sessions
+from controller.housekeeping import Upkeep
 from controller.ledger.commands import BeginTerm, Command, Refused, StartRun
 from controller.ledger.events import Event, GroupAccepted
 from controller.ledger.fleet import Worker
-from controller.liveness import Liveness
-from controller.messages import directive_of
-from controller.partials import PartialWork
-from controller.payloads import Ref
-from controller.plant import Plant
-from controller.replica import Replica
-from controller.sessions import Session, Sessions
-from controller.upkeep import Upkeep
-from controller.validation import GroupLimits
-from paceline.autoscale import Proposal
-from paceline.log import event
+from controller.long_poll import SILENT, Hub
+from controller.proto_encoding import directive_of
+from controller.services.validation import GroupLimits
+from controller.store.group_commit import Appender, Batch
+from controller.store.journal import Deposed, Snapshot
+from controller.store.ledger_follower import Replica
+from controller.store.partial_rollouts import PartialWork
+from controller.store.payloads import Ref
+from paceline.process.structured_log import event
 from paceline.v1 import admin_pb2, worker_pb2
 
 log = logging.getLogger(__name__)

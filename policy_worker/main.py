@@ -32,25 +32,25 @@ from pathlib import Path
 
 import torch
 
-from paceline import log as logs
-from paceline.auth import AuthError
-from paceline.client import RequestRefused
 from paceline.config.schema import Config
-from paceline.hosts import own_address
-from paceline.log import event
-from paceline.mesh import EpochCancelled, MeshError
+from paceline.mesh.elastic_mesh import EpochCancelled, MeshError
+from paceline.process import structured_log as logs
+from paceline.process.structured_log import event
+from paceline.rpc.addresses import own_address
+from paceline.rpc.auth import AuthError
+from paceline.rpc.client import RequestRefused
 from paceline.v1 import policy_pb2, worker_pb2
-from policy_worker.batch import BadGroup
-from policy_worker.checkpoint import CheckpointError
-from policy_worker.control import Control
-from policy_worker.gradients import StepFacts
+from policy_worker.checkpoint.checkpoint import CheckpointError
+from policy_worker.control_plane import Control
 from policy_worker.model import ModelError, pick_device
-from policy_worker.outlets import Outlets
-from policy_worker.refusals import Refusals, RefusedForGood
-from policy_worker.replica import Replica, ReplicaBroken, lead
-from policy_worker.standing import Standing
-from policy_worker.stats import Stats
+from policy_worker.publish_and_checkpoint import Outlets
+from policy_worker.ranks.rank_group import Replica, ReplicaBroken, lead
+from policy_worker.refusal_limit import Refusals, RefusedForGood
+from policy_worker.step.batch import BadGroup
+from policy_worker.step.gradients import StepFacts
+from policy_worker.step.stats import Stats
 from policy_worker.trainer import Epoch, Trainer
+from policy_worker.worker_report import Standing
 
 log = logging.getLogger(__name__)
 

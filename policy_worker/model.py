@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from paceline.config.schema import Config, ModelConfig
-from policy_worker import attention
-from policy_worker.logprobs import make_scorer
+from policy_worker.step import attention
+from policy_worker.step.logprobs import make_scorer
 
 
 class ModelError(Exception):

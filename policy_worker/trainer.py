@@ -25,17 +25,13 @@ import torch
 from torch import Tensor
 
 from paceline.config.schema import Config
-from paceline.mesh import EpochCancelled, Handle, MeshError, ProcessMesh
+from paceline.mesh.elastic_mesh import EpochCancelled, Handle, MeshError, ProcessMesh
 from paceline.v1 import rollout_pb2
-from paceline.weights import weights_digest
-from policy_worker.batch import BadGroup
-from policy_worker.checkpoint import Checkpointer, CheckpointInfo
-from policy_worker.gradients import Gradients, GroupKey, StepFacts
+from paceline.weights.weight_transfer import weights_digest
+from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointInfo
 from policy_worker.model import load_reference
-from policy_worker.optimizer import learning_rate
-from policy_worker.replica import Replica
-from policy_worker.seeding import BUCKET, receive_state, send_state, state_tensors
-from policy_worker.sharding import (
+from policy_worker.ranks.rank_group import Replica
+from policy_worker.ranks.sharding import (
     gathered_weights,
     load_sharded_state,
     local_weights,
@@ -43,8 +39,12 @@ from policy_worker.sharding import (
     squared_norm,
 )
 from policy_worker.state import TrainState
-from policy_worker.stats import Stats
-from policy_worker.update import apply_update
+from policy_worker.state_transfer import BUCKET, receive_state, send_state, state_tensors
+from policy_worker.step.batch import BadGroup
+from policy_worker.step.gradients import Gradients, GroupKey, StepFacts
+from policy_worker.step.optimizer import learning_rate
+from policy_worker.step.optimizer_step import apply_update
+from policy_worker.step.stats import Stats
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from paceline.leave import leave_after
+from paceline.process.process_exit import leave_after
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -27,33 +27,33 @@ import sys
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-from paceline import log as logs
-from paceline.auth import AuthError
-from paceline.client import ControlPlane, RequestRefused
 from paceline.config.schema import Config
-from paceline.hosts import own_address
-from paceline.leave import ENGINE_LOST
-from paceline.log import event
-from paceline.session import WorkerSession
+from paceline.process import structured_log as logs
+from paceline.process.process_exit import ENGINE_LOST
+from paceline.process.structured_log import event
+from paceline.rpc.addresses import own_address
+from paceline.rpc.auth import AuthError
+from paceline.rpc.client import ControlPlane, RequestRefused
+from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
-from rollout_worker.appetite import tasks_wanted
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import EngineDied, EngineError
-from rollout_worker.engine.model import pick_device
+from rollout_worker.engine.transformers.model import pick_device
+from rollout_worker.engine_rates import Gauges
 from rollout_worker.environments.base import BadEnvironment
-from rollout_worker.environments.runner import Environments
-from rollout_worker.gauges import Gauges
-from rollout_worker.held import Held, Stage
-from rollout_worker.lease_loop import LeaseLoop
-from rollout_worker.loading import Loading
-from rollout_worker.outbox import Outbox
-from rollout_worker.partials import Partials
-from rollout_worker.producer import Producer, longest_prompt
-from rollout_worker.receiver import Receiver
+from rollout_worker.environments.environment_runner import Environments
 from rollout_worker.rewards.functions import RewardError
-from rollout_worker.scoring import Scorer
+from rollout_worker.rewards.scoring import Scorer
+from rollout_worker.tasks.group_producer import Producer, longest_prompt
+from rollout_worker.tasks.held_tasks import Held, Stage
+from rollout_worker.tasks.lease_loop import LeaseLoop
+from rollout_worker.tasks.lease_sizing import tasks_wanted
+from rollout_worker.tasks.outbox import Outbox
+from rollout_worker.tasks.partial_rollouts import Partials
+from rollout_worker.tasks.task_runner import Work
 from rollout_worker.tokenizer import PromptTokenizer, TokenizerError
-from rollout_worker.work import Work
+from rollout_worker.weight_loading import Loading
+from rollout_worker.weight_receiver import Receiver
 
 log = logging.getLogger(__name__)
 

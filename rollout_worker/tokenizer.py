@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from transformers import AutoTokenizer
 
 from paceline.config.schema import Config
-from paceline.data import DataError, Message, prompt_of
+from paceline.dataset.rows import DataError, Message, prompt_of
 
 
 class TokenizerError(Exception):

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.recovery.grounds import USUAL, Ground
-from tests.helpers.journal_watch import Event, JournalWatch
+from benchmarks.recovery.fleet_fixtures import USUAL, Ground
+from testbed.journal_watch import Event, JournalWatch
 
 SERVE_LIMIT_S = 90.0
 """A process starts anew and loads its model, on busy cores."""

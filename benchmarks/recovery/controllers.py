@@ -6,10 +6,10 @@ import signal
 import time
 
 from benchmarks.recovery.case import Case, Trial, kind
-from benchmarks.recovery.grounds import HOSTS
-from tests.helpers.cluster import Cluster
-from tests.helpers.hosts import HUB
-from tests.helpers.observed_fleet import ObservedFleet
+from benchmarks.recovery.fleet_fixtures import HOSTS
+from testbed.fleet_with_journal import ObservedFleet
+from testbed.namespaced_fleet import Cluster
+from testbed.network_namespaces import HUB
 
 
 def leader_falls(fleet: ObservedFleet, number: signal.Signals) -> Trial:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 
 import psutil
 
-from benchmarks import instants
 from benchmarks.recovery.case import (
     COMMIT,
     EXIT,
@@ -22,9 +21,10 @@ from benchmarks.recovery.case import (
     kind,
     of_worker,
 )
-from benchmarks.recovery.grounds import HOSTS, ONE, RANKS, THREE
-from tests.helpers.cluster import CONTROLLERS, Cluster
-from tests.helpers.observed_fleet import ObservedFleet
+from benchmarks.recovery.fleet_fixtures import HOSTS, ONE, RANKS, THREE
+from testbed import failpoints
+from testbed.fleet_with_journal import ObservedFleet
+from testbed.namespaced_fleet import CONTROLLERS, Cluster
 
 APART_S = 5.0
 
@@ -50,7 +50,7 @@ def rank_killed(fleet: ObservedFleet) -> Trial:
     follower = next(
         child
         for child in psutil.Process(fleet.process(victim).pid).children()
-        if "policy_worker.follower" in child.cmdline()
+        if "policy_worker.ranks.rank_worker" in child.cmdline()
     )
     at = fleet.mark()
     t0 = time.time()
@@ -84,7 +84,7 @@ def seeder_killed(fleet: ObservedFleet) -> Trial:
     joiner = "policy-2"
     mesh = [e for _, e in fleet.tail.events if e["type"] == "MeshFormed"][-1]
     source = next(m["worker_id"] for m in mesh["members"] if m["worker_id"] != joiner)
-    fallen = instants.fall(fleet.armed, fleet.process(source).pid, "seed")
+    fallen = failpoints.fall(fleet.armed, fleet.process(source).pid, "seed")
     at = fleet.mark()
     fleet.send(joiner)
     t0 = fallen(SERVE_LIMIT_S)

@@ -8,9 +8,14 @@ import time
 from collections.abc import Callable
 
 from benchmarks.recovery.case import COMMIT, GAP, Case, Trial, commit_after, longest_gap
-from benchmarks.recovery.grounds import FOREIGN_REDIS, SENTINELS, ForeignRedis, WatchedByThree
-from paceline.redis_client import connect_sync
-from tests.helpers.observed_fleet import ObservedFleet
+from benchmarks.recovery.fleet_fixtures import (
+    FOREIGN_REDIS,
+    SENTINELS,
+    ForeignRedis,
+    WatchedByThree,
+)
+from paceline.redis.client import connect_sync
+from testbed.fleet_with_journal import ObservedFleet
 
 HANG_S = 30.0
 """Six leases."""

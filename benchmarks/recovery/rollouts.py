@@ -20,9 +20,9 @@ from benchmarks.recovery.case import (
     of_worker,
     released_and_leased,
 )
-from benchmarks.recovery.grounds import HOSTS, POISONED
-from tests.helpers.cluster import CONTROLLERS, Cluster
-from tests.helpers.observed_fleet import ObservedFleet
+from benchmarks.recovery.fleet_fixtures import HOSTS, POISONED
+from testbed.fleet_with_journal import ObservedFleet
+from testbed.namespaced_fleet import CONTROLLERS, Cluster
 
 VICTIM = "rollout-1"
 STARVE_S = 7.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from benchmarks.recovery.case import COMMIT, SERVE_LIMIT_S, Case, Trial, commit_after
-from tests.helpers.local_run import Up
-from tests.helpers.observed_fleet import ObservedFleet
+from testbed.fleet_with_journal import ObservedFleet
+from testbed.local_run import Up
 
 
 def supervisor_killed(fleet: ObservedFleet) -> Trial:

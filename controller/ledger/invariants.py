@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from controller.ledger.commands import Kind
-from controller.ledger.spares import missing_at_work
+from controller.ledger.standby_workers import missing_at_work
 from controller.ledger.state import State
 from controller.ledger.tasks import Stand
 

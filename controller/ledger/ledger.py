@@ -17,7 +17,14 @@ from collections.abc import Callable
 from typing import Any
 
 from controller.ledger import commands as cmd
-from controller.ledger import core, leasing, membership, running, spares, stepping
+from controller.ledger import (
+    decider,
+    lease_decisions,
+    membership_decisions,
+    run_decisions,
+    standby_workers,
+    step_decisions,
+)
 from controller.ledger.events import Event
 from controller.ledger.fleet import Worker
 from controller.ledger.invariants import check, check_counts
@@ -87,42 +94,42 @@ class Ledger:
         self._events.append(event)
 
     def caller(self, worker_id: str, incarnation: int) -> Worker:
-        return core.caller(self.state, worker_id, incarnation)
+        return decider.caller(self.state, worker_id, incarnation)
 
     def settle_fleet(self, now: float) -> None:
-        membership.settle_mesh(self)
-        stepping.settle_step(self, now)
-        spares.settle_spares(self)
-        membership.settle_links(self)
+        membership_decisions.settle_mesh(self)
+        step_decisions.settle_step(self, now)
+        standby_workers.settle_spares(self)
+        membership_decisions.settle_links(self)
         self.settle_evals(now)
 
     def settle_evals(self, now: float) -> None:
-        running.settle_evals(self, now)
-        running.settle_end(self, now)
+        run_decisions.settle_evals(self, now)
+        run_decisions.settle_end(self, now)
 
     def mend_mesh(self, now: float) -> None:
-        membership.mend_mesh(self)
+        membership_decisions.mend_mesh(self)
         self.settle_fleet(now)
 
 
 _HANDLERS: dict[type[Any], Callable[[Ledger, Any, float], Any]] = {
-    cmd.StartRun: running.start_run,
-    cmd.BeginTerm: running.begin_term,
-    cmd.Register: membership.register,
-    cmd.DeclareDead: membership.declare_dead,
-    cmd.Observe: membership.observe,
-    cmd.LeaseTasks: leasing.lease,
-    cmd.AcceptGroup: leasing.accept,
-    cmd.ReturnTask: leasing.give_back,
-    cmd.ExpireLease: leasing.expire,
-    cmd.BreakMesh: membership.break_mesh,
-    cmd.FormMesh: membership.form_mesh,
-    cmd.BreakLink: membership.break_link,
-    cmd.CastVote: stepping.vote,
-    cmd.RecordCheckpoint: stepping.record_checkpoint,
-    cmd.Scale: running.scale,
-    cmd.Drain: membership.drain,
-    cmd.Pause: running.pause,
-    cmd.RequestCheckpoint: running.request_checkpoint,
-    cmd.Stop: running.stop,
+    cmd.StartRun: run_decisions.start_run,
+    cmd.BeginTerm: run_decisions.begin_term,
+    cmd.Register: membership_decisions.register,
+    cmd.DeclareDead: membership_decisions.declare_dead,
+    cmd.Observe: membership_decisions.observe,
+    cmd.LeaseTasks: lease_decisions.lease,
+    cmd.AcceptGroup: lease_decisions.accept,
+    cmd.ReturnTask: lease_decisions.give_back,
+    cmd.ExpireLease: lease_decisions.expire,
+    cmd.BreakMesh: membership_decisions.break_mesh,
+    cmd.FormMesh: membership_decisions.form_mesh,
+    cmd.BreakLink: membership_decisions.break_link,
+    cmd.CastVote: step_decisions.vote,
+    cmd.RecordCheckpoint: step_decisions.record_checkpoint,
+    cmd.Scale: run_decisions.scale,
+    cmd.Drain: membership_decisions.drain,
+    cmd.Pause: run_decisions.pause,
+    cmd.RequestCheckpoint: run_decisions.request_checkpoint,
+    cmd.Stop: run_decisions.stop,
 }

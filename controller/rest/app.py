@@ -10,18 +10,18 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
-from controller.rest import models, problems, reads, stream, writes
-from controller.rest.access import OPEN_PATHS, Access
+from controller.rest import problem_details, routes_command, routes_query, schemas, sse
+from controller.rest.auth import OPEN_PATHS, Access
+from controller.rest.controller_addresses import other_urls
+from controller.rest.eta import Pace
 from controller.rest.examples import add_examples
-from controller.rest.exposition import Exposition
-from controller.rest.index import RunIndex
-from controller.rest.pace import Pace
-from controller.rest.peers import other_urls
-from controller.rest.problems import Problem, documented
-from controller.rest.stream import Streams
+from controller.rest.problem_details import Problem, documented
+from controller.rest.prometheus import Exposition
+from controller.rest.run_index import RunIndex
+from controller.rest.sse import Streams
 
 if TYPE_CHECKING:
-    from controller.main import Controller
+    from controller.replicated_controller import Controller
 
 STATIC = Path(__file__).parent / "static"
 ABOUT = """What a run does, whether it learns, where its time goes, what has failed; and steering it.
@@ -74,10 +74,10 @@ class Rest:
             openapi_url="/api/v1/openapi.json",
             redirect_slashes=False,
         )
-        problems.install(api)
-        api.include_router(stream.router(self.streams))
-        api.include_router(reads.router(controller, self.index, self.pace))
-        api.include_router(writes.router(controller))
+        problem_details.install(api)
+        api.include_router(sse.router(self.streams))
+        api.include_router(routes_query.router(controller, self.index, self.pace))
+        api.include_router(routes_command.router(controller))
         exposition = Exposition(controller, self.pace)
 
         @api.get("/healthz", summary="The process is alive", tags=["probes"])
@@ -129,15 +129,17 @@ class Rest:
 
 def _completed(schema: dict[str, Any]) -> dict[str, Any]:
     parts = schema.setdefault("components", {})
-    parts.setdefault("schemas", {})["Problem"] = models.ProblemModel.model_json_schema()
+    parts.setdefault("schemas", {})["Problem"] = schemas.ProblemModel.model_json_schema()
     for unused in ("HTTPValidationError", "ValidationError"):
         parts["schemas"].pop(unused, None)
     parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
     for path, methods in schema["paths"].items():
         for method, operation in methods.items():
             # Reads need it only where the interface is bound to more than loopback.
-            reads: list[dict[str, list[str]]] = [] if path in OPEN_PATHS else [{}, {"token": []}]
-            operation["security"] = reads if method == "get" else [{"token": []}]
+            routes_query: list[dict[str, list[str]]] = (
+                [] if path in OPEN_PATHS else [{}, {"token": []}]
+            )
+            operation["security"] = routes_query if method == "get" else [{"token": []}]
     add_examples(schema)
     return schema
 

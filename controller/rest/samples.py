@@ -14,13 +14,13 @@ from controller.ledger import views
 from controller.ledger.commands import Kind
 from controller.ledger.state import State
 from controller.ledger.tasks import Task
-from controller.payloads import PayloadStore
-from controller.rest.flow import staleness_of, step_of_task
-from controller.rest.problems import Problem
+from controller.rest.data_flow import staleness_of, step_of_task
+from controller.rest.problem_details import Problem
+from controller.store.payloads import PayloadStore
 from paceline.v1 import rollout_pb2
 
 if TYPE_CHECKING:
-    from controller.main import Controller
+    from controller.replicated_controller import Controller
 
 MOST_TOKENS = 8192
 """Of one completion that are told one by one."""

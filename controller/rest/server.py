@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from controller.errors import BadStart, NotLeading
-from controller.journal import Deposed
+from controller.store.journal import Deposed
 from paceline.config.schema import Config
-from paceline.hosts import is_loopback
-from paceline.log import event
-from paceline.ports import free_ports
+from paceline.process.structured_log import event
+from paceline.rpc.addresses import is_loopback
+from paceline.rpc.ports import free_ports
 
 if TYPE_CHECKING:
-    from controller.main import Controller
+    from controller.replicated_controller import Controller
 
 log = logging.getLogger(__name__)
 
@@ -156,8 +156,8 @@ class RestServer:
 
     def _make(self) -> tuple[Any, Any]:
         app_module = importlib.import_module("controller.rest.app")
-        http = importlib.import_module("paceline.http_server")
-        access = importlib.import_module("controller.rest.access")
+        http = importlib.import_module("paceline.rpc.http_server")
+        access = importlib.import_module("controller.rest.auth")
         token = self._door.token or access.run_token(self._controller.run_dir)
         app = app_module.make_app(self._controller, token=token, loopback=self._door.loopback)
         auth = self._controller.config.auth

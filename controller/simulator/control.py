@@ -11,10 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from controller.fleet.liveness import Liveness
 from controller.ledger import Ledger, views
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.liveness import Liveness
 from controller.simulator.loop import TIMEOUT, Process
 from controller.simulator.oracle import Violation
 from controller.simulator.store import Ref

@@ -19,7 +19,7 @@ import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from rollout_worker.environments.guess_number import HIGHER, LOWER, UNCLEAR
+from examples.environments.guess_number import HIGHER, LOWER, UNCLEAR
 
 HERE = Path(__file__).resolve().parent
 REPOSITORY = HERE.parent.parent

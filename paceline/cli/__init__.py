@@ -15,7 +15,6 @@ import typer
 
 from paceline.cli import (
     admin,
-    chaos,
     completion,
     config,
     doctor,
@@ -31,6 +30,7 @@ from paceline.cli import (
     top,
     up,
 )
+from testbed import chaos_command
 
 EXIT_STATUS = {
     "ConfigError": 2,
@@ -61,7 +61,7 @@ app = typer.Typer(
 )
 for module in (
     *(up, init, doctor, status, top, events, logs, samples, runs),
-    *(roles, admin, ledger, export, chaos, config, completion),
+    *(roles, admin, ledger, export, chaos_command, config, completion),
 ):
     module.register(app)
 

@@ -23,7 +23,7 @@ from paceline.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from paceline.client import ControlPlane
+    from paceline.rpc.client import ControlPlane
 
 ANSWER_LIMIT_S = 20.0
 LOOK_S = 0.5
@@ -198,7 +198,7 @@ def _ask(method: str, fields: dict[str, Any], as_json: bool, *target: Any) -> No
         )
         return reply
 
-    from paceline.client import ControlPlaneUnavailable
+    from paceline.rpc.client import ControlPlaneUnavailable
 
     run_dir, controllers, token_file, tls_ca = target
     try:

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 if TYPE_CHECKING:
-    from paceline.client import ControlPlane
     from paceline.config.schema import AuthConfig, Config
-    from paceline.rest_client import RestReader
+    from paceline.rpc.client import ControlPlane
+    from paceline.rpc.rest_client import RestReader
 
 T = TypeVar("T")
 
@@ -118,22 +118,22 @@ class Target:
 
     def control(self) -> ControlPlane:
         """A client for one event loop. Raises AuthError and BadInput."""
-        from paceline.auth import read_token
-        from paceline.client import ControlPlane
+        from paceline.rpc.auth import read_token
+        from paceline.rpc.client import ControlPlane
 
         return ControlPlane(self.addresses, token=read_token(self.auth), tls_ca=self._root())
 
     def rest(self, urls: Sequence[str]) -> RestReader:
         """A reader of the REST interfaces at ``urls``. Raises AuthError and BadInput."""
-        from paceline.auth import read_token
-        from paceline.rest_client import RestReader
+        from paceline.rpc.auth import read_token
+        from paceline.rpc.rest_client import RestReader
 
         return RestReader(urls, token=read_token(self.auth), tls_ca=self._root())
 
     def _root(self) -> Path | None:
         import ssl
 
-        from paceline.auth import client_root
+        from paceline.rpc.auth import client_root
 
         root = client_root(self.auth)
         if root is not None:
@@ -204,7 +204,7 @@ def run_rest_urls(run_dir: Path) -> list[str]:
 
 def last_known(run_dir: Path) -> str:
     """How the run in ``run_dir`` ended, for a message; empty where it has no summary."""
-    from paceline.summary import read_summary
+    from paceline.run_view.summary import read_summary
 
     summary = read_summary(run_dir)
     if summary is None:

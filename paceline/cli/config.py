@@ -18,9 +18,9 @@ def check(config: ConfigArgument, overrides: SetOption = None, as_json: JsonOpti
 
     Example: paceline config check demo.toml --set train.lr=3e-4
     """
-    from paceline.config.concerns import concerns
     from paceline.config.load import load_config
     from paceline.config.toml import to_toml
+    from paceline.preflight.config_warnings import concerns
 
     resolved = load_config(config, overrides or ())
     if as_json:

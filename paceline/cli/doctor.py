@@ -20,7 +20,7 @@ from paceline.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from paceline.doctor import Check
+    from paceline.preflight.doctor import Check
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -47,7 +47,7 @@ def doctor(
     """
     from paceline.config.load import load_config
     from paceline.config.schema import AuthConfig
-    from paceline.doctor import examine
+    from paceline.preflight.doctor import examine
 
     settings = load_config(config, overrides or ()) if config is not None else None
     addresses = parse_addresses(controllers) if controllers else []

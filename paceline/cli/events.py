@@ -22,10 +22,10 @@ from paceline.cli.common import (
     print_json_line,
     with_control,
 )
-from paceline.terminal import printable
+from paceline.console.terminal import printable
 
 if TYPE_CHECKING:
-    from paceline.client import ControlPlane
+    from paceline.rpc.client import ControlPlane
 
 OVER_S = 1.5
 """For a controller to answer where the run directory says that the run has ended."""
@@ -57,9 +57,9 @@ def events(
     if run_dir is not None and not (follow or all_kinds):
         _from_file(run_dir, after, as_json)
         return
-    from paceline.client import ControlPlaneUnavailable
-    from paceline.follow import answers, follow_events
-    from paceline.recorder import is_listed
+    from paceline.rpc.client import ControlPlaneUnavailable
+    from paceline.run_view.event_follower import answers, follow_events
+    from paceline.run_view.run_file_writer import is_listed
     from paceline.v1 import admin_pb2
 
     async def watch(control: ControlPlane) -> None:
@@ -94,8 +94,8 @@ def events(
 
 
 def _from_file(run_dir: Path, after: str, as_json: bool) -> None:
-    from paceline.jsonlines import read_lines
-    from paceline.recorder import position_key
+    from paceline.run_view.json_lines import read_lines
+    from paceline.run_view.run_file_writer import position_key
 
     path = run_dir / "events.jsonl"
     if not path.is_file():
@@ -109,7 +109,7 @@ def _print(event: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print_json_line(event)
         return
-    from paceline.story import tell
+    from paceline.run_view.event_text import tell
 
     t = event.get("at") or event.get("t")
     typer.echo(f"{_clock(t) if t else '--:--:--'}  {printable(tell(event))}")

@@ -48,7 +48,7 @@ def export(
     Example: paceline export runs/demo --out exported
     """
     checkpoint = _checkpoint(source)
-    from policy_worker.export import export as write
+    from policy_worker.checkpoint.export import export as write
 
     write(checkpoint, model, out, dtype, trust_remote_code=trust_remote_code)
     if as_json:
@@ -58,7 +58,7 @@ def export(
 
 
 def _checkpoint(source: Path) -> Path:
-    from paceline.summary import Story
+    from paceline.run_view.summary import Story
 
     if not source.is_dir():
         raise BadInput(f"{source}: no such directory. Give a run directory or a checkpoint in one")

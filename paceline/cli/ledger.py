@@ -37,7 +37,7 @@ def verify(
 
     Example: paceline ledger verify --run-dir runs/demo
     """
-    from controller.verify import verify as replay
+    from controller.store.journal_audit import verify as replay
 
     if (run_dir is None) == (redis_url is None):
         raise BadInput("give either --run-dir DIR or --redis-url URL")
@@ -76,7 +76,7 @@ def redis_of(run_dir: Path) -> AbstractContextManager[str]:
 def _redis(run_dir: Path | None, redis_url: str | None) -> Iterator[str]:
     """URL of the Redis with the journal; what had to be started is stopped afterwards."""
     from paceline.config.schema import RedisConfig
-    from paceline.redis_server import ensure_redis, stop_redis
+    from paceline.redis.server import ensure_redis, stop_redis
 
     if run_dir is None:
         yield ensure_redis(Path(), RedisConfig(url=redis_url)).url
@@ -93,7 +93,7 @@ def _redis(run_dir: Path | None, redis_url: str | None) -> Iterator[str]:
 
 
 def _only_run(url: str) -> str:
-    from paceline.redis_client import connect_sync
+    from paceline.redis.client import connect_sync
 
     with connect_sync(url) as client:
         found = {key.decode() for key in client.scan_iter(match="paceline:*:journal", count=1000)}

@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 
 from paceline.cli.common import BadInput, JsonOption, print_json, print_json_line
-from paceline.terminal import printable
+from paceline.console.terminal import printable
 
 DEFAULT_LINES = 50
 
 
 def _complete_names(context: typer.Context, incomplete: str) -> list[str]:
-    from paceline.logs import log_files
+    from paceline.run_view.log_files import log_files
 
     run_dir = context.params.get("run_dir")
     return [] if run_dir is None else sorted(log_files(Path(run_dir)))
@@ -52,7 +52,7 @@ def logs(
 
     Example: paceline logs rollout-0 --run-dir runs/demo --follow
     """
-    from paceline.logs import last_lines, log_files, new_lines
+    from paceline.run_view.log_files import last_lines, log_files, new_lines
 
     if run_dir is None:
         raise BadInput("--run-dir DIR is missing: logs are in the directory of a run")
@@ -97,7 +97,7 @@ def _unknown(process: str, known: dict[str, Path], run_dir: Path) -> str:
 
 
 def _over(run_dir: Path) -> Callable[[], bool]:
-    from paceline.supervisor.records import FleetRecord
+    from paceline.run_view.fleet_file import FleetRecord
 
     def over() -> bool:
         record = FleetRecord.read(run_dir)

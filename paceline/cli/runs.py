@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.common import BadInput, JsonOption, print_json
-from paceline.terminal import out_console, printable
+from paceline.console.terminal import out_console, printable
 
 if TYPE_CHECKING:
-    from paceline.runs import Run
+    from paceline.run_view.runs import Run
 
 PLOT = Path("compare.png")
 TOLD = ("failed", "damaged")
@@ -33,7 +33,7 @@ def runs(
 
     Example: paceline runs runs
     """
-    from paceline.runs import find_runs
+    from paceline.run_view.runs import find_runs
 
     if not directory.is_dir():
         raise BadInput(f"{directory}: no such directory")
@@ -69,7 +69,7 @@ def compare(
 
     Example: paceline compare runs/a runs/b --metric eval_reward_mean --out rewards.png
     """
-    from paceline.runs import is_run, read_run
+    from paceline.run_view.runs import is_run, read_run
 
     if len(run_dirs) < 2:
         raise BadInput("compare needs two runs or more: paceline compare RUN_DIR RUN_DIR")
@@ -86,7 +86,7 @@ def compare(
     target = out or (None if as_json else PLOT)
     labels = [str(path) for path in run_dirs]
     if target is not None:
-        from paceline.plot import plot_curves
+        from paceline.console.plot import plot_curves
 
         plot_curves(dict(zip(labels, curves, strict=True)), metric, target)
     if as_json:
@@ -100,7 +100,7 @@ def compare(
 
 def _curve(path: Path, metric: str) -> list[tuple[int, float]]:
     """(step, value) in order of steps, of the surviving line."""
-    from paceline.summary import Story
+    from paceline.run_view.summary import Story
 
     story = Story.read(path)
     rows = story.evals if metric.startswith("eval_") else story.steps
@@ -109,7 +109,7 @@ def _curve(path: Path, metric: str) -> list[tuple[int, float]]:
 
 
 def _metrics(path: Path) -> set[str]:
-    from paceline.summary import Story
+    from paceline.run_view.summary import Story
 
     story = Story.read(path)
     head = {"position", "n", "t", "kind", "step", "version"}
@@ -120,7 +120,7 @@ def _print(found: list[Run], last: list[str], title: str = "changed") -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from paceline.progress import duration
+    from paceline.run_view.eta import duration
 
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("run", "state", "steps", "reward", "held out", "samples/s", "took", title):
@@ -149,7 +149,7 @@ def _shown(value: Any) -> str:
 
 
 def _ago(t: float) -> str:
-    from paceline.progress import duration
+    from paceline.run_view.eta import duration
 
     return f"{duration(max(0.0, time.time() - t))} ago"
 

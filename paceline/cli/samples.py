@@ -22,10 +22,10 @@ from paceline.cli.common import (
     run_config,
     run_rest_urls,
 )
-from paceline.terminal import printable
+from paceline.console.terminal import printable
 
 if TYPE_CHECKING:
-    from paceline.rest_client import RestReader
+    from paceline.rpc.rest_client import RestReader
 
 ANSWER_S = 5.0
 
@@ -97,8 +97,8 @@ def _from_controllers(
     query: dict[str, Any],
 ) -> dict[str, Any] | None:
     """None where none answers and the run directory may tell instead."""
-    from paceline.client import ControlPlaneUnavailable
-    from paceline.rest_client import RestRefused, RestUnavailable
+    from paceline.rpc.client import ControlPlaneUnavailable
+    from paceline.rpc.rest_client import RestRefused, RestUnavailable
 
     try:
         target = find_target(run_dir, controllers, token_file, tls_ca)
@@ -132,7 +132,7 @@ async def _rest_urls(target: Target) -> list[str]:
 
 
 def _ask(rest: RestReader, query: dict[str, Any]) -> dict[str, Any]:
-    from paceline.rest_client import RestRefused
+    from paceline.rpc.rest_client import RestRefused
 
     listed = rest.get("groups", **query)
     groups = []
@@ -146,8 +146,8 @@ def _ask(rest: RestReader, query: dict[str, Any]) -> dict[str, Any]:
 
 
 def _from_journal(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:
-    from controller.kept import kept_groups
     from controller.rest.samples import Filter
+    from controller.store.offline_samples import kept_groups
     from paceline.cli.ledger import redis_of
 
     name = run_config(run_dir).run.name

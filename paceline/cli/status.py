@@ -31,8 +31,8 @@ def status(
     Example: paceline status --run-dir runs/demo --json
     """
     from paceline.cli.messages import as_dict
-    from paceline.client import ControlPlane, ControlPlaneUnavailable
-    from paceline.follow import leader_status
+    from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
+    from paceline.run_view.event_follower import leader_status
     from paceline.v1 import admin_pb2
 
     async def ask(control: ControlPlane) -> admin_pb2.StatusReply:
@@ -47,8 +47,8 @@ def status(
     if as_json:
         print_json(as_dict(reply))
         return
-    from paceline.tables import fleet_table, headline, progress_table
-    from paceline.terminal import out_console
+    from paceline.console.status_tables import fleet_table, headline, progress_table
+    from paceline.console.terminal import out_console
 
     console = out_console()
     console.print(headline(reply), markup=False, highlight=False)

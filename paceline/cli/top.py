@@ -19,11 +19,11 @@ from paceline.cli.common import (
     last_known,
     print_json_line,
 )
-from paceline.terminal import out_console
+from paceline.console.terminal import out_console
 
 if TYPE_CHECKING:
-    from paceline.console import Console
-    from paceline.watch import Picture, Shown
+    from paceline.console.live_view import Console
+    from paceline.run_view.run_watcher import Picture, Shown
 
 HISTORY = 48
 
@@ -46,8 +46,8 @@ def top(
 
     Example: paceline top --run-dir runs/demo
     """
-    from paceline.client import ControlPlaneUnavailable
-    from paceline.watch import first_look, watch
+    from paceline.rpc.client import ControlPlaneUnavailable
+    from paceline.run_view.run_watcher import first_look, watch
 
     async def session() -> str:
         target = find_target(run_dir, controllers, token_file, tls_ca)
@@ -95,7 +95,7 @@ def _print_once(picture: Picture, as_json: bool) -> None:
     if as_json:
         print_json_line(as_object(picture))
         return
-    from paceline.console import picture as draw
+    from paceline.console.live_view import picture as draw
 
     out_console(150).print(draw(picture.status, picture.progress, picture.events))
 
@@ -127,7 +127,7 @@ class _Console:
         self._silent = False
 
     def begin(self, picture: Picture) -> None:
-        from paceline.console import open_console
+        from paceline.console.live_view import open_console
 
         self._console = open_console(progress=picture.progress)
         for t, text in picture.events:

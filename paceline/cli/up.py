@@ -18,7 +18,7 @@ from paceline.cli.common import (
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
-    from paceline.supervisor.records import FleetRecord
+    from paceline.run_view.fleet_file import FleetRecord
 
 
 def up(
@@ -50,9 +50,9 @@ def up(
     Example: paceline up demo.toml --set train.steps=50 --run-dir runs/try1
     """
     from paceline.config.load import load_config
-    from paceline.summary import read_summary
-    from paceline.supervisor.door import Refused, check
-    from paceline.supervisor.ground import check_unled, clear, end_leftovers, held
+    from paceline.run_view.summary import read_summary
+    from paceline.supervisor.preflight import Refused, check
+    from paceline.supervisor.run_dir_lock import check_unled, clear, end_leftovers, held
 
     settings = load_config(config, overrides or ())
     where = (run_dir or Path("runs") / settings.run.name).resolve()
@@ -91,8 +91,8 @@ def up(
 def _fleet_left(settings: Config, where: Path) -> FleetRecord:
     """Record of the fleet in ``where``, which runs without its supervisor. Raises Refused."""
     from paceline.cli.common import run_config
-    from paceline.supervisor.door import Refused
-    from paceline.supervisor.records import FleetRecord
+    from paceline.run_view.fleet_file import FleetRecord
+    from paceline.supervisor.preflight import Refused
 
     record = FleetRecord.read(where)
     known = {p.name for p in record.processes if p.role == "controller"} if record else set()
@@ -112,8 +112,8 @@ def _fleet_left(settings: Config, where: Path) -> FleetRecord:
 def _run(settings: Config, where: Path, as_json: bool, earlier: FleetRecord | None = None) -> int:
     from rich.console import Console
 
-    from paceline.console import open_console
-    from paceline.progress import Progress
+    from paceline.console.live_view import open_console
+    from paceline.run_view.eta import Progress
     from paceline.supervisor.up import LocalRun
 
     (where / "summary.json").unlink(missing_ok=True)
@@ -145,7 +145,7 @@ def _print_outcome(summary: dict[str, Any], status: str, where: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from paceline.terminal import out_console, printable
+    from paceline.console.terminal import out_console, printable
 
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")

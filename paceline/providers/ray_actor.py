@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import IO, Any
 
 LAUNCH = (
-    "import os, sys; from paceline.parent import die_with; die_with(int(sys.argv[1]));"
+    "import os, sys; from paceline.process.parent_death_signal import die_with; die_with(int(sys.argv[1]));"
     "os.execv(sys.executable, [sys.executable, '-m', *sys.argv[2:]])"
 )
 """The tie to the actor's process holds through the exec."""

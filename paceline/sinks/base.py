@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from paceline.config.schema import MetricsConfig
-from paceline.recorder import position_key
+from paceline.run_view.run_file_writer import position_key
 
 Key = tuple[tuple[int, ...], int]
 """Journal position and number within it: orders points."""

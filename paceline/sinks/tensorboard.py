@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.sinks.base import ExternalRun, Point
-from paceline.tensorboard import EventFile, last_place
+from paceline.sinks.tensorboard_writer import EventFile, last_place
 
 
 class TensorBoardSink:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from paceline.supervisor.records import ProcessId
+from paceline.run_view.fleet_file import ProcessId
 
 UNSEEN = -1000
 """Exit code of a process that is not our child: nobody tells it to us."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.config.schema import Config
-from paceline.ports import free_ports
+from paceline.rpc.ports import free_ports
 from paceline.supervisor.child import ChildSpec
 
 WORKER_NICE = 5

@@ -20,13 +20,13 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
-from paceline.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.config.schema import Config
-from paceline.leader_lease import release_dead
 from paceline.providers.base import wanted_of
+from paceline.redis.leader_lease import release_dead
+from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
+from paceline.run_view.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.supervisor.child import UNSEEN, Adopted, Child, ChildSpec, end_all
 from paceline.supervisor.launch import Launcher
-from paceline.supervisor.records import FleetRecord, ProcessId, ProcessRecord
 from paceline.supervisor.restarts import GiveUp, Leave, Restart, RestartPolicy
 from paceline.v1 import admin_pb2
 

@@ -22,21 +22,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.client import ControlPlane
 from paceline.config.errors import ConfigError
 from paceline.config.schema import Config
 from paceline.config.toml import to_toml
-from paceline.console import Console
+from paceline.console.live_view import Console
 from paceline.providers.base import Provider
 from paceline.providers.local import LocalProvider
-from paceline.redis_server import NoRedis, ensure_redis, stop_redis
-from paceline.story import tell
-from paceline.summary import Accounting, Story, summarise, write_summary
+from paceline.redis.server import NoRedis, ensure_redis, stop_redis
+from paceline.rpc.client import ControlPlane
+from paceline.run_view.event_text import tell
+from paceline.run_view.fleet_file import FleetRecord, ProcessId
+from paceline.run_view.summary import Accounting, Story, summarise, write_summary
 from paceline.supervisor.child import until_gone
 from paceline.supervisor.launch import Launcher
 from paceline.supervisor.local import LocalFleet
-from paceline.supervisor.records import FleetRecord, ProcessId
-from paceline.supervisor.watch import RunWatch
+from paceline.supervisor.status_poller import RunWatch
 from paceline.v1 import admin_pb2
 
 POLL_S = 0.5
@@ -234,7 +234,14 @@ class LocalRun:
         trust = ["--trust-remote-code"] if self._config.model.trust_remote_code else []
         with self._log("export").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "policy_worker.export", checkpoint, str(out), *trust),
+                *(
+                    sys.executable,
+                    "-m",
+                    "policy_worker.checkpoint.export",
+                    checkpoint,
+                    str(out),
+                    *trust,
+                ),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -278,7 +285,7 @@ class LocalRun:
 
 def replay(redis_url: str, run_id: str) -> Accounting | None:
     """Counts of the run's journal; None where it cannot be read. Blocks."""
-    from controller.verify import verify
+    from controller.store.journal_audit import verify
 
     try:
         report = verify(redis_url, run_id)

@@ -22,11 +22,11 @@ def make_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
             )
         if rollout.tensor_parallel > 1:
             raise EngineError('rollout.tensor_parallel above 1 needs rollout.engine = "vllm"')
-        from rollout_worker.engine.transformers_engine import TransformersEngine
+        from rollout_worker.engine.transformers.engine import TransformersEngine
 
         return TransformersEngine(
             config, decode_text=tokenizer.decode_all, end_tokens=tokenizer.end_tokens
         )
-    from rollout_worker.engine.vllm_engine import VLLMEngine
+    from rollout_worker.engine.vllm.engine import VLLMEngine
 
     return VLLMEngine(config, decode_text=tokenizer.decode_all, end_tokens=tokenizer.end_tokens)

@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from paceline.data import Message
+from paceline.dataset.rows import Message
 from rollout_worker.tokenizer import PromptTokenizer
 
 COMPONENT = "environment"

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.data import Message
+from paceline.dataset.rows import Message
 from rollout_worker.engine.base import (
     Aborted,
     Engine,
@@ -29,7 +29,7 @@ from rollout_worker.engine.base import (
     SamplingParams,
     bad_stop,
 )
-from rollout_worker.engine.rng import sample_keys
+from rollout_worker.engine.transformers.rng import sample_keys
 from rollout_worker.environments.base import (
     BadTurn,
     EnvironmentFailed,
@@ -38,7 +38,7 @@ from rollout_worker.environments.base import (
     TranscriptOver,
     Turn,
 )
-from rollout_worker.groups import text_of
+from rollout_worker.tasks.group_encoding import text_of
 from rollout_worker.tokenizer import BadPrompt, PromptTokenizer
 
 FULL = "context_length_exceeded"

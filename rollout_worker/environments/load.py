@@ -6,11 +6,11 @@ import inspect
 from typing import Any
 
 from rollout_worker.environments.base import BadEnvironment, Environment
-from rollout_worker.importing import NotFound, find, is_import_name
+from rollout_worker.import_by_name import NotFound, find, is_import_name
 
 BUILTIN = {
-    "calculator": "rollout_worker.environments.calculator:calculator",
-    "guess_number": "rollout_worker.environments.guess_number:guess_number",
+    "calculator": "examples.environments.calculator:calculator",
+    "guess_number": "examples.environments.guess_number:guess_number",
 }
 
 

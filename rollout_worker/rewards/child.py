@@ -18,7 +18,7 @@ import sys
 import time
 from typing import Any
 
-from paceline.parent import die_with
+from paceline.process.parent_death_signal import die_with
 from rollout_worker.rewards.functions import Reward, RewardError, load
 from rollout_worker.rewards.score import Job, ScoringFailed, score
 

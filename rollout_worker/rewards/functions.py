@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rollout_worker.importing import NotFound, find, is_import_name
+from rollout_worker.import_by_name import NotFound, find, is_import_name
 from rollout_worker.rewards.builtin import exact_match, format_reward, math_verify
 
 _BUILTIN: dict[str, Callable[..., float]] = {"exact_match": exact_match, "math_verify": math_verify}

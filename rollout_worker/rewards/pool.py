@@ -16,7 +16,7 @@ import logging
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
-from paceline.log import event
+from paceline.process.structured_log import event
 from rollout_worker.rewards.functions import RewardError
 from rollout_worker.rewards.process import ProcessLost, ScoringProcess
 from rollout_worker.rewards.score import Components, Job, ScoringFailed

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.limits import usable_reward
+from paceline.rpc.wire_limits import usable_reward
 from rollout_worker.rewards.functions import Reward
 
 

@@ -1,0 +1,131 @@
+"""The fleets that faults are put into. Cases of equal grounds share one, one after the other."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.rpc.ports import free_ports
+from testbed.external_redis import Sentinels, Server
+from testbed.fleet_with_journal import ObservedFleet
+from testbed.namespaced_fleet import Cluster
+from testbed.poison_reward import KILLS
+from testbed.tcp_proxy import TcpProxy
+
+POISONED_EVERY = 16
+"""Of the rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ground:
+    open: Callable[[Path], AbstractContextManager[Any]]
+    """Given an empty directory, yields what the trials are run on."""
+
+
+def usual(**fleet: int) -> Ground:
+    """``paceline up`` with its embedded Redis; ``fleet``: what is not as by default."""
+
+    @contextmanager
+    def opened(where: Path) -> Iterator[ObservedFleet]:
+        made = ObservedFleet(where, fleet=fleet)
+        try:
+            yield made
+        finally:
+            made.close()
+
+    return Ground(opened)
+
+
+USUAL = usual()
+THREE = usual(policy=3)
+ONE = usual(policy=1)
+RANKS = usual(policy_ranks=2)
+
+
+class ForeignRedis(ObservedFleet):
+    """A fleet whose Redis is a server that somebody else runs, at the far end of a proxy."""
+
+    def __init__(self, where: Path) -> None:
+        (port,) = free_ports("127.0.0.1", 1)
+        self.server = Server(where, "own", port, "appendonly yes", 'save ""')
+        self.proxy = TcpProxy(("127.0.0.1", port))
+        super().__init__(where, redis_url=f"redis://127.0.0.1:{self.proxy.port}/0")
+
+    def close(self) -> None:
+        super().close()
+        self.proxy.close()
+        self.server.kill()
+
+
+@contextmanager
+def _foreign(where: Path) -> Iterator[ForeignRedis]:
+    fleet = ForeignRedis(where)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+FOREIGN_REDIS = Ground(_foreign)
+
+
+class WatchedByThree(ObservedFleet):
+    """A fleet on a master with one replica, behind three Sentinels."""
+
+    def __init__(self, where: Path) -> None:
+        self.sentinels = Sentinels(where, "line")
+        super().__init__(where, redis_url=self.sentinels.url)
+
+    def close(self) -> None:
+        super().close()
+        self.sentinels.close()
+
+
+@contextmanager
+def _sentinels(where: Path) -> Iterator[WatchedByThree]:
+    fleet = WatchedByThree(where)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+SENTINELS = Ground(_sentinels)
+
+
+@contextmanager
+def _poisoned(where: Path) -> Iterator[ObservedFleet]:
+    """Of every sixteen prompts one kills the process that scores it."""
+    path = where / "poisoned.jsonl"
+    rows = ({"prompt": f"s{i}=", "answer": str(i)} for i in range(10, 138))
+    lines = [
+        json.dumps(row if number % POISONED_EVERY else {**row, "answer": KILLS})
+        for number, row in enumerate(rows)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    reward = {"functions": ["testbed.poison_reward:scored"], "processes": 2}
+    fleet = ObservedFleet(where, data={"path": str(path)}, reward=reward)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+POISONED = Ground(_poisoned)
+
+
+@contextmanager
+def _hosts(where: Path) -> Iterator[Cluster]:
+    cluster = Cluster(where)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+HOSTS = Ground(_hosts)
+"""Every process on a host of its own; needs root."""

@@ -1,0 +1,303 @@
+"""The tables of the documentation, from the results that benchmarks wrote.
+
+    python -m benchmarks.render_docs_tables            writes them between their marks in docs/
+    python -m benchmarks.render_docs_tables --check    exit status 1 where a page says something else
+
+``benchmarks.recovery --table`` and ``benchmarks.mutation`` write their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+DOCS = ROOT / "docs"
+
+
+def results(name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RESULTS / f"{name}.json").read_text())
+    return found
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+
+
+def peer() -> str:
+    rows = []
+    for size, found in results("peer")["sizes"].items():
+        best = max(
+            (n for n in found["samples_per_s"] if n.startswith("TRL")),
+            key=found["samples_per_s"].get,
+        )
+        for name in (best, *found["ratios"]):
+            held = found["runs"][name][0]["held_out"]
+            ratio = f"{found['ratios'].get(name, 1.0):.2f}"
+            held_out = f"{found['held_out_before']:.3f} → {held:.3f}"
+            rows.append([size, name, f"{found['samples_per_s'][name]:,.0f}", held_out, ratio])
+    return table(["model", "system", "samples/s", "held-out exact match", "ratio"], rows)
+
+
+def overlap() -> str:
+    found = results("overlap")["as_is"]
+    ideal = found["ideal"]
+    rows: list[list[object]] = [
+        [f"{half}, alone on a core", f"{one['samples_per_s']:,.0f}", "", ""]
+        for half, one in found["alone"].items()
+    ]
+    rows.append(
+        [
+            "one after the other, nothing else",
+            f"{found['serial']:,.0f}",
+            f"{found['serial'] / ideal:.2f}",
+            "",
+        ]
+    )
+    for staleness, mode in found["modes"].items():
+        split = ", ".join(
+            f"{part} {1e3 * mode['means'][f'time_{part}_s']:.0f}"
+            for part in ("wait", "compute", "commit")
+        )
+        pace = mode["samples_per_s"]
+        rows.append(
+            [f"`max_staleness = {staleness}`", f"{pace:,.0f}", f"{pace / ideal:.2f}", split]
+        )
+    said = table(["", "samples/s", "of the ideal", "trainer, ms a step"], rows)
+    return f"{said}\n\nAsynchronous to synchronous: {_gain(found['modes']):.2f}; perfect overlap of these halves: {ideal / found['serial']:.2f}."
+
+
+def waiting() -> str:
+    found = results("overlap")["waiting"]["modes"]
+    rows = [
+        [
+            f"`max_staleness = {staleness}`",
+            f"{mode['samples_per_s']:,.0f}",
+            f"{1e3 * mode['step_s']:,.0f}",
+            f"{mode['held_out']:.3f}",
+            ", ".join(f"{n} {why}" for why, n in mode["groups_dropped"].items()) or "none",
+        ]
+        for staleness, mode in found.items()
+    ]
+    said = table(["", "samples/s", "ms a step", "held-out", "groups dropped"], rows)
+    return f"{said}\n\nAsynchronous to synchronous: {_gain(found):.1f}."
+
+
+def _gain(modes: dict[str, dict[str, Any]]) -> float:
+    return float(modes["4"]["samples_per_s"] / modes["0"]["samples_per_s"])
+
+
+def control_plane() -> str:
+    found = results("control_plane")["rows"]
+    rows = [
+        [
+            r["payload"].replace("x", " × "),
+            r["clients"],
+            f"{r['groups']:,}",
+            f"{r['groups_per_s']:,.0f}",
+            f"{r['tokens_per_s'] / 1e6:.2f} M",
+            f"{r['p50_ms']:.1f}",
+            f"{r['p99_ms']:.1f}",
+            f"{r['rss_first_mb']:.0f} → {r['rss_mb']:.0f}",
+        ]
+        for r in found
+    ]
+    head = ["payload (completions × tokens)", "clients", "groups", "groups/s", "tokens/s"]
+    return table([*head, "p50, ms", "p99, ms", "memory, MB"], rows)
+
+
+def failover() -> str:
+    rows = []
+    for name, what in (
+        ("failover", "standbys notice by themselves"),
+        ("failover_hint", "told by the supervisor, which saw the process end"),
+    ):
+        found = results(name)
+        rows.append([what, found["trials"], f"{found['median_s']:.2f}", f"{found['max_s']:.2f}"])
+    return table(["", "trials", "median, s", "maximum, s"], rows)
+
+
+def mesh() -> str:
+    found = results("mesh")
+    rows: list[list[object]] = [
+        [f"an epoch of {f['members']} members formed", f"{f['median']:.1f}", f"{f['max']:.1f}"]
+        for f in found["form_ms"]
+    ]
+    rows += [
+        [
+            f"all-reduce of {r['MB']} MB, {r['members']} members",
+            f"{r['median']:.1f}",
+            f"{r['max']:.1f}",
+        ]
+        for r in found["reduce"]
+        if r["MB"] == 32
+    ]
+    rows += [
+        [
+            f"one of three: {f['fault']} in the all-reduce, until the others' next sum",
+            f"{f['summed_again']:.1f}",
+            f"{f['summed_again_max']:.1f}",
+        ]
+        for f in found["fault_ms"]
+    ]
+    weights = [
+        [f"{w['MB']} MB", f"{w['publish_ms']:.1f}", f"{w['transfer_ms']:.1f}"]
+        for w in found["weights"]
+        if w["receivers"] == 1
+    ]
+    first, last = found["leaks"][0], found["leaks"][-1]
+    leak = (
+        f"After {last['rebuilds']} rebuilds in one process: {last['threads'] - first['threads']} threads, "
+        f"{last['descriptors'] - first['descriptors']} descriptors and {last['rss_MB'] - first['rss_MB']:.0f} MB more."
+    )
+    return "\n\n".join(
+        [
+            table(["", "median, ms", "maximum, ms"], rows),
+            table(
+                ["weights to one receiver", "taken from training, ms", "in the background, ms"],
+                weights,
+            ),
+            leak,
+        ]
+    )
+
+
+def engine() -> str:
+    rows = [
+        [model, way, f"{one['samples_per_s']:,.0f}", f"{one['ratio_samples']:.2f}"]
+        for model, found in results("engine")["models"].items()
+        for way, one in found["ways"].items()
+    ]
+    return table(["model", "", "samples per CPU second", "× `generate`"], rows)
+
+
+def rollout() -> str:
+    rows = [
+        [model, of, f"{ratio['wall']:.2f}", f"{ratio['cpu']:.2f}"]
+        for model, found in results("rollout")["models"].items()
+        for of, ratio in found["ratios"].items()
+    ]
+    times = [
+        [
+            model,
+            f"{found['process_start_to_first_token_s']:.1f}",
+            f"{found['swap_pause_ms']:.0f}",
+            f"{found['swap_stage_ms']:.0f}",
+        ]
+        for model, found in results("rollout")["models"].items()
+    ]
+    head = [
+        "model",
+        "process start to first token, s",
+        "pause of a swap, ms",
+        "staging beside it, ms",
+    ]
+    return f"{table(['model', 'of', 'wall time', 'CPU time'], rows)}\n\n{table(head, times)}"
+
+
+def chaos() -> str:
+    found = results("chaos")
+    calm, wild = found["undisturbed"], found["chaos"]
+    asked = ["500", "1000", "2000", str(wild["steps"])]
+    lines: list[list[object]] = [
+        ["steps", *(f"{r['steps']:,}" for r in (calm, wild))],
+        ["samples trained; lost; trained twice", *(f"{r['samples_trained']:,}; {r['samples_lost']}; {r['samples_duplicated']}" for r in (calm, wild))],
+        [f"held-out exact match after {', '.join(asked)} steps", *(", ".join(f"{r['held_out'][s]:.3f}" for s in asked) for r in (calm, wild))],
+        ["new leaders; mesh rebuilds; rollbacks to a checkpoint", *(f"{r['controller_failovers']}; {r['mesh_rebuilds']}; {r['rollbacks']}" for r in (calm, wild))],
+        ["samples/s", *(f"{r['samples_per_s']:.0f}" for r in (calm, wild))],
+        ["wall time, s", *(f"{r['wall_s']:,.0f}" for r in (calm, wild))],
+        ["longest time without a commit, s", *(f"{r['longest_without_commit_s']:.0f}" for r in (calm, wild))],
+    ]  # fmt: skip
+    votes = f"Digests of the replicas' weights were equal in all {found['votes_compared']:,} votes of the run with faults."
+    head = ["", "undisturbed", f"{found['faults']} faults"]
+    return f"{table(head, lines)}\n\n{votes}"
+
+
+def simulator() -> str:
+    found = results("simulator")
+    kinds = ("entries", "events", "commits", "rollbacks", "deaths", "terms", "second tries")
+    counts = table(
+        ["schedules", "failed", *kinds],
+        [[f"{found[k]:,}" for k in ("schedules", "failed", *kinds)]],
+    )
+    return f"On commit {found['commit']}, `{found['command']}`:\n\n{counts}"
+
+
+def headline() -> str:
+    """The README's list."""
+    sizes = results("peer")["sizes"]
+    default, whole = (
+        " and ".join(f"{found['ratios'][name]:.1f} × at {size}" for size, found in sizes.items())
+        for name in ("Paceline", "Paceline, every sample computed")
+    )
+    overlapped = results("overlap")
+    large = next(
+        r
+        for r in results("control_plane")["rows"]
+        if (r["payload"], r["clients"]) == ("16x256", 64)
+    )
+    alone, told = results("failover"), results("failover_hint")
+    step = results("recovery")["policy-idle"]
+    return "\n".join(
+        [
+            f"- Samples per second against TRL's `GRPOTrainer`: {default} parameters; {whole} when samples of zero",
+            "  advantage, which TRL computes, are computed too.",
+            f"- Against its own synchronous mode: {_gain(overlapped['waiting']['modes']):.1f} × where a reward waits "
+            "(log-normal, median 0.1 s),",
+            f"  {_gain(overlapped['as_is']['modes']):.1f} × where nothing does.",
+            f"- The controller takes {large['groups_per_s']:,.0f} durable groups of 16 × 256 tokens per second from 64 clients, "
+            f"99 % of",
+            f"  replies within {large['p99_ms']:.0f} ms, in {large['rss_mb']:.0f} MB.",
+            f"- A new leader answers {alone['median_s']:.1f} s after the old one was killed, {told['median_s']:.1f} s under "
+            "`paceline up` (medians).",
+            f"- A step whose replica is killed is committed by the others {step['recover_median_s']:.1f} s later (median of "
+            f"{step['trials']}).",
+        ]
+    )
+
+
+PAGES = {
+    "performance.md": (peer, overlap, waiting, control_plane, failover, mesh, engine),
+    "vllm.md": (rollout,),
+    "fault-tolerance.md": (chaos, simulator),
+    "../README.md": (headline,),
+}
+
+
+def current(page: str) -> str:
+    """The text of ``page`` with its tables as the results say. Raises ValueError without a mark."""
+    text = (DOCS / page).read_text()
+    for made in PAGES[page]:
+        name = made.__name__
+        begin, end = f"<!-- {name} table: begin -->\n", f"<!-- {name} table: end -->"
+        if begin not in text:
+            raise ValueError(f"{page} has no mark for {name}")
+        between = re.escape(begin) + ".*?" + re.escape(end)
+        whole = begin + made() + "\n" + end
+        text = re.sub(between, lambda _, whole=whole: whole, text, flags=re.DOTALL)
+    return text
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    stale = [page for page in PAGES if (DOCS / page).read_text() != current(page)]
+    for page in stale:
+        if not check:
+            (DOCS / page).write_text(current(page))
+        print(f"docs/{page}: {'not current' if check else 'written'}")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

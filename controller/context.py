@@ -1,0 +1,65 @@
+"""What a controller has whether it leads or not."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from redis.exceptions import RedisError
+
+from controller.dataset_rows import Rows
+from controller.ledger.commands import RunFacts
+from controller.store.election import Election
+from controller.store.journal import Journal
+from controller.store.partial_rollouts import PartialStore
+from controller.store.payloads import PayloadStore
+from paceline.config.schema import Config
+from paceline.redis.client import parse_sentinel
+
+
+@dataclass(slots=True)
+class Plant:
+    config: Config
+    run_dir: Path
+    controller_id: str
+    redis_url: str
+    journal: Journal
+    election: Election
+    payloads: PayloadStore
+    partials: PartialStore
+    config_digest: str
+    config_json: str
+    rows: Rows
+
+    async def survives_failover(self) -> bool:
+        """Whether what is durable would be found by a leader after a failover of Redis itself."""
+        behind_sentinels = parse_sentinel(self.redis_url) is not None
+        try:
+            return await self.journal.replicated(expected=behind_sentinels)
+        except (RedisError, OSError):
+            return False
+
+    def facts(self) -> RunFacts:
+        """What the ledger must know of the config and the data."""
+        config, rows = self.config, self.rows
+        return RunFacts(
+            run_id=config.run.name,
+            run_name=config.run.name,
+            seed=config.run.seed,
+            steps=config.train.steps,
+            groups_per_step=config.train.groups_per_step,
+            group_size=config.rollout.group_size,
+            max_staleness=config.train.max_staleness,
+            max_attempts=config.fleet.max_attempts,
+            dataset_rows=rows.train_rows,
+            eval_rows=rows.eval_rows,
+            eval_every=config.train.eval_every,
+            checkpoint_every=config.train.checkpoint_every,
+            filter_uninformative=config.train.filter_uninformative,
+            shuffle=config.data.shuffle,
+            desired={"policy": config.fleet.policy, "rollout": config.fleet.rollout},
+            data_digest=rows.digest,
+            config_digest=self.config_digest,
+            bounds=config.fleet.bounds,
+            speculative_after=config.rollout.speculative_after if config.rollout.speculative else 0,
+        )

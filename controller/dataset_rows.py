@@ -1,0 +1,84 @@
+"""The data sets as the controller needs them: how many rows, their digest, single rows as JSON.
+
+Loaded in a thread after the server is up, so that a large data set delays the first lease and not
+the first answer. Rows are read again for every lease; the latest ones are remembered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from controller.errors import BadStart
+from controller.ledger.commands import Kind, LeasedTask
+from paceline.config.schema import Config
+from paceline.dataset.rows import DataError, RowSource, check_rows, load_rows
+
+CACHED_ROWS = 4096
+CACHED_BYTES = 8 << 20
+
+
+class Rows:
+    """Training and held-out rows of a run."""
+
+    def __init__(self, train: RowSource, held_out: RowSource | None, eval_limit: int) -> None:
+        self._sources = {Kind.TRAIN: train, Kind.EVAL: held_out}
+        self.train_rows = len(train)
+        self.eval_rows = min(len(held_out), eval_limit) if held_out is not None else 0
+        self.digest = train.digest if held_out is None else f"{train.digest}+{held_out.digest}"
+        self._cache: OrderedDict[tuple[Kind, int], str] = OrderedDict()
+        self._cached_bytes = 0
+
+    @classmethod
+    async def load(cls, config: Config) -> Rows:
+        """Reads what ``config.data`` names. Raises BadStart with the file and the remedy."""
+        return await asyncio.to_thread(cls._load, config)
+
+    @classmethod
+    def _load(cls, config: Config) -> Rows:
+        data = config.data
+        try:
+            train = load_rows(data.path, name=data.name, split=data.split)
+            check_rows(train, data)
+            held_out = None
+            if data.eval_path is not None:
+                held_out = load_rows(data.eval_path, name=data.name, split=data.eval_split)
+                check_rows(held_out, data)
+        except DataError as error:
+            raise BadStart(str(error)) from error
+        return cls(train, held_out, config.train.eval_limit)
+
+    async def of(self, leases: Sequence[LeasedTask]) -> list[str]:
+        """Each task's row as a JSON object, in order."""
+        keys = [(lease.kind, lease.index) for lease in leases]
+        # Taken out before the wait: other requests may push these rows out of the cache during it.
+        rows = {key: self._cache[key] for key in keys if key in self._cache}
+        for key in rows:
+            self._cache.move_to_end(key)
+        missing = set(keys) - rows.keys()
+        if missing:
+            # Off the event loop: a row may come from a slow disk, and the leader has a lease to
+            # renew.
+            found = await asyncio.to_thread(self._read, missing)
+            for key, row in found.items():
+                self._remember(key, row)
+            rows |= found
+        return [rows[key] for key in keys]
+
+    def _read(self, keys: set[tuple[Kind, int]]) -> dict[tuple[Kind, int], str]:
+        found = {}
+        for kind, index in keys:
+            source = self._sources[kind]
+            assert source is not None
+            found[kind, index] = json.dumps(source[index], ensure_ascii=False)
+        return found
+
+    def _remember(self, key: tuple[Kind, int], row: str) -> None:
+        if key not in self._cache:
+            self._cached_bytes += len(row)
+        self._cache[key] = row
+        while len(self._cache) > CACHED_ROWS or self._cached_bytes > CACHED_BYTES:
+            _, old = self._cache.popitem(last=False)
+            self._cached_bytes -= len(old)

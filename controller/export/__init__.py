@@ -1,0 +1,1 @@
+"""Exports of a run: run files, metric sinks, OpenTelemetry traces."""

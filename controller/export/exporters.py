@@ -1,0 +1,84 @@
+"""What leaves a leader besides replies: curves to sinks, traces of samples to a collector.
+
+Both run in threads of their own, behind the journal and the run files, and nobody waits for them.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from controller.export.otel_traces import Traces
+from controller.store.journal import START, Journal
+from paceline.config.schema import Config
+from paceline.process.structured_log import event
+from paceline.sinks.registry import external_run, maker
+from paceline.sinks.sink_thread import Feed
+
+log = logging.getLogger(__name__)
+
+FINISH_S = 1.5
+"""How long the process of a run that is over waits for its last points to leave."""
+
+
+class Outflow:
+    """Of one term. ``start`` once the run's start is known; ``record`` takes what is journalled."""
+
+    def __init__(self, config: Config, run_dir: Path, *, may_write: Callable[[], bool]) -> None:
+        self._config = config
+        self._run_dir = run_dir
+        self._may_write = may_write
+        self._run_id = ""
+        self.feeds: list[Feed] = []
+        self.traces: Traces | None = None
+        if config.telemetry.otlp_endpoint is not None:
+            self.traces = Traces(config)
+
+    def start(self, started_t: float) -> None:
+        """``started_t``: of the run, by its ledger."""
+        run = external_run(self._config, self._run_dir, started_t)
+        self._run_id = run.id
+        path = self._run_dir / "metrics.jsonl"
+        self.feeds = [
+            Feed(name, maker(name, run), path, may_write=self._may_write)
+            for name in self._config.metrics.sinks
+        ]
+
+    async def replay(self, journal: Journal, until: str) -> None:
+        """What happened before this term: tasks under way have their beginning in it."""
+        if self.traces is None:
+            return
+        position = START
+        try:
+            while entries := await journal.scan(position, until=until):
+                for entry in entries:
+                    self.traces.remember(entry.t, entry.events)
+                position = entries[-1].at.entry
+        except (RedisError, OSError) as error:
+            event(log, "traces begin here", logging.WARNING, why=type(error).__name__)
+        self.traces.start(self._run_id)
+
+    def record(self, t: float, events: Sequence[Mapping[str, Any]]) -> None:
+        """One journal entry, in order; returns at once."""
+        if self.traces is not None:
+            self.traces.record(t, events)
+
+    def begin_close(self, outcome: str | None) -> None:
+        """Returns at once. ``outcome``: finished or failed where the run has ended."""
+        for feed in self.feeds:
+            feed.begin_close(outcome)
+        if self.traces is not None:
+            self.traces.begin_close()
+
+    def join(self, timeout_s: float) -> bool:
+        """Whether everything has left by then."""
+        deadline = time.monotonic() + timeout_s
+        parts: list[Feed | Traces] = [*self.feeds]
+        if self.traces is not None:
+            parts.append(self.traces)
+        return all(part.join(max(0.0, deadline - time.monotonic())) for part in parts)

@@ -1,0 +1,99 @@
+"""The leader's run files, written in a thread of their own, behind the journal.
+
+A new leader first writes what an earlier one had journalled and not yet written. The thread looks
+for work a few times a second: woken for every entry it would fight the event loop for the
+interpreter.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from paceline.run_view.run_file_writer import Recorder
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.2
+
+Item = tuple[str, float, Sequence[Mapping[str, Any]]]
+"""Journal position, unix seconds, events."""
+
+
+class RunFiles:
+    """Feeds a ``Recorder``. A disk that fails is logged once and never stops the run."""
+
+    def __init__(self, run_dir: Path, *, may_write: Callable[[], bool]) -> None:
+        """``may_write`` says whether this process still leads: a deposed leader that wakes up must
+        not write lines beside those of its successor."""
+        self._run_dir = run_dir
+        self._may_write = may_write
+        self._items: deque[Item] = deque()
+        self._closing = threading.Event()
+        self._failed = False
+        self._unopened = False
+        """Nobody will ever take what is recorded."""
+        self._idle = threading.Event()
+        self._opened: concurrent.futures.Future[str | None] = concurrent.futures.Future()
+        self._thread = threading.Thread(target=self._serve, name="run-files", daemon=True)
+        self._thread.start()
+
+    async def opened(self) -> str | None:
+        """Where in the journal the files end; None: they are empty."""
+        return await asyncio.wrap_future(self._opened)
+
+    def record(self, position: str, t: float, events: Sequence[Mapping[str, Any]]) -> None:
+        """Takes one journal entry; returns at once."""
+        if self._unopened:
+            return
+        self._idle.clear()
+        self._items.append((position, t, events))
+
+    async def written(self, timeout_s: float = 5.0) -> bool:
+        """Whether everything taken so far is in the files by then."""
+        return await asyncio.to_thread(self._idle.wait, timeout_s)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Writes what was taken, if this process still may, then closes the files."""
+        self._closing.set()
+        self._thread.join(timeout_s)
+
+    def _serve(self) -> None:
+        try:
+            recorder = Recorder(self._run_dir)
+        except (OSError, ValueError) as error:
+            log.error("run files cannot be opened error=%s", error)
+            self._unopened = True
+            self._items.clear()
+            self._idle.set()
+            self._opened.set_result(None)
+            return
+        self._opened.set_result(recorder.last_position)
+        closing = False
+        while not closing:
+            # Looked at before the items: those that came before the call to close are written.
+            closing = self._closing.wait(LOOK_S)
+            self._write(recorder)
+        try:
+            recorder.close()
+        except OSError as error:
+            log.error("run files cannot be closed error=%s", error)
+
+    def _write(self, recorder: Recorder) -> None:
+        while self._items and self._may_write():
+            position, t, events = self._items.popleft()
+            try:
+                for event in events:
+                    recorder.record(position, t, event)
+            except OSError as error:
+                if not self._failed:
+                    log.error("run files cannot be written error=%s", error)
+                self._failed = True
+        if not self._items:
+            self._idle.set()

@@ -1,0 +1,1 @@
+"""Fleet management in the leader: worker sessions, liveness, providers, autoscaling."""

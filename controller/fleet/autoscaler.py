@@ -1,0 +1,119 @@
+"""Measures who waits for whom, and proposes; with ``fleet.autoscale`` it also asks for the change.
+
+A replica's waiting is in the metrics of each step. A rollout engine is held back by staleness while
+it is idle and the ledger has no task that its weights would be fresh enough for; both are sampled.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import TYPE_CHECKING
+
+from controller.errors import NotLeading
+from controller.fleet.autoscale_policy import Autoscaler, Counts, Limits, Waits
+from controller.ledger.commands import Refused, Role, Scale
+from controller.ledger.lease_decisions import admissible
+from controller.ledger.state import Phase, State
+from controller.store.journal import Deposed
+from paceline.config.schema import FleetConfig
+from paceline.process.structured_log import event
+
+if TYPE_CHECKING:
+    from controller.leader import Leader
+
+log = logging.getLogger(__name__)
+
+SAMPLE_S = 0.1
+
+
+class Autoscaling:
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+        fleet = leader.plant.config.fleet
+        self._apply = fleet.autoscale
+        self._autoscaler = Autoscaler(
+            limits_of(fleet, leader.plant.config.train.groups_per_step),
+            steps=fleet.autoscale_steps,
+            high=fleet.autoscale_high,
+            patience=fleet.autoscale_patience,
+        )
+        self._step = -1
+        self._idle: list[float] = []
+        self._closed: list[bool] = []
+
+    async def run(self) -> None:
+        state = self._leader.ledger.state
+        self._step = state.versions.step
+        while True:
+            await asyncio.sleep(SAMPLE_S)
+            if state.paused or state.phase is not Phase.OPEN:
+                self._idle.clear()
+                self._closed.clear()
+                continue
+            self._sample(state)
+            if state.versions.step != self._step:
+                self._step = state.versions.step
+                self._committed(state)
+                await self._carry_out(state)
+
+    def _sample(self, state: State) -> None:
+        idle = []
+        for worker in state.fleet.living(Role.ROLLOUT):
+            if worker.spare:
+                continue
+            session = self._leader.sessions.of(worker.worker_id, worker.incarnation)
+            if session is not None and "engine_idle_fraction" in session.report.gauges:
+                idle.append(session.report.gauges["engine_idle_fraction"])
+        if idle:
+            self._idle.append(sum(idle) / len(idle))
+            self._closed.append(admissible(state, state.versions.version) <= 0)
+
+    def _committed(self, state: State) -> None:
+        metrics = state.steps.metrics
+        starved = metrics.get("time_wait_s", 0.0) / max(metrics.get("step_s", 0.0), 1e-6)
+        throttled = 0.0
+        if self._idle:
+            # An engine is also idle for want of weights: never more than the ledger was closed.
+            idle = sum(self._idle) / len(self._idle)
+            throttled = min(idle, sum(self._closed) / len(self._closed))
+        self._idle.clear()
+        self._closed.clear()
+        counts = Counts(state.desired.get("policy", 1), state.desired.get("rollout", 1))
+        self._autoscaler.observe(
+            counts, Waits(min(1.0, starved), throttled), settled=settled(state, counts)
+        )
+        found = self._autoscaler.proposal
+        before, self._leader.proposal = self._leader.proposal, found
+        if found is not None and (before is None or before.counts != found.counts):
+            wanted = f"policy={found.counts.policy} rollout={found.counts.rollout}"
+            event(log, "proposal", wanted=wanted, why=found.why, applied=self._apply)
+
+    async def _carry_out(self, state: State) -> None:
+        found = self._leader.proposal
+        if found is None or not self._apply:
+            return
+        counts = found.counts
+        # A retry, by whichever leader, is the same request.
+        request = f"autoscale-step{self._step}-policy{counts.policy}-rollout{counts.rollout}"
+        desired = {"policy": counts.policy, "rollout": counts.rollout}
+        try:
+            await self._leader.execute(Scale(request, desired))
+        except (Refused, NotLeading, Deposed) as error:
+            event(log, "proposal not applied", why=str(error), level=logging.WARNING)
+
+
+def limits_of(fleet: FleetConfig, groups_per_step: int) -> Limits:
+    """The fleet's bounds; more replicas than a step has groups would have nothing to do."""
+    most = groups_per_step if fleet.policy_max is None else fleet.policy_max
+    return Limits((fleet.policy_min, most), (fleet.rollout_min, fleet.rollout_max))
+
+
+def settled(state: State, counts: Counts) -> bool:
+    """Exactly the wanted workers are at work, and the end of the run is not what holds them back."""
+    at_work = Counts(
+        sum(w.joinable for w in state.fleet.living(Role.POLICY)),
+        sum(w.joinable and not w.spare for w in state.fleet.living(Role.ROLLOUT)),
+    )
+    ahead = state.versions.step + state.run.max_staleness + 1
+    return at_work == counts and not state.evals.rounds and ahead < state.run.steps

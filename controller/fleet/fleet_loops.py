@@ -1,0 +1,117 @@
+"""What the leader does for the fleet beside deciding: the provider's turns, the autoscaler's steps.
+
+    desired counts ──► provisioning ──► provider ──► processes           (not with the local provider)
+    committed steps ─► autoscaling ──► proposal ──► Scale, if fleet.autoscale
+
+Both are tasks of a term. Neither knows anything that the next leader could not find out, and a
+failure of either is logged and tried again: it never ends the term.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
+
+from controller.errors import NotLeading
+from controller.fleet.autoscaler import Autoscaling
+from controller.ledger.commands import Drain, Refused
+from controller.proto_encoding import status_of
+from controller.store.journal import Deposed
+from paceline.process.structured_log import event
+from paceline.providers import Provider, Trouble, leader_provider
+from paceline.v1 import admin_pb2
+
+if TYPE_CHECKING:
+    from controller.leader import Leader
+    from controller.replicated_controller import Controller
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+"""How often the wanted and the living workers are compared with what the provider saw last."""
+TROUBLED_S = 3.0
+TURN_LIMIT_S = 120.0
+
+
+def keep_fleet(controller: Controller, leader: Leader) -> list[asyncio.Task[None]]:
+    """Starts the tasks; to be cancelled with the term."""
+    tasks = [_kept("autoscaling", Autoscaling(leader).run)]
+
+    async def drain(worker: admin_pb2.WorkerStatus) -> None:
+        # One id for one process: every turn and every leader may ask again.
+        request = f"surplus-{worker.worker_id}-{worker.incarnation}"
+        await leader.execute(Drain(request, worker.worker_id, replace=True))
+
+    provider = leader_provider(controller.config, str(controller.run_dir.resolve()), drain)
+    if provider is not None:
+        provisioning = Provisioning(leader, provider, lambda: status_of(controller))
+        tasks.append(_kept("provisioning", provisioning.run))
+    return tasks
+
+
+def _kept(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Task[None]:
+    async def keep() -> None:
+        while True:
+            try:
+                await run()
+            except Exception:
+                log.exception("%s failed, beginning again", name)
+            await asyncio.sleep(TROUBLED_S)
+
+    return asyncio.create_task(keep(), name=name)
+
+
+class Provisioning:
+    """Gives the provider its turns. ``status`` is taken anew for each."""
+
+    def __init__(
+        self, leader: Leader, provider: Provider, status: Callable[[], admin_pb2.StatusReply]
+    ) -> None:
+        self._leader = leader
+        self._provider = provider
+        self._status = status
+
+    async def run(self) -> None:
+        try:
+            while True:
+                seen = self._signature(self._status())
+                await self._turn()
+                await self._until_due(seen)
+        finally:
+            await self._provider.close()
+
+    async def _turn(self) -> None:
+        if not self._leader.active:
+            return
+        try:
+            async with asyncio.timeout(TURN_LIMIT_S):
+                trouble = await self._provider.converge(self._status())
+        except (NotLeading, Deposed):
+            return
+        except Trouble as why:
+            trouble = str(why)
+        except Refused as refusal:
+            trouble = f"a worker could not be drained: {refusal}"
+        except TimeoutError:
+            trouble = f"the provider gave no answer for {TURN_LIMIT_S:g} s"
+        if trouble != self._leader.provider_trouble:
+            self._leader.provider_trouble = trouble
+            event(log, "provider", name=self._provider.name, says=trouble or "all there")
+
+    async def _until_due(self, seen: object) -> None:
+        """Until something the provider goes by has changed, or it should look again anyway."""
+        loop = asyncio.get_running_loop()
+        due = loop.time() + (
+            TROUBLED_S if self._leader.provider_trouble else self._provider.quiet_s
+        )
+        while loop.time() < due:
+            await asyncio.sleep(LOOK_S)
+            if self._signature(self._status()) != seen:
+                return
+
+    @staticmethod
+    def _signature(status: admin_pb2.StatusReply) -> object:
+        workers = sorted((w.worker_id, w.incarnation, w.state) for w in status.workers)
+        return status.phase, dict(status.desired), workers

@@ -1,0 +1,180 @@
+"""What a leader does beside deciding: run files and sinks, snapshots, payloads that may go.
+
+None of it may hold up a request, and none of it is needed for the next: where Redis is away it is left
+to the next time, or to the next leader.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from controller.context import Plant
+from controller.errors import NotLeading
+from controller.export.exporters import FINISH_S, Outflow
+from controller.export.run_files import RunFiles
+from controller.ledger import Ledger
+from controller.ledger.views import live_payloads, running_tries
+from controller.store.group_commit import Appender, Batch
+from controller.store.journal import START, Deposed, Position, Snapshot
+from controller.store.payloads import Ref
+from paceline.process.structured_log import event
+
+log = logging.getLogger(__name__)
+
+HAND_OVER_S = 0.3
+"""How long a leader that leaves waits for a sink in the middle of a write before it lets go."""
+
+
+class Upkeep:
+    """One term's."""
+
+    def __init__(
+        self, plant: Plant, term: int, ledger: Ledger, appender: Appender, snapshot_at: str
+    ) -> None:
+        """``snapshot_at``: position of the newest snapshot there is."""
+
+        def may_write() -> bool:
+            return plant.election.holds_lease
+
+        self.files = RunFiles(plant.run_dir, may_write=may_write)
+        self.outflow = Outflow(plant.config, plant.run_dir, may_write=may_write)
+        self.over = False
+        """The end of the run is durable."""
+        self.chores: set[asyncio.Task[None]] = set()
+        self._plant = plant
+        self._term = term
+        self._ledger = ledger
+        self._appender = appender
+        self._snapshot_at = snapshot_at
+        self._events_since_snapshot = 0
+        self._held_lines: list[Batch] | None = []
+        """Batches to be written once the lines before them are; None: those are."""
+
+    def begin(self, before: Position) -> None:
+        """The term is in the journal, behind ``before``."""
+        self.outflow.start(self._ledger.state.started_t)
+        self.chore(self._write_missing_lines(before))
+        self.chore(self.outflow.replay(self._plant.journal, before.entry))
+        self.chore(self.sweep_orphans())
+
+    def chore(self, coro: Coroutine[Any, Any, None]) -> None:
+        """Something that goes on by itself, until the term ends."""
+        task = asyncio.create_task(coro)
+        self.chores.add(task)
+        task.add_done_callback(self.chores.discard)
+
+    # ---- run files and sinks ------------------------------------------------------------------
+
+    def record(self, batch: Batch, *, last: bool) -> None:
+        """Writes what has become durable; ``last``: the run has ended with it."""
+        if self._held_lines is None:
+            self.files.record(batch.at.entry, batch.t, batch.json)
+        else:
+            self._held_lines.append(batch)
+        self.outflow.record(batch.t, batch.json)
+        if last:
+            self.over = True
+            self.chore(self._finish_outflow())
+
+    async def _write_missing_lines(self, end: Position) -> None:
+        """First what earlier leaders journalled and did not write, then what waited meanwhile."""
+        position = await self.files.opened() or START
+        try:
+            while entries := await self._plant.journal.scan(position, until=end.entry):
+                for entry in entries:
+                    self.files.record(entry.at.entry, entry.t, entry.events)
+                position = entries[-1].at.entry
+        except (RedisError, OSError) as error:
+            event(log, "run files have a gap", why=str(error), level=logging.WARNING)
+        held, self._held_lines = self._held_lines or [], None
+        for batch in held:
+            self.files.record(batch.at.entry, batch.t, batch.json)
+        if self.over:
+            await self._finish_outflow()
+
+    async def _finish_outflow(self) -> None:
+        """The run is over: sinks are closed as soon as they have its last lines."""
+        if self._held_lines is None:
+            await self.files.written()
+            self.outflow.begin_close(self._outcome)
+
+    @property
+    def _outcome(self) -> str | None:
+        """finished or failed; None: the run goes on."""
+        state = self._ledger.state
+        return str(state.phase) if state.ended else None
+
+    async def hand_over(self) -> None:
+        """The next leader goes on after the last line, so there must be one before it can begin."""
+        await asyncio.to_thread(self.files.close)
+        self.outflow.begin_close(self._outcome)
+        await asyncio.to_thread(self.outflow.join, HAND_OVER_S)
+
+    async def finish(self) -> None:
+        """Gives the sinks of a run that has ended their time."""
+        if self._outcome is not None:
+            await asyncio.to_thread(self.outflow.join, FINISH_S)
+
+    async def close(self) -> None:
+        self.outflow.begin_close(None)
+        await asyncio.to_thread(self.files.close)
+
+    # ---- snapshots ----------------------------------------------------------------------------
+
+    def snapshot_due(self, events: int) -> dict[str, Any] | None:
+        """The ledger as it stands, where enough events have come since the last time."""
+        self._events_since_snapshot += events
+        if self._events_since_snapshot < self._plant.config.controller.snapshot_every:
+            return None
+        self._events_since_snapshot = 0
+        return self._ledger.to_snapshot()
+
+    async def save(self, snapshot: Snapshot) -> None:
+        try:
+            await self._plant.journal.save_snapshot(
+                snapshot, term=self._term, trim_before=self._snapshot_at
+            )
+        except (RedisError, OSError, Deposed) as error:
+            # Only replay gets longer; the next one is due in as many events.
+            event(log, "snapshot not saved", why=str(error), level=logging.WARNING)
+            return
+        self._snapshot_at = snapshot.at.entry
+        event(log, "snapshot", at=snapshot.at.entry, entries=snapshot.at.number)
+
+    # ---- payloads -----------------------------------------------------------------------------
+
+    async def delete(self, refs: Sequence[Ref]) -> None:
+        try:
+            await self._plant.payloads.delete(list(refs))
+        except (RedisError, OSError) as error:
+            # The next leader sweeps what is left.
+            event(log, "payloads not deleted", why=str(error), level=logging.WARNING)
+
+    async def sweep_orphans(self) -> None:
+        """Payloads that no accepted group needs: left by a leader that died before deleting them."""
+        try:
+            found = await self._plant.payloads.list()
+        except (RedisError, OSError):
+            return
+        # Looked up now and not before the listing: what came in meanwhile is known by now.
+        needed = live_payloads(self._ledger.state)
+        # A group under way may have been stored by the leader before, and be handed in again any time.
+        expected = running_tries(self._ledger.state)
+        orphans = [ref for ref in found if ref not in needed and ref not in expected]
+        if not orphans:
+            return
+        try:
+            # What the ledger says must be durable, and no successor may have accepted groups since
+            # the listing: a leader that was stopped in between would delete what they need.
+            await self._appender.durable()
+            if not await self._plant.election.renew(self._term):
+                return
+        except (RedisError, OSError, NotLeading, Deposed):
+            return
+        await self.delete(orphans)
+        event(log, "orphaned payloads deleted", count=len(orphans))

@@ -1,0 +1,300 @@
+"""Tasks out, groups in: leasing, acceptance, return, expiry.
+
+- A task is leased only if tokens of the worker's weights will be fresh enough at the step it
+  queues for. The count in front of it is derived from the tasks, so it cannot leak.
+- Only a try that runs may finish a task, and the first one does. Everyone else learns what became
+  of it.
+- A try that failed counts, and so does the death of an owner that held nothing else; at
+  ``max_attempts`` the task is quarantined.
+- A task that two owners have died with is suspect: it goes to a worker that holds nothing else, one
+  worker at a time, which runs empty for it. Whatever is the reason of the deaths is so found out,
+  what was only held together with it is finished, and the rest of the fleet goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+
+from controller.ledger.commands import (
+    AcceptGroup,
+    ExpireLease,
+    GroupFacts,
+    Kind,
+    LeasedTask,
+    LeaseResult,
+    LeaseTasks,
+    Refused,
+    ReturnTask,
+    Role,
+    Verdict,
+)
+from controller.ledger.decider import Decider
+from controller.ledger.events import (
+    EvalTaskDone,
+    GroupAccepted,
+    LeaseSuperseded,
+    TaskDropped,
+    TaskReleased,
+    TasksLeased,
+)
+from controller.ledger.fleet import Worker
+from controller.ledger.speculation import awaited_tasks
+from controller.ledger.state import Phase, State
+from controller.ledger.step_decisions import settle_step
+from controller.ledger.tasks import Stand, Task
+from paceline.dataset.row_sampler import task_row, task_seed
+
+
+def lease(d: Decider, c: LeaseTasks, now: float) -> LeaseResult:
+    worker = d.caller(c.worker_id, c.incarnation)
+    state = d.state
+    if c.lease_seq == worker.lease_seq and worker.lease_reply:
+        return LeaseResult(worker.lease_reply)
+    if c.lease_seq <= worker.lease_seq:
+        raise Refused("invalid", f"lease_seq {c.lease_seq} is older than {worker.lease_seq}")
+    # Weights of a commit that Redis has lost are nobody's: others are on their way.
+    loaded = c.loaded_version if c.loaded_version <= state.versions.version else -1
+    if state.phase is not Phase.OPEN or worker.leaving:
+        return LeaseResult((), "stopped")
+    if state.paused:
+        return LeaseResult((), "paused")
+    if worker.spare:
+        return LeaseResult((), "spare")
+    if any(state.tasks.records[task_id].suspect for task_id in worker.held):
+        return LeaseResult((), "alone")
+    suspects = _suspects(state, loaded) if _takes_suspects(state, worker) else []
+    if suspects and worker.held:
+        return LeaseResult((), "alone")
+    if suspects:
+        leases = suspects[:1]
+    else:
+        leases = _eval_leases(state, loaded, c.max_tasks)
+        rest = min(c.max_tasks - len(leases), admissible(state, loaded))
+        if rest > 0:
+            leases.extend(_train_leases(state, rest))
+    if not leases:
+        if loaded < 0 or admissible(state, state.versions.version) > 0:
+            return LeaseResult((), "weights")
+        awaited = awaited_tasks(state, worker, loaded, now)
+        leases = [_lease_of(state, task) for task in awaited[: c.max_tasks]]
+    if not leases:
+        return LeaseResult((), "staleness")
+    event = TasksLeased(c.worker_id, c.incarnation, c.lease_seq, tuple(leases), now)
+    d.emit(event)
+    return LeaseResult(event.leases)
+
+
+def admissible(state: State, loaded_version: int) -> int:
+    """How many training tasks may be leased to an engine that serves ``loaded_version``."""
+    if loaded_version < 0:
+        return 0
+    run = state.run
+    fresh_for = state.versions.step_of(loaded_version) + run.max_staleness + 1
+    return min(fresh_for, run.steps) * run.groups_per_step - state.tasks.position
+
+
+def _takes_suspects(state: State, worker: Worker) -> bool:
+    """The first by name of those that have weights. Nothing that changes with every step may decide
+    it: a worker that is let off in between would be given other tasks, and never run empty."""
+    workers = (w for w in state.fleet.living(Role.ROLLOUT) if not w.leaving and not w.spare)
+    able = (w for w in workers if w.loaded_version >= 0)
+    return min(able, key=lambda w: w.worker_id, default=None) is worker
+
+
+def _suspects(state: State, loaded_version: int) -> list[LeasedTask]:
+    """Those that wait and may be leased to an engine that serves ``loaded_version``."""
+    tasks = [t for t in _pending_evals(state, loaded_version) if t.suspect]
+    if admissible(state, loaded_version) > 0:
+        tasks.extend(t for t in _pending_train(state) if t.suspect)
+    return [_lease_of(state, t) for t in tasks]
+
+
+def _pending_evals(state: State, loaded_version: int) -> Iterator[Task]:
+    for round_ in state.evals.rounds.values():
+        if loaded_version < state.versions.version_of(round_.step):
+            return
+        for row in sorted(round_.pending):
+            yield state.tasks.records[f"e{round_.step}.{row}"]
+
+
+def _pending_train(state: State) -> Iterator[Task]:
+    for ordinal in sorted(state.tasks.pending):
+        yield state.tasks.records[f"t{ordinal}"]
+
+
+def _eval_leases(state: State, loaded_version: int, limit: int) -> list[LeasedTask]:
+    tasks = (t for t in _pending_evals(state, loaded_version) if not t.suspect)
+    return [_lease_of(state, t) for t in islice(tasks, limit)]
+
+
+def _train_leases(state: State, count: int) -> list[LeasedTask]:
+    run, book = state.run, state.tasks
+    again = (t for t in _pending_train(state) if not t.suspect)
+    leases = [_lease_of(state, t) for t in islice(again, count)]
+    for ordinal in range(book.cursor, book.cursor + count - len(leases)):
+        task_id = f"t{ordinal}"
+        epoch, index = task_row(run.seed, ordinal, run.dataset_rows, run.shuffle)
+        seed = task_seed(run.seed, task_id)
+        leases.append(LeasedTask(task_id, 1, Kind.TRAIN, epoch, index, seed))
+    return leases
+
+
+def _lease_of(state: State, task: Task) -> LeasedTask:
+    """The next try at a task that was dispatched before, or at a prompt of an evaluation."""
+    run = state.run
+    epoch, index = 0, task.ordinal
+    if task.kind is Kind.TRAIN:
+        epoch, index = task_row(run.seed, task.ordinal, run.dataset_rows, run.shuffle)
+    seed = task_seed(run.seed, task.task_id)
+    return LeasedTask(task.task_id, task.attempt + 1, task.kind, epoch, index, seed)
+
+
+def accept(d: Decider, c: AcceptGroup, now: float) -> Verdict:
+    d.caller(c.worker_id, c.incarnation)
+    state, group = d.state, c.group
+    task = state.tasks.records.get(group.task_id)
+    if task is None:
+        return _of_the_past(state, group.task_id, group.attempt)
+    if problem := _implausible(state, task, group):
+        return Verdict("invalid", problem)
+    if not _holds(task, c.worker_id, group.attempt):
+        return _not_yours(task, group.attempt)
+    if task.kind is Kind.EVAL:
+        d.emit(EvalTaskDone(task.task_id, task.attempt, c.worker_id, group.reward_mean))
+        d.settle_evals(now)
+        return Verdict("accepted")
+    next_step = state.next_step
+    staleness = state.versions.staleness(group.min_version, next_step)
+    if staleness > state.run.max_staleness:
+        detail = f"{staleness} steps old at the earliest step {next_step}"
+        drop(d, task, group.attempt, "stale", detail, verdict="too_stale")
+        return Verdict("too_stale", detail)
+    if state.run.filter_uninformative and group.reward_std == 0.0:
+        drop(d, task, group.attempt, "uninformative", "all rewards are equal")
+        return Verdict("accepted", "uninformative: its rewards are all equal; dropped")
+    supersede(d, task, group.attempt)
+    d.emit(GroupAccepted(c.worker_id, group))
+    settle_step(d, now)
+    return Verdict("accepted")
+
+
+def _implausible(state: State, task: Task, group: GroupFacts) -> str:
+    if not 0 <= group.min_version <= group.max_version <= state.versions.version:
+        return (
+            f"versions {group.min_version} to {group.max_version} are not within "
+            f"0 to {state.versions.version}"
+        )
+    if task.kind is Kind.TRAIN and group.sequences != state.run.group_size:
+        return f"{group.sequences} completions; a group has {state.run.group_size}"
+    if group.tokens < 1:
+        return "no token to train on"
+    return ""
+
+
+def give_back(d: Decider, c: ReturnTask, now: float) -> Verdict:
+    worker = d.caller(c.worker_id, c.incarnation)
+    task = d.state.tasks.records.get(c.task_id)
+    if task is None:
+        return _of_the_past(d.state, c.task_id, c.attempt)
+    if not _holds(task, c.worker_id, c.attempt):
+        return _not_yours(task, c.attempt)
+    if c.kind == "drop":
+        drop(d, task, c.attempt, c.reason, c.detail)
+    elif c.kind == "failed":
+        release(d, task, worker, c.reason, counts=True, detail=c.detail)
+    elif c.kind == "hand_back":
+        release(d, task, worker, "hand_back", counts=False, detail=c.reason)
+    else:
+        raise Refused("invalid", f"a task is returned as hand_back, failed or drop, not {c.kind!r}")
+    d.settle_evals(now)
+    return Verdict("accepted")
+
+
+def expire(d: Decider, c: ExpireLease, now: float) -> None:
+    task = d.state.tasks.records.get(c.task_id)
+    if task is None or c.attempt not in task.leases:
+        return
+    owner = d.state.fleet.workers[task.leases[c.attempt]]
+    release(d, task, owner, "lease_expired", counts=False)
+
+
+def release(
+    d: Decider,
+    task: Task,
+    worker: Worker,
+    reason: str,
+    *,
+    counts: bool,
+    detail: str = "",
+    suspected: bool = False,
+) -> None:
+    """The worker's lease is over without a group: the task goes back to the front of the queue, or
+    into quarantine; where a second try runs, on with that."""
+    run, attempt = d.state.run, task.attempt_of(worker.worker_id)
+    if counts and len(task.failures) + 1 >= run.max_attempts:
+        tries = [*task.failures, f"{worker.worker_id}: {reason} {detail}".strip()]
+        drop(d, task, attempt, "quarantined", "; ".join(tries))
+        return
+    d.emit(TaskReleased(task.task_id, attempt, worker.worker_id, reason, counts, detail, suspected))
+
+
+def drop(
+    d: Decider, task: Task, attempt: int, reason: str, detail: str = "", verdict: str = "duplicate"
+) -> None:
+    """The task is finished without being trained, by ``attempt``."""
+    supersede(d, task, attempt)
+    d.emit(TaskDropped(task.task_id, attempt, reason, detail, verdict))
+
+
+def supersede(d: Decider, task: Task, attempt: int) -> None:
+    """Every try but this one is over: it is about to finish the task."""
+    for other, worker_id in sorted(task.leases.items()):
+        if other != attempt:
+            d.emit(LeaseSuperseded(task.task_id, other, worker_id))
+
+
+def _holds(task: Task, worker_id: str, attempt: int) -> bool:
+    return task.leases.get(attempt) == worker_id
+
+
+def _not_yours(task: Task, attempt: int) -> Verdict:
+    if attempt > task.attempt or attempt < 1:
+        return Verdict("unknown_task", f"{task.task_id} was never tried {attempt} times")
+    if task.group is not None and attempt == task.group.attempt:
+        return Verdict("duplicate", "this attempt was accepted before")
+    if task.stand is Stand.PENDING:
+        return Verdict("superseded", "this lease is over; the task waits for another try")
+    return Verdict("superseded", f"the task is at attempt {task.finished_attempt}")
+
+
+def _of_the_past(state: State, task_id: str, attempt: int) -> Verdict:
+    outcome = state.tasks.outcomes.get(task_id)
+    if outcome is not None:
+        last, verdict, newest = outcome
+        if attempt == last:
+            return Verdict(verdict, "this attempt is finished")
+        if attempt > newest or attempt < 1:
+            return Verdict("unknown_task", f"{task_id} was never tried {attempt} times")
+        return Verdict("superseded", "the task is finished")
+    if was_dispatched(state, task_id):
+        return Verdict("superseded", "the task is finished")
+    return Verdict("unknown_task", f"there is no task {task_id!r}")
+
+
+def was_dispatched(state: State, task_id: str) -> bool:
+    kind, rest = task_id[:1], task_id[1:]
+    if kind == "t" and _number(rest):
+        return int(rest) < state.tasks.cursor
+    step, dot, row = rest.partition(".")
+    return (
+        kind == "e"
+        and dot == "."
+        and _number(step)
+        and _number(row)
+        and state.evals.knows(int(step), int(row))
+    )
+
+
+def _number(text: str) -> bool:
+    return 0 < len(text) <= 18 and text.isascii() and text.isdigit() and text == str(int(text))

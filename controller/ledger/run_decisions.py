@@ -1,0 +1,190 @@
+"""The run as a whole: its start, its leaders, evaluations, what people ask for, its end."""
+
+from __future__ import annotations
+
+from controller.ledger.commands import (
+    BeginTerm,
+    Pause,
+    Refused,
+    RequestCheckpoint,
+    Scale,
+    StartRun,
+    Stop,
+)
+from controller.ledger.decider import Decider
+from controller.ledger.events import (
+    BoundsSet,
+    CheckpointRequested,
+    EvalRecorded,
+    EvalScheduled,
+    Paused,
+    RunFailed,
+    RunFinished,
+    RunStarted,
+    Scaled,
+    StepAborted,
+    StopRequested,
+    TermBegun,
+    facts_to_json,
+)
+from controller.ledger.lease_decisions import drop
+from controller.ledger.membership_decisions import roll_back
+from controller.ledger.scale_limits import check_desired, within
+from controller.ledger.state import Phase, State
+from controller.ledger.tasks import Stand
+
+FRUITLESS_BATCHES = 3
+FRUITLESS_TASKS = 20
+"""A run fails once so many batches' worth of tasks, and so many tasks, were dropped in a row because
+every try failed: what hits every task is no task's fault, and the data set has no end."""
+_FREE_TO_CHANGE = ("desired", "bounds")
+"""Facts that a later leader may bring anew."""
+
+
+def start_run(d: Decider, c: StartRun, now: float) -> None:
+    s = d.state
+    if s.facts is None:
+        d.emit(RunStarted(c.facts, now))
+        d.settle_fleet(now)
+        return
+    before, after = facts_to_json(s.facts), facts_to_json(c.facts)
+    differing = [k for k in before if k not in _FREE_TO_CHANGE and before[k] != after[k]]
+    if differing:
+        raise Refused(
+            "invalid",
+            f"run {s.facts.run_name!r} was started with other settings: "
+            + ", ".join(f"{k} was {before[k]!r}, is {after[k]!r}" for k in differing),
+        )
+    if dict(c.facts.bounds) != s.bounds and not s.ended:
+        d.emit(BoundsSet(dict(c.facts.bounds)))
+        allowed = within(s.bounds, s.desired)
+        if allowed != s.desired:
+            d.emit(Scaled(f"bounds-after-term-{s.term}", allowed))
+        d.settle_fleet(now)
+
+
+def begin_term(d: Decider, c: BeginTerm, now: float) -> None:
+    s = d.state
+    if (c.term, c.controller_id) == (s.term, s.leader):
+        return
+    if c.term <= s.term:
+        raise Refused("fenced", f"term {c.term} is over; {s.leader} leads term {s.term}")
+    d.emit(TermBegun(c.term, c.controller_id, now))
+
+
+def settle_evals(d: Decider, now: float) -> None:
+    """Schedules the rounds that are due; closes those that are complete."""
+    s = d.state
+    if s.phase is Phase.NONE or s.ended:
+        return
+    run, step = s.run, s.versions.step
+    due = step % run.eval_every == 0 or step >= run.steps
+    if run.eval_rows and due and s.phase is Phase.OPEN and not s.evals.scheduled(step):
+        d.emit(EvalScheduled(step, s.versions.version_of(step), run.eval_rows))
+    for round_ in [r for r in s.evals.rounds.values() if r.open == 0]:
+        mean = round_.reward_sum / round_.count if round_.count else None
+        version = s.versions.version_of(round_.step)
+        d.emit(EvalRecorded(round_.step, version, mean, round_.count))
+
+
+def settle_end(d: Decider, now: float) -> None:
+    """Ends the run once nothing is left to do, or to wait for."""
+    s = d.state
+    if s.ended or s.phase is Phase.NONE:
+        return
+    if s.tasks.fruitless >= max(FRUITLESS_BATCHES * s.run.groups_per_step, FRUITLESS_TASKS):
+        why = f"{s.tasks.fruitless} tasks in a row were dropped without a group, the last one as"
+        _fail(d, "no-group-accepted", f"{why} {s.tasks.last_failure}"[:2048], now)
+        return
+    if s.steps.open is not None:
+        return
+    v = s.versions
+    covered = v.checkpoint.step >= v.step
+    if s.phase is Phase.STOPPING:
+        if not covered and s.fleet.holders(v.version):
+            return
+        if not covered:
+            # Nobody has the state of the last steps: the run ends where its checkpoint is.
+            roll_back(d)
+        _drop_leftovers(d)
+        d.emit(RunFinished(s.reason, now))
+    elif v.step >= s.run.steps and covered and not s.evals.rounds:
+        _drop_leftovers(d)
+        d.emit(RunFinished("completed", now))
+
+
+def _drop_leftovers(d: Decider) -> None:
+    s = d.state
+    for step in sorted(s.steps.replay):
+        d.emit(StepAborted(step, "run_ended"))
+    for task in list(s.tasks.records.values()):
+        if task.stand is not Stand.TRAINED:
+            verdict = "superseded" if task.group is None else "duplicate"
+            # A try that still runs, if one does: the newest may have ended with its owner.
+            attempt = max(task.leases, default=task.finished_attempt)
+            drop(d, task, attempt, "run_ended", verdict=verdict)
+
+
+def _fail(d: Decider, request_id: str, reason: str, now: float) -> None:
+    step = d.state.steps.open
+    if step is not None:
+        d.emit(StepAborted(step.step, "run_ended"))
+    _drop_leftovers(d)
+    d.emit(RunFailed(request_id, reason, now))
+
+
+def scale(d: Decider, c: Scale, now: float) -> str:
+    requests = d.state.requests
+    if c.request_id in requests:
+        return requests[c.request_id]
+    _refuse_if_over(d.state)
+    check_desired(d.state.bounds, c.desired)
+    wanted = d.state.desired
+    if any(wanted.get(role) != count for role, count in c.expected.items()):
+        shown = ", ".join(f"{role}={count}" for role, count in sorted(wanted.items()))
+        raise Refused("changed", f"the wanted numbers have changed to {shown}: look again")
+    d.emit(Scaled(c.request_id, dict(c.desired)))
+    d.settle_fleet(now)
+    return requests[c.request_id]
+
+
+def pause(d: Decider, c: Pause, now: float) -> str:
+    requests = d.state.requests
+    if c.request_id in requests:
+        return requests[c.request_id]
+    _refuse_if_over(d.state)
+    d.emit(Paused(c.request_id, c.paused))
+    d.settle_fleet(now)
+    return requests[c.request_id]
+
+
+def request_checkpoint(d: Decider, c: RequestCheckpoint, now: float) -> str:
+    s = d.state
+    if c.request_id in s.requests:
+        return s.requests[c.request_id]
+    _refuse_if_over(s)
+    step = s.steps.open
+    # The replicas of a step that is being voted on may not hear of it before they have committed.
+    late = step is not None and bool(step.votes)
+    d.emit(CheckpointRequested(c.request_id, min(s.versions.step + 1 + late, s.run.steps)))
+    return s.requests[c.request_id]
+
+
+def stop(d: Decider, c: Stop, now: float) -> str:
+    s = d.state
+    if c.request_id in s.requests:
+        return s.requests[c.request_id]
+    _refuse_if_over(s)
+    if c.failed:
+        _fail(d, c.request_id, c.reason, now)
+    else:
+        d.emit(StopRequested(c.request_id, c.reason))
+        d.settle_fleet(now)
+    return s.requests[c.request_id]
+
+
+def _refuse_if_over(s: State) -> None:
+    if s.phase is Phase.NONE:
+        raise Refused("unknown", "no run has been started")
+    if s.ended:
+        raise Refused("stopped", f"the run has {s.phase}")

@@ -1,0 +1,50 @@
+"""Spare rollout workers: loaded, fed with weights, and leasing nothing until one is missing.
+
+The fleet has ``rollout_spares`` more rollout workers than are wanted at work. Who works and who stands
+by is the ledger's decision, so it survives a failover: a worker comes as a spare; while fewer work
+than are wanted, a spare is put to work, one that serves weights already before others; when more
+work than are wanted, the one with the highest name stands by once it has finished what it holds.
+"""
+
+from __future__ import annotations
+
+from controller.ledger.commands import Role
+from controller.ledger.decider import Decider
+from controller.ledger.events import SpareSet
+from controller.ledger.fleet import Lifecycle, Worker
+from controller.ledger.state import State
+
+
+def wanted_spares(state: State) -> int:
+    return state.bounds.get("rollout_spares", 0)
+
+
+def missing_at_work(state: State) -> int:
+    """Rollout workers that should be put to work; negative: that should stand by."""
+    staying = _staying(state)
+    wanted = state.desired.get("rollout", 0) if wanted_spares(state) else len(staying)
+    missing = wanted - sum(not w.spare for w in staying)
+    return min(missing, sum(w.spare for w in staying))
+
+
+def settle_spares(d: Decider) -> None:
+    if d.state.ended:
+        return
+    missing = missing_at_work(d.state)
+    spares = sorted((w for w in _staying(d.state) if w.spare), key=_readiest)
+    for worker in spares[: max(0, missing)]:
+        d.emit(SpareSet(worker.worker_id, worker.incarnation, False))
+    working = sorted(
+        (w for w in _staying(d.state) if not w.spare), key=lambda w: w.worker_id, reverse=True
+    )
+    for worker in working[: max(0, -missing)]:
+        d.emit(SpareSet(worker.worker_id, worker.incarnation, True))
+
+
+def _staying(state: State) -> list[Worker]:
+    return [w for w in state.fleet.living(Role.ROLLOUT) if not w.leaving]
+
+
+def _readiest(worker: Worker) -> tuple[bool, str]:
+    warm = worker.lifecycle is Lifecycle.RUNNING and worker.loaded_version >= 0
+    return not warm, worker.worker_id

@@ -1,0 +1,198 @@
+"""A controller's process: from its settings to a server that answers, and to its end.
+
+The server is up before the data set is read and before Redis is asked for anything but its address:
+a process that cannot lead yet can say so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import logging
+import os
+import secrets
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+from controller.cancel_tasks import cancel_all
+from controller.errors import BadStart
+from controller.export.otel_traces import NoTelemetry, check_telemetry
+from controller.replicated_controller import Controller
+from controller.rest.server import RestServer, open_door
+from controller.services import admin, partial_rollouts, policy, rollout, worker
+from controller.services.grpc_server import Services, bind, new_server
+from paceline.config.schema import Config
+from paceline.process.structured_log import event
+from paceline.redis.leader_lease import LeaderIdentity
+from paceline.redis.server import REDIS_OUT_OF_REACH, NoRedis, ensure_redis, stop_redis
+from paceline.rpc.addresses import is_loopback
+from paceline.rpc.auth import AuthError, read_token
+from paceline.sinks.registry import NoSink, check_sinks
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 0.3
+
+HANDLERS: dict[str, Any] = {
+    "WorkerService.Register": worker.register,
+    "WorkerService.Session": worker.session,
+    "WorkerService.ReportPeerError": worker.report_peer_error,
+    "RolloutService.LeaseTasks": rollout.lease_tasks,
+    "RolloutService.SubmitGroups": rollout.submit_groups,
+    "RolloutService.ReturnTasks": rollout.return_tasks,
+    "RolloutService.ReportPartials": partial_rollouts.report_partials,
+    "PolicyService.NextPlan": policy.next_plan,
+    "PolicyService.FetchGroups": policy.fetch_groups,
+    "PolicyService.Vote": policy.vote,
+    "PolicyService.RecordCheckpoint": policy.record_checkpoint,
+    "AdminService.GetStatus": admin.get_status,
+    "AdminService.WatchEvents": admin.watch_events,
+    "AdminService.ReportExit": admin.report_exit,
+    "AdminService.Scale": admin.scale,
+    "AdminService.Drain": admin.drain,
+    "AdminService.Pause": admin.pause,
+    "AdminService.Stop": admin.stop,
+}
+
+
+async def serve(
+    config: Config,
+    *,
+    run_dir: Path,
+    controller_id: str,
+    port: int | None = None,
+    advertise: str | None = None,
+) -> None:
+    """Runs one controller until SIGTERM or SIGINT, then hands the lease over and returns.
+
+    ``port``: to bind; default: ``controller.port``, 0 for any free one. ``advertise``: host name or
+    address under which others reach this one. Raises BadStart with what is wrong and the remedy.
+    """
+    stop = _on_signal()
+    token = _check_bind(config)
+    _check_extras(config)
+    _make_run_dir(run_dir)
+    _calm_garbage_collector()
+    server = new_server(config)
+    bound = bind(server, config, config.controller.port if port is None else port)
+    host = advertise or _reachable(config.controller.host)
+    door = open_door(config, run_dir, controller_id, token=token, host=host)
+    try:
+        endpoint = await asyncio.to_thread(ensure_redis, run_dir, config.redis)
+    except NoRedis as error:
+        raise BadStart(str(error)) from error
+    identity = LeaderIdentity(
+        controller_id=controller_id,
+        address=f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}",
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        nonce=secrets.token_hex(8),
+    )
+    controller = Controller(config, run_dir, identity, endpoint.url)
+    server.add_generic_rpc_handlers((Services(controller, HANDLERS, token),))
+    await server.start()
+    controller.rest_url = door.url if door is not None else ""
+    _write_address(run_dir, identity, controller.rest_url)
+    event(log, "serving", address=identity.address, pid=identity.pid)
+    rest = RestServer(controller, door) if door is not None else None
+    if rest is not None:
+        rest.start()
+    try:
+        await _run_until(stop, controller)
+    except BadStart:
+        if endpoint.started:
+            # Nobody asked for a server that outlives a run which could not start.
+            await asyncio.to_thread(stop_redis, run_dir)
+        raise
+    finally:
+        if rest is not None:
+            await rest.stop()
+    await server.stop(GRACE_S)
+    await controller.redis.aclose()
+
+
+async def _run_until(stop: asyncio.Event, controller: Controller) -> None:
+    running = asyncio.create_task(controller.run())
+    stopping = asyncio.create_task(stop.wait())
+    await asyncio.wait({running, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    stopping.cancel()
+    if running.done():
+        running.result()
+    # Longer than a leader takes to hand over.
+    await cancel_all([running], again_s=2.0)
+
+
+def _on_signal() -> asyncio.Event:
+    """Set by SIGTERM and SIGINT."""
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    return stop
+
+
+def _check_bind(config: Config) -> str | None:
+    """The token to demand. Raises BadStart for a bind to the world without one, or without a Redis
+    that the world can reach."""
+    try:
+        token = read_token(config.auth)
+    except AuthError as error:
+        raise BadStart(str(error)) from error
+    host = config.controller.host
+    if is_loopback(host):
+        return token
+    if token is None:
+        raise BadStart(
+            f"controller.host = {host!r} is not loopback: anyone who reaches it could steer the run. "
+            "Set auth.token_file (and auth.tls_cert, auth.tls_key), or bind to 127.0.0.1"
+        )
+    if config.redis.url is None:
+        raise BadStart(REDIS_OUT_OF_REACH.format(host=host))
+    return token
+
+
+def _check_extras(config: Config) -> None:
+    try:
+        check_sinks(config)
+        check_telemetry(config)
+    except (NoSink, NoTelemetry) as error:
+        raise BadStart(str(error)) from error
+
+
+def _calm_garbage_collector() -> None:
+    """Requests make no cycles worth hunting for every few hundred objects, and the modules never
+    become garbage: collecting as often as by default took a tenth of the leader's time."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
+
+
+def _make_run_dir(run_dir: Path) -> None:
+    try:
+        (run_dir / "controllers").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadStart(
+            f"run directory {run_dir} cannot be made ({error.strerror}): choose another with --run-dir"
+        ) from error
+
+
+def _reachable(host: str) -> str:
+    """An address for others where the server is bound to all of them."""
+    if host not in ("0.0.0.0", "::"):
+        return host
+    name = socket.gethostname()
+    try:
+        return socket.gethostbyname(name)
+    except OSError:
+        return name
+
+
+def _write_address(run_dir: Path, identity: LeaderIdentity, rest_url: str) -> None:
+    path = run_dir / "controllers" / f"{identity.controller_id}.json"
+    partial = path.with_suffix(".part")
+    written = {"address": identity.address, "pid": identity.pid, "rest": rest_url}
+    partial.write_text(json.dumps(written) + "\n")
+    partial.replace(path)

@@ -1,0 +1,254 @@
+"""One controller, leading or standing by.
+
+server ──requests──► Leader            while this process leads
+                 └─► refusal + hint    while it stands by
+role loop:  follow the journal ──lease free──► acquire a term ──► lead ──deposed──► follow anew
+herald:     says in Redis once a second who and where this process is; learns of the others
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from controller.cancel_tasks import cancel_all
+from controller.context import Plant
+from controller.dataset_rows import Rows
+from controller.errors import BadStart, NotLeading
+from controller.fleet.fleet_loops import keep_fleet
+from controller.leader import Leader
+from controller.ledger.commands import Refused
+from controller.ledger.state import State
+from controller.long_poll import Topic
+from controller.services.worker import differences
+from controller.store.election import Election
+from controller.store.journal import Deposed, Journal, JournalGap
+from controller.store.ledger_follower import Replica
+from controller.store.partial_rollouts import FilePartials, PartialStore, RedisPartials
+from controller.store.payloads import FilePayloads, PayloadStore, RedisPayloads
+from controller.store.redis_keys import Keys
+from paceline.config.load import fleet_digest
+from paceline.config.schema import Config
+from paceline.process.structured_log import event
+from paceline.redis.client import connect
+from paceline.redis.leader_lease import LeaderIdentity
+from paceline.redis.server import NoRedis, ensure_redis
+
+log = logging.getLogger(__name__)
+
+HERALD_S = 1.0
+STALE_PEER_S = 3600.0
+FOLLOW_MS = 50
+
+
+class Controller:
+    """One controller, leading or standing by."""
+
+    def __init__(
+        self, config: Config, run_dir: Path, identity: LeaderIdentity, redis_url: str
+    ) -> None:
+        self.config = config
+        self.run_dir = run_dir
+        self.identity = identity
+        self.keys = Keys(config.run.name)
+        self.redis_url = redis_url
+        self.redis = connect(redis_url, timeout_s=2.0)
+        shared = config.controller.payload_dir
+        self._payload_dir = str((Path(shared) / config.run.name).resolve()) if shared else ""
+        self.payloads: PayloadStore = (
+            FilePayloads(Path(self._payload_dir))
+            if self._payload_dir
+            else RedisPayloads(self.redis, self.keys)
+        )
+        self.partials: PartialStore = (
+            FilePartials(Path(self._payload_dir), self._is_term)
+            if self._payload_dir
+            else RedisPartials(self.redis, self.keys)
+        )
+        self.journal = Journal(self.redis, self.keys, self.payloads)
+        self.election = Election(
+            self.redis, self.keys, identity, lease_s=config.controller.leader_lease_s
+        )
+        self.leader: Leader | None = None
+        self.replica: Replica | None = None
+        self.peers: dict[str, dict[str, Any]] = {}
+        self.hint = ""
+        """Address of the leader, as the lease names it."""
+        self.trouble = "waiting for Redis"
+        """Of a standby; empty once it follows the journal."""
+        self.rest_url = ""
+        """Of this process's REST interface; empty: none."""
+        self._config_digest, self._config_json = fleet_digest(config)
+        self._topic = Topic()
+        self._rows: asyncio.Task[Rows] | None = None
+
+    # ---- what handlers ask ----------------------------------------------------------------
+
+    def leading(self) -> Leader:
+        """The leader in this process. Raises NotLeading with a hint."""
+        if self.leader is None:
+            raise NotLeading(
+                f"{self.identity.controller_id} stands by: {self.trouble or 'another one leads'}",
+                self.hint,
+            )
+        return self.leader
+
+    @property
+    def state(self) -> State:
+        """The ledger's state, live or as far as it was followed."""
+        if self.leader is not None:
+            return self.leader.ledger.state
+        return self.replica.ledger.state if self.replica is not None else State()
+
+    @property
+    def journal_topic(self) -> Topic:
+        """Woken when the journal has grown."""
+        return self.leader.hub.journal if self.leader is not None else self._topic
+
+    # ---- loops ----------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Follows and leads by turns until cancelled. Raises BadStart where it can never lead."""
+        self._rows = asyncio.create_task(Rows.load(self.config))
+        herald = asyncio.create_task(self._herald())
+        try:
+            while True:
+                try:
+                    term = await self._stand_by()
+                    await self._lead(term)
+                except Deposed as why:
+                    event(log, "stepping down", why=str(why), level=logging.WARNING)
+                except (RedisError, OSError, JournalGap) as error:
+                    self._say_trouble(f"waiting for Redis ({type(error).__name__})")
+                    await self._revive_redis()
+                    await asyncio.sleep(0.1)
+        finally:
+            await cancel_all([herald, self._rows])
+
+    async def _stand_by(self) -> int:
+        """Keeps a hot copy of the ledger until the lease is free and ours; the new term."""
+        await self._agree_on_config()
+        self.replica = replica = await Replica.load(self.journal)
+        self._say_trouble("")
+        event(log, "standing by", at=replica.at.entry)
+        block_ms = FOLLOW_MS
+        while True:
+            if await replica.follow(self.journal, block_ms=block_ms):
+                self._topic.wake()
+            holder, left_s = await self.election.holder()
+            # Back in the very millisecond in which a lease that is not renewed runs out.
+            block_ms = min(FOLLOW_MS, max(1, math.ceil(left_s * 1e3)))
+            if holder is not None:
+                self.hint = holder.address if holder.nonce != self.identity.nonce else ""
+                continue
+            self.hint = ""
+            if self._rows is not None and self._rows.done():
+                # A data set that cannot be read must end the process, not one candidacy.
+                self._rows.result()
+                term = await self.election.acquire(replica.ledger.state.term)
+                if term is not None:
+                    return term
+
+    async def _lead(self, term: int) -> None:
+        assert self.replica is not None and self._rows is not None
+        # Nobody else can append from here on: what is read now is the end.
+        await self.replica.catch_up(self.journal)
+        plant = self.plant(self._rows.result())
+        leader = self.leader = Leader(plant, self.replica, term)
+        keepers = keep_fleet(self, leader)
+        self.replica = None
+        self._topic.wake()
+        try:
+            await leader.run()
+        except Refused as refusal:
+            if refusal.code == "fenced":
+                # Stopped between winning the term and reading the journal, and succeeded meanwhile.
+                raise Deposed(str(refusal)) from refusal
+            raise BadStart(str(refusal)) from refusal
+        finally:
+            self.leader = None
+            leader.hub.wake_all()
+            await cancel_all(keepers)
+
+    async def _agree_on_config(self) -> None:
+        """The first controller of a run writes down what all of its processes must agree on."""
+        await self.redis.set(self.keys.payloads_at, self._payload_dir, nx=True)
+        agreed = (await self.redis.get(self.keys.payloads_at) or b"").decode()
+        if agreed != self._payload_dir:
+            raise BadStart(
+                f"run {self.config.run.name!r} keeps its payloads in {agreed or 'Redis'}: set "
+                f"controller.payload_dir so, not {self._payload_dir or 'none'}"
+            )
+        await self.redis.set(self.keys.config, self._config_json, nx=True)
+        agreed = (await self.redis.get(self.keys.config) or b"").decode()
+        if agreed != self._config_json:
+            raise BadStart(
+                f"run {self.config.run.name!r} is under way with another config: "
+                f"{differences(agreed, self._config_json)}. Use the run's config, or choose another "
+                "run.name"
+            )
+
+    def plant(self, rows: Rows) -> Plant:
+        return Plant(
+            config=self.config,
+            run_dir=self.run_dir,
+            controller_id=self.identity.controller_id,
+            redis_url=self.redis_url,
+            journal=self.journal,
+            election=self.election,
+            payloads=self.payloads,
+            partials=self.partials,
+            config_digest=self._config_digest,
+            config_json=self._config_json,
+            rows=rows,
+        )
+
+    async def _is_term(self, term: int) -> bool:
+        """Whether ``term`` is the highest granted."""
+        return bool((await self.redis.get(self.keys.term) or b"").decode() == str(term))
+
+    async def _herald(self) -> None:
+        """Publishes this process and learns of the others. Redis being away is no reason to stop."""
+        while True:
+            mine = {
+                "address": self.identity.address,
+                "pid": self.identity.pid,
+                "host": self.identity.host,
+                "rest": self.rest_url,
+                "t": time.time(),
+            }
+            self.peers[self.identity.controller_id] = mine
+            try:
+                await self.redis.hset(
+                    self.keys.controllers, self.identity.controller_id, json.dumps(mine)
+                )
+                found = await self.redis.hgetall(self.keys.controllers)
+            except (RedisError, OSError):
+                pass
+            else:
+                peers = {name.decode(): json.loads(value) for name, value in found.items()}
+                self.peers = {
+                    name: peer
+                    for name, peer in peers.items()
+                    if peer["t"] > time.time() - STALE_PEER_S
+                }
+            await asyncio.sleep(HERALD_S)
+
+    async def _revive_redis(self) -> None:
+        """The embedded server has no other guardian where roles are started by hand."""
+        if self.config.redis.url is None:
+            with contextlib.suppress(NoRedis, OSError):
+                await asyncio.to_thread(ensure_redis, self.run_dir, self.config.redis)
+
+    def _say_trouble(self, trouble: str) -> None:
+        if trouble and trouble != self.trouble:
+            event(log, "standby cut off", why=trouble, level=logging.WARNING)
+        self.trouble = trouble

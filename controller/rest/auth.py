@@ -1,0 +1,225 @@
+"""Who may: reads are open on loopback; writes, and everything elsewhere, need the bearer token.
+
+- The token is compared in constant time and is taken from the Authorization header alone: never
+  from the URL, a form or a cookie, so another site's page cannot make a browser send it.
+- A request that a browser says comes from another site's page is refused even with the token. The
+  pages of the run's other controllers are no other site: theirs may read and write, so that an
+  open dashboard goes on with another controller when its own dies.
+- After too many wrong tokens from one address, that address waits.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+import time
+from collections.abc import Callable, Collection
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from controller.rest.problem_details import respond
+from paceline.rpc.addresses import is_loopback
+
+FAILURES_ALLOWED = 10
+WINDOW_S = 60.0
+REMEMBERED = 10_000
+MOST_BODY = 64 << 10
+READS = frozenset({"GET", "HEAD"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/"})
+"""Reveal nothing of the run: probes, and the page without its data."""
+STATIC = "/static/"
+ENDLESS = "/api/v1/events/stream"
+
+PreflightHeaders = {
+    "Access-Control-Allow-Methods": "GET, POST",
+    "Access-Control-Allow-Headers": "authorization, content-type, last-event-id",
+    "Access-Control-Max-Age": "60",
+}
+
+Place = tuple[str, str, int]
+"""Scheme, host and port of an origin; every loopback name is one host."""
+
+
+class Access:
+    """The door of one controller's REST interface, around the application ``app``.
+
+    ``origins``: URLs of the run's other controllers, asked for with every request that names an
+    origin. ``policy``: the page's content security policy, made anew for every page.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        token: str,
+        loopback: bool,
+        origins: Callable[[], Collection[str]],
+        policy: Callable[[], str],
+    ) -> None:
+        self._app = app
+        self._token = f"Bearer {token}".encode()
+        self._loopback = loopback
+        self._origins = origins
+        self._policy = policy
+        self._failures: dict[str, list[float]] = {}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope)
+        headers = self._headers(request)
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), *headers]
+            await send(message)
+
+        refusal = self._answer(request)
+        if request.method == "HEAD" and request.scope["path"] != ENDLESS:
+            # The server leaves the body out. Probes and load balancers ask so.
+            scope = {**scope, "method": "GET"}
+        await (refusal or self._app)(scope, receive, send_with_headers)
+
+    def _headers(self, request: Request) -> list[tuple[bytes, bytes]]:
+        found = {
+            "X-Content-Type-Options": "nosniff",
+            "Referrer-Policy": "no-referrer",
+            "Cross-Origin-Opener-Policy": "same-origin",
+            "X-Frame-Options": "DENY",
+        }
+        path = request.scope["path"]
+        if path == "/" or path.startswith(STATIC):
+            found["Content-Security-Policy"] = self._policy()
+            found["Cache-Control"] = "no-cache"
+        else:
+            found["Content-Security-Policy"] = "default-src 'none'; frame-ancestors 'none'"
+            found["Cache-Control"] = "no-store"
+        origin = request.headers.get("origin")
+        if origin is not None and self._is_ours(origin, request):
+            found["Access-Control-Allow-Origin"] = origin
+            found["Vary"] = "Origin"
+        return [(name.lower().encode(), value.encode()) for name, value in found.items()]
+
+    def _answer(self, request: Request) -> Response | None:
+        """A response in place of the application's: a refusal, or a preflight's."""
+        path, method = request.scope["path"], request.method
+        if not self._host_is_ours(request):
+            return respond(403, "the Host header names no address of this controller", path)
+        if method == "OPTIONS":
+            origin = request.headers.get("origin")
+            if origin is not None and self._is_ours(origin, request):
+                return Response(status_code=204, headers=PreflightHeaders)
+            return respond(403, "requests from another site's page are refused", path)
+        write = method not in READS
+        if write and self._cross_site(request):
+            return respond(403, "writes from another site's page are refused", path)
+        return self._unauthorised(request, path, write) or (
+            _too_large(request, path) if write else None
+        )
+
+    def _unauthorised(self, request: Request, path: str, write: bool) -> Response | None:
+        offered = request.headers.get("authorization", "").encode("utf-8", "replace")
+        is_open = self._loopback or path in OPEN_PATHS or path.startswith(STATIC)
+        if not offered and not write and is_open:
+            return None
+        client = request.client.host if request.client else "?"
+        wait_s = self._locked(client)
+        if wait_s > 0:
+            return respond(
+                429,
+                f"too many wrong tokens from this address; wait {wait_s:.0f} s",
+                path,
+                {"Retry-After": f"{wait_s:.0f}"},
+            )
+        if hmac.compare_digest(offered, self._token):
+            self._failures.pop(client, None)
+            return None
+        if offered:
+            self._failed(client)
+        what = "the token is wrong" if offered else "this needs the run's token"
+        return respond(
+            401, f"{what}: send Authorization: Bearer TOKEN", path, {"WWW-Authenticate": "Bearer"}
+        )
+
+    def _host_is_ours(self, request: Request) -> bool:
+        """On loopback only: a foreign name that resolves to 127.0.0.1 is an attack (rebinding)."""
+        if not self._loopback:
+            return True
+        try:
+            host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
+        except ValueError:
+            return False
+        return is_loopback(host)
+
+    def _cross_site(self, request: Request) -> bool:
+        origin = request.headers.get("origin")
+        if origin is not None:
+            return not self._is_ours(origin, request)
+        # Tools send neither header.
+        return request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
+
+    def _is_ours(self, origin: str, request: Request) -> bool:
+        place = place_of(origin)
+        if place is None:
+            return False
+        own = place_of(f"{request.url.scheme}://{request.headers.get('host', '')}")
+        return place == own or any(place == place_of(url) for url in self._origins())
+
+    def _locked(self, client: str) -> float:
+        times = self._failures.get(client, [])
+        recent = [t for t in times if t > time.monotonic() - WINDOW_S]
+        if len(recent) < FAILURES_ALLOWED:
+            return 0.0
+        return max(1.0, recent[0] + WINDOW_S - time.monotonic())
+
+    def _failed(self, client: str) -> None:
+        if len(self._failures) >= REMEMBERED:
+            self._failures.clear()
+        times = self._failures.setdefault(client, [])
+        times.append(time.monotonic())
+        del times[:-FAILURES_ALLOWED]
+
+
+def _too_large(request: Request, path: str) -> Response | None:
+    length = request.headers.get("content-length", "0")
+    if "transfer-encoding" in request.headers:
+        return respond(411, "send the body with its Content-Length", path)
+    if not (length.isascii() and length.isdigit()) or int(length) > MOST_BODY:
+        return respond(413, f"a body has at most {MOST_BODY} bytes", path)
+    return None
+
+
+def place_of(url: str) -> Place | None:
+    """Scheme, host and port of ``url``; None where it has none."""
+    try:
+        parts = urlsplit(url)
+        port = parts.port or (443 if parts.scheme == "https" else 80)
+    except ValueError:
+        return None
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        return None
+    return parts.scheme, "loopback" if is_loopback(parts.hostname) else parts.hostname, port
+
+
+def run_token(run_dir: Path) -> str:
+    """The run's own token, made by the first controller that asks; readable by its owner alone."""
+    path = run_dir / "rest-token"
+    partial = run_dir / f".rest-token.{os.getpid()}"
+    partial.unlink(missing_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(24) + "\n")
+    try:
+        # Whole or not at all, and only where there is none: the first of several makers wins.
+        os.link(partial, path)
+    except FileExistsError:
+        pass
+    finally:
+        partial.unlink()
+    return path.read_text().strip()

@@ -1,0 +1,25 @@
+"""The run's controllers as the herald knows them, for redirects, origins and the page."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from controller.replicated_controller import Controller
+
+
+def leader_url(controller: Controller) -> str:
+    """REST URL of the controller that holds the lease; empty: nobody does, or it has none."""
+    if controller.leader is not None:
+        return controller.rest_url
+    for peer in controller.peers.values():
+        if controller.hint and peer["address"] == controller.hint:
+            return str(peer.get("rest") or "")
+    return ""
+
+
+def other_urls(controller: Controller) -> list[str]:
+    """REST URLs of the other controllers, heard of or not lately."""
+    own = controller.identity.controller_id
+    urls = (peer.get("rest") for name, peer in controller.peers.items() if name != own)
+    return [url for url in urls if url]

@@ -1,0 +1,131 @@
+"""Where the groups are, how stale they are, and who waits for whom."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from controller.ledger import views
+from controller.ledger.commands import Role
+from controller.ledger.state import State
+from controller.ledger.tasks import Task
+
+if TYPE_CHECKING:
+    from controller.replicated_controller import Controller
+
+STARVED = 0.25
+"""Share of a step that trainers wait for groups, from which on they are called starved."""
+SPLIT = ("generate", "reward", "wait", "compute", "reduce", "commit", "publish")
+
+
+def step_of_task(state: State) -> dict[str, int]:
+    """Task id to the step that trains it, for tasks in or past a step."""
+    book = state.steps
+    found = {task_id: step for step, ids in book.history.items() for task_id in ids}
+    found.update({task_id: step for step, ids in book.replay.items() for task_id in ids})
+    if book.open is not None:
+        found.update(dict.fromkeys(book.open.groups, book.open.step))
+    return found
+
+
+def staleness_of(state: State, task: Task, step: int) -> int:
+    """Of the group's oldest token; ``step``: that trains it, 0 for the next one to open."""
+    if task.group is None:
+        return 0
+    opened = 1 if state.steps.open is not None else 0
+    at = step or state.versions.step + 1 + opened
+    return state.versions.staleness(task.group.min_version, at)
+
+
+def flow(controller: Controller, stalled_s: float) -> dict[str, Any]:
+    state = controller.state
+    metrics = state.steps.metrics
+    waiting = list(state.tasks.ready)
+    steps = dict.fromkeys(waiting, 0)
+    if state.steps.open is not None:
+        steps.update(dict.fromkeys(state.steps.open.groups, state.steps.open.step))
+    records = state.tasks.records
+    ages = Counter(staleness_of(state, records[t], step) for t, step in steps.items())
+    config = controller.config
+    return {
+        "bottleneck": bottleneck(controller, stalled_s),
+        "stalled_s": round(stalled_s, 3),
+        "tasks": asdict(views.counts(state)),
+        "staleness": {str(age): ages[age] for age in sorted(ages)},
+        "max_staleness": config.train.max_staleness,
+        "groups_per_step": config.train.groups_per_step,
+        "group_size": config.rollout.group_size,
+        "tokens_per_s": metrics.get("tokens_per_s", 0.0),
+        "samples_per_s": metrics.get("samples_per_s", 0.0),
+        "time_split_s": {n: metrics[k] for n in SPLIT if (k := f"time_{n}_s") in metrics},
+        "step_s": metrics.get("step_s", 0.0),
+        "workers": {str(role): len(state.fleet.living(role)) for role in Role},
+    }
+
+
+def bottleneck(controller: Controller, stalled_s: float) -> str:
+    """Who waits for whom, and what would help, in a sentence.
+
+    ``stalled_s``: since the last commit, where that is far longer than a step; else 0.
+    """
+    leader, state = controller.leader, controller.state
+    trouble = leader.trouble if leader is not None else controller.trouble
+    phase = views.phase(state)
+    if state.ended:
+        return f"The run has {phase}."
+    if trouble:
+        return f"Nothing moves: {trouble}."
+    if phase == "paused":
+        return "The run is paused: nothing new is handed out."
+    if phase == "stopping":
+        return "The run is asked to end: it finishes the open step."
+    trainers, generators = (len(state.fleet.living(r)) for r in (Role.POLICY, Role.ROLLOUT))
+    if not trainers:
+        return "No policy replica is up: generated groups wait to be trained."
+    if not generators:
+        return "No rollout worker is up: trainers have nothing to train on."
+    for role, words in ((Role.POLICY, "policy replica"), (Role.ROLLOUT, "rollout worker")):
+        if leader is not None and all(
+            leader.liveness.suspect(w.worker_id, w.incarnation) for w in state.fleet.living(role)
+        ):
+            return f"Nothing is heard of any {words}: their connections broke."
+    mesh = state.fleet.mesh
+    if mesh is None or mesh.broken:
+        return "The trainers' mesh is being formed; generation goes on meanwhile."
+    if stalled_s > 0:
+        return f"Nothing has been committed for {stalled_s:.0f} s: {_awaited(state)}."
+    return _pace(controller, state)
+
+
+def _awaited(state: State) -> str:
+    step, mesh = state.steps.open, state.fleet.mesh
+    if step is None or mesh is None:
+        ready, batch = len(state.tasks.ready), state.run.groups_per_step
+        return f"the next step waits for groups, {ready} of {batch} are ready"
+    late = [m.worker_id for m in mesh.members if m.worker_id not in step.votes]
+    shown = ", ".join(late[:5]) + (f" and {len(late) - 5} more" if len(late) > 5 else "")
+    return f"step {step.step} waits for {shown or 'its commit'}"
+
+
+def _pace(controller: Controller, state: State) -> str:
+    config, metrics = controller.config, state.steps.metrics
+    step_s, wait_s = metrics.get("step_s", 0.0), metrics.get("time_wait_s")
+    bound, batch = config.train.max_staleness, config.train.groups_per_step
+    full = state.tasks.position >= (state.versions.step + bound + 1) * batch
+    if not metrics:
+        return "The first step is under way."
+    if wait_s is not None and step_s > 0 and wait_s / step_s >= STARVED:
+        share = f"{min(1.0, wait_s / step_s):.0%}"
+        if bound == 0:
+            return (
+                f"Trainers wait {share} of a step for samples, as synchronous training does: "
+                "train.max_staleness = 0 allows no generation ahead."
+            )
+        return f"Trainers are starved ({share} of a step spent waiting): add rollout workers."
+    if full and len(state.tasks.ready) >= batch:
+        return (
+            f"Rollout workers wait for the trainers: as many groups are in flight as a staleness of "
+            f"{bound} allows. Add policy replicas, or make do with fewer rollout workers."
+        )
+    return "Trainers and rollout workers keep pace."

@@ -1,0 +1,112 @@
+"""Events as they happen: server-sent events, resumed after ``Last-Event-ID``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+from fastapi import APIRouter, Header, Query
+from starlette.responses import Response, StreamingResponse
+
+from controller.rest.event_history import Key
+from controller.rest.problem_details import Problem, documented
+from controller.rest.routes_query import dumps, parse_id
+from controller.rest.run_index import RunIndex
+
+if TYPE_CHECKING:
+    from controller.replicated_controller import Controller
+
+HEARTBEAT_S = 5.0
+LOOK_S = 0.25
+"""Run files lag the journal by a few tenths of a second."""
+MOST_STREAMS = 64
+AT_ONCE = 500
+
+
+class Streams:
+    """The open streams of one controller. ``close`` ends them all."""
+
+    def __init__(self, controller: Controller, index: RunIndex) -> None:
+        self._controller = controller
+        self._index = index
+        self._closing = asyncio.Event()
+        self._open = 0
+
+    def close(self) -> None:
+        self._closing.set()
+
+    def enter(self) -> None:
+        """Raises Problem where too many are open."""
+        if self._open >= MOST_STREAMS:
+            raise Problem(503, "too many event streams are open", {"Retry-After": "5"})
+
+    async def events(self, key: Key | None) -> AsyncIterator[bytes]:
+        self._open += 1
+        try:
+            yield b"retry: 1000\n\n"
+            spoken = time.monotonic()
+            while not self._closing.is_set():
+                found = await self._index.ask(partial(_lines, key=key))
+                for _, block in found:
+                    yield block
+                if found:
+                    key = found[-1][0]
+                    spoken = time.monotonic()
+                    if len(found) == AT_ONCE:
+                        continue
+                elif time.monotonic() - spoken > HEARTBEAT_S:
+                    spoken = time.monotonic()
+                    yield b": still here\n\n"
+                await self._more()
+        finally:
+            self._open -= 1
+
+    async def _more(self) -> None:
+        """Returns when there may be more: the journal grew, or a while has passed."""
+        topic = self._controller.journal_topic
+        grown = asyncio.create_task(topic.wait(topic.turn, 1.0))
+        closing = asyncio.create_task(self._closing.wait())
+        try:
+            await asyncio.wait({grown, closing}, return_when=asyncio.FIRST_COMPLETED)
+            if not closing.done():
+                # The run files follow the journal, and a busy run's many entries go out together.
+                await asyncio.wait({closing}, timeout=LOOK_S)
+        finally:
+            grown.cancel()
+            closing.cancel()
+
+
+def _lines(index: RunIndex, key: Key | None) -> list[tuple[Key, bytes]]:
+    found = index.history.after(key, limit=AT_ONCE)
+    return [
+        (e.key, f"id: {e.id}\nevent: {e.severity}\ndata: ".encode() + dumps(e.to_json()) + b"\n\n")
+        for e in found
+    ]
+
+
+def router(streams: Streams) -> APIRouter:
+    routes = APIRouter(prefix="/api/v1", responses=documented(401, 403, 422, 429, 500, 503))
+
+    @routes.get(
+        "/events/stream",
+        summary="What happens, as it happens",
+        description=(
+            "Server-sent events named by their severity. A client that reconnects with "
+            "Last-Event-ID misses nothing and gets nothing twice, on any controller."
+        ),
+        tags=["events"],
+        response_class=Response,
+        responses={200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    )
+    async def stream(
+        since: Annotated[str, Query(max_length=64)] = "",
+        last_event_id: Annotated[str | None, Header(max_length=64)] = None,
+    ) -> Response:
+        key = parse_id(last_event_id or since)
+        streams.enter()
+        return StreamingResponse(streams.events(key), media_type="text/event-stream")
+
+    return routes

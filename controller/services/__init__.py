@@ -1,0 +1,1 @@
+"""The gRPC services of a controller: worker, rollout, policy and admin, with message validation."""

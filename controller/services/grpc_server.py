@@ -1,0 +1,199 @@
+"""The gRPC server: who may speak, which handler answers, how failures are told.
+
+A handler is ``async (controller, request) -> reply`` for unary methods and
+``(controller, request or requests) -> async iterator of replies`` for streams. It raises; this file
+turns what it raises into a status:
+
+    Invalid                       INVALID_ARGUMENT     nothing changed
+    Refused                       by its code          nothing changed
+    NotLeading, Deposed           UNAVAILABLE          go to the leader named in the metadata, repeat
+    RedisError, OSError           UNAVAILABLE          a store does not answer: repeat
+    anything else                 UNKNOWN              a fault of this program: logged, with its stack
+"""
+
+from __future__ import annotations
+
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import grpc
+import grpc.aio
+from redis.exceptions import RedisError
+
+from controller.errors import BadStart, NotLeading
+from controller.ledger.commands import Refused
+from controller.services.validation import Invalid
+from controller.store.journal import Deposed
+from paceline.config.schema import Config
+from paceline.process.structured_log import event, first_line
+from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, TOKEN_KEY, Method
+
+if TYPE_CHECKING:
+    from controller.replicated_controller import Controller
+
+log = logging.getLogger(__name__)
+
+Unary = Callable[["Controller", Any], Awaitable[Any]]
+Streaming = Callable[["Controller", Any], AsyncIterator[Any]]
+
+REFUSALS = {
+    "fenced": grpc.StatusCode.FAILED_PRECONDITION,
+    "stopped": grpc.StatusCode.FAILED_PRECONDITION,
+    "unknown": grpc.StatusCode.NOT_FOUND,
+    "invalid": grpc.StatusCode.INVALID_ARGUMENT,
+}
+
+
+class Services(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Finds the handler of a method and checks the caller's token before anything is read."""
+
+    def __init__(
+        self, controller: Controller, handlers: Mapping[str, Unary | Streaming], token: str | None
+    ) -> None:
+        self._token = f"Bearer {token}".encode() if token else None
+        self._handlers = {
+            METHODS[name].path: _wrap(controller, METHODS[name], handler)
+            for name, handler in handlers.items()
+        }
+        self._denied = {
+            path: _denied(METHODS[name])
+            for name, path in ((name, METHODS[name].path) for name in handlers)
+        }
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
+        if self._token is not None:
+            offered = b""
+            for key, value in details.invocation_metadata:
+                if key == TOKEN_KEY:
+                    offered = value.encode() if isinstance(value, str) else value
+            if not hmac.compare_digest(offered, self._token):
+                return self._denied.get(details.method)
+        return self._handlers.get(details.method)
+
+
+def new_server(config: Config) -> grpc.aio.Server:
+    limit = config.controller.max_message_mb << 20
+    return grpc.aio.server(
+        options=[
+            ("grpc.max_receive_message_length", limit),
+            ("grpc.max_send_message_length", limit),
+            # Two processes on one port would each get half of the calls.
+            ("grpc.so_reuseport", 0),
+            ("grpc.keepalive_permit_without_calls", 1),
+        ]
+    )
+
+
+def bind(server: grpc.aio.Server, config: Config, port: int) -> int:
+    """Binds the server and returns its port. Raises BadStart where the port is taken."""
+    host = config.controller.host
+    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    try:
+        if config.auth.tls_cert and config.auth.tls_key:
+            credentials = grpc.ssl_server_credentials(
+                [(_pem(config.auth.tls_key, "tls_key"), _pem(config.auth.tls_cert, "tls_cert"))]
+            )
+            bound = server.add_secure_port(shown, credentials)
+        else:
+            bound = server.add_insecure_port(shown)
+    except RuntimeError:
+        bound = 0
+    if not bound:
+        raise BadStart(
+            f"cannot listen on {shown}: the port is in use or the address is not of this host. "
+            "Stop what uses it, or set controller.port to a free one (0: any)"
+        )
+    return int(bound)
+
+
+def _pem(path: str, field: str) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise BadStart(f"auth.{field} {path} cannot be read: {error.strerror}") from error
+
+
+def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMethodHandler:
+    codec = {
+        "request_deserializer": method.request.FromString,
+        "response_serializer": _serialize,
+    }
+    if not method.server_streaming:
+
+        async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
+            try:
+                return await handler(controller, request)
+            except Exception as error:
+                await _abort(context, method, final_error(controller, error))
+
+        return grpc.unary_unary_rpc_method_handler(unary, **codec)
+
+    async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        try:
+            async for reply in handler(controller, request):
+                yield reply
+        except Exception as error:
+            await _abort(context, method, final_error(controller, error))
+
+    if method.client_streaming:
+        return grpc.stream_stream_rpc_method_handler(stream, **codec)
+    return grpc.unary_stream_rpc_method_handler(stream, **codec)
+
+
+def _serialize(reply: Any) -> bytes:
+    """Of a message, or of one that is serialised already."""
+    return reply if isinstance(reply, bytes) else bytes(reply.SerializeToString())
+
+
+def final_error(controller: Controller, error: Exception) -> Exception:
+    """``error``, unless it is a refusal by a leader whose lease has run out.
+
+    One that was stopped and wakes knows nothing of what its successor decided: what it finds wrong
+    with a request may be right, and a refusal is final for who hears it.
+    """
+    if isinstance(error, Refused | Invalid):
+        leader = controller.leader
+        if leader is not None and not leader.active:
+            return NotLeading("the leader's lease has run out", controller.hint)
+    return error
+
+
+async def _abort(context: grpc.aio.ServicerContext, method: Method, error: Exception) -> None:
+    if isinstance(error, grpc.aio.AbortError):
+        raise error
+    if isinstance(error, Refused):
+        await context.abort(
+            REFUSALS.get(error.code, grpc.StatusCode.FAILED_PRECONDITION), str(error)
+        )
+    if isinstance(error, Invalid):
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
+    if isinstance(error, NotLeading | Deposed):
+        hint = getattr(error, "leader", "")
+        metadata = ((LEADER_KEY, hint),) if hint else ()
+        await context.abort(grpc.StatusCode.UNAVAILABLE, str(error), metadata)
+    if isinstance(error, RedisError | OSError):
+        why = f"{type(error).__name__}: {first_line(error)}"
+        event(log, "store failed", method=method.name, why=why, level=logging.WARNING)
+        await context.abort(
+            grpc.StatusCode.UNAVAILABLE, f"{method.name}: a store does not answer: {why}"
+        )
+    log.exception("failed method=%s", method.name, exc_info=error)
+    await context.abort(grpc.StatusCode.UNKNOWN, f"{method.name} failed: {type(error).__name__}")
+
+
+def _denied(method: Method) -> grpc.RpcMethodHandler:
+    async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid bearer token is required")
+
+    async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
+        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid bearer token is required")
+        yield
+
+    if method.client_streaming:
+        return grpc.stream_stream_rpc_method_handler(stream)
+    if method.server_streaming:
+        return grpc.unary_stream_rpc_method_handler(stream)
+    return grpc.unary_unary_rpc_method_handler(unary)

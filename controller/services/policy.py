@@ -1,0 +1,142 @@
+"""PolicyService: plans, payloads, votes, checkpoints."""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from controller.ledger.commands import CastVote, RecordCheckpoint, Refused, VoteResult
+from controller.proto_encoding import plan_of
+from controller.services.validation import (
+    Invalid,
+    check_caller,
+    check_stats,
+    check_task,
+    check_text,
+    check_wait,
+)
+from paceline.process.structured_log import event
+from paceline.v1 import policy_pb2
+
+if TYPE_CHECKING:
+    from controller.replicated_controller import Controller
+
+log = logging.getLogger(__name__)
+
+FETCHED_AT_ONCE = 16
+MAX_FETCHED = 65536
+MOST_KEPT = 32
+"""Older checkpoints, where none of them may be given up. The ledger knows no more than twice as many."""
+
+_OUTCOMES = {
+    "committed": policy_pb2.OUTCOME_COMMITTED,
+    "retry": policy_pb2.OUTCOME_RETRY,
+    "pending": policy_pb2.OUTCOME_PENDING,
+}
+
+
+async def next_plan(
+    controller: Controller, request: policy_pb2.PlanRequest
+) -> policy_pb2.PlanReply:
+    leader = controller.leading()
+    worker_id, incarnation = check_caller(request.caller)
+    deadline = time.monotonic() + check_wait(request.wait_s)
+    while True:
+        await leader.ready()
+        seen = leader.hub.plan.turn
+        leader.ledger.caller(worker_id, incarnation)
+        reply = plan_of(
+            leader.ledger.state, worker_id, incarnation, request.mesh_epoch, request.state_version
+        )
+        # A plan names groups whose acceptance must not be lost after it was acted upon.
+        await leader.appender.durable()
+        left_s = deadline - time.monotonic()
+        if reply.state != policy_pb2.PLAN_STATE_WAIT or left_s <= 0:
+            return reply
+        await leader.hub.plan.wait(seen, left_s)
+
+
+async def fetch_groups(
+    controller: Controller, request: policy_pb2.FetchRequest
+) -> AsyncIterator[bytes]:
+    """Payloads as they were received: messages already, so they are not taken apart again."""
+    leader = controller.leading()
+    worker_id, incarnation = check_caller(request.caller)
+    if len(request.tasks) > MAX_FETCHED:
+        raise Invalid(f"more than {MAX_FETCHED} groups in one request")
+    refs = [check_task(task) for task in request.tasks]
+    leader.ledger.caller(worker_id, incarnation)
+    for start in range(0, len(refs), FETCHED_AT_ONCE):
+        some = refs[start : start + FETCHED_AT_ONCE]
+        for ref, data in zip(some, await leader.plant.payloads.get(some), strict=True):
+            if data is None:
+                raise Refused("unknown", f"no payload of {ref[0]} attempt {ref[1]}")
+            yield data
+
+
+async def vote(controller: Controller, request: policy_pb2.VoteRequest) -> policy_pb2.VoteReply:
+    leader = controller.leading()
+    worker_id, incarnation = check_caller(request.caller)
+    deadline = time.monotonic() + check_wait(request.wait_s)
+    if not request.weights_digest:
+        raise Invalid("weights_digest is empty")
+    command = CastVote(
+        worker_id=worker_id,
+        incarnation=incarnation,
+        step=request.step,
+        round=request.round,
+        mesh_epoch=request.mesh_epoch,
+        digest=check_text(request.weights_digest, "weights_digest", 128),
+        stats=check_stats(request.stats),
+    )
+    while True:
+        seen = leader.hub.vote.turn
+        result: VoteResult = await leader.execute(command)
+        left_s = deadline - time.monotonic()
+        if result.outcome != "pending" or left_s <= 0:
+            return policy_pb2.VoteReply(outcome=_OUTCOMES[result.outcome], version=result.version)
+        await leader.hub.vote.wait(seen, left_s)
+
+
+async def record_checkpoint(
+    controller: Controller, request: policy_pb2.CheckpointRequest
+) -> policy_pb2.CheckpointReply:
+    leader = controller.leading()
+    worker_id, incarnation = check_caller(request.caller)
+    if request.step < 1 or not request.path or request.size_bytes < 0:
+        raise Invalid("a checkpoint has a step from 1, a path and a size")
+    # Not where the run directory is: a worker may see it at another path than this process.
+    if not re.fullmatch(rf"(.*/)?checkpoints/step-0*{request.step}", request.path) or ".." in (
+        request.path.split("/")
+    ):
+        raise Invalid(f"path must end with checkpoints/step-{request.step}: {request.path[:200]!r}")
+    if not 0 <= request.seconds < float("inf"):
+        raise Invalid("seconds must be finite and not negative")
+    older = await leader.execute(
+        RecordCheckpoint(
+            worker_id=worker_id,
+            incarnation=incarnation,
+            step=request.step,
+            version=request.version,
+            path=check_text(request.path, "path"),
+            size_bytes=request.size_bytes,
+            seconds=request.seconds,
+        )
+    )
+    if request.path in older:
+        return policy_pb2.CheckpointReply(obsolete_paths=older)
+    if not await leader.plant.survives_failover():
+        # A failover may lose this checkpoint's record, and the run would go back to one before it.
+        # They are named again with the next, but for so many that the disk must be thought of.
+        event(
+            log,
+            "checkpoints are kept: no replica of Redis has the record of this one",
+            logging.WARNING,
+            kept=min(len(older), MOST_KEPT) + 1,
+        )
+        return policy_pb2.CheckpointReply(obsolete_paths=older[: max(0, len(older) - MOST_KEPT)])
+    spared = leader.plant.config.train.keep_checkpoints - 1
+    return policy_pb2.CheckpointReply(obsolete_paths=older[: max(0, len(older) - spared)])

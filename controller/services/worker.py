@@ -1,0 +1,209 @@
+"""WorkerService: registration, sessions, hints about peers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+import time
+from collections.abc import AsyncIterator
+from typing import TYPE_CHECKING
+
+from controller.errors import NotLeading
+from controller.ledger.commands import BreakLink, BreakMesh, Observe, Refused, Register, Role
+from controller.services.validation import MAX_TASKS, Invalid, check_caller, check_text
+from paceline.v1 import common_pb2, worker_pb2
+
+if TYPE_CHECKING:
+    from controller.fleet.sessions import Session
+    from controller.leader import Leader
+    from controller.replicated_controller import Controller
+
+MAX_GAUGES = 128
+MAX_RANKS = 4096
+VERSIONS = 1 << 53
+"""A claim beyond the newest version is disowned, and a rollback goes on after the highest one claimed:
+there must be numbers left for it."""
+
+_ROLES = {common_pb2.ROLE_POLICY: Role.POLICY, common_pb2.ROLE_ROLLOUT: Role.ROLLOUT}
+_LIFECYCLES = {
+    worker_pb2.LIFECYCLE_STARTING: "starting",
+    worker_pb2.LIFECYCLE_RUNNING: "running",
+    worker_pb2.LIFECYCLE_DRAINING: "draining",
+    worker_pb2.LIFECYCLE_STOPPED: "stopped",
+}
+
+
+async def register(
+    controller: Controller, request: worker_pb2.RegisterRequest
+) -> worker_pb2.RegisterReply:
+    leader = controller.leading()
+    plant = leader.plant
+    worker_id, incarnation = check_caller(request.caller)
+    if request.role not in _ROLES:
+        raise Invalid("role must be policy or rollout")
+    if not 1 <= request.ranks <= MAX_RANKS:
+        raise Invalid(f"ranks must be 1 to {MAX_RANKS}, not {request.ranks}")
+    if request.config_digest != plant.config_digest:
+        raise Refused(
+            "fenced",
+            "the worker's config differs from the run's: "
+            f"{differences(plant.config_json, request.config_json)}. Start every process of a run "
+            "with the same config",
+        )
+    if request.state_version < -1:
+        raise Invalid("state_version must be -1 or a version")
+    await leader.execute(
+        Register(
+            worker_id=worker_id,
+            incarnation=incarnation,
+            role=_ROLES[request.role],
+            host=check_text(request.host, "host", 256),
+            pid=request.pid,
+            tensor_host=check_text(request.tensor_host, "tensor_host", 256),
+            ranks=request.ranks,
+            state_version=request.state_version,
+        )
+    )
+    leader.liveness.heard(worker_id, incarnation, time.monotonic())
+    fleet = plant.config.fleet
+    return worker_pb2.RegisterReply(
+        run_id=plant.config.run.name,
+        rendezvous_url=plant.redis_url,
+        version=leader.version,
+        heartbeat_s=fleet.heartbeat_s,
+        lease_ttl_s=fleet.lease_ttl_s,
+        run_dir=str(plant.run_dir),
+    )
+
+
+async def session(
+    controller: Controller, reports: AsyncIterator[worker_pb2.Report]
+) -> AsyncIterator[worker_pb2.Directive]:
+    leader = controller.leading()
+    if not leader.active:
+        raise NotLeading("no lease at the moment")
+    first = await anext(reports, None)
+    if first is None:
+        return
+    check_report(first)
+    current = leader.sessions.open(first)
+    reader = asyncio.create_task(_read(leader, current, first, reports))
+    try:
+        while True:
+            await current.due.wait()
+            current.due.clear()
+            if current.closed:
+                break
+            if current.latest is not None:
+                yield current.latest
+        if reader.done():
+            # A malformed or refused report ends the session with its reason.
+            reader.result()
+        if not leader.active:
+            raise NotLeading("stepped down")
+    finally:
+        reader.cancel()
+        if leader.sessions.close(current):
+            leader.liveness.session_lost(current.worker_id, current.incarnation, time.monotonic())
+
+
+async def _read(
+    leader: Leader,
+    current: Session,
+    report: worker_pb2.Report,
+    reports: AsyncIterator[worker_pb2.Report],
+) -> None:
+    try:
+        while True:
+            await _observe(leader, current, report)
+            following = await anext(reports, None)
+            if following is None:
+                return
+            check_report(following)
+            if following.caller != report.caller:
+                raise Invalid("a session belongs to one incarnation of one worker")
+            if following.seq > report.seq:
+                report = following
+    finally:
+        current.close()
+
+
+async def _observe(leader: Leader, current: Session, report: worker_pb2.Report) -> None:
+    """Takes one report and answers it, at once where nothing is waiting to become durable."""
+    current.report = report
+    worker_id, incarnation = current.worker_id, current.incarnation
+    if not leader.active:
+        # Nothing can be decided now; the same directive again says that this controller lives.
+        leader.liveness.observe(report, time.monotonic())
+        leader.sessions.send(current, None)
+        return
+    if leader.ledger.state.fleet.current(worker_id, incarnation) is not None:
+        leader.liveness.observe(report, time.monotonic())
+        leader.decide(
+            Observe(
+                worker_id=worker_id,
+                incarnation=incarnation,
+                lifecycle=_LIFECYCLES[report.lifecycle],
+                state_version=report.state_version,
+                loaded_version=report.loaded_version,
+            )
+        )
+    directive = leader.sessions.refresh(current)
+    if directive is not None:
+        await leader.appender.durable()
+    leader.sessions.send(current, directive)
+
+
+async def report_peer_error(
+    controller: Controller, request: worker_pb2.PeerError
+) -> worker_pb2.PeerErrorReply:
+    leader = controller.leading()
+    worker_id, incarnation = check_caller(request.caller)
+    if request.epoch < 1:
+        raise Invalid("epoch counts from 1")
+    kind = BreakLink if request.is_link else BreakMesh
+    await leader.execute(kind(worker_id, incarnation, request.epoch, request.detail[:512]))
+    # An error of an epoch that is over says nothing about the members of the present one.
+    if not request.is_link and request.epoch == leader.ledger.state.fleet.mesh_epoch:
+        leader.liveness.peer_error(worker_id, incarnation, request.epoch, time.monotonic())
+    return worker_pb2.PeerErrorReply()
+
+
+def check_report(report: worker_pb2.Report) -> None:
+    """Refuses what no honest worker sends."""
+    check_caller(report.caller)
+    if report.lifecycle not in _LIFECYCLES:
+        raise Invalid("report.lifecycle must be starting, running, draining or stopped")
+    if len(report.held_leases) > MAX_TASKS or len(report.link_epochs) > MAX_TASKS:
+        raise Invalid(f"a report names at most {MAX_TASKS} leases and links")
+    if len(report.gauges) > MAX_GAUGES:
+        raise Invalid(f"a report has at most {MAX_GAUGES} gauges")
+    for version in (report.state_version, report.loaded_version):
+        if not -1 <= version < VERSIONS:
+            raise Invalid(f"{version} is no version: -1 for none, or 0 to {VERSIONS - 1}")
+    for name, value in report.gauges.items():
+        if not math.isfinite(value) or len(name) > 64:
+            raise Invalid(f"gauge {name[:64]} = {value}")
+    check_text(report.activity, "activity", 256)
+
+
+def differences(ours: str, theirs: str) -> str:
+    """Which fields of two canonical configs differ, in words: the run's value, then the other's."""
+    try:
+        run, other = _flat(json.loads(ours)), _flat(json.loads(theirs))
+    except (ValueError, AttributeError):
+        return "one of them cannot be read"
+    names = sorted(n for n in run.keys() | other.keys() if run.get(n) != other.get(n))
+    shown = [f"{n} is {run.get(n)!r} in the run, {other.get(n)!r} here" for n in names[:8]]
+    return "; ".join(shown) or "its digest"
+
+
+def _flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat

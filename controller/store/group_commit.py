@@ -1,0 +1,163 @@
+"""From decided to durable: what the leader has decided meanwhile goes to the journal in one append.
+
+    execute ──events, payloads──► pending batch ──flush──► Redis ──► waiters, on_durable
+
+- One append is under way at a time; what is decided meanwhile makes the next one.
+- Waiters resume, and ``on_durable`` runs, only once the batch is durable.
+- Redis away or full: the batch is kept and repeated as it was, and nothing new is taken in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from redis.exceptions import RedisError
+
+from controller.ledger.events import Event, to_json
+from controller.store.journal import Journal, Position, RedisFull
+from controller.store.payloads import Ref
+from paceline.process.structured_log import event
+
+log = logging.getLogger(__name__)
+
+FIRST_RETRY_S = 0.02
+LAST_RETRY_S = 0.5
+CROWD = 4
+LINGER_S = 0.002
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """Everything decided between two flushes; after its flush, ``json`` and ``at`` are set."""
+
+    events: list[Event] = field(default_factory=list)
+    payloads: dict[Ref, bytes] = field(default_factory=dict)
+    id: str = ""
+    t: float = 0.0
+    json: list[dict[str, Any]] = field(default_factory=list)
+    at: Position = field(default_factory=Position)
+    attachment: Any = None
+    """What ``on_flush`` returned when the batch was closed, for ``on_durable``."""
+    waiters: list[asyncio.Future[None]] = field(default_factory=list)
+
+
+class Appender:
+    """The only writer of the journal in this process."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        term: int,
+        at: Position,
+        on_flush: Callable[[Batch], Any],
+        on_durable: Callable[[Batch], None],
+    ) -> None:
+        """``on_flush`` runs when a batch is closed, with the ledger exactly at the batch's end."""
+        self._journal = journal
+        self._term = term
+        self.at = at
+        self._on_flush = on_flush
+        self._on_durable = on_durable
+        self._open = Batch()
+        self._inflight: Batch | None = None
+        self._wanted = asyncio.Event()
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self.trouble = ""
+        """Why appends do not go through now, in words; empty: they do."""
+
+    def add(self, events: Sequence[Event]) -> None:
+        """Takes decided events, in the order in which they were decided."""
+        self._open.events.extend(events)
+        self._wanted.set()
+
+    def add_payload(self, ref: Ref, data: bytes) -> None:
+        """To be stored before the events of the same batch."""
+        self._open.payloads[ref] = data
+
+    async def flowing(self) -> None:
+        """Returns at once unless Redis is away or full; then when it is back."""
+        await self._flowing.wait()
+
+    async def durable(self) -> None:
+        """Returns once everything added so far is durable."""
+        batch = self._open if self._open.events else self._inflight
+        if batch is None:
+            return
+        waiter = asyncio.get_running_loop().create_future()
+        batch.waiters.append(waiter)
+        await waiter
+
+    async def run(self) -> None:
+        """Flushes for ever. Raises Deposed."""
+        while True:
+            await self._wanted.wait()
+            # Whoever is ready to run decides first; where many are waiting already, more are about
+            # to come, and a larger batch costs them less than it costs to wait.
+            crowded = len(self._open.waiters) >= CROWD
+            await asyncio.sleep(LINGER_S if crowded else 0)
+            self._wanted.clear()
+            if self._open.events:
+                await self._flush()
+
+    async def _flush(self) -> None:
+        batch, self._open = self._open, Batch()
+        self._inflight = batch
+        batch.id = secrets.token_hex(12)
+        batch.t = time.time()
+        batch.attachment = self._on_flush(batch)
+        batch.json = [to_json(e) for e in batch.events]
+        batch.at = self.at = await self._append(batch)
+        self._inflight = None
+        for waiter in batch.waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+        self._on_durable(batch)
+
+    async def _append(self, batch: Batch) -> Position:
+        pause_s = FIRST_RETRY_S
+        while True:
+            try:
+                position = await self._journal.append(
+                    self.at,
+                    term=self._term,
+                    batch=batch.id,
+                    t=batch.t,
+                    events=batch.json,
+                    payloads=batch.payloads,
+                )
+            except RedisFull:
+                self._stall("paused: Redis full")
+            except (RedisError, OSError) as error:
+                self._stall(f"waiting for Redis ({type(error).__name__})")
+            else:
+                self._resume()
+                return position
+            await asyncio.sleep(pause_s)
+            pause_s = min(2 * pause_s, LAST_RETRY_S)
+
+    def abandon(self, error: Exception) -> None:
+        """This process leads no longer: whatever waits gets ``error`` and asks another leader."""
+        for batch in (self._inflight, self._open):
+            for waiter in batch.waiters if batch is not None else ():
+                if not waiter.done():
+                    waiter.set_exception(error)
+
+    def _stall(self, trouble: str) -> None:
+        if self.trouble != trouble:
+            event(log, "appends do not go through", why=trouble, level=logging.WARNING)
+        self.trouble = trouble
+        self._flowing.clear()
+
+    def _resume(self) -> None:
+        if self.trouble:
+            event(log, "appends go through again", was=self.trouble)
+            self.trouble = ""
+            self._flowing.set()

@@ -1,0 +1,239 @@
+"""The journal: what happened, in a Redis Stream, one entry a flush.
+
+- An append and the payloads it speaks of travel in one pipelined round trip, payloads first.
+- One script fences the append: the term must be the highest granted, the entry must follow the one
+  the writer knows, and its payloads must be there. A deposed leader's write never lands.
+- An append whose answer was lost is repeated as it was: the head names the batch that landed last,
+  so it is recognised and not written twice.
+- An append counts once it is in Redis' append-only file. While Redis syncs that file (each second, with
+  appendfsync everysec) it answers before it writes, for up to two seconds: what it has answered would
+  then die with its process.
+- A snapshot bounds replay. The stream is trimmed up to the snapshot before, so a standby that lags
+  is not cut off; entries are numbered, so one that was cut off notices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
+
+from controller.store.lua_scripts import Script
+from controller.store.payloads import PayloadStore, Ref
+from controller.store.redis_durability import replicated
+from controller.store.redis_keys import Keys
+
+START = "0-0"
+READ_COUNT = 256
+WRITTEN_AGAIN_S = 0.001
+
+# KEYS: journal, head, term, payloads... ARGV: term, previous batch, batch, number, entry. The last part
+# of the answer is 0 where Redis writes its append-only file before it answers.
+_APPEND = Script("""
+local info = redis.pcall('INFO', 'persistence')
+local syncing = type(info) == 'string' and string.match(info, 'aof_pending_bio_fsync:(%d+)') or '0'
+local head = redis.call('HMGET', KEYS[2], 'batch', 'position')
+if head[1] == ARGV[3] then return {'appended', head[2], syncing} end
+local term = redis.call('GET', KEYS[3])
+if term ~= ARGV[1] then return {'deposed', term or 'none', syncing} end
+if (head[1] or '') ~= ARGV[2] then return {'diverged', head[1] or 'nothing', syncing} end
+for i = 4, #KEYS do
+  if redis.call('EXISTS', KEYS[i]) == 0 then return {'payload', KEYS[i], syncing} end
+end
+local position = redis.call('XADD', KEYS[1], '*', 'n', ARGV[4], 'b', ARGV[3], 'e', ARGV[5])
+redis.call('HSET', KEYS[2], 'batch', ARGV[3], 'position', position, 'n', ARGV[4], 'term', ARGV[1])
+return {'appended', position, syncing}
+""")
+
+# Whether everything executed before is in the append-only file by the time of the answer.
+_WRITTEN = Script("""
+local info = redis.pcall('INFO', 'persistence')
+if type(info) ~= 'string' then return 1 end
+if (string.match(info, 'aof_pending_bio_fsync:(%d+)') or '0') == '0' then return 1 end
+return (string.match(info, 'aof_buffer_length:(%d+)') or '0') == '0' and 1 or 0
+""")
+
+# KEYS: journal, snapshot, term. ARGV: term, snapshot, position to trim before.
+_SNAPSHOT = Script("""
+if redis.call('GET', KEYS[3]) ~= ARGV[1] then return 0 end
+redis.call('SET', KEYS[2], ARGV[2])
+if ARGV[3] ~= '' then redis.call('XTRIM', KEYS[1], 'MINID', ARGV[3]) end
+return 1
+""")
+
+
+class Deposed(Exception):
+    """Another term was granted, or the journal is not the one this leader knows."""
+
+
+class RedisFull(Exception):
+    """Redis refuses writes for want of memory (maxmemory)."""
+
+
+class JournalGap(Exception):
+    """Entries are missing: what was read must be thrown away and loaded anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The point in the journal that a state stands at."""
+
+    entry: str = START
+    """Stream id of the last entry contained."""
+    number: int = 0
+    """Entries from the beginning of the run up to and including that one."""
+    batch: str = ""
+    """Unique id of that entry's batch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    at: Position
+    term: int
+    t: float
+    """Unix seconds at which the leader began to append it."""
+    events: Sequence[Mapping[str, Any]]
+    """As journalled: JSON objects with ``type``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    at: Position
+    state: Mapping[str, Any]
+    t: float
+
+
+class Journal:
+    """One run's journal. Only ``append`` and ``save_snapshot`` write, both under the fence."""
+
+    def __init__(self, redis: Any, keys: Keys, payloads: PayloadStore) -> None:
+        self._redis = redis
+        self._keys = keys
+        self._payloads = payloads
+
+    async def append(
+        self,
+        after: Position,
+        *,
+        term: int,
+        batch: str,
+        t: float,
+        events: Sequence[Mapping[str, Any]],
+        payloads: Mapping[Ref, bytes],
+    ) -> Position:
+        """Appends one entry after ``after`` and returns its position. Safe to repeat as it was.
+
+        Raises Deposed, RedisFull, or redis' own connection errors: then the entry may have landed.
+        """
+        entry = encode_entry(term, t, events)
+        pipe = self._redis.pipeline(transaction=False)
+        checked = await self._payloads.put(payloads, pipe)
+        keys = [self._keys.journal, self._keys.head, self._keys.term, *checked]
+        number = after.number + 1
+        arguments = [str(term), after.batch, batch, number, entry]
+        _APPEND.queue(pipe, keys, arguments)
+        replies = await pipe.execute(raise_on_error=False)
+        if isinstance(replies[-1], NoScriptError):
+            # A new server, or a restarted one. The payloads are there already.
+            await _APPEND.load(self._redis)
+            pipe = self._redis.pipeline(transaction=False)
+            _APPEND.queue(pipe, keys, arguments)
+            replies = [*replies[:-1], *await pipe.execute(raise_on_error=False)]
+        for reply in replies:
+            if isinstance(reply, OutOfMemoryError) or (
+                isinstance(reply, ResponseError) and "OOM" in str(reply)
+            ):
+                raise RedisFull(str(reply))
+            if isinstance(reply, Exception):
+                raise reply
+        verdict, detail, syncing = (part.decode() for part in replies[-1])
+        if verdict == "appended":
+            if syncing != "0":
+                await self._until_written()
+            return Position(detail, number, batch)
+        if verdict == "payload":
+            raise ConnectionError(f"payload {detail} vanished before its entry")
+        raise Deposed(f"{verdict}: {detail}")
+
+    async def _until_written(self) -> None:
+        while True:
+            if await _WRITTEN.run(self._redis, [], []):
+                return
+            # Redis says nothing of its own accord once it has written.
+            await asyncio.sleep(WRITTEN_AGAIN_S)
+
+    async def replicated(self, *, expected: bool) -> bool:
+        """Whether a replica of Redis has everything so far; ``expected``: there is to be one."""
+        return await replicated(self._redis, self._keys, expected=expected)
+
+    async def read(
+        self, after: Position, *, count: int = READ_COUNT, block_ms: int | None = None
+    ) -> list[Entry]:
+        """The next entries, at most ``count``; waits up to ``block_ms`` for the first one.
+
+        Raises JournalGap where the stream was trimmed past ``after``.
+        """
+        found = await self._redis.xread(
+            {self._keys.journal: after.entry}, count=count, block=block_ms
+        )
+        if not found:
+            return []
+        rows = found[0][1] if isinstance(found, list) else next(iter(found.values()))[0]
+        entries = [decode_entry(position, fields) for position, fields in rows]
+        expected = after.number + 1
+        for entry in entries:
+            if entry.at.number != expected:
+                raise JournalGap(f"entry {entry.at.number} where {expected} was due")
+            expected += 1
+        return entries
+
+    async def scan(self, after: str, *, until: str = "+", count: int = READ_COUNT) -> list[Entry]:
+        """The next entries after stream id ``after`` that are still kept, gap or not."""
+        rows = await self._redis.xrange(self._keys.journal, min=f"({after}", max=until, count=count)
+        return [decode_entry(position, fields) for position, fields in rows]
+
+    async def head(self) -> Position:
+        """Where the journal ends."""
+        fields = await self._redis.hgetall(self._keys.head)
+        if not fields:
+            return Position()
+        return Position(fields[b"position"].decode(), int(fields[b"n"]), fields[b"batch"].decode())
+
+    async def load_snapshot(self) -> Snapshot | None:
+        data = await self._redis.get(self._keys.snapshot)
+        if data is None:
+            return None
+        raw = json.loads(data)
+        return Snapshot(Position(*raw["at"]), raw["state"], raw["t"])
+
+    async def save_snapshot(self, snapshot: Snapshot, *, term: int, trim_before: str) -> None:
+        """Stores ``snapshot`` and drops entries before stream id ``trim_before`` (empty: none).
+
+        Raises Deposed.
+        """
+        at = snapshot.at
+        data = json.dumps(
+            {"at": [at.entry, at.number, at.batch], "state": snapshot.state, "t": snapshot.t},
+            separators=(",", ":"),
+        )
+        kept = await _SNAPSHOT.run(
+            self._redis,
+            [self._keys.journal, self._keys.snapshot, self._keys.term],
+            [str(term), data, trim_before],
+        )
+        if not kept:
+            raise Deposed("snapshot refused")
+
+
+def encode_entry(term: int, t: float, events: Sequence[Mapping[str, Any]]) -> str:
+    return json.dumps({"term": term, "t": t, "events": events}, separators=(",", ":"))
+
+
+def decode_entry(position: bytes, fields: Mapping[bytes, bytes]) -> Entry:
+    raw = json.loads(fields[b"e"])
+    at = Position(position.decode(), int(fields[b"n"]), fields[b"b"].decode())
+    return Entry(at, int(raw["term"]), float(raw["t"]), raw["events"])

@@ -1,0 +1,235 @@
+"""``paceline ledger verify``: replays the journal and checks every promise. Writes nothing.
+
+- Every event kept is applied to a ledger that checks conservation after each of them; at the end
+  every invariant is recomputed from the tasks.
+- What is trained is counted a second time from the events alone: no group in two steps of the
+  surviving line.
+- Entries are numbered without a gap; terms, versions and mesh epochs only rise.
+- The stored snapshot equals the state that replay reaches at its position, where the journal still
+  holds what led there; else replay begins at the snapshot, and the counts rest on it.
+- The payload of every group that a step may still need is there.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from controller.ledger import BrokenInvariant, Ledger
+from controller.ledger.events import from_json
+from controller.ledger.views import counts, live_payloads
+from controller.store.journal import START, Entry, decode_entry
+from controller.store.payloads import FilePayloads
+from controller.store.redis_keys import Keys
+from paceline.redis.client import connect_sync, without_password
+from paceline.redis.server import NoRedis
+
+READ_COUNT = 256
+MAX_PROBLEMS = 50
+
+
+@dataclass(slots=True)
+class Report:
+    """What replay found."""
+
+    counts: dict[str, Any] = field(default_factory=dict)
+    """dispatched, pending, leased, ready, in_step, trained, dropped (by reason), duplicates, lost,
+    steps, events, entries, terms."""
+    problems: list[str] = field(default_factory=list)
+    """One line for each promise that does not hold."""
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+    def problem(self, line: str) -> None:
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(line)
+
+
+def verify(redis_url: str, run_id: str) -> Report:
+    """Checks the journal of ``run_id``. Raises NoRedis where it cannot be read.
+
+    A run that is under way may be checked: what is appended meanwhile is left out.
+    """
+    client = connect_sync(redis_url, timeout_s=30.0)
+    try:
+        with client:
+            return _verify(client, Keys(run_id))
+    except (redis.RedisError, OSError) as error:
+        raise NoRedis(
+            f"the journal at {without_password(redis_url)} cannot be read: {error}"
+        ) from error
+
+
+def _verify(client: Any, keys: Keys) -> Report:
+    report = Report()
+    head = client.hgetall(keys.head)
+    if not head:
+        report.problem(f"there is no journal of run {keys.run_id!r}")
+        return report
+    end = head[b"position"].decode()
+    stored = client.get(keys.snapshot)
+    snapshot = json.loads(stored) if stored else None
+    first = next(iter(_entries(client, keys, START, count=1)), None)
+    replay = _Replay(report)
+    if first is None or first.at.number != 1:
+        if snapshot is None:
+            report.problem("the journal was trimmed and there is no snapshot")
+            return report
+        replay.begin_at(snapshot)
+    for entry in _entries(client, keys, replay.after):
+        if _before(end, entry.at.entry):
+            break
+        replay.take(entry)
+        if snapshot is not None and entry.at.entry == snapshot["at"][0]:
+            replay.compare(snapshot)
+        if replay.broken:
+            break
+    replay.finish(client, keys)
+    return report
+
+
+class _Replay:
+    """One pass over the journal."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.ledger = Ledger(checked=True)
+        self.after = START
+        self.broken = False
+        self._number = 0
+        self._term = 0
+        self._version = 0
+        self._epoch = 0
+        self._events = 0
+        self._open: tuple[int, tuple[str, ...]] = (0, ())
+        self._trained: dict[int, tuple[str, ...]] = {}
+        """Steps of the surviving line to their groups, as the events tell it."""
+
+    def begin_at(self, snapshot: Mapping[str, Any]) -> None:
+        self.ledger = Ledger.from_snapshot(snapshot["state"], checked=True)
+        self.after, self._number, _ = snapshot["at"]
+        state = self.ledger.state
+        self._term = state.term
+        self._version = state.versions.version
+        self._epoch = state.fleet.mesh_epoch
+        self._trained = dict(state.steps.history)
+        if state.steps.open is not None:
+            self._open = (state.steps.open.step, state.steps.open.groups)
+
+    def take(self, entry: Entry) -> None:
+        if entry.at.number != self._number + 1:
+            self.report.problem(f"entry {entry.at.number} follows entry {self._number}")
+        self._number = entry.at.number
+        if entry.term < self._term:
+            self.report.problem(
+                f"entry {entry.at.number} is of term {entry.term}, a deposed leader's"
+            )
+        self._term = max(self._term, entry.term)
+        for raw in entry.events:
+            self._events += 1
+            self._count(raw)
+            try:
+                self.ledger.apply(from_json(raw))
+            except (BrokenInvariant, AssertionError, KeyError, ValueError) as error:
+                self.report.problem(f"entry {entry.at.number}, {raw['type']}: {error}")
+                self.broken = True
+                return
+        self.ledger.take_garbage()
+
+    def _count(self, event: Mapping[str, Any]) -> None:
+        kind = event["type"]
+        if kind == "StepOpened":
+            self._open = (event["step"], tuple(event["groups"]))
+        elif kind == "StepCommitted":
+            step, groups = self._open
+            if step != event["step"]:
+                self.report.problem(f"step {event['step']} committed, {step} was open")
+            self._rise("version", event["version"], self._version)
+            self._version = event["version"]
+            self._trained[step] = groups
+        elif kind == "RolledBack":
+            self._rise("version", event["version"], self._version)
+            self._version = event["version"]
+            self._trained = {s: g for s, g in self._trained.items() if s <= event["step"]}
+        elif kind == "MeshFormed":
+            self._rise("mesh epoch", event["epoch"], self._epoch)
+            self._epoch = event["epoch"]
+
+    def _rise(self, what: str, value: int, before: int) -> None:
+        if value <= before:
+            self.report.problem(f"{what} {value} follows {before}")
+
+    def compare(self, snapshot: Mapping[str, Any]) -> None:
+        stored = Ledger.from_snapshot(snapshot["state"])
+        if stored.fingerprint() != self.ledger.fingerprint():
+            self.report.problem("the snapshot differs from the state that its journal leads to")
+
+    def finish(self, client: Any, keys: Keys) -> None:
+        state = self.ledger.state
+        for line in self.ledger.check():
+            self.report.problem(line)
+        seen: set[str] = set()
+        duplicates = 0
+        for groups in self._trained.values():
+            duplicates += sum(1 for task_id in groups if task_id in seen)
+            seen.update(groups)
+        if duplicates:
+            self.report.problem(f"{duplicates} groups were trained twice")
+        view = counts(state)
+        whereabouts = view.pending + view.leased + view.ready + view.in_step + view.trained
+        lost = view.dispatched - whereabouts - sum(view.dropped.values())
+        if lost:
+            self.report.problem(f"{lost} tasks are nowhere")
+        if not self.broken:
+            self._check_payloads(client, keys)
+        self.report.counts = {
+            "dispatched": view.dispatched,
+            "pending": view.pending,
+            "leased": view.leased,
+            "ready": view.ready,
+            "in_step": view.in_step,
+            "trained": view.trained,
+            "dropped": dict(view.dropped),
+            "duplicates": duplicates,
+            "lost": lost,
+            "steps": state.versions.step,
+            "events": self._events,
+            "entries": self._number,
+            "terms": state.terms,
+        }
+
+    def _check_payloads(self, client: Any, keys: Keys) -> None:
+        refs = sorted(live_payloads(self.ledger.state))
+        where = (client.get(keys.payloads_at) or b"").decode()
+        if where:
+            store = FilePayloads(Path(where))
+            missing = [ref for ref in refs if not store.has(ref)]
+        else:
+            pipe = client.pipeline(transaction=False)
+            for ref in refs:
+                pipe.exists(keys.payload(*ref))
+            missing = [ref for ref, there in zip(refs, pipe.execute(), strict=True) if not there]
+        # The run may be under way: a checkpoint recorded since may have let payloads go.
+        if missing and client.hget(keys.head, "n") == str(self._number).encode():
+            shown = ", ".join(f"{task_id} attempt {attempt}" for task_id, attempt in missing[:5])
+            self.report.problem(f"{len(missing)} payloads are missing: {shown}")
+
+
+def _entries(client: Any, keys: Keys, after: str, count: int = READ_COUNT) -> Iterator[Entry]:
+    while rows := client.xrange(keys.journal, min=f"({after}", count=count):
+        for position, fields in rows:
+            yield decode_entry(position, fields)
+        after = rows[-1][0].decode()
+
+
+def _before(end: str, position: str) -> bool:
+    """Whether ``end`` comes before ``position``."""
+    left = tuple(int(part) for part in end.split("-"))
+    return left < tuple(int(part) for part in position.split("-"))

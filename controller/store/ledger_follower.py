@@ -1,0 +1,69 @@
+"""A copy of the ledger made from the journal: what a standby keeps hot and a leader starts from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from controller.ledger import events as ev
+from controller.ledger.ledger import Ledger
+from controller.store.journal import Entry, Journal, JournalGap, Position, Snapshot
+
+
+@dataclass(slots=True)
+class Replica:
+    """``ledger`` stands exactly at journal position ``at``."""
+
+    ledger: Ledger
+    at: Position
+    snapshot_at: str = ""
+    """Stream id of the snapshot it began from; empty: none."""
+
+    @classmethod
+    async def load(cls, journal: Journal) -> Replica:
+        """From the newest snapshot, to the end of the journal."""
+        while True:
+            snapshot = await journal.load_snapshot()
+            replica = cls.of_snapshot(snapshot)
+            try:
+                await replica.catch_up(journal)
+                return replica
+            except JournalGap:
+                # Trimmed between reading the snapshot and reading on: there is a newer one.
+                newer = await journal.load_snapshot()
+                if newer is None or (snapshot is not None and newer.at == snapshot.at):
+                    raise
+
+    @classmethod
+    def of_snapshot(cls, snapshot: Snapshot | None) -> Replica:
+        if snapshot is None:
+            return cls(Ledger(), Position())
+        return cls(Ledger.from_snapshot(dict(snapshot.state)), snapshot.at, snapshot.at.entry)
+
+    async def catch_up(self, journal: Journal) -> int:
+        """Applies everything up to the present end; returns the number of entries."""
+        applied = 0
+        while entries := await journal.read(self.at):
+            self.apply(entries)
+            applied += len(entries)
+        return applied
+
+    async def follow(self, journal: Journal, *, block_ms: int) -> Sequence[Entry]:
+        """Applies what arrives within ``block_ms``; returns it."""
+        entries = await journal.read(self.at, block_ms=block_ms)
+        self.apply(entries)
+        return entries
+
+    def apply(self, entries: Sequence[Entry]) -> None:
+        for entry in entries:
+            apply_all(self.ledger, entry.events)
+            self.at = entry.at
+        # Deleting payloads is the leader's business.
+        self.ledger.take_garbage()
+
+
+def apply_all(ledger: Ledger, events: Sequence[Mapping[str, Any]]) -> None:
+    """Replays journalled events."""
+    for event in events:
+        ledger.apply(ev.from_json(event))

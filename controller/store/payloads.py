@@ -1,0 +1,136 @@
+"""Where the tokens of accepted groups lie until a checkpoint covers them.
+
+A payload is the serialised ``Group`` message as the worker sent it, under (task id, attempt). It is
+stored before the event that accepts it, so an accepted group always has one; what is stored for a
+group that was not accepted is overwritten by the next try or deleted with its task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from controller.store.redis_keys import Keys
+
+Ref = tuple[str, int]
+"""(task id, attempt)."""
+
+
+Refs = list[Ref]
+Payloads = list[bytes | None]
+
+
+class PayloadStore(Protocol):
+    """Two methods that matter, and the housekeeping."""
+
+    async def put(self, payloads: Mapping[Ref, bytes], pipe: Any) -> Sequence[str]:
+        """Stores payloads, or queues their storing in the journal's pipeline ``pipe``.
+
+        Returns the Redis keys whose existence the append has to check.
+        """
+        ...
+
+    async def get(self, refs: Sequence[Ref]) -> Payloads:
+        """In the order asked for; None where there is none."""
+        ...
+
+    async def delete(self, refs: Sequence[Ref]) -> None:
+        """Forgets payloads; unknown ones are no error."""
+        ...
+
+    async def list(self) -> Refs:
+        """All that are stored."""
+        ...
+
+
+class RedisPayloads:
+    """In the run's Redis, in the same round trip as the journal entry."""
+
+    def __init__(self, redis: Any, keys: Keys) -> None:
+        self._redis = redis
+        self._keys = keys
+
+    async def put(self, payloads: Mapping[Ref, bytes], pipe: Any) -> Sequence[str]:
+        named = {self._keys.payload(*ref): data for ref, data in payloads.items()}
+        if named:
+            pipe.mset(named)
+        return list(named)
+
+    async def get(self, refs: Sequence[Ref]) -> Payloads:
+        if not refs:
+            return []
+        found: Payloads = await self._redis.mget([self._keys.payload(*r) for r in refs])
+        return found
+
+    async def delete(self, refs: Sequence[Ref]) -> None:
+        for start in range(0, len(refs), 512):
+            names = [self._keys.payload(*ref) for ref in refs[start : start + 512]]
+            await self._redis.unlink(*names)
+
+    async def list(self) -> Refs:
+        pattern = self._keys.payload("*", 0)[:-1] + "*"
+        return [
+            parse_ref(name.decode().rsplit("payload:", 1)[1].replace(":", "-"))
+            async for name in self._redis.scan_iter(match=pattern, count=1000)
+        ]
+
+
+class FilePayloads:
+    """In a directory that every controller sees, for runs whose payloads outgrow Redis' memory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        directory.mkdir(parents=True, exist_ok=True)
+
+    async def put(self, payloads: Mapping[Ref, bytes], pipe: Any) -> Sequence[str]:
+        if payloads:
+            await asyncio.to_thread(self._write, dict(payloads))
+        return []
+
+    async def get(self, refs: Sequence[Ref]) -> Payloads:
+        return await asyncio.to_thread(lambda: [self._read(ref) for ref in refs])
+
+    async def delete(self, refs: Sequence[Ref]) -> None:
+        def remove() -> None:
+            for ref in refs:
+                self._path(ref).unlink(missing_ok=True)
+
+        await asyncio.to_thread(remove)
+
+    def has(self, ref: Ref) -> bool:
+        return self._path(ref).exists()
+
+    def _path(self, ref: Ref) -> Path:
+        # Task ids were checked at the door: letters, digits and dots only.
+        return self._directory / f"{ref[0]}-{ref[1]}.group"
+
+    def _write(self, payloads: Mapping[Ref, bytes]) -> None:
+        for ref, data in payloads.items():
+            path = self._path(ref)
+            partial = path.with_suffix(f".{os.getpid()}.part")
+            with partial.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            # Whole or not at all: a reader never sees half a payload.
+            partial.replace(path)
+
+    def _read(self, ref: Ref) -> bytes | None:
+        try:
+            return self._path(ref).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    async def list(self) -> Refs:
+        return await asyncio.to_thread(
+            lambda: [parse_ref(path.stem) for path in self._directory.glob("*.group")]
+        )
+
+
+def parse_ref(text: str) -> Ref:
+    """Inverse of ``f"{task_id}-{attempt}"``."""
+    task_id, _, attempt = text.rpartition("-")
+    return task_id, int(attempt)

@@ -1,0 +1,1 @@
+"""The terminal views of a run: live view, status tables, plots."""

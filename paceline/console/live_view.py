@@ -1,0 +1,161 @@
+"""What a person sees while a run goes on: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+from rich.console import Console as RichConsole
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.rule import Rule
+from rich.text import Text
+
+from paceline.console.status_tables import fleet_table, headline, progress_table
+from paceline.console.terminal import printable
+from paceline.run_view.eta import Progress, duration
+from paceline.v1 import admin_pb2
+
+EVENTS_SHOWN = 8
+LEAST_PROCESSES = 2
+PLAIN_EVERY_S = 2.0
+"""A run of fast steps prints at most one line in this time where there is no terminal."""
+
+
+class Console(Protocol):
+    def show(self, status: admin_pb2.StatusReply) -> None:
+        """The newest state of the run."""
+
+    def note(self, line: str, t: float | None = None) -> None:
+        """Something happened, at ``t`` (Unix seconds) or now."""
+
+    def close(self) -> None: ...
+
+
+def open_console(out: RichConsole | None = None, progress: Progress | None = None) -> Console:
+    """The console that fits where standard output goes. ``progress``: what the run did so far."""
+    out, progress = out or RichConsole(), progress or Progress()
+    # A dumb terminal cannot draw in place: rich would show it nothing before the end.
+    live = out.is_terminal and not out.is_dumb_terminal
+    return LiveConsole(out, progress) if live else PlainConsole(out, progress)
+
+
+class PlainConsole:
+    """A line for each event, and one for a step now and then."""
+
+    def __init__(self, out: RichConsole, progress: Progress | None = None) -> None:
+        self._out = out
+        self._progress = progress or Progress()
+        self._began = time.monotonic()
+        self._step = 0
+        self._next_at = 0.0
+
+    def show(self, status: admin_pb2.StatusReply) -> None:
+        self._progress.observe(status)
+        now = time.monotonic()
+        last = status.step == status.total_steps
+        if status.step <= self._step or (now < self._next_at and not last):
+            return
+        self._step, self._next_at = status.step, now + PLAIN_EVERY_S
+        m = status.metrics
+        left = self._progress.seconds_left(int(status.step), int(status.total_steps))
+        self.note(
+            f"step {status.step}/{status.total_steps} reward {m['reward_mean']:.3f} "
+            f"loss {m['loss']:.4f} staleness {m['staleness_mean']:.2f} "
+            f"{m['samples_per_s']:.0f} samples/s {m['tokens_per_s']:.0f} tokens/s"
+            + (f", {duration(left)} left" if left else "")
+        )
+
+    def note(self, line: str, t: float | None = None) -> None:
+        when = f"{time.monotonic() - self._began:7.1f}s" if t is None else _clock(t)
+        self._out.print(f"{when}  {printable(line)}", markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        pass
+
+
+class LiveConsole:
+    """One table that redraws itself, with the last events under it."""
+
+    def __init__(self, out: RichConsole, progress: Progress | None = None) -> None:
+        self._progress = progress or Progress()
+        self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS_SHOWN)
+        self._status: admin_pb2.StatusReply | None = None
+        self._live = Live(console=out, auto_refresh=False, transient=False)
+        self._live.start()
+
+    def show(self, status: admin_pb2.StatusReply) -> None:
+        self._progress.observe(status)
+        self._status = status
+        self._draw()
+
+    def note(self, line: str, t: float | None = None) -> None:
+        self._events.append((time.time() if t is None else t, line))
+        self._draw()
+
+    def close(self) -> None:
+        self._live.stop()
+
+    def _draw(self) -> None:
+        drawn = fitted(self._live.console, self._status, self._progress, list(self._events))
+        self._live.update(drawn, refresh=True)
+
+
+def fitted(
+    out: RichConsole,
+    status: admin_pb2.StatusReply | None,
+    progress: Progress,
+    events: list[tuple[float, str]],
+) -> Group:
+    """The picture with fewer events, then with fewer processes, until the terminal has room for it:
+    what is below its last line is not seen, and the newest event stands there."""
+    room = out.size.height
+    most = min(room, len(status.controllers) + len(status.workers)) if status is not None else 0
+    while True:
+        drawn = picture(status, progress, events, most)
+        over = len(out.render_lines(drawn, pad=False)) - room
+        if over <= 0 or (len(events) <= 1 and most <= LEAST_PROCESSES):
+            return drawn
+        fewer = min(over, max(0, len(events) - 1))
+        events = events[fewer:]
+        if not fewer:
+            most = max(LEAST_PROCESSES, most - over)
+
+
+def picture(
+    status: admin_pb2.StatusReply | None,
+    progress: Progress,
+    events: Iterable[tuple[float, str]],
+    processes: int | None = None,
+) -> Group:
+    """The whole view: how far, how well, who, and what happened last (Unix seconds, text).
+
+    ``processes``: at most so many have a line.
+    """
+    parts: list[RenderableType] = []
+    if status is not None:
+        learning = Text.assemble(("learning ", "dim"), progress.line(status), no_wrap=True)
+        parts += [
+            Text(headline(status), style="bold", no_wrap=True),
+            ProgressBar(total=max(1, status.total_steps), completed=status.step),
+            Text(""),  # the bar does not end its line: what followed would be cut off
+            learning,
+            progress_table(status),
+            Rule(style="dim"),
+            fleet_table(status, gone=False, most=processes),
+            Rule(style="dim"),
+        ]
+    told = list(events)
+    for t, line in told:
+        newest = (t, line) == told[-1]
+        shown = f"{_clock(t)}  {printable(line)}"
+        shown += f"  ({duration(max(0.0, time.time() - t))} ago)" if newest else ""
+        parts.append(Text(shown, style="bold" if newest else "", no_wrap=True, overflow="ellipsis"))
+    return Group(*parts)
+
+
+def _clock(t: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(t))

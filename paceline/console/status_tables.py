@@ -1,0 +1,157 @@
+"""The state of a run as rich tables: the live console and ``paceline status`` show the same ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rich.table import Table
+from rich.text import Text
+
+from paceline.console.terminal import printable
+from paceline.v1 import admin_pb2, common_pb2
+
+STATE_STYLE = {
+    "running": "green",
+    "leader": "green",
+    "standby": "cyan",
+    "spare": "cyan",
+    "silent": "red",
+    "starting": "yellow",
+    "draining": "yellow",
+    "suspect": "yellow",
+    "dead": "red",
+}
+GONE = frozenset({"dead", "stopped"})
+QUIET = frozenset({"running", "spare"})
+TIME_SPLIT = ("generate", "wait", "compute", "reduce", "commit", "publish")
+
+
+def fleet_table(
+    status: admin_pb2.StatusReply, *, gone: bool = True, most: int | None = None
+) -> Table:
+    """One row for each process; ``gone``: dead and stopped workers too.
+
+    ``most``: rows at most; those who just run are the first to be left out, and are counted.
+    """
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("process", "host", "pid", "state", "mesh", "version", "heard", "doing"):
+        # One line each, for a low terminal: where it is narrow, host and activity are cut.
+        table.add_column(
+            column,
+            justify="right" if column in ("pid", "mesh", "version") else "left",
+            no_wrap=column not in ("host", "doing"),
+        )
+    workers = [w for w in status.workers if gone or w.state not in GONE]
+    room = len(workers) if most is None else max(0, most - len(status.controllers))
+    shown, left_out = workers, 0
+    if len(workers) > room:
+        room = max(0, room - 1)  # the last line says how many more there are
+        left_out = len(workers) - room
+        shown = sorted(workers, key=lambda w: (w.state in QUIET, w.worker_id))[:room]
+    for one in sorted(status.controllers, key=lambda c: c.controller_id):
+        age = _age(one.heartbeat_age_s)
+        host = _cut(one.host)
+        table.add_row(one.controller_id, host, str(one.pid), _state(one.state), "", "", age, "")
+    for worker in sorted(shown, key=lambda w: w.worker_id):
+        is_policy = worker.role == common_pb2.ROLE_POLICY
+        doing = worker.activity
+        if worker.held_leases:
+            doing = f"{doing} ({worker.held_leases} tasks)".strip()
+        table.add_row(
+            worker.worker_id,
+            _cut(worker.host),
+            str(worker.pid),
+            _state(worker.state),
+            str(worker.mesh_epoch) if is_policy and worker.mesh_epoch else "",
+            str(worker.version) if worker.version >= 0 else "-",
+            _age(worker.heartbeat_age_s),
+            _cut(doing),
+        )
+    if left_out:
+        table.add_row(f"… {left_out:,} more")
+    return table
+
+
+def progress_table(status: admin_pb2.StatusReply) -> Table:
+    """Step, reward, loss, throughput, staleness, time split and queue of the newest step."""
+    metrics = status.metrics
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(style="dim")
+    table.add_column()
+    reward = f"{_show(metrics, 'reward_mean')} ± {_show(metrics, 'reward_std')}"
+    if "eval_reward_mean" in metrics:
+        reward += f"   held out {_show(metrics, 'eval_reward_mean')}"
+    table.add_row("reward", reward)
+    table.add_row(
+        "policy",
+        f"loss {_show(metrics, 'loss')}   kl {_show(metrics, 'kl')}   "
+        f"entropy {_show(metrics, 'entropy')}   clipped {_show(metrics, 'clip_fraction')}   "
+        f"grad {_show(metrics, 'grad_norm')}   lr {_show(metrics, 'lr')}",
+    )
+    table.add_row(
+        "pace",
+        f"{_show(metrics, 'samples_per_s')} samples/s   {_show(metrics, 'tokens_per_s')} tokens/s   "
+        f"{_show(metrics, 'step_s')} s/step",
+    )
+    table.add_row(
+        "freshness",
+        f"staleness {_show(metrics, 'staleness_mean')} (max {_show(metrics, 'staleness_max')})   "
+        f"ratio {_show(metrics, 'ratio_mean')} (max {_show(metrics, 'ratio_max')})   "
+        f"engine gap {_show(metrics, 'logprob_gap_mean')} (max {_show(metrics, 'logprob_gap_max')})",
+    )
+    split = [
+        f"{name} {_show(metrics, f'time_{name}_s')}"
+        for name in TIME_SPLIT
+        if f"time_{name}_s" in metrics
+    ]
+    table.add_row("seconds", "   ".join(split) or "-")
+    tasks = status.tasks
+    table.add_row(
+        "tasks",
+        f"{tasks.pending} pending   {tasks.leased} leased   {tasks.ready} ready   "
+        f"{tasks.in_step} in step   {tasks.trained} trained   {sum(tasks.dropped.values())} dropped",
+    )
+    if status.proposed:
+        table.add_row("proposal", _text(f"{_counts(status.proposed)}: {status.proposed_why}"))
+    if status.provider_trouble:
+        table.add_row("provider", _text(status.provider_trouble))
+    return table
+
+
+def headline(status: admin_pb2.StatusReply) -> str:
+    """One line: phase, step, versions, who leads."""
+    line = (
+        f"{status.run_name or status.run_id}: {status.phase}, step {status.step}/{status.total_steps}"
+        f", version {status.version}, mesh epoch {status.mesh_epoch}, leader {status.leader or '-'}"
+        f" (term {status.term})"
+    )
+    return printable(f"{line}: {status.reason}" if status.reason else line)
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return " ".join(f"{role}={count}" for role, count in sorted(counts.items()))
+
+
+def _show(metrics: Mapping[str, float], name: str) -> str:
+    value = metrics.get(name) if name in metrics else None
+    return "-" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+
+
+def _text(text: str) -> Text:
+    """Of a process' own words: a string in a table would be taken for markup."""
+    return Text(printable(text))
+
+
+def _cut(text: str) -> Text:
+    """The same on one line, whatever room there is."""
+    return Text(printable(text), no_wrap=True, overflow="ellipsis")
+
+
+def _state(state: str) -> Text:
+    return Text(state, style=STATE_STYLE.get(state, ""))
+
+
+def _age(seconds: float) -> str:
+    if seconds < 0:
+        return "-"
+    return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"

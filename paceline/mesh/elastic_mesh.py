@@ -1,0 +1,251 @@
+"""The elastic mesh: one process group per epoch, formed, used and abandoned without ever hanging.
+
+Invariants:
+
+- Every wait ends within one slice (20 ms) of ``cancelled()`` turning true, whatever the peers do.
+- abandon() never blocks, and reaches the peers: their operations of this epoch fail as well.
+- When an operation or wait() raises, what was handed to the mesh is garbage and what was not is untouched:
+  reduce a scratch copy. Nothing writes to the buffers any more, unless ``settled`` is false: then an
+  operation could not be ended, and the memory handed to this mesh is the mesh's for good.
+- An abandoned group is dropped later, once no operation of it is running: rebuilding for ever does
+  not grow threads, descriptors or memory.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.mesh.gloo_backend import GlooTransport, Handle
+from paceline.mesh.nccl_backend import NcclTransport
+from paceline.mesh.process_group_forming import SLICE_S, Forming, first_line, graveyard
+from paceline.mesh.rendezvous import EpochCancelled, MeshError
+from paceline.process import threads
+from paceline.process.structured_log import event
+
+__all__ = ["EpochCancelled", "Handle", "MeshError", "ProcessMesh"]
+
+_log = logging.getLogger(__name__)
+
+_SETTLE_S = 1.0
+"""A severed operation ends within milliseconds or never: gloo tells those that wait for a message,
+and forgets the one whose message is on its way in or out at that moment. Seen where a stopped member
+wakes up: it reads what its peers had sent, answers into a closed connection, and waits for ever."""
+
+
+class ProcessMesh:
+    """The members of one epoch. Operations are to be started in the same order by every member.
+
+    Buffers are contiguous tensors, on the host or on ``device``. Not for concurrent use, except
+    that any thread may call abandon().
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        device: torch.device,
+        cancelled: Callable[[], bool],
+        host_side: GlooTransport | None = None,
+        device_side: NcclTransport | None = None,
+    ) -> None:
+        self.rank = rank
+        self.size = size
+        self.device = device
+        self._cancelled = cancelled
+        self._host_side = host_side
+        self._device_side = device_side
+        self._abandoned = threading.Event()
+        self._running: list[Handle] = []
+        self._settled = True
+        threads.on_exit(self.abandon)
+
+    @classmethod
+    def form(
+        cls,
+        *,
+        url: str,
+        key: str,
+        rank: int,
+        size: int,
+        device: torch.device,
+        cancelled: Callable[[], bool],
+        timeout_s: float = 60.0,
+        host: str | None = None,
+    ) -> ProcessMesh:
+        """Meets the other members under the Redis key ``key`` and connects to them.
+
+        ``url``: Redis URL of the rendezvous. ``key``: new for every epoch; it is good for one try.
+        ``device``: where this member computes; CUDA buffers go over NCCL if every member has a
+        CUDA device of its own, else through host memory over gloo. ``host``: address at which the
+        others reach this member; default: the one on the way to Redis. An explicit
+        GLOO_SOCKET_IFNAME in the environment goes first. A mesh of size 1 meets nobody.
+
+        Raises EpochCancelled, or MeshError when members are missing after ``timeout_s`` seconds.
+        """
+        if not 0 <= rank < size:
+            raise ValueError(f"rank {rank} is not within a mesh of {size}")
+        if size == 1:
+            return cls(rank, size, device, cancelled)
+        forming = Forming(url, key, rank, size, device, timeout_s, host)
+        if not forming.wait(cancelled):
+            raise EpochCancelled(key)
+        host_side, device_side = forming.result()
+        return cls(rank, size, device, cancelled, host_side, device_side)
+
+    @property
+    def abandoned(self) -> bool:
+        return self._abandoned.is_set()
+
+    @property
+    def settled(self) -> bool:
+        """False where an operation of this mesh, now abandoned, did not end: whoever owns a buffer
+        that was handed to it must drop it and allocate another. The mesh keeps it alive."""
+        return self._settled
+
+    @property
+    def joins_devices(self) -> bool:
+        """Whether buffers on the members' CUDA devices travel without passing host memory."""
+        return self._device_side is not None
+
+    def all_reduce(self, buffer: Tensor) -> None:
+        """Replaces ``buffer`` by its sum over all members. The same shape and dtype everywhere."""
+        self.wait(self.all_reduce_async(buffer))
+
+    def all_reduce_async(self, buffer: Tensor) -> Handle:
+        """Starts all_reduce(); ``buffer`` belongs to the mesh until wait() returns or raises."""
+        return self._start(buffer, lambda side, b: side.all_reduce(b))
+
+    def broadcast(self, buffer: Tensor, source: int) -> None:
+        """Replaces ``buffer`` by rank ``source``'s."""
+        self.wait(self._start(buffer, lambda side, b: side.broadcast(b, source)))
+
+    def send(self, buffer: Tensor, peer: int) -> None:
+        """Sends ``buffer`` to rank ``peer``, which receives into one of the same size."""
+        self.wait(self.send_async(buffer, peer))
+
+    def send_async(self, buffer: Tensor, peer: int) -> Handle:
+        """Starts send(). Operations with one peer end in the order they were started."""
+        return self._start(buffer, lambda side, b: side.send(b, peer), back=False)
+
+    def recv(self, buffer: Tensor, peer: int) -> None:
+        """Fills ``buffer`` with what rank ``peer`` sends."""
+        self.wait(self.recv_async(buffer, peer))
+
+    def recv_async(self, buffer: Tensor, peer: int) -> Handle:
+        return self._start(buffer, lambda side, b: side.recv(b, peer))
+
+    def wait(self, handle: Handle) -> None:
+        """Blocks until the operation has ended.
+
+        Raises EpochCancelled when the epoch is over, MeshError when the operation failed; after
+        either the mesh is abandoned and the content of all its buffers garbage. They are free for
+        reuse if the mesh is ``settled``.
+        """
+        while not handle.poll(SLICE_S):
+            if self._cancelled():
+                self.abandon()
+                self._settle()
+                raise EpochCancelled("cancelled during an operation")
+        try:
+            handle.result()
+        except Exception as error:
+            raise self._failed(error) from error
+        if handle in self._running:
+            self._running.remove(handle)
+
+    def abandon(self) -> None:
+        """Ends the epoch for this member: operations fail, peers notice. Never blocks; any thread."""
+        if self._abandoned.is_set():
+            return
+        self._abandoned.set()
+        sides = [s for s in (self._host_side, self._device_side) if s is not None]
+        for side in sides:
+            side.sever()
+        if sides:
+            graveyard.bury(sides, self._running)
+        # The graveyard holds the last references: only there may a group be dropped.
+        self._host_side = self._device_side = None
+
+    def __del__(self) -> None:
+        self.abandon()
+
+    def _start(
+        self, buffer: Tensor, start: Callable[[Any, Tensor], Handle], back: bool = True
+    ) -> Handle:
+        if not buffer.is_contiguous():
+            raise ValueError("a mesh buffer must be contiguous")
+        host_side, device_side = self._host_side, self._device_side
+        if self._abandoned.is_set() or self._cancelled():
+            self.abandon()
+            # Operations started before this one may still write to their buffers.
+            self._settle()
+            raise EpochCancelled("the epoch is over")
+        if self.size == 1:
+            return _Done()
+        handle: Handle
+        try:
+            if buffer.device.type == "cpu":
+                handle = start(host_side, buffer)
+            elif device_side is not None:
+                handle = start(device_side, buffer)
+            else:
+                staged = buffer.to("cpu")
+                handle = start(host_side, staged)
+                if back:
+                    handle = _CopyBack(handle, staged, buffer)
+        except RuntimeError as error:
+            raise self._failed(error) from error
+        self._running.append(handle)
+        return handle
+
+    def _failed(self, error: Exception) -> EpochCancelled | MeshError:
+        """Ends the epoch after a failed operation; what to raise."""
+        over = self._abandoned.is_set() or self._cancelled()
+        self.abandon()
+        self._settle()
+        if over:
+            return EpochCancelled("cancelled during an operation")
+        return MeshError(first_line(error))
+
+    def _settle(self) -> None:
+        """Waits until nothing runs any more, or until it is clear that something always will."""
+        deadline = time.monotonic() + _SETTLE_S
+        for handle in self._running:
+            while self._settled and not handle.poll(SLICE_S):
+                self._settled = time.monotonic() < deadline
+        if self._settled:
+            self._running.clear()
+        else:
+            # What runs stays with the grave, and with it every buffer.
+            event(_log, "operation does not end", logging.WARNING, left=graveyard.unended())
+
+
+class _Done:
+    """Handle of an operation of a mesh of one."""
+
+    def poll(self, seconds: float) -> bool:
+        return True
+
+    def result(self) -> None:
+        return None
+
+
+class _CopyBack:
+    """Handle of an operation on a device buffer that goes through host memory."""
+
+    def __init__(self, inner: Handle, staged: Tensor, buffer: Tensor) -> None:
+        self._inner, self._staged, self._buffer = inner, staged, buffer
+
+    def poll(self, seconds: float) -> bool:
+        return self._inner.poll(seconds)
+
+    def result(self) -> None:
+        self._inner.result()
+        self._buffer.copy_(self._staged)

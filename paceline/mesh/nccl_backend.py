@@ -1,0 +1,133 @@
+"""The process group behind the mesh for CUDA memory: NCCL, with a nonblocking communicator.
+
+The same promises as GlooTransport's: handles that can be polled, and sever() from any thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from paceline.mesh.gloo_backend import ABANDONED, FOREVER, Handle
+from paceline.mesh.rendezvous import MeshError, Rendezvous
+from paceline.process import threads
+
+
+class NcclTransport:
+    """A NCCL group with a nonblocking communicator. Buffers: memory of ``device``.
+
+    Rank 0 hosts torch's TCPStore (NCCL does not take a store written in Python for granted) and
+    announces its address at the meeting.
+    """
+
+    def __init__(
+        self,
+        meeting: Rendezvous,
+        *,
+        rank: int,
+        size: int,
+        host: str,
+        device: torch.device,
+        timeout_s: float,
+        made: Callable[[NcclTransport], None],
+    ) -> None:
+        self._group: Any = None
+        self._severed = threading.Event()
+        self._device = device
+        made(self)
+        # By default torch's watchdog ends the whole process when a peer dies.
+        os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
+        os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, int(timeout_s))))
+        timeout = timedelta(seconds=timeout_s)
+        if rank == 0:
+            self._store = dist.TCPStore(
+                host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False
+            )
+            meeting.put("tcp", json.dumps([host, self._store.port]).encode())
+        else:
+            address = json.loads(meeting.get(["tcp"])[0])
+            self._store = dist.TCPStore(
+                str(address[0]), int(address[1]), size, is_master=False, timeout=timeout
+            )
+        options = dist.ProcessGroupNCCL.Options()
+        options.config.blocking = 0
+        options._timeout = FOREVER
+        self._group = dist.ProcessGroupNCCL(self._store, rank, size, options)
+        if self._severed.is_set():
+            raise MeshError(ABANDONED)
+        # Connect now, in the forming thread, so that no later operation blocks its caller.
+        self._group.eager_connect_single_device(device)
+
+    def all_reduce(self, buffer: Tensor) -> Handle:
+        return _NcclWork(self, self._group.allreduce([buffer]), buffer)
+
+    def broadcast(self, buffer: Tensor, source: int) -> Handle:
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        options.rootTensor = 0
+        return _NcclWork(self, self._group.broadcast([buffer], options), buffer)
+
+    def send(self, buffer: Tensor, peer: int) -> Handle:
+        return _NcclWork(self, self._group.send([buffer], peer, 0), buffer)
+
+    def recv(self, buffer: Tensor, peer: int) -> Handle:
+        return _NcclWork(self, self._group.recv([buffer], peer, 0), buffer)
+
+    def sever(self) -> None:
+        """Aborts the communicator in a thread: the call may wait for the device."""
+        if self._severed.is_set():
+            return
+        self._severed.set()
+        if self._group is not None:
+            threads.start(self._group.abort, "mesh-abort")
+
+    @property
+    def severed(self) -> bool:
+        return self._severed.is_set()
+
+
+class _NcclWork:
+    def __init__(self, transport: NcclTransport, work: Any, buffer: Tensor) -> None:
+        self._transport = transport
+        self._work = work
+        self._buffer = buffer
+        self._pause = threading.Event()
+
+    def poll(self, seconds: float) -> bool:
+        # There is nothing to await: completion is an event on the device.
+        deadline = time.monotonic() + seconds
+        pause_s = 0.0001
+        while not self._work.is_completed():
+            if time.monotonic() >= deadline:
+                return False
+            self._pause.wait(pause_s)
+            pause_s = min(pause_s * 2, 0.002)
+        return True
+
+    def result(self) -> None:
+        if self._transport.severed:
+            raise MeshError("the communicator was aborted")
+        self._work.wait()
+
+
+def agree_on_nccl(
+    meeting: Rendezvous, *, rank: int, size: int, device: torch.device, host: str
+) -> bool:
+    """Whether all members sit on CUDA devices of their own: only then can NCCL join them."""
+    identity = ""
+    if device.type == "cuda" and dist.is_nccl_available():
+        properties = torch.cuda.get_device_properties(device)
+        identity = f"{socket.gethostname()}/{host}/{getattr(properties, 'uuid', device.index)}"
+    meeting.put(f"device:{rank}", identity.encode())
+    everyone: Sequence[bytes] = meeting.get(f"device:{peer}" for peer in range(size))
+    return all(everyone) and len(set(everyone)) == size

@@ -1,0 +1,189 @@
+"""The two ends of a group's life that must not happen in the caller's thread.
+
+Connecting cannot be interrupted, and dropping a group joins its threads.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from paceline.mesh.gloo_backend import GlooTransport, Handle
+from paceline.mesh.nccl_backend import NcclTransport, agree_on_nccl
+from paceline.mesh.rendezvous import EpochCancelled, MeshError, Rendezvous, local_address
+from paceline.process import structured_log, threads
+
+_log = logging.getLogger(__name__)
+
+SLICE_S = 0.02
+"""Longest time between two looks at a cancelled flag."""
+
+_LOOK_S = 0.05
+# Transports end by themselves at the timeout; this is for one that does not.
+_GRACE_S = 5.0
+
+
+class Forming:
+    """Builds the transports in a thread of its own, because connecting cannot be interrupted.
+
+    One that is given up ends by itself, soon, and buries what it has built.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        key: str,
+        rank: int,
+        size: int,
+        device: torch.device,
+        timeout_s: float,
+        host: str | None,
+    ) -> None:
+        self._arguments = (url, key, rank, size, device, timeout_s, host)
+        self._deadline = time.monotonic() + timeout_s + _GRACE_S
+        self._lock = threading.Lock()
+        self._given_up = threading.Event()
+        self._done = threading.Event()
+        self._made: list[GlooTransport | NcclTransport] = []
+        self._failure: EpochCancelled | MeshError | None = None
+        threads.start(self._run, "mesh-form")
+
+    def wait(self, cancelled: Callable[[], bool]) -> bool:
+        """False if cancelled first. Raises MeshError at the timeout."""
+        while not self._done.wait(SLICE_S):
+            if cancelled() or threads.exiting.is_set():
+                self._give_up()
+                return False
+            if time.monotonic() >= self._deadline:
+                self._give_up()
+                raise MeshError(f"{self._arguments[1]}: the members did not connect in time")
+        return True
+
+    def result(self) -> tuple[GlooTransport, NcclTransport | None]:
+        if self._failure is not None:
+            raise self._failure
+        # Handed over, not shared: the store that a transport keeps refers back to this object, and
+        # a cycle would leave the drop to the garbage collector, in any thread at any time.
+        made, self._made = self._made, []
+        host_side, device_side = made[0], made[1] if len(made) > 1 else None
+        assert isinstance(host_side, GlooTransport)
+        assert device_side is None or isinstance(device_side, NcclTransport)
+        return host_side, device_side
+
+    def _give_up(self) -> None:
+        with self._lock:
+            self._given_up.set()
+            for side in self._made:
+                side.sever()
+            if self._done.is_set():
+                self._bury()
+
+    def _run(self) -> None:
+        try:
+            self._build()
+        except (EpochCancelled, MeshError) as error:
+            # A copy without the traceback, which leads to the group and would keep it.
+            self._failure = type(error)(str(error))
+        except Exception as error:
+            _log.debug("forming %s failed", self._arguments[1], exc_info=True)
+            self._failure = MeshError(first_line(error))
+        with self._lock:
+            self._done.set()
+            if self._given_up.is_set() or self._failure is not None:
+                for side in self._made:
+                    side.sever()
+                self._bury()
+
+    def _bury(self) -> None:
+        if self._made:
+            graveyard.bury(self._made, [])
+            self._made = []
+
+    def _build(self) -> None:
+        url, key, rank, size, device, timeout_s, host = self._arguments
+        meeting = Rendezvous(url, key, cancelled=self._is_over, timeout_s=timeout_s)
+        try:
+            host = host or local_address(url)
+            meeting.claim(rank)
+            nccl = agree_on_nccl(meeting, rank=rank, size=size, device=device, host=host)
+            common: dict[str, Any] = {
+                "rank": rank,
+                "size": size,
+                "host": host,
+                "timeout_s": timeout_s,
+                "made": self._register,
+            }
+            GlooTransport(meeting, **common)
+            if nccl:
+                NcclTransport(meeting, device=device, **common)
+        finally:
+            meeting.close()
+
+    def _is_over(self) -> bool:
+        return self._given_up.is_set() or threads.exiting.is_set()
+
+    def _register(self, side: GlooTransport | NcclTransport) -> None:
+        with self._lock:
+            if self._given_up.is_set():
+                raise EpochCancelled("given up while forming")
+            self._made.append(side)
+
+
+class Graveyard:
+    """Severed groups, until they can be dropped.
+
+    Dropping a group joins its threads while holding the interpreter lock: with an operation still
+    running that would stop the whole process, so it waits until none is. A group with an operation
+    that never ends is kept for good, with its threads, connections and buffers.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._graves: list[tuple[list[Any], list[Handle]]] = []
+        self._thread: threading.Thread | None = None
+
+    def bury(self, sides: list[Any], running: list[Handle]) -> None:
+        with self._lock:
+            self._graves.append((sides, running))
+            if self._thread is None:
+                self._thread = threads.start(self._run, "mesh-drop")
+
+    def unended(self) -> int:
+        """Groups with an operation that has not ended (yet)."""
+        with self._lock:
+            return sum(not all(h.poll(0.0) for h in running) for _, running in self._graves)
+
+    def _run(self) -> None:
+        while True:
+            threads.exiting.wait(_LOOK_S)
+            with self._lock:
+                dead = [g for g in self._graves if all(h.poll(0.0) for h in g[1])]
+                self._graves = [g for g in self._graves if g not in dead]
+            while dead:
+                # Here, outside the lock, the last references go.
+                dead.pop()
+            with self._lock:
+                if threads.exiting.is_set():
+                    # The interpreter drops everything at its end, and would hang over these.
+                    for grave in self._graves:
+                        ctypes.pythonapi.Py_IncRef(ctypes.py_object(grave))
+                if not self._graves or threads.exiting.is_set():
+                    self._thread = None
+                    return
+
+
+graveyard = Graveyard()
+
+
+def first_line(error: BaseException) -> str:
+    """What ``error`` says, without gloo's place in its source and its advice."""
+    return re.sub(r"^\[[^\]]*:\d+\] ", "", structured_log.first_line(error)).partition(
+        ". This is typically caused"
+    )[0]

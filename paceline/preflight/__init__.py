@@ -1,0 +1,1 @@
+"""Preflight checks: packages, GPUs, Redis, ports, limits, disk, clocks, settings."""

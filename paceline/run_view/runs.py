@@ -1,0 +1,139 @@
+"""Runs found in a directory, and how each ended, from their own files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from paceline.run_view.json_lines import DamagedFile
+from paceline.run_view.summary import Story, read_summary
+
+DEPTH = 3
+MARKS = ("summary.json", "events.jsonl", "config.toml")
+"""A directory with one of these is a run's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run directory. Rewards are means over steps, as in summary.json; None: not known."""
+
+    name: str
+    path: Path
+    state: str
+    """running; finished, failed or interrupted; ended: nothing runs, and no summary says how;
+    damaged: its files cannot be read."""
+    reason: str
+    steps: int
+    reward_first5: float | None
+    reward_last5: float | None
+    eval_first: float | None
+    eval_last: float | None
+    samples_per_s: float | None
+    tokens_per_s: float | None
+    max_staleness: float | None
+    wall_s: float | None
+    changed: float
+    """Unix seconds of the last line or summary written."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **{name: getattr(self, name) for name in self.__slots__},
+            "path": str(self.path),
+        }
+
+
+NUMBERS = (
+    *("reward_first5", "reward_last5", "eval_first", "eval_last"),
+    *("samples_per_s", "tokens_per_s", "max_staleness", "wall_s"),
+)
+
+
+def find_runs(directory: Path) -> list[Run]:
+    """Runs in ``directory``, itself included, and below it, the one changed last first."""
+    return sorted(map(_read_or_tell, _places(directory, DEPTH)), key=lambda run: -run.changed)
+
+
+def is_run(path: Path) -> bool:
+    return any((path / mark).is_file() for mark in MARKS)
+
+
+def read_run(path: Path) -> Run:
+    """What the files of a run directory say. Raises OSError where it cannot be read."""
+    summary = read_summary(path)
+    changed = max(
+        (m.stat().st_mtime for mark in MARKS if (m := path / mark).is_file()), default=0.0
+    )
+    if summary is None:
+        # Killed, or still at work: its rows say what its summary would.
+        from paceline.run_view.summary import summarise
+
+        summary = summarise(
+            Story.read(path),
+            status="running" if _at_work(path) else "ended",
+            reason="",
+            wall_s=0.0,
+            group_size=1,
+            accounting=None,
+            export=None,
+        )
+        summary["wall_s"] = None
+    return Run(
+        name=path.name,
+        path=path,
+        state=str(summary.get("status") or "ended"),
+        reason=str(summary.get("reason") or ""),
+        steps=int(summary.get("steps") or 0),
+        changed=changed,
+        **{name: _number(summary.get(name)) for name in NUMBERS},
+    )
+
+
+def _read_or_tell(path: Path) -> Run:
+    """One run that cannot be read hides none of the others."""
+    try:
+        return read_run(path)
+    except (DamagedFile, OSError) as error:
+        nothing = dict.fromkeys(NUMBERS)
+        return Run(path.name, path, "damaged", str(error), steps=0, changed=0.0, **nothing)
+
+
+def _places(directory: Path, depth: int) -> Iterator[Path]:
+    if is_run(directory):
+        yield directory
+        return
+    if depth == 0:
+        return
+    try:
+        inner = sorted(p for p in directory.iterdir() if p.is_dir() and not p.is_symlink())
+    except PermissionError:
+        return
+    for path in inner:
+        yield from _places(path, depth - 1)
+
+
+def _at_work(path: Path) -> bool:
+    """Whether a process of this machine's fleet or a controller started by hand lives."""
+    from paceline.run_view.fleet_file import FleetRecord
+
+    record = FleetRecord.read(path)
+    if record is not None:
+        return record.supervisor.alive() or bool(record.survivors())
+    return any(_lives(file) for file in (path / "controllers").glob("*.json"))
+
+
+def _lives(file: Path) -> bool:
+    import psutil
+
+    try:
+        process = psutil.Process(int(json.loads(file.read_text())["pid"]))
+        # A process id is used again: a controller is older than what it wrote of itself.
+        return bool(process.create_time() <= file.stat().st_mtime + 1.0)
+    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+        return False
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None

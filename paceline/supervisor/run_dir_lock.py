@@ -1,0 +1,114 @@
+"""The run directory before a run starts in it: who has it, what is left of an earlier session."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+
+from paceline.config.schema import Config
+from paceline.process.process_wait import wait_ended
+from paceline.run_view.fleet_file import FleetRecord, ProcessId
+from paceline.supervisor.preflight import Refused
+
+OWN_ENTRIES = (
+    *("redis", "controllers", "logs", "checkpoints", "export"),
+    *("tensorboard", "wandb", "mlflow"),
+    *("events.jsonl", "metrics.jsonl", "summary.json", "fleet.json", "config.toml"),
+)
+"""What a run makes in its directory; nothing else in there is ever removed."""
+PATIENCE_S = 10.0
+
+
+@contextmanager
+def held(run_dir: Path) -> Iterator[None]:
+    """Makes ``run_dir`` and holds it: one supervisor at a time. Raises Refused."""
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = (run_dir / "supervisor.lock").open("a+")
+    except OSError as error:
+        raise Refused(f"--run-dir: {run_dir} cannot be written: {error.strerror}") from None
+    with lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise Refused(
+                f"{run_dir} is in use by another `paceline up`. Look at it with `paceline status "
+                f"--run-dir {run_dir}`, or choose another --run-dir"
+            ) from None
+        yield
+
+
+def clear(config: Config, run_dir: Path) -> None:
+    """Removes an earlier run with everything it made (``--fresh``). Raises Refused."""
+    from paceline.redis.server import stop_redis
+
+    end_leftovers(run_dir)
+    check_unled(config)
+    stop_redis(run_dir)
+    for name in OWN_ENTRIES:
+        path = run_dir / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+    if config.redis.url is not None:
+        _forget(config.redis.url, config.run.name)
+
+
+def check_unled(config: Config) -> None:
+    """Raises Refused where a fleet that is not this run directory's has the run in ``redis.url``: two
+    fleets of one run would replace each other's workers by turns."""
+    from paceline.redis.leader_lease import living_leader
+
+    if config.redis.url is None:
+        return
+    leader = living_leader(config.redis.url, config.run.name)
+    if leader is not None:
+        raise Refused(
+            f"run {config.run.name!r} in redis.url is led by {leader.controller_id} at "
+            f"{leader.address} (pid {leader.pid} on {leader.host}): another fleet has it. Choose "
+            "another run.name, or stop that one first"
+        )
+
+
+def end_leftovers(run_dir: Path) -> list[ProcessId]:
+    """Ends what a killed supervisor left behind; returns it. Only exactly those processes."""
+    record = FleetRecord.read(run_dir)
+    left = record.survivors() if record else []
+    _signal(left, signal.SIGTERM)
+    processes = []
+    for one in left:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            processes.append(psutil.Process(one.pid))
+    deadline = time.monotonic() + PATIENCE_S
+    for process in processes:
+        wait_ended(process, max(0.0, deadline - time.monotonic()))
+    _signal([one for one in left if one.alive()], signal.SIGKILL)
+    return left
+
+
+def _signal(processes: Sequence[ProcessId], number: signal.Signals) -> None:
+    for one in processes:
+        # Each leads a session of its own, with its ranks and pools in it.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if one.alive() and os.getpgid(one.pid) == one.pid:
+                os.killpg(one.pid, number)
+            elif one.alive():
+                os.kill(one.pid, number)
+
+
+def _forget(url: str, run_id: str) -> None:
+    from paceline.redis.client import connect_sync
+
+    with connect_sync(url) as client:
+        for key in client.scan_iter(match=f"paceline:{run_id}:*", count=1000):
+            client.unlink(key)

@@ -1,0 +1,1 @@
+"""Weight snapshots: manifest, checksums and transfer from policy ranks to engines."""

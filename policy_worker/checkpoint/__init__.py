@@ -1,0 +1,1 @@
+"""Checkpoints and their export as Hugging Face directories."""

@@ -1,0 +1,331 @@
+"""Checkpoints of a policy replica: whole or not there.
+
+    step thread      snapshot: copies of this rank's slices in host memory ─┐
+    writer thread    slices ► .step-000123.<writer>/shard-*.safetensors ◄───┘  (every rank, fsync)
+                     rank 0: all ranks done ► slices cover every tensor ► meta.json ► fsync
+                             ► rename to step-000123 ► fsync of the parent
+
+- A directory named ``step-…`` with a ``meta.json`` is complete. Whatever instant the process dies
+  at, the set of complete checkpoints is the old one or the old one and the new one.
+- Nothing in it can run code: tensors are safetensors, the rest is JSON. torch.distributed.checkpoint
+  plans, writes and reads the tensors; what each rank wrote is found in the files' headers, so a
+  checkpoint of any number of ranks loads into any other number, and ranks exchange no plan.
+- A writer holds a lock on its unfinished directory; one that nobody holds is litter of a dead
+  writer and is removed by the next.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from paceline.config.load import fleet_digest
+from paceline.config.schema import Config
+from paceline.process.structured_log import event
+from policy_worker import rng
+from policy_worker.checkpoint.atomic_directory import (
+    fingerprint,
+    locked_directory,
+    put_in_place,
+    remove_unlocked,
+    sync_directory,
+    write_durably,
+)
+from policy_worker.checkpoint.shards import (
+    Snapshot,
+    first_gap,
+    read_shards,
+    stored_tensors,
+    write_shards,
+)
+from policy_worker.ranks.rank_group import FOREVER, Replica
+from policy_worker.state import TrainState
+
+log = logging.getLogger(__name__)
+
+FORMAT = 1
+META = "meta.json"
+_NAME = re.compile(r"step-(\d{6,})")
+_UNFINISHED = re.compile(r"\.(step-\d{6,}|trash)\..+")
+
+
+class CheckpointError(Exception):
+    """A checkpoint that is missing, incomplete, damaged or of another model. Says which and why."""
+
+
+@dataclass(frozen=True)
+class CheckpointInfo:
+    path: Path
+    """Absolute."""
+    step: int
+    version: int
+    size_bytes: int
+    """Of all files."""
+    seconds: float
+    """From the call to the rename."""
+
+
+class Checkpointer:
+    """Writes and reads the checkpoints under ``<run_dir>/checkpoints``. One per process.
+
+    With a replica of several ranks every rank has one, and calls ``save_async`` and ``restore`` at
+    the same points of the command sequence.
+    """
+
+    def __init__(self, run_dir: Path, config: Config, replica: Replica | None = None) -> None:
+        self._root = Path(run_dir).absolute() / "checkpoints"
+        self._config = config
+        self._replica = replica or Replica()
+        self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._saves = 0
+
+    def save_async(self, state: TrainState) -> Future[CheckpointInfo]:
+        """Copies the state (blocks for that copy only) and writes it in the background.
+
+        The future of rank 0 is done when the checkpoint is complete and durable; that of another
+        rank when its own part is. It raises CheckpointError or OSError where the write failed, and
+        then no checkpoint appears.
+        """
+        begun = time.monotonic()
+        self._saves += 1
+        job = _Job(
+            step=state.step,
+            version=state.version,
+            writer=f"{self._replica.identity}-{self._saves}",
+            snapshot=Snapshot.take(named_tensors(state), self._replica.rank),
+            random=rng.capture(),
+            groups=[_scalars(group) for group in state.optimizer.param_groups],
+            begun=begun,
+        )
+        return self._writer.submit(self._write, job)
+
+    def restore(
+        self, state: TrainState, path: str | Path, *, version: int | None = None
+    ) -> dict[str, Any]:
+        """Loads ``path`` into ``state`` (parameters, optimizer, step, random states), bit for bit.
+
+        ``version``: what the controller calls this state now (default: what it was called when
+        written). Returns the checkpoint's meta data. Raises CheckpointError; the state is unusable
+        then.
+        """
+        path = Path(path)
+        meta = read_meta(path)
+        check_files(path, meta)
+        targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
+        if strange := sorted(targets.keys() ^ stored_tensors(path).keys()):
+            where = "checkpoint" if strange[0] in targets else "model"
+            raise CheckpointError(
+                f"{path} is of another model: {strange[0]} is not in the {where} "
+                f"(names that differ: {len(strange)})"
+            )
+        try:
+            read_shards(path, targets)
+        except ValueError as error:
+            raise CheckpointError(f"{path} is of another model: {error}") from error
+        for group, scalars in zip(
+            state.optimizer.param_groups, meta["optimizer"]["groups"], strict=True
+        ):
+            group.update({k: scalars[k] for k in ("lr", "initial_lr") if k in scalars})
+        state.step = meta["step"]
+        state.version = meta["version"] if version is None else version
+        random = path / rng.file_name(self._replica.rank)
+        if random.exists():
+            # Written with fewer ranks: the additional ones keep their own.
+            rng.reinstate(json.loads(random.read_text()))
+        event(log, "restored", step=state.step, version=state.version, path=path)
+        return meta
+
+    def delete(self, paths: Iterable[str | Path]) -> None:
+        """Removes checkpoints in the background. Ignores what is not a checkpoint of this run."""
+        chosen = [Path(p) for p in paths]
+        try:
+            self._writer.submit(self._delete, chosen)
+        except RuntimeError:  # closed: the controller's answer to the last checkpoint comes late
+            self._delete(chosen)
+
+    def close(self) -> None:
+        """Waits for the writes under way."""
+        self._writer.shutdown()
+
+    # -- writer thread ------------------------------------------------------------------------
+
+    def _write(self, job: _Job) -> CheckpointInfo:
+        partial = self._root / f".step-{job.step:06d}.{job.writer}"
+        try:
+            if self._replica.leads:
+                return self._write_and_complete(job, partial)
+            self._hear(job, 0)
+            files = self._write_mine(job, partial)
+            self._say(job, {"files": files})
+            size = sum(f["size"] for f in files.values())
+            return CheckpointInfo(
+                self._final(job), job.step, job.version, size, time.monotonic() - job.begun
+            )
+        except BaseException as error:
+            self._say(job, {"error": str(error)})
+            event(log, "checkpoint failed", logging.ERROR, step=job.step, error=error)
+            raise
+
+    def _write_and_complete(self, job: _Job, partial: Path) -> CheckpointInfo:
+        self._root.mkdir(parents=True, exist_ok=True)
+        for path in self._root.iterdir():
+            if _UNFINISHED.fullmatch(path.name):
+                remove_unlocked(path)
+        with locked_directory(partial):
+            try:
+                self._say(job, {})  # the directory is there
+                files = self._write_mine(job, partial)
+                for rank in range(1, self._replica.size):
+                    files |= self._hear(job, rank)["files"]
+                if gap := first_gap(partial, job.snapshot.shapes):
+                    raise CheckpointError(f"the ranks' slices do not make up {gap}")
+                write_durably(partial / META, json.dumps(self._meta(job, files), indent=1))
+                sync_directory(partial)
+                put_in_place(partial, self._final(job))
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+        size = sum(f["size"] for f in files.values())
+        info = CheckpointInfo(
+            self._final(job), job.step, job.version, size, time.monotonic() - job.begun
+        )
+        event(log, "checkpoint", step=job.step, version=job.version, bytes=size, s=info.seconds)
+        return info
+
+    def _write_mine(self, job: _Job, partial: Path) -> dict[str, Any]:
+        """Name and fingerprint of each file this rank has written."""
+        rank = self._replica.rank
+        names = write_shards(job.snapshot, partial, rank)
+        job.snapshot.pieces.clear()  # memory the next snapshot can have
+        names.append(rng.file_name(rank))
+        write_durably(partial / names[-1], json.dumps(job.random))
+        return {name: fingerprint(partial / name) for name in names}
+
+    def _final(self, job: _Job) -> Path:
+        return self._root / f"step-{job.step:06d}"
+
+    def _meta(self, job: _Job, files: dict[str, Any]) -> dict[str, Any]:
+        model = self._config.model
+        return {
+            "format": FORMAT,
+            "step": job.step,
+            "version": job.version,
+            "ranks": self._replica.size,
+            "config_digest": fleet_digest(self._config)[0],
+            "model": {"path": model.path, "tokenizer": model.tokenizer},
+            "optimizer": {"groups": job.groups},
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "files": files,
+            "written_at": time.time(),
+        }
+
+    def _delete(self, paths: list[Path]) -> None:
+        for path in paths:
+            if path.absolute().parent != self._root or not _NAME.fullmatch(path.name):
+                event(log, "not a checkpoint of this run, kept", logging.WARNING, path=path)
+                continue
+            trash = self._root / f".trash.{path.name}-{self._replica.identity}"
+            try:
+                path.rename(trash)  # half a removal must not look like a checkpoint
+                shutil.rmtree(trash)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                event(log, "cannot remove checkpoint", logging.WARNING, path=path, error=error)
+
+    # -- between the ranks' writer threads: one key a rank in the replica's store ---------------
+
+    def _say(self, job: _Job, message: dict[str, Any]) -> None:
+        if self._replica.store is not None:
+            key = f"checkpoint/{job.writer}/{self._replica.rank}"
+            self._replica.store.clone().set(key, json.dumps(message))
+
+    def _hear(self, job: _Job, rank: int) -> dict[str, Any]:
+        assert self._replica.store is not None
+        # A clone has its own connection: a blocking get would hold up every other user of it.
+        store = self._replica.store.clone()
+        store.set_timeout(FOREVER)
+        message: dict[str, Any] = json.loads(store.get(f"checkpoint/{job.writer}/{rank}"))
+        if "error" in message:
+            raise CheckpointError(f"rank {rank} could not write: {message['error']}")
+        return message
+
+
+@dataclass(frozen=True)
+class _Job:
+    step: int
+    version: int
+    writer: str
+    snapshot: Snapshot
+    random: dict[str, Any]
+    groups: list[dict[str, Any]]
+    begun: float
+
+
+def complete_checkpoints(run_dir: Path) -> list[Path]:
+    """Complete checkpoints under ``run_dir``, oldest step first."""
+    root = Path(run_dir) / "checkpoints"
+    found = []
+    for path in root.iterdir() if root.is_dir() else ():
+        if (match := _NAME.fullmatch(path.name)) and (path / META).is_file():
+            found.append((int(match[1]), path))
+    return [path for _, path in sorted(found)]
+
+
+def read_meta(path: Path) -> dict[str, Any]:
+    """``meta.json`` of a complete checkpoint. Raises CheckpointError with the reason."""
+    if not path.is_dir():
+        others = complete_checkpoints(path.absolute().parent.parent)
+        hint = f"; the newest beside it is {others[-1]}" if others else ""
+        raise CheckpointError(f"{path}: no such checkpoint directory{hint}")
+    try:
+        meta: dict[str, Any] = json.loads((path / META).read_text())
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is not a complete checkpoint: it has no {META}") from None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path / META} cannot be read: {error}") from None
+    if meta.get("format") != FORMAT:
+        raise CheckpointError(
+            f"{path} has format {meta.get('format')}, this version reads {FORMAT}"
+        )
+    return meta
+
+
+def check_files(path: Path, meta: dict[str, Any]) -> None:
+    """Raises CheckpointError where a file is missing or its bytes are not those written."""
+    for name, wanted in meta["files"].items():
+        if Path(name).name != name:
+            raise CheckpointError(f"{path / META} names {name!r}, which is not a file beside it")
+        try:
+            found = fingerprint(path / name)
+        except FileNotFoundError:
+            raise CheckpointError(f"{path} is damaged: {name} is missing") from None
+        if found != wanted:
+            raise CheckpointError(f"{path} is damaged: {name} is {found}, was written as {wanted}")
+
+
+def named_tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
+    """Every tensor of the state by name: ``model.<name>`` and ``optimizer.<name>.<moment>``."""
+    for name, tensor in state.named_weights():
+        yield f"model.{name}", tensor
+    for name, parameter in state.model.named_parameters():
+        for moment, value in state.optimizer.state.get(parameter, {}).items():
+            yield f"optimizer.{name}.{moment}", value
+
+
+def _scalars(group: dict[str, Any]) -> dict[str, Any]:
+    plain = (int, float, bool, str, list, tuple, type(None))
+    return {k: v for k, v in group.items() if k != "params" and isinstance(v, plain)}

@@ -1,0 +1,207 @@
+"""A checkpoint becomes a Hugging Face directory that transformers and vLLM load.
+
+    python -m policy_worker.checkpoint.export CHECKPOINT OUT [--model PATH] [--dtype bfloat16]
+
+The weights come from the checkpoint, everything else (architecture, generation settings, tokenizer)
+from the model that the run started from. The directory appears whole or not at all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers.utils import logging as transformers_logging
+
+from policy_worker.checkpoint.atomic_directory import locked_directory, put_in_place, write_durably
+from policy_worker.checkpoint.checkpoint import CheckpointError, check_files, read_meta
+from policy_worker.checkpoint.shards import read_shards, stored_tensors
+
+MARKER = "paceline.json"
+"""In every export: which checkpoint it is of. An existing directory is replaced only if it has one."""
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_WEIGHTS = "model."
+
+
+class ExportError(Exception):
+    """Why there is no export, and what would help."""
+
+
+def export(
+    checkpoint_dir: str | Path,
+    model_path: str | Path | None,
+    out_dir: str | Path,
+    dtype: str | None = None,
+    *,
+    trust_remote_code: bool = False,
+) -> Path:
+    """Writes the weights of ``checkpoint_dir`` to ``out_dir`` as safetensors. Returns ``out_dir``.
+
+    ``model_path``: directory or hub name of the original model; None: the one that the checkpoint
+    names. ``dtype``: float32, bfloat16 or float16; None: as stored, bit for bit.
+    ``trust_remote_code``: run model code that comes with the original. Raises ExportError.
+    """
+    transformers_logging.disable_progress_bar()
+    checkpoint, out = Path(checkpoint_dir).absolute(), Path(out_dir).absolute()
+    if dtype is not None and dtype not in DTYPES:
+        raise ExportError(f"dtype {dtype!r}: choose one of {', '.join(DTYPES)}")
+    if out.exists() and not (out / MARKER).exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ExportError(f"{out} exists and is not an earlier export: choose another directory")
+    try:
+        meta = read_meta(checkpoint)
+        check_files(checkpoint, meta)
+    except CheckpointError as error:
+        raise ExportError(str(error)) from error
+    source = str(model_path or meta["model"]["path"])
+    model = _model_of(source, _read_weights(checkpoint), checkpoint, trust_remote_code)
+    if dtype is not None:
+        model.to(DTYPES[dtype])
+
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.partial")
+    with locked_directory(partial):
+        try:
+            _empty(partial)
+            model.save_pretrained(partial)
+            tokenizer = str(meta["model"]["tokenizer"] or source)
+            _save_tokenizer(partial, tokenizer, trust_remote_code)
+            if trust_remote_code:
+                for code in Path(source).glob("*.py"):
+                    shutil.copyfile(code, partial / code.name)
+            note = {k: meta[k] for k in ("step", "version", "config_digest")}
+            note |= {"checkpoint": str(checkpoint), "model": source}
+            write_durably(partial / MARKER, json.dumps(note, indent=1))
+            put_in_place(partial, out)
+        except OSError as error:
+            raise ExportError(f"{out} cannot be written: {error}") from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return out
+
+
+def _read_weights(checkpoint: Path) -> dict[str, Tensor]:
+    """The model's tensors, whole, in host memory, as stored."""
+    weights = {
+        name: torch.empty(shape, dtype=dtype)
+        for name, (shape, dtype) in stored_tensors(checkpoint).items()
+        if name.startswith(_WEIGHTS)
+    }
+    read_shards(checkpoint, weights)
+    return {name.removeprefix(_WEIGHTS): tensor for name, tensor in weights.items()}
+
+
+def _model_of(
+    source: str, weights: dict[str, Tensor], checkpoint: Path, trust_remote_code: bool
+) -> nn.Module:
+    """The architecture of ``source`` around ``weights``; nothing of its own weights is read."""
+    try:
+        config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        remedy = "name it with --model"
+        if not trust_remote_code and "trust_remote_code" in str(error):
+            remedy = "it comes with code of its own, which --trust-remote-code runs"
+        raise ExportError(
+            f"the original model {source!r} cannot be read ({reason}): {remedy}"
+        ) from error
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+    names = dict(model.named_parameters(remove_duplicate=False))
+    for name, tensor in weights.items():
+        if name in names and names[name].shape != tensor.shape:
+            raise ExportError(
+                f"{checkpoint} is not of {source}: {name} is {list(tensor.shape)} in the "
+                f"checkpoint and {list(names[name].shape)} in the model"
+            )
+    _, unexpected = model.load_state_dict(weights, strict=False, assign=True)
+    model.tie_weights()
+    absent = [name for name, p in model.named_parameters() if p.is_meta]
+    if strange := [*absent, *unexpected]:
+        raise ExportError(
+            f"{checkpoint} is not of {source}: {strange[0]} is in only one of them "
+            f"(names that differ: {len(strange)})"
+        )
+    with contextlib.suppress(OSError):  # many models have none
+        model.generation_config = GenerationConfig.from_pretrained(source)
+    model.config.dtype = next(iter(weights.values())).dtype
+    return model
+
+
+def _save_tokenizer(out: Path, tokenizer: str, trust_remote_code: bool) -> None:
+    """The tokenizer's files: copied as they are from a directory, else through transformers."""
+    folder = Path(tokenizer)
+    if not folder.is_dir():
+        try:
+            AutoTokenizer.from_pretrained(
+                tokenizer, trust_remote_code=trust_remote_code
+            ).save_pretrained(out)
+        except (OSError, ValueError) as error:
+            reason = str(error).strip().splitlines()[0]
+            raise ExportError(f"the tokenizer {tokenizer!r} cannot be read ({reason})") from error
+        return
+    for file in folder.iterdir():
+        if file.is_file() and _belongs_to_tokenizer(file.name):
+            shutil.copyfile(file, out / file.name)
+
+
+def _belongs_to_tokenizer(name: str) -> bool:
+    exact = {
+        "vocab.json",
+        "merges.txt",
+        "added_tokens.json",
+        "special_tokens_map.json",
+        "vocab.txt",
+    }
+    return (
+        name in exact
+        or name.startswith(("tokenizer", "chat_template"))
+        or name.endswith((".tiktoken", "spiece.model", "sentencepiece.bpe.model"))
+    )
+
+
+def _empty(directory: Path) -> None:
+    for path in directory.iterdir():
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m policy_worker.checkpoint.export",
+        description="Write a checkpoint's weights as a Hugging Face directory of safetensors.",
+    )
+    parser.add_argument("checkpoint", help="directory of a complete checkpoint (step-000123)")
+    parser.add_argument("out", help="directory to write")
+    parser.add_argument("--model", help="original model; default: the one the checkpoint names")
+    parser.add_argument("--dtype", choices=sorted(DTYPES), help="default: as stored")
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="run the original model's own code"
+    )
+    chosen = parser.parse_args(arguments)
+    try:
+        out = export(
+            chosen.checkpoint,
+            chosen.model,
+            chosen.out,
+            chosen.dtype,
+            trust_remote_code=chosen.trust_remote_code,
+        )
+    except ExportError as error:
+        print(f"export: {error}", file=sys.stderr)
+        return 2
+    print(out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

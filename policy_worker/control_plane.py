@@ -1,0 +1,179 @@
+"""The control plane as the training thread sees it: blocking calls that end when they should.
+
+The session and all calls live on an event loop in a background thread. The training thread waits
+here, and only here, for the controller; every wait has a condition that ends it early.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from paceline.config.schema import Config
+from paceline.process.asyncio_thread import BackgroundLoop
+from paceline.process.structured_log import event
+from paceline.rpc.client import ControlPlane, RequestRefused
+from paceline.rpc.session import WorkerSession
+from paceline.v1 import common_pb2, policy_pb2, rollout_pb2, worker_pb2
+
+log = logging.getLogger(__name__)
+
+
+class Control:
+    """Membership and calls of one policy worker. Methods are for the training thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        addresses: Sequence[str],
+        *,
+        worker_id: str,
+        report: Callable[[], worker_pb2.Report],
+        tensor_host: str,
+    ) -> None:
+        """Raises AuthError where the token or a TLS file cannot be used."""
+        self._wake = threading.Event()
+        self._plane = ControlPlane.from_config(config, addresses)
+        self._background = BackgroundLoop()
+        self._session = WorkerSession(
+            self._plane,
+            worker_id=worker_id,
+            role=common_pb2.ROLE_POLICY,
+            config=config,
+            report=report,
+            tensor_host=tensor_host,
+            ranks=config.fleet.policy_ranks,
+        )
+        self._session.on_directive(self._heard)
+        self._session.on_rejoin(lambda _: self._wake.set())
+        self._running: Future[None] | None = None
+        self._stopped_at: float | None = None
+
+    def _heard(self, directive: worker_pb2.Directive) -> None:
+        if directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED and self._stopped_at is None:
+            self._stopped_at = time.monotonic()
+        self._wake.set()
+
+    def on_directive(self, callback: Callable[[worker_pb2.Directive], None]) -> None:
+        """``callback`` runs on the background thread and must not block."""
+        self._session.on_directive(callback)
+
+    def register(self) -> worker_pb2.RegisterReply:
+        """Joins the fleet without any state. Raises RequestRefused where the controller will not
+        have this worker, for example because its config differs."""
+        reply = self._background.run(self._session.register())
+        self._running = self._background.submit(self._session.run())
+        self._running.add_done_callback(lambda _: self._wake.set())
+        return reply
+
+    @property
+    def caller(self) -> common_pb2.Caller:
+        return self._session.caller
+
+    @property
+    def directive(self) -> worker_pb2.Directive | None:
+        """Newest one of this incarnation; any thread."""
+        return self._session.directive
+
+    @property
+    def mesh(self) -> worker_pb2.PolicyMesh | None:
+        """The mesh this incarnation is to be in; None for none. Any thread."""
+        directive = self._session.directive
+        if directive is None or not directive.HasField("mesh"):
+            return None
+        own = self._session.caller.incarnation
+        return directive.mesh if any(m.incarnation == own for m in directive.mesh.members) else None
+
+    @property
+    def stopped(self) -> bool:
+        """The controller has told this worker to leave."""
+        return self._stopped_at is not None
+
+    @property
+    def stopped_for_s(self) -> float:
+        """Seconds since then; 0 before."""
+        return 0.0 if self._stopped_at is None else time.monotonic() - self._stopped_at
+
+    def wait(self, done: Callable[[], bool]) -> None:
+        """Blocks until ``done()``; it is asked whenever a directive or an answer came, and each second.
+
+        Raises what ended the session, if something did.
+        """
+        while True:
+            self._wake.clear()
+            if self._running is not None and self._running.done():
+                self._running.result()
+            if done():
+                return
+            self._wake.wait(1.0)
+
+    def call(self, method: str, request: Any, over: Callable[[], bool]) -> Any | None:
+        """The reply; None where ``over()`` turned true first. Waits out controller failures.
+
+        Raises RequestRefused.
+        """
+        return self._await(self._background.submit(self._plane.call(method, request, None)), over)
+
+    def fetch(
+        self, keys: Sequence[tuple[str, int]], over: Callable[[], bool]
+    ) -> list[rollout_pb2.Group] | None:
+        """Groups in the order of ``keys``; None where ``over()`` turned true first."""
+        if not keys:
+            return []
+        request = policy_pb2.FetchRequest(
+            caller=self.caller,
+            tasks=[common_pb2.TaskRef(task_id=task, attempt=attempt) for task, attempt in keys],
+        )
+
+        async def collect() -> list[rollout_pb2.Group]:
+            stream = self._plane.stream("PolicyService.FetchGroups", request, timeout_s=None)
+            return [group async for group in stream]
+
+        groups = self._await(self._background.submit(collect()), over)
+        if groups is not None and [(g.task.task_id, g.task.attempt) for g in groups] != list(keys):
+            raise RuntimeError("the controller sent other groups than asked for")
+        return groups
+
+    def post(
+        self,
+        method: str,
+        request: Any,
+        then: Callable[[Any], None] = lambda _: None,
+        timeout_s: float = 30.0,
+    ) -> Future[None]:
+        """Calls in the background, from any thread. Refusals and outages are logged, not raised."""
+
+        async def send() -> None:
+            try:
+                then(await self._plane.call(method, request, timeout_s))
+            except Exception as error:
+                event(log, "call failed", logging.WARNING, method=method, error=error)
+
+        return self._background.submit(send())
+
+    def poke(self) -> None:
+        """Report now."""
+        self._session.poke()
+
+    def close(self) -> None:
+        """Sends a last report and ends the session."""
+        if self._running is not None:
+            self._background.run(self._session.close())
+        self._background.run(self._plane.close())
+        self._background.close()
+
+    def _await(self, future: Future[Any], over: Callable[[], bool]) -> Any | None:
+        future.add_done_callback(lambda _: self._wake.set())
+        try:
+            self.wait(lambda: future.done() or over())
+        finally:
+            if not future.done():
+                future.cancel()
+        return None if future.cancelled() else future.result()
+
+
+__all__ = ["Control", "RequestRefused"]

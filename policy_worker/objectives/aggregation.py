@@ -1,0 +1,41 @@
+"""What each token counts: weights such that the plain sum over a whole step is the loss.
+
+They depend on the step's totals and on a sequence's own length only, never on which replica or
+micro-batch a sequence is in. So gradients of parts add up to the gradient of the whole step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.config.schema import Config
+from policy_worker.step.batch import Floats, Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Counts over the whole step, all replicas: trainable tokens and sequences."""
+
+    tokens: int
+    sequences: int
+
+
+def token_weights(trained: Floats, length: Ints, totals: Totals, config: Config) -> Floats:
+    """trained [C] (1 or 0), length [S] in tokens (their sum is C) -> float32 [C].
+
+    token_mean: 1 / tokens of the step (DAPO, arXiv 2503.14476). sequence_mean: 1 / (the sequence's
+    trainable tokens * sequences of the step) (GRPO). dr_grpo: 1 / (rollout.max_tokens * sequences
+    of the step). 0 for tokens that are not trained.
+    """
+    if config.train.aggregation == "token_mean":
+        return trained / np.float32(max(totals.tokens, 1))
+    if config.train.aggregation == "dr_grpo":
+        return trained / np.float32(config.rollout.max_tokens * max(totals.sequences, 1))
+    starts = np.cumsum(length) - length
+    own = np.maximum(np.add.reduceat(trained.astype(np.float64), starts), 1.0)
+    weights: Floats = (trained / np.repeat(own * max(totals.sequences, 1), length)).astype(
+        np.float32
+    )
+    return weights

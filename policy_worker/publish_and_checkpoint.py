@@ -1,0 +1,175 @@
+"""What leaves a policy worker after a commit: weights to engines, checkpoints to disk.
+
+    commit ──► publish ──► publisher's threads ──► receivers      (replicas with links)
+          └──► checkpoint ──► writer's thread ──► RecordCheckpoint ──► obsolete ones deleted
+                                                                  (rank 0 of the mesh)
+
+Both copy the state on the training thread and go on in the background; each version leaves once. A
+checkpoint that is due and that nobody is writing (its writer died, its write failed) is made up at
+the next opportunity, not at the next regular step.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+
+from paceline.v1 import policy_pb2, worker_pb2
+from policy_worker.checkpoint.checkpoint import CheckpointInfo
+from policy_worker.control_plane import Control
+from policy_worker.trainer import Trainer
+from policy_worker.weight_publisher import Publisher
+
+RETRY_S = 10.0
+"""Between a checkpoint that could not be written or recorded and the next try."""
+
+
+class Outlets:
+    """Made once the worker has registered."""
+
+    def __init__(
+        self, control: Control, trainer: Trainer, reply: worker_pb2.RegisterReply, host: str
+    ) -> None:
+        self._control = control
+        self._trainer = trainer
+        self._publisher = Publisher(
+            url=reply.rendezvous_url,
+            run_id=reply.run_id,
+            device=trainer.device,
+            on_link_error=self._link_broke,
+            host=host,
+        )
+        self._published = -1
+        self._saved = -1
+        """Version of the newest checkpoint that is being written or is recorded."""
+        self._saved_step = 0
+        self._save_again_at = 0.0
+        self._records: list[Future[None]] = []
+        self.last_publish_s = 0.0
+        """What the newest publication took of the training thread's time."""
+        control.on_directive(self._follow_links)
+
+    @property
+    def link_epochs(self) -> list[int]:
+        """Formed and healthy links; any thread."""
+        return self._publisher.formed_epochs()
+
+    def wanted(self) -> bool:
+        """A directive asks for something that the training thread does between steps."""
+        directive = self._control.directive
+        if directive is None:
+            return True
+        state = self._trainer.state
+        return (
+            bool(self._own_links(directive)) and self._published != state.version
+        ) or self._checkpoint_wanted(directive)
+
+    def checkpoint_due(self) -> bool:
+        """This replica is to write a checkpoint of its present state now."""
+        directive = self._control.directive
+        return directive is not None and self._checkpoint_wanted(directive)
+
+    def serve(self) -> None:
+        """Does what ``wanted`` is about."""
+        self.publish()
+        if self.checkpoint_due():
+            self.save_checkpoint()
+
+    def publish(self) -> None:
+        """Hands the newest weights to the publisher, where receivers are linked to this replica."""
+        directive, version = self._control.directive, self._trainer.state.version
+        if directive is None or version < 0 or self._published == version:
+            return
+        if not self._own_links(directive):
+            return
+        self.last_publish_s = self._publisher.publish(version, self._trainer.whole_weights())
+        self._published = version
+
+    def forget_after(self, version: int) -> None:
+        """What this replica gave out beyond ``version`` was never committed: it had a state that was
+        replaced, and the numbers will be given to others."""
+        if self._published > version:
+            self._publisher.forget()
+            self._published = -1
+        if self._saved > version:
+            self._saved, self._saved_step = -1, 0
+
+    def save_checkpoint(self) -> None:
+        """Rank 0 of the mesh writes the present state, once, in the background."""
+        state = self._trainer.state
+        if self._trainer.rank != 0 or self._saved == state.version or state.step == 0:
+            return
+        self._saved, self._saved_step = state.version, state.step
+        version = state.version
+        self._trainer.save().add_done_callback(
+            lambda future: self._checkpoint_written(version, future)
+        )
+
+    def finish(self) -> None:
+        """Waits until checkpoints under way are recorded; the trainer is closed by then."""
+        for record in self._records:
+            record.result()
+
+    def close(self) -> None:
+        self._publisher.close()
+
+    def _follow_links(self, directive: worker_pb2.Directive) -> None:
+        # On the session's thread: links form while the training thread computes.
+        self._publisher.set_links(self._own_links(directive))
+
+    def _own_links(self, directive: worker_pb2.Directive) -> list[worker_pb2.WeightsLink]:
+        own = self._control.caller.incarnation
+        return [link for link in directive.links if link.publisher.incarnation == own]
+
+    def _checkpoint_wanted(self, directive: worker_pb2.Directive) -> bool:
+        state = self._trainer.state
+        wanted = directive.checkpoint_step
+        # Version and step rise together until a rollback: what was saved before one does not count.
+        same_line = self._saved - self._saved_step == state.version - state.step
+        saved_step = self._saved_step if same_line else 0
+        return (
+            saved_step < wanted <= state.step
+            and self._saved != state.version
+            and self._trainer.rank == 0
+            and time.monotonic() >= self._save_again_at
+        )
+
+    def _link_broke(self, epoch: int, detail: str) -> None:
+        # On the publisher's thread.
+        self._control.post(
+            "WorkerService.ReportPeerError",
+            worker_pb2.PeerError(
+                caller=self._control.caller, epoch=epoch, is_link=True, detail=detail
+            ),
+        )
+
+    def _checkpoint_written(self, version: int, future: Future[CheckpointInfo]) -> None:
+        # On the writer's thread.
+        if future.exception() is not None:
+            self._not_saved(version)  # logged by the writer; the one before stays the newest
+            return
+        info = future.result()
+        request = policy_pb2.CheckpointRequest(
+            caller=self._control.caller,
+            step=info.step,
+            version=info.version,
+            path=str(info.path),
+            size_bytes=info.size_bytes,
+            seconds=info.seconds,
+        )
+        recorded = False
+
+        def obsolete(reply: policy_pb2.CheckpointReply) -> None:
+            nonlocal recorded
+            recorded = True
+            self._trainer.checkpointer.delete(list(reply.obsolete_paths))
+
+        record = self._control.post("PolicyService.RecordCheckpoint", request, obsolete)
+        record.add_done_callback(lambda _: None if recorded else self._not_saved(version))
+        self._records.append(record)
+
+    def _not_saved(self, version: int) -> None:
+        """What was to be ``version``'s checkpoint is none. Any thread."""
+        if self._saved == version:
+            self._save_again_at = time.monotonic() + RETRY_S
+            self._saved, self._saved_step = -1, 0

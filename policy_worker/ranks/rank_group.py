@@ -1,0 +1,345 @@
+"""The ranks of one policy replica: they live, agree and die as one.
+
+    controller ◄──► rank 0 (the worker) ──spawns──► ranks 1..n-1
+                      │   commands (JSON, gloo)  ──►  obey, in order
+                      │   agree / gather         ◄──► every rank says how it went
+                      └── "epoch n is over" (shared memory) ◄► read between slices of a collective
+
+- Only rank 0 talks to the controller. The others do what it tells them, in the order it says it.
+- A rank that dies ends the replica: its followers carry PR_SET_PDEATHSIG, and rank 0 exits at once
+  when a follower ends before it was told to. Half a replica holds half the parameters: nothing it
+  could still do would be right.
+- All ranks run on one host. Channels bind to loopback; nothing here is pickled.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import mmap
+import os
+import secrets
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from paceline.process.structured_log import event
+from policy_worker.ranks.follower_bootstrap import RANK_SETTINGS, die_with_parent
+
+log = logging.getLogger(__name__)
+
+FOREVER = timedelta(days=365)
+"""Between two commands lies however long the rollouts take. Death is noticed by other means."""
+
+
+_EPOCH = struct.Struct("=q")
+
+
+class ReplicaBroken(Exception):
+    """A rank of this replica is gone or does not answer; the process must exit."""
+
+
+class Replica:
+    """A replica of one rank: its own leader, nobody to tell, nobody to wait for."""
+
+    rank = 0
+    size = 1
+    mesh: DeviceMesh | None = None
+    """One-dimensional device mesh over the ranks; None for one rank."""
+    store: dist.Store | None = None
+    """Key-value store the ranks share, for background threads; None for one rank."""
+
+    def __init__(self, identity: str | None = None) -> None:
+        self.identity = identity or secrets.token_hex(6)
+        """Random name, equal on all ranks, different for every replica ever started."""
+
+    @property
+    def leads(self) -> bool:
+        return self.rank == 0
+
+    def command(self, command: dict[str, Any]) -> None:
+        """Leader: hands a JSON object to every follower."""
+
+    def next_command(self) -> dict[str, Any]:
+        """Follower: blocks until the leader's next command."""
+        raise ReplicaBroken("a replica of one rank has no followers")
+
+    def agree(self, ok: bool) -> bool:
+        """Collective. True on every rank if ``ok`` was true on every rank."""
+        return ok
+
+    def gather(self, value: Any) -> list[Any]:
+        """Collective. Every rank's JSON value, in rank order, on every rank."""
+        return [value]
+
+    def broadcast_bytes(self, data: bytes | None) -> bytes:
+        """Collective. The leader's bytes, on every rank; followers pass None."""
+        return data or b""
+
+    def all_sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Collective. Adds ``tensor`` (any dtype, on the replica's device) up over ranks, in place."""
+        return tensor
+
+    def barrier(self) -> None:
+        """Collective."""
+
+    def end_epoch(self, epoch: int) -> None:
+        """Any rank, any thread, without blocking: mesh epochs up to ``epoch`` are over for all."""
+
+    def epoch_over(self, epoch: int) -> bool:
+        """Any rank, any thread, without blocking: whether a rank has ended ``epoch``."""
+        return False
+
+    def close(self) -> None:
+        """Leader: lets the followers go (they exit 0) and waits for them."""
+
+
+class RankedReplica(Replica):
+    """Two or more ranks on one host. Made by ``lead`` in rank 0 and by ``follow`` in the others."""
+
+    def __init__(
+        self,
+        *,
+        rank: int,
+        size: int,
+        identity: str,
+        store: dist.Store,
+        epochs: mmap.mmap,
+        device_type: str,
+        children: Sequence[subprocess.Popen[bytes]] = (),
+    ) -> None:
+        super().__init__(identity)
+        self.rank, self.size, self.store = rank, size, store
+        self._epochs = epochs
+        self._children = children
+        self._closing = threading.Event()
+        for child in children:
+            threading.Thread(
+                target=self._watch, args=(child,), name=f"rank-{child.pid}", daemon=True
+            ).start()
+        with _loopback():
+            backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("world", store),
+                rank=rank,
+                world_size=size,
+                timeout=timedelta(minutes=30),
+            )
+            # A group of its own, so that waiting for a command has no time limit while a
+            # collective over parameters keeps one.
+            self._control = dist.new_group(backend="gloo", timeout=FOREVER)
+            self.mesh = dist.init_device_mesh(device_type, (size,), mesh_dim_names=("shard",))
+
+    def command(self, command: dict[str, Any]) -> None:
+        self.broadcast_bytes(json.dumps(command).encode())
+
+    def next_command(self) -> dict[str, Any]:
+        command: dict[str, Any] = json.loads(self.broadcast_bytes(None))
+        return command
+
+    def agree(self, ok: bool) -> bool:
+        flag = torch.tensor([int(ok)], dtype=torch.int32)
+        with _speaking():
+            dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._control)
+        return bool(flag.item())
+
+    def gather(self, value: Any) -> list[Any]:
+        data = json.dumps(value).encode()
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        with _speaking():
+            dist.all_gather(sizes, torch.tensor([len(data)]), group=self._control)
+            longest = max(int(s) for s in sizes)
+            mine = torch.zeros(longest, dtype=torch.uint8)
+            mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
+            parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
+            dist.all_gather(parts, mine, group=self._control)
+        return [
+            json.loads(part[: int(size)].numpy().tobytes())
+            for part, size in zip(parts, sizes, strict=True)
+        ]
+
+    def broadcast_bytes(self, data: bytes | None) -> bytes:
+        size = torch.tensor([len(data or b"")])
+        with _speaking():
+            dist.broadcast(size, 0, group=self._control)
+            if not int(size):
+                return b""
+            if self.leads:
+                buffer = torch.frombuffer(bytearray(data or b""), dtype=torch.uint8)
+            else:
+                buffer = torch.zeros(int(size), dtype=torch.uint8)
+            dist.broadcast(buffer, 0, group=self._control)
+        return buffer.numpy().tobytes()
+
+    def all_sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        with _speaking():
+            dist.all_reduce(tensor)
+        return tensor
+
+    def barrier(self) -> None:
+        self.agree(True)
+
+    def end_epoch(self, epoch: int) -> None:
+        # Each rank writes a word of its own: two writers of one word could undo each other.
+        if epoch > self._ended_by(self.rank):
+            _EPOCH.pack_into(self._epochs, self.rank * _EPOCH.size, epoch)
+
+    def epoch_over(self, epoch: int) -> bool:
+        return any(self._ended_by(rank) >= epoch for rank in range(self.size))
+
+    def _ended_by(self, rank: int) -> int:
+        (epoch,) = _EPOCH.unpack_from(self._epochs, rank * _EPOCH.size)
+        return int(epoch)
+
+    def close(self) -> None:
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        if self.leads:
+            with contextlib.suppress(ReplicaBroken):
+                self.command({"op": "stop"})
+            for child in self._children:
+                try:
+                    child.wait(10.0)
+                except subprocess.TimeoutExpired:
+                    child.kill()
+                    child.wait()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+
+    def _watch(self, child: subprocess.Popen[bytes]) -> None:
+        status = child.wait()
+        if not self._closing.is_set():
+            event(log, "rank died, replica ends", logging.ERROR, pid=child.pid, status=status)
+            if -status in (signal.SIGKILL, signal.SIGTERM):
+                # Killed from outside, the replica is too: a launcher that starts failures anew
+                # only so often must not take this for one.
+                os.kill(os.getpid(), signal.SIGKILL)
+            os._exit(1)
+
+
+def lead(
+    size: int,
+    *,
+    config_json: str = "{}",
+    threads: int = 1,
+    device_type: str = "cpu",
+    follower: Sequence[str] = ("policy_worker.ranks.rank_worker",),
+) -> Replica:
+    """Starts a replica of ``size`` ranks with the caller as rank 0; call it from the main thread.
+
+    ``config_json`` reaches the followers as ``follow()``'s second result. ``follower`` is the
+    module they run (``python -m``), with its arguments. ``threads`` limits each follower's CPU
+    threads. Returns once every rank has joined. Raises ReplicaBroken where that fails.
+    """
+    if size == 1:
+        return Replica()
+    if device_type == "cuda" and torch.cuda.device_count() < size:
+        raise ReplicaBroken(
+            f"fleet.policy_ranks = {size}, but this process sees {torch.cuda.device_count()} CUDA "
+            "devices: a rank needs one of its own"
+        )
+    if threading.current_thread() is not threading.main_thread():
+        # PR_SET_PDEATHSIG fires when the *thread* that spawned the child ends.
+        raise RuntimeError("a replica must be started from the main thread")
+    identity = secrets.token_hex(6)
+    store = dist.TCPStore(
+        "127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5)
+    )
+    store.set("config", config_json)
+    children = []
+    with tempfile.TemporaryFile() as shared:
+        shared.truncate(mmap.PAGESIZE)
+        epochs = mmap.mmap(shared.fileno(), mmap.PAGESIZE)
+        for rank in range(1, size):
+            env = os.environ | {
+                "OMP_NUM_THREADS": str(threads),
+                "MKL_NUM_THREADS": str(threads),
+                RANK_SETTINGS: json.dumps(
+                    {
+                        "rank": rank,
+                        "size": size,
+                        "identity": identity,
+                        "port": store.port,
+                        "parent": os.getpid(),
+                        "epochs": shared.fileno(),
+                        "device": device_type,
+                        "threads": threads,
+                    }
+                ),
+            }
+            children.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", *follower],
+                    env=env,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=(shared.fileno(),),
+                )
+            )
+    try:
+        return RankedReplica(
+            rank=0,
+            size=size,
+            identity=identity,
+            store=store,
+            epochs=epochs,
+            device_type=device_type,
+            children=children,
+        )
+    except (RuntimeError, dist.DistError) as error:
+        for child in children:
+            child.kill()
+        raise ReplicaBroken(f"the replica's ranks did not come together: {error}") from error
+
+
+def follow() -> tuple[RankedReplica, str]:
+    """Joins the replica that spawned this process. Returns it and the leader's ``config_json``."""
+    die_with_parent()
+    settings = json.loads(os.environ[RANK_SETTINGS])
+    torch.set_num_threads(settings["threads"])
+    epochs = mmap.mmap(settings["epochs"], mmap.PAGESIZE)
+    os.close(settings["epochs"])
+    store = dist.TCPStore("127.0.0.1", settings["port"], None, timeout=timedelta(minutes=5))
+    replica = RankedReplica(
+        rank=settings["rank"],
+        size=settings["size"],
+        identity=settings["identity"],
+        store=store,
+        epochs=epochs,
+        device_type=settings["device"],
+    )
+    return replica, store.get("config").decode()
+
+
+@contextlib.contextmanager
+def _loopback() -> Iterator[None]:
+    """Groups made inside bind to the loopback interface; gloo reads it from the environment."""
+    before = os.environ.get("GLOO_SOCKET_IFNAME")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo0" if sys.platform == "darwin" else "lo"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["GLOO_SOCKET_IFNAME"]
+        else:
+            os.environ["GLOO_SOCKET_IFNAME"] = before
+
+
+@contextlib.contextmanager
+def _speaking() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise ReplicaBroken(str(error).splitlines()[0]) from error

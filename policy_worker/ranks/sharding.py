@@ -1,0 +1,92 @@
+"""FSDP2 inside a replica: every rank stores a slice of each parameter, gradient and moment.
+
+    blocks ─ fully_shard ─┐
+                          ├─ one device mesh over the ranks, for the life of the process
+    root ─── fully_shard ─┘   (embeddings and head; tied ones stay together here)
+
+A forward gathers one block's weights at a time; a backward leaves each rank the sum over ranks of
+its slice of the gradient. Rank i of every replica slices the same way, so the elastic mesh that
+joins rank i of all replicas can add slices up, seed them and compare them without gathering.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor
+
+from paceline.config.schema import Config
+from policy_worker.model import load_model
+from policy_worker.ranks.rank_group import Replica
+from policy_worker.state import TrainState, local_tensor
+from policy_worker.step.optimizer import build_optimizer
+
+# It warns of in-place operations on what the root returns; nothing here does any.
+warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
+
+
+def load_sharded_state(config: Config, replica: Replica, device: torch.device) -> TrainState:
+    """The initial state of one rank of a replica: model.path's weights, zero optimizer state, step 0,
+    version -1 (nobody's yet). Collective in its first use, not in loading.
+
+    Each rank reads the weights into host memory, and only its slices go to ``device``. Raises
+    ModelError where the model cannot be read.
+    """
+    torch.manual_seed(config.run.seed)
+    host = device if replica.mesh is None else torch.device("cpu")
+    model = load_model(config.model.path, config.model, host)
+    if replica.mesh is not None:
+        shard_model(model, replica.mesh)
+        model.to(device)  # buffers
+    return TrainState(model, build_optimizer(model, config.train), 0, -1, config)
+
+
+def shard_model(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
+    """Turns the parameters of ``model`` (equal on all ranks) into this rank's slices, in place."""
+    for block in blocks_of(model):
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            # Losses are normalised by the whole step's counts, so gradients add up: no mean over
+            # ranks. A plain sum also is what gloo can do.
+            module.set_gradient_divide_factor(1.0)
+            module.set_force_sum_reduction_for_comms(True)
+    return model
+
+
+def blocks_of(model: nn.Module) -> list[nn.Module]:
+    """The transformer blocks: what the model itself declares indivisible, else its longest list."""
+    names = set(getattr(model, "_no_split_modules", None) or ())
+    blocks = [m for m in model.modules() if type(m).__name__ in names]
+    if blocks:
+        return blocks
+    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
+    return list(max(lists, key=len)) if lists else []
+
+
+def gathered_weights(state: TrainState) -> Iterator[tuple[str, Tensor]]:
+    """Collective: ``state.named_weights()`` with whole tensors, on every rank, one at a time.
+
+    All ranks must exhaust it. What it yields is not to be written to; a whole tensor of a sharded
+    model lives only as long as the caller keeps it.
+    """
+    for name, tensor in state.named_weights():
+        yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+
+
+def local_weights(state: TrainState) -> Iterator[tuple[str, Tensor]]:
+    """``state.named_weights()`` as this rank stores them: views of its slices, no communication."""
+    for name, tensor in state.named_weights():
+        yield name, local_tensor(tensor)
+
+
+def squared_norm(tensors: list[Tensor], replica: Replica) -> Tensor:
+    """Collective: sum of squares over all ranks' slices, float32 scalar, equal on every rank."""
+    norms = torch.stack([torch.linalg.vector_norm(t.float()) for t in tensors if t.numel()])
+    return replica.all_sum(norms.square().sum())

@@ -1,0 +1,1 @@
+"""A training step's computation: batch, packing, log-probs, gradients, optimizer."""

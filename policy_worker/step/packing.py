@@ -1,0 +1,193 @@
+"""Micro-batches without padding: which tokens stand in which row, and who attends to whom.
+
+A row is [prompt, completion 1, completion 2, ...] for one group after the other. The prompt stands
+once and all completions of the group attend to it, so its forward is shared. The last token of a
+completion is never an input: nothing is predicted from it.
+
+    row        p p p p a a a b b | p p p c c c c
+    position   0 1 2 3 4 5 6 4 5 | 0 1 2 3 4 5 6
+    predicts   . . . * a a a b b     (the last prompt token predicts the first of a and of b)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from policy_worker.step.attention import Block, Packing
+from policy_worker.step.batch import Batch, Ints
+
+BLOCK_RATIO = 2.0
+"""Sequences share an attention block while the longest is at most this many times the shortest."""
+BLOCK_MINIMUM = 64
+"""Below this length, in tokens, padding costs less than another block."""
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """One row of T tokens and what is to be predicted from it: C tokens of S sequences."""
+
+    input_ids: Tensor
+    """int64 [1, T]"""
+    position_ids: Tensor
+    """int64 [1, T]"""
+    packing: Packing
+    predict_from: Tensor
+    """int64 [C], row positions whose output predicts each target."""
+    targets: Tensor
+    """int64 [C], token ids."""
+    token_index: Ints
+    """[C], where each target stands in the Batch's token columns."""
+    sequence_index: Ints
+    """[S], which of the Batch's sequences these are."""
+    sequence_of: Tensor
+    """int64 [C], which of the S sequences each target belongs to."""
+
+
+def plan_rows(batch: Batch, keep: Ints, tokens_per_microbatch: int) -> list[Ints]:
+    """Splits the sequences ``keep`` (indices, ascending) into rows of at most so many tokens.
+
+    Groups stay together where they fit, longest first so that rows hold sequences of similar
+    length; a group that does not fit is split, its prompt repeated. A single sequence that is
+    longer than the limit gets a row of its own. The same input gives the same rows.
+    """
+    if len(keep) == 0:
+        return []
+    group = batch.group_of[keep]
+    prompt = batch.prompt_length
+    inputs = batch.length[keep] - 1
+    starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
+    ends = np.r_[starts[1:], len(keep)]
+    totals = np.add.reduceat(inputs, starts) + prompt[group[starts]]
+    longest = np.maximum.reduceat(inputs, starts) + prompt[group[starts]]
+    rows: list[Ints] = []
+    row: list[Ints] = []
+    used = 0
+    for i in np.argsort(-longest, kind="stable"):
+        if used + totals[i] <= tokens_per_microbatch:
+            row.append(keep[starts[i] : ends[i]])
+            used += int(totals[i])
+            continue
+        if row:
+            rows.append(np.concatenate(row))
+        row, used = [], 0
+        base = int(prompt[group[starts[i]]])
+        part, size = starts[i], base
+        if totals[i] > tokens_per_microbatch:
+            for s in range(starts[i], ends[i]):
+                if size + inputs[s] > tokens_per_microbatch and s > part:
+                    rows.append(keep[part:s])
+                    part, size = s, base
+                size += int(inputs[s])
+        else:
+            size = int(totals[i])
+        row, used = [keep[part : ends[i]]], size
+    if row:
+        rows.append(np.concatenate(row))
+    return rows
+
+
+def pack(batch: Batch, sequences: Ints, device: torch.device) -> MicroBatch:
+    """The row of ``sequences`` (indices into ``batch``; those of one group stand side by side)."""
+    group = batch.group_of[sequences]
+    length = batch.length[sequences]
+    inputs = length - 1
+    prompt = batch.prompt_length[group]
+    first = np.r_[True, group[1:] != group[:-1]]  # the sequence that its group's prompt precedes
+    # Row layout.
+    row_start = np.cumsum(inputs + np.where(first, prompt, 0)) - inputs
+    prompt_start = (row_start - prompt)[np.maximum.accumulate(np.where(first, _iota(first), 0))]
+    total = int(row_start[-1] + inputs[-1])
+    ids = np.empty(total, dtype=np.int64)
+    positions = np.empty(total, dtype=np.int64)
+    prompt_offset = np.cumsum(batch.prompt_length) - batch.prompt_length
+    token_offset = (np.cumsum(batch.length) - batch.length)[sequences]
+    heads = np.flatnonzero(first)
+    place, within = _ranges(prompt_start[heads], prompt[heads])
+    ids[place] = batch.prompt_tokens[_ranges(prompt_offset[group[heads]], prompt[heads])[0]]
+    positions[place] = within
+    place, within = _ranges(row_start, inputs)
+    ids[place] = batch.tokens[_ranges(token_offset, inputs)[0]]
+    positions[place] = within + np.repeat(prompt, inputs)
+    # Targets: token j of a completion is predicted from its token j - 1, the first from the prompt.
+    token_index, within = _ranges(token_offset, length)
+    sequence_of = np.repeat(_iota(first), length)
+    predict_from = np.where(
+        within == 0, (prompt_start + prompt - 1)[sequence_of], row_start[sequence_of] + within - 1
+    )
+    return MicroBatch(
+        input_ids=_tensor(ids, device)[None],
+        position_ids=_tensor(positions, device)[None],
+        packing=_attention_blocks(prompt_start, prompt, row_start, inputs, first, total, device),
+        predict_from=_tensor(predict_from, device),
+        targets=_tensor(batch.tokens[token_index], device),
+        token_index=token_index,
+        sequence_index=sequences,
+        sequence_of=_tensor(sequence_of, device),
+    )
+
+
+def _attention_blocks(
+    prompt_start: Ints,
+    prompt: Ints,
+    row_start: Ints,
+    inputs: Ints,
+    first: np.ndarray,
+    total: int,
+    device: torch.device,
+) -> Packing:
+    """Blocks [N, L] of similar lengths: each sequence is its prompt's tokens, then its own."""
+    full = prompt + inputs
+    collapse = np.empty(total, dtype=np.int64)
+    blocks: list[Block] = []
+    offset = 0
+    for members in _similar(full):
+        longest = int(full[members].max())
+        grid = np.arange(longest)[None, :]
+        p, n = prompt[members][:, None], full[members][:, None]
+        gather = np.where(
+            grid < p, prompt_start[members][:, None] + grid, row_start[members][:, None] + grid - p
+        )
+        real = grid < n
+        slot = offset + np.arange(gather.size).reshape(gather.shape)
+        # A prompt's output is taken from the first sequence of its group, all copies being equal.
+        own = real & ((grid >= p) | first[members][:, None])
+        collapse[gather[own]] = slot[own]
+        # Padding repeats the sequence's last token: a real row position, spread over the row.
+        gather = np.where(real, gather, gather[np.arange(len(members)), n[:, 0] - 1][:, None])
+        blocks.append(Block(_tensor(gather.reshape(-1), device), len(members), longest))
+        offset += gather.size
+    return Packing(tuple(blocks), _tensor(collapse, device))
+
+
+def _similar(full: Ints) -> Iterator[Ints]:
+    """Members of each block: one block for short sequences, then by ratio of lengths."""
+    if full.max() <= BLOCK_MINIMUM or full.max() <= BLOCK_RATIO * full.min():
+        yield _iota(full)
+        return
+    order = np.argsort(full, kind="stable")
+    start = 0
+    for i in range(1, len(order) + 1):
+        limit = max(BLOCK_MINIMUM, BLOCK_RATIO * full[order[start]])
+        if i == len(order) or full[order[i]] > limit:
+            yield np.sort(order[start:i])
+            start = i
+
+
+def _ranges(starts: Ints, lengths: Ints) -> tuple[Ints, Ints]:
+    """Concatenation of ``range(s, s + n)`` over all pairs, and each element's place in its range."""
+    ends = np.cumsum(lengths)
+    within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - lengths, lengths)
+    return np.repeat(starts, lengths) + within, within
+
+
+def _iota(like: np.ndarray) -> Ints:
+    return np.arange(len(like), dtype=np.int64)
+
+
+def _tensor(array: np.ndarray, device: torch.device) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(array)).to(device, non_blocking=True)

@@ -1,0 +1,74 @@
+"""The queue in front of the batch: who joins at the next token boundary."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from rollout_worker.engine.transformers.batch import Row
+
+
+@dataclass(slots=True)
+class _Waiting:
+    rows: deque[Row]
+
+    @property
+    def longest(self) -> int:
+        return max(row.longest for row in self.rows)
+
+
+class Admission:
+    """First come, first served, by whole requests, so that a request's samples share one prefill.
+
+    A prefill has a fixed price. While the batch is nearly full, newcomers wait until an eighth of
+    the slots is free (or all that wait can join at once); so each prefill serves many.
+    """
+
+    def __init__(self, slots: int, cache_tokens: int) -> None:
+        self.slots = slots
+        self._cache_tokens = cache_tokens
+        """Tokens that the cache may hold, over all rows, at their worst case."""
+        self._queue: deque[_Waiting] = deque()
+        self.waiting = 0
+
+    def add(self, rows: list[Row]) -> None:
+        self._queue.append(_Waiting(deque(rows)))
+        self.waiting += len(rows)
+
+    def remove(self, request_ids: set[str]) -> list[Row]:
+        """Takes the rows of these requests out of the queue."""
+        gone = [e for e in self._queue if e.rows[0].request_id in request_ids]
+        if gone:
+            self._queue = deque(e for e in self._queue if e.rows[0].request_id not in request_ids)
+        rows = [row for entry in gone for row in entry.rows]
+        self.waiting -= len(rows)
+        return rows
+
+    def take(self, running: int, longest: int) -> list[Row]:
+        """Rows that join a batch of ``running`` rows, whose longest may reach ``longest`` tokens."""
+        batch = max(1, self.slots // 8)
+        free = self.slots - running
+        if not self.waiting or (running and free < min(batch, self.waiting)):
+            return []
+        taken: list[Row] = []
+        while self._queue and free:
+            entry = self._queue[0]
+            longest = max(longest, entry.longest)
+            # Every row of the cache is as long as the longest.
+            room = min(free, self._cache_tokens // longest - running - len(taken))
+            if room <= 0:
+                break
+            if len(entry.rows) > room and len(entry.rows) <= batch and (running or taken):
+                break
+            for _ in range(min(room, len(entry.rows))):
+                taken.append(entry.rows.popleft())
+                free -= 1
+            if not entry.rows:
+                self._queue.popleft()
+        if not taken and not running and self._queue:
+            # One sequence always fits: its length was checked against the budget when it came.
+            taken.append(self._queue[0].rows.popleft())
+            if not self._queue[0].rows:
+                self._queue.popleft()
+        self.waiting -= len(taken)
+        return taken

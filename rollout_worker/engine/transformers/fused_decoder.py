@@ -1,0 +1,227 @@
+"""A fast path for Llama, Mistral, Qwen2 and Qwen3 without sliding windows.
+
+The same arithmetic as the model's own forward, on the model's own weights, with fewer and larger
+operations: one matrix product for queries, keys and values, one for gate and up, and attention as
+two batched products over the slots in use. The fused matrices share memory with the model's
+parameters, so new weights are copied once and are seen by both. ``largest_gap`` compares the two
+paths at every start.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from rollout_worker.engine.transformers.decoder import Prefilled
+from rollout_worker.engine.transformers.kv_cache import CacheShape, SlotCache
+
+_CLASSES = {
+    "LlamaForCausalLM",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
+}
+_STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
+
+
+@dataclass(slots=True)
+class _Layer:
+    norm_in: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor | None
+    qk_norm: Tensor | None
+    """[query heads + key heads, head dim]; built anew from the model's two vectors by refresh."""
+    out: nn.Linear
+    norm_mlp: Tensor
+    gate_up: Tensor
+    gate_up_bias: Tensor | None
+    down: nn.Linear
+
+
+def supports(model: PreTrainedModel) -> bool:
+    """Whether this decoder knows the model's architecture and settings."""
+    config = model.config
+    if type(model).__name__ not in _CLASSES or getattr(config, "hidden_act", "") != "silu":
+        return False
+    if set(getattr(config, "layer_types", None) or ["full_attention"]) != {"full_attention"}:
+        return False
+    if type(model).__name__ == "MistralForCausalLM" and config.sliding_window is not None:
+        return False
+    if model.model.rotary_emb.rope_type not in _STATIC_ROPE:
+        return False
+    layer = model.model.layers[0]
+    parts = (
+        layer.self_attn.q_proj,
+        layer.self_attn.o_proj,
+        layer.mlp.gate_proj,
+        layer.mlp.down_proj,
+        model.lm_head,
+    )
+    return all(type(part) is nn.Linear for part in parts)
+
+
+class LeanDecoder:
+    def __init__(self, model: PreTrainedModel) -> None:
+        config = model.config
+        self._model = model
+        self._embed = model.model.embed_tokens.weight
+        self._heads = config.num_attention_heads
+        self._kv_heads = config.num_key_value_heads
+        self._dim = model.model.layers[0].self_attn.head_dim
+        self._scale = model.model.layers[0].self_attn.scaling
+        self._eps = config.rms_norm_eps
+        self._dtype = self._embed.dtype
+        self.shape = CacheShape(
+            config.num_hidden_layers,
+            self._kv_heads,
+            self._dim,
+            self._dim,
+            self._dtype,
+            self._embed.device,
+        )
+        with torch.no_grad():
+            self._layers = [_fuse(layer) for layer in model.model.layers]
+        self._cos = self._sin = torch.empty((0, 1, self._dim), device=self._embed.device)
+        self.refresh()
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        for layer, module in zip(self._layers, self._model.model.layers, strict=True):
+            attention = module.self_attn
+            if hasattr(attention, "q_norm"):
+                layer.qk_norm = torch.cat(
+                    [
+                        attention.q_norm.weight.expand(self._heads, -1),
+                        attention.k_norm.weight.expand(self._kv_heads, -1),
+                    ]
+                )
+
+    def prefill(self, tokens: Tensor, lengths: Tensor) -> Prefilled:
+        count, longest = tokens.shape
+        self._reach(longest)
+        cos, sin = (t[:longest].repeat(count, 1, 1) for t in (self._cos, self._sin))
+        x = self._embed[tokens.reshape(-1)]
+        keys: list[Tensor] = []
+        values: list[Tensor] = []
+        for layer in self._layers:
+            qk, v = self._project(layer, x, cos, sin)
+            q, k, v = (
+                t.view(count, longest, -1, self._dim).transpose(1, 2)
+                for t in (qk[:, : self._heads], qk[:, self._heads :], v)
+            )
+            keys.append(k)
+            values.append(v)
+            mixed = F.scaled_dot_product_attention(
+                q, k, v, is_causal=True, scale=self._scale, enable_gqa=self._heads != self._kv_heads
+            )
+            x = self._finish(layer, x, mixed.transpose(1, 2).reshape(count * longest, -1))
+        ends = torch.arange(count, device=tokens.device) * longest + lengths - 1
+        return Prefilled(self._logits(x[ends]), torch.stack(keys), torch.stack(values))
+
+    def decode(self, cache: SlotCache, tokens: Tensor, positions: Tensor, length: int) -> Tensor:
+        rows = len(tokens)
+        self._reach(length)
+        cos, sin = self._cos[positions], self._sin[positions]
+        index = cache.token_index(positions)
+        at = torch.arange(length, device=positions.device)
+        mask = torch.zeros((rows, length), dtype=self._dtype, device=positions.device)
+        mask.masked_fill_(at > positions[:, None], -torch.inf)
+        mask = mask.repeat_interleave(self._kv_heads, 0)[:, None]
+        x = self._embed[tokens]
+        for i, layer in enumerate(self._layers):
+            qk, v = self._project(layer, x, cos, sin)
+            k, v = qk[:, self._heads :], v
+            stored_k = self._store(cache.keys[i], index, k, rows, length)
+            stored_v = self._store(cache.values[i], index, v, rows, length)
+            q = qk[:, : self._heads].reshape(rows * self._kv_heads, -1, self._dim)
+            scores = torch.baddbmm(mask, q, stored_k.transpose(1, 2), alpha=self._scale)
+            weights = torch.softmax(scores, -1, dtype=torch.float32).to(self._dtype)
+            x = self._finish(layer, x, torch.bmm(weights, stored_v).view(rows, -1))
+        return self._logits(x)
+
+    def _store(self, layer: Tensor, index: Tensor, new: Tensor, rows: int, length: int) -> Tensor:
+        """Writes one token a row; returns [rows * heads, length, dim], what the rows hold now."""
+        layer.view(-1, self._dim).index_copy_(0, index, new.reshape(-1, self._dim))
+        return layer.view(-1, layer.shape[2], self._dim)[: rows * self._kv_heads, :length]
+
+    def _project(self, layer: _Layer, x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotated queries and keys [tokens, query + key heads, dim], values [tokens, heads, dim]."""
+        qkv = F.linear(self._norm(x, layer.norm_in), layer.qkv, layer.qkv_bias)
+        qkv = qkv.view(len(x), -1, self._dim)
+        turned = self._heads + self._kv_heads
+        qk, v = qkv[:, :turned], qkv[:, turned:]
+        if layer.qk_norm is not None:
+            qk = self._norm(qk, layer.qk_norm)
+        # The sign of the rotated half is in the table.
+        return qk * cos + torch.roll(qk, self._dim // 2, -1) * sin, v
+
+    def _finish(self, layer: _Layer, x: Tensor, mixed: Tensor) -> Tensor:
+        x = _add_linear(x, mixed, layer.out)
+        hidden = F.linear(self._norm(x, layer.norm_mlp), layer.gate_up, layer.gate_up_bias)
+        gate, up = hidden.chunk(2, -1)
+        return _add_linear(x, F.silu(gate).mul_(up), layer.down)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        if self._dtype == torch.float32:
+            scaled = F.rms_norm(x, (x.shape[-1],), None, self._eps)
+            return scaled.mul_(weight)
+        # Rounded where the model rounds.
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self._eps)
+        return weight * wide.to(self._dtype)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return self._model.lm_head(self._norm(x, self._model.model.norm.weight)).float()
+
+    def _reach(self, length: int) -> None:
+        """Extends the rotary tables, from the model's own module, to cover ``length`` positions."""
+        if length <= len(self._cos):
+            return
+        at = torch.arange(max(length, 2 * len(self._cos), 128), device=self._embed.device)
+        cos, sin = self._model.model.rotary_emb(self._embed[:1], at[None])
+        half = self._dim // 2
+        self._cos = cos[0][:, None]
+        self._sin = torch.cat([-sin[0, :, :half], sin[0, :, half:]], -1)[:, None]
+
+
+def _add_linear(x: Tensor, hidden: Tensor, linear: nn.Linear) -> Tensor:
+    x = torch.addmm(x, hidden, linear.weight.t())
+    return x if linear.bias is None else x.add_(linear.bias)
+
+
+def _fuse(module: nn.Module) -> _Layer:
+    attention, mlp = module.self_attn, module.mlp
+    qkv, qkv_bias = _stack(attention.q_proj, attention.k_proj, attention.v_proj)
+    gate_up, gate_up_bias = _stack(mlp.gate_proj, mlp.up_proj)
+    return _Layer(
+        norm_in=module.input_layernorm.weight,
+        qkv=qkv,
+        qkv_bias=qkv_bias,
+        qk_norm=None,
+        out=attention.o_proj,
+        norm_mlp=module.post_attention_layernorm.weight,
+        gate_up=gate_up,
+        gate_up_bias=gate_up_bias,
+        down=mlp.down_proj,
+    )
+
+
+def _stack(*linears: nn.Linear) -> tuple[Tensor, Tensor | None]:
+    """One matrix over the linears' outputs; their parameters become views of it."""
+    weight = _share([linear.weight for linear in linears])
+    if linears[0].bias is None:
+        return weight, None
+    return weight, _share([linear.bias for linear in linears])
+
+
+def _share(parameters: list[nn.Parameter]) -> Tensor:
+    joined = torch.cat([p.data for p in parameters])
+    start = 0
+    for parameter in parameters:
+        parameter.data = joined[start : start + len(parameter)]
+        start += len(parameter)
+    return joined

@@ -1,0 +1,165 @@
+"""vLLM's engine arguments, from the config. ``rollout.vllm`` passes through whatever Paceline does
+not set itself; what it does set is named together with the field that sets it."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import psutil
+from transformers import AutoConfig, PretrainedConfig
+
+from paceline.config.schema import Config
+from paceline.process.structured_log import first_line
+from rollout_worker.engine.base import EngineError
+from rollout_worker.engine.vllm.plugin import MARK
+
+_SET_BY = {
+    "model": "model.path",
+    "tokenizer": "model.tokenizer",
+    "trust_remote_code": "model.trust_remote_code",
+    "dtype": "rollout.dtype",
+    "max_model_len": "rollout.max_context",
+    "max_num_seqs": "rollout.max_sequences",
+    "tensor_parallel_size": "rollout.tensor_parallel",
+    "seed": "run.seed",
+    "logprobs_mode": "",
+    "worker_extension_cls": "",
+    "weight_transfer_config": "",
+    "skip_tokenizer_init": "",
+    "data_parallel_size": "fleet.rollout",
+}
+"""Arguments that Paceline sets; "": nothing else would work."""
+
+_CACHE_SHARE = 0.5
+"""Largest part of the free host memory that the key-value cache takes on a CPU."""
+
+
+def prepare_environment(config: Config) -> None:
+    """For vLLM's processes, which inherit it. To be called before vLLM is imported."""
+    os.environ[MARK] = "1"
+    defaults = {
+        # Nothing is reported to anybody.
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_LOGGING_LEVEL": "WARNING",
+        # A fork of a process with threads and open channels may hang.
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+        # Binding would put every worker of a machine on the same first cores.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+    os.environ["OMP_NUM_THREADS"] = str(config.fleet.rollout_threads)
+
+
+def engine_arguments(config: Config, model: PretrainedConfig, *, cpu: bool) -> dict[str, Any]:
+    """Keyword arguments of AsyncEngineArgs. ``cpu``: vLLM's platform is a CPU.
+
+    Raises EngineError for an argument that does not exist or that another field sets.
+    """
+    rollout = config.rollout
+    given = dict(rollout.vllm)
+    _check_names(given)
+    context = context_limit(config, model)
+    path = config.model.path
+    arguments: dict[str, Any] = {
+        "model": str(Path(path).expanduser()) if path.startswith("~") else path,
+        "tokenizer": config.model.tokenizer,
+        "trust_remote_code": config.model.trust_remote_code,
+        "dtype": config.model.dtype if rollout.dtype == "auto" else rollout.dtype,
+        "max_model_len": context,
+        "max_num_seqs": rollout.max_sequences,
+        "tensor_parallel_size": rollout.tensor_parallel,
+        "seed": config.run.seed,
+        # Of the distribution that was sampled: temperature, top-k and top-p applied.
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": "rollout_worker.engine.vllm.worker_extension.PacelineRank",
+        # The first weights come over the weights link; reading a checkpoint first is lost time.
+        "load_format": "dummy",
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+    }
+    if cpu:
+        # Compiling takes longer on a CPU than it saves, and the warm-up serves only to size what
+        # is given here.
+        arguments["enforce_eager"] = True
+        arguments["kv_cache_memory_bytes"] = cache_bytes(
+            model, context, rollout.max_sequences, arguments["dtype"]
+        )
+        # A prompt cut in two makes vLLM 0.32 turn back the random numbers of its sample, which a
+        # CPU's generator cannot do: the engine process ends. So a step takes whole prompts only.
+        if given.get("enable_chunked_prefill"):
+            raise EngineError("rollout.vllm.enable_chunked_prefill needs a GPU with this vLLM")
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(context, 2048)
+        if rollout.tensor_parallel == 1:
+            # The rank lives in the engine's process: one process and one hop per step less.
+            arguments["distributed_executor_backend"] = "uni"
+    if not rollout.vllm.get("enforce_eager", cpu):
+        arguments.pop("enforce_eager", None)
+    return arguments | given
+
+
+def engine_environment(arguments: Mapping[str, Any], *, cpu: bool) -> None:
+    """What must be set for vLLM's processes once their arguments are known."""
+    if cpu and arguments.get("enforce_eager"):
+        # vLLM compiles a helper of its sampler even so: fifteen seconds before the first token.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+    if arguments.get("distributed_executor_backend") == "uni":
+        # Else vLLM puts the rank into a process of its own to set OMP_NUM_THREADS, which is set.
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+
+
+def load_model_config(config: Config) -> PretrainedConfig:
+    path = config.model.path
+    if path.startswith(("/", ".", "~")) and not Path(path).expanduser().is_dir():
+        raise EngineError(f"model.path: no such directory: {path}")
+    # Whatever transformers raises for a bad directory, name or file is bad input here.
+    try:
+        return AutoConfig.from_pretrained(
+            str(Path(path).expanduser()) if path.startswith("~") else path,
+            trust_remote_code=config.model.trust_remote_code,
+        )
+    except Exception as error:
+        raise EngineError(f"model.path: cannot load {path}: {first_line(error)}") from error
+
+
+def context_limit(config: Config, model: PretrainedConfig) -> int:
+    """Longest prompt plus completion, in tokens."""
+    wanted = config.rollout.max_context or (
+        config.data.max_prompt_tokens + config.rollout.max_tokens
+    )
+    limit = getattr(model.get_text_config(decoder=True), "max_position_embeddings", None)
+    return min(wanted, limit) if limit else wanted
+
+
+def cache_bytes(model: PretrainedConfig, context: int, sequences: int, dtype: str) -> int:
+    """For ``sequences`` of ``context`` tokens each, within a share of the free memory."""
+    text = model.get_text_config(decoder=True)
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    token = 2 * text.num_hidden_layers * heads * width * (4 if dtype == "float32" else 2)
+    # Blocks are filled by one sequence each; 128 is the largest default block size.
+    blocks = -(-(context + 1) // 128) + 1
+    wanted = token * 128 * blocks * sequences
+    free = int(psutil.virtual_memory().available * _CACHE_SHARE)
+    return max(min(wanted, free), token * 128 * (blocks + 1))
+
+
+def _check_names(given: Mapping[str, Any]) -> None:
+    from vllm.engine.arg_utils import AsyncEngineArgs
+
+    known = set(AsyncEngineArgs.__dataclass_fields__)
+    for name in given:
+        if name in _SET_BY:
+            by = _SET_BY[name]
+            raise EngineError(
+                f"rollout.vllm.{name} is set by " + (by if by else "Paceline and cannot be changed")
+            )
+        if name not in known:
+            close = difflib.get_close_matches(name, known - set(_SET_BY), n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise EngineError(f"rollout.vllm.{name} is no engine argument of this vLLM{hint}")

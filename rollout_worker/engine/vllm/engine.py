@@ -1,0 +1,356 @@
+"""The engine on vLLM: its public asynchronous engine, with weights that change in flight.
+
+    generate ──► one vLLM request per sample ──► AsyncLLM ──► EngineCore process ──► ranks
+    load_weights ──► vllm_swap
+
+A sample that goes on from a prefix draws other random numbers than it would have drawn uninterrupted
+(``exact_continuation``); greedy ones are equal. The samples of a request share their prefill through
+vLLM's prefix cache, in whole blocks; its entries are salted with the version that made them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.config.schema import Config
+from paceline.process.structured_log import event, first_line
+from rollout_worker.engine.base import (
+    Aborted,
+    Engine,
+    EngineDied,
+    EngineError,
+    EngineStats,
+    Finish,
+    GenerationFailed,
+    OnPartial,
+    Request,
+    Sample,
+)
+from rollout_worker.engine.stopping import Decode
+from rollout_worker.engine.transformers.rng import sample_keys
+from rollout_worker.engine.vllm import internals
+from rollout_worker.engine.vllm.client import VLLMClient
+from rollout_worker.engine.vllm.outputs import complete, join
+from rollout_worker.engine.vllm.progress import Lookout
+from rollout_worker.engine.vllm.request import Group
+from rollout_worker.engine.vllm.swap import WeightSwap
+
+logger = logging.getLogger(__name__)
+
+_CLOSE_S = 1.0
+
+
+class VLLMEngine(Engine):
+    """``decode_text`` and ``end_tokens``: as for the transformers engine. ``overrides``: engine
+    arguments that no config may set."""
+
+    exact_continuation = False
+    least_temperature = 0.01
+    most_temperature = 2.0
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        decode_text: Decode,
+        end_tokens: tuple[int, ...] = (),
+        overrides: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not self.least_temperature <= config.rollout.temperature <= self.most_temperature:
+            raise EngineError(
+                f"rollout.temperature is {config.rollout.temperature:g}; vLLM samples at "
+                f"{self.least_temperature:g} to {self.most_temperature:g}"
+            )
+        self._config = config
+        self.on_update = config.rollout.on_update
+        """What the next swap does to sequences in flight."""
+        self._decode_text = decode_text
+        self._end_tokens = end_tokens
+        self._client = VLLMClient(config, overrides or {})
+        self._swap: WeightSwap | None = None
+        self._groups: dict[str, Group] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._closed = False
+        self._lookout: Lookout | None = None
+        self._count = 0
+        self._tokens = self._samples = 0
+        self._prompt_tokens = self._cached_tokens = 0
+        self._idle_s = 0.0
+        self._idle_since: float | None = None
+
+    async def start(self) -> None:
+        if self._swap is not None:
+            return
+        started = time.monotonic()
+        self._loop = asyncio.get_running_loop()
+        await self._client.start()
+        try:
+            await self._client.told(self._client.llm.update_weight_version("-1"))
+            # Known from here on: else the first request is handed over a round trip after it is
+            # made, and an abort in between would find nothing to end.
+            self._tasks = await self._client.told(self._client.llm.get_supported_tasks())
+        except EngineError as error:
+            # It was up: a rank was killed, or the engine's process.
+            raise EngineDied(str(error)) from error
+        internals.quieten()
+        facts = self._client.facts
+        self._ends = sorted({*self._end_tokens, *facts.end_tokens})
+        self._swap = WeightSwap(
+            self._client,
+            self._generate if self._config.rollout.verify else None,
+            self._end_all,
+        )
+        self._idle_since = time.monotonic()
+        event(
+            logger,
+            "engine ready",
+            path="vllm",
+            context=facts.max_context,
+            slots=self._config.rollout.max_sequences,
+            ranks=facts.ranks,
+            ms=(time.monotonic() - started) * 1e3,
+        )
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        for group in list(self._groups.values()):
+            self._abort(group)
+        if self._background:
+            await asyncio.wait(set(self._background), timeout=_CLOSE_S)
+        if self._swap is not None:
+            self._swap.close()
+        await self._client.close()
+
+    # ---- generating
+
+    async def generate(self, request: Request) -> tuple[Sample, ...]:
+        self.check(request)
+        if self._closed:
+            raise EngineError("the engine is closed")
+        if not self._swap_ready.usable:
+            raise EngineError("the engine has no weights yet")
+        if request.request_id in self._groups:
+            raise EngineError(f"request {request.request_id} is already running")
+        return await self._generate(request)
+
+    async def _generate(self, request: Request) -> tuple[Sample, ...]:
+        group = self._groups[request.request_id] = Group(request)
+        if self._idle_since is not None:
+            self._idle_s += time.monotonic() - self._idle_since
+            self._idle_since = None
+        if self._lookout is not None:
+            self._spawn(self._lookout.look())
+        tasks = [asyncio.create_task(self._sample(group, i)) for i in range(request.count)]
+        try:
+            samples = await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        finally:
+            del self._groups[request.request_id]
+            if not self._groups:
+                self._idle_since = time.monotonic()
+        if group.aborted:
+            raise Aborted(request.request_id, tuple(samples))
+        return tuple(sample for sample in samples if sample is not None)
+
+    async def _sample(self, group: Group, index: int) -> Sample | None:
+        """None: aborted without a token."""
+        request = group.request
+        sample = request.prefixes[index] if request.prefixes else None
+        params = request.params
+        if whole := complete(sample, params.max_tokens, params.stop, self._decode_text):
+            self._samples += 1
+            group.done[index] = whole
+            self.sample_over(request.request_id)
+            return whole
+        while not group.aborted:
+            output = await self._run(group, index, sample)
+            self._tokens += len(output.token_ids)
+            try:
+                sample = join(sample, output, params.stop, self._decode_text)
+            except GenerationFailed:
+                self._spawn(self._swap_ready.heal())
+                raise
+            stopped = sample is not None and sample.finish is Finish.STOP
+            if output.finish_reason != "abort" or stopped:
+                self._samples += 1
+                self.sample_over(request.request_id)
+                if sample is not None:
+                    group.done[index] = sample
+                return sample
+            # Ended by a swap before its first token had arrived here: it goes on under the new version.
+        return sample
+
+    async def _run(self, group: Group, index: int, prefix: Sample | None) -> Any:
+        """One vLLM request, to its end. Returns its CompletionOutput."""
+        self._count += 1
+        name = f"{group.request.request_id}#{index}.{self._count}"
+        if prefix is None:
+            asked = self._fresh(group, index, name)
+        else:
+            asked = self._continued(group, index, prefix, name)
+        group.live.add(name)
+        group.running[index] = name, prefix
+        try:
+            async for output in self._client.llm.generate(asked, asked.sampling_params, name):
+                last = output
+        except Exception as error:
+            raise self._client.error(error) from error
+        finally:
+            group.live.discard(name)
+        self._prompt_tokens += len(asked.prompt_token_ids)
+        self._cached_tokens += last.num_cached_tokens or 0
+        return last.outputs[0]
+
+    def _fresh(self, group: Group, index: int, name: str) -> Any:
+        request, salt = group.request, self._swap_ready.salt
+        if group.fresh[0] != salt:
+            group.fresh = salt, self._asked(request, request.prompt_tokens, 0)
+        return internals.another(group.fresh[1], name, _seed(request, group.keys[index]))
+
+    def _continued(self, group: Group, index: int, prefix: Sample, name: str) -> Any:
+        request, have = group.request, len(prefix.tokens)
+        tokens = np.concatenate([request.prompt_tokens, prefix.tokens])
+        asked = self._asked(request, tokens, have)
+        # Other numbers than those the prefix was drawn with.
+        (key,) = sample_keys(group.keys[index], np.array([have])).tolist()
+        return internals.another(asked, name, _seed(request, key))
+
+    def _asked(self, request: Request, tokens: NDArray[np.int32], have: int) -> Any:
+        """``have``: how many of the tokens were generated."""
+        from vllm.inputs.engine import tokens_input
+
+        prompt = tokens_input(tokens.tolist(), cache_salt=self._swap_ready.salt)
+        try:
+            params = self._params(request, have)
+            return internals.prepared(self._client.llm, prompt, params, self._tasks)
+        except Exception as error:
+            told = self._client.error(error)
+            if self._closed or isinstance(told, EngineDied):
+                raise told from error
+            # The engine has not heard of it: vLLM's front end refuses this very request.
+            raise GenerationFailed(str(told)) from error
+
+    def _params(self, request: Request, have: int) -> Any:
+        """``have``: tokens that are there already."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        wanted = request.params
+        return SamplingParams(
+            max_tokens=wanted.max_tokens - have,
+            temperature=0.0 if wanted.greedy else wanted.temperature,
+            top_p=1.0 if wanted.greedy else wanted.top_p,
+            top_k=0 if wanted.greedy else wanted.top_k,
+            seed=None if wanted.greedy else 0,
+            stop=list(wanted.stop),
+            stop_token_ids=self._ends,
+            # Stop strings may contain special tokens.
+            skip_special_tokens=False,
+            spaces_between_special_tokens=False,
+            detokenize=bool(wanted.stop),
+            logprobs=0,
+            flat_logprobs=True,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def abort(self, request_id: str) -> None:
+        if (group := self._groups.get(request_id)) is not None:
+            self._abort(group)
+
+    def _abort(self, group: Group) -> None:
+        group.aborted = True
+        self._spawn(self._client.llm.abort(list(group.live)))
+
+    async def _end_all(self) -> None:
+        groups = list(self._groups.values())
+        for group in groups:
+            group.aborted = True
+        names = [name for group in groups for name in group.live]
+        if names:
+            await self._client.told(self._client.llm.abort(names))
+
+    def watch(self, every: int, report: OnPartial) -> None:
+        if every:
+            self._lookout = Lookout(self._groups, self._client, self._decode_text, every, report)
+
+    # ---- weights
+
+    async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
+        if self._closed:
+            raise EngineError("the engine is closed")
+        return await self._swap_ready.load(version, tensors, self.on_update)
+
+    async def until_failure(self) -> None:
+        await self._client.until_dead()
+
+    @property
+    def _swap_ready(self) -> WeightSwap:
+        if self._swap is None:
+            raise EngineError("the engine is not started")
+        return self._swap
+
+    @property
+    def version(self) -> int:
+        return -1 if self._swap is None else self._swap.version
+
+    @property
+    def vocabulary(self) -> int:
+        return self._client.facts.vocabulary
+
+    @property
+    def max_context(self) -> int:
+        return self._client.facts.max_context
+
+    def stats(self) -> EngineStats:
+        swap, since = self._swap_ready, self._idle_since
+        llm = self._client.llm
+        unfinished = [] if llm is None else list(internals.states(llm))
+        slots = self._config.rollout.max_sequences
+        return EngineStats(
+            tokens=self._tokens + sum(map(internals.tokens_so_far, unfinished)),
+            samples=self._samples,
+            running=min(len(unfinished), slots),
+            waiting=max(0, len(unfinished) - slots),
+            idle_s=self._idle_s + (time.monotonic() - since if since is not None else 0.0),
+            swap_s=swap.pause_s,
+            swaps=swap.count,
+            extra={
+                "stage_s": swap.stage_s,
+                "restarted": float(swap.restarted),
+                "prompt_tokens": float(self._prompt_tokens),
+                "cached_tokens": float(self._cached_tokens),
+            },
+        )
+
+    # ---- work that nobody waits for
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(self._quietly(work))
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
+        # The requests concerned are told by their own waits.
+        try:
+            await work
+        except Exception as error:
+            event(logger, "background work failed", logging.WARNING, error=first_line(error))
+
+
+def _seed(request: Request, key: int) -> int | None:
+    """vLLM takes seeds of 63 bits."""
+    return None if request.params.greedy else key >> 1

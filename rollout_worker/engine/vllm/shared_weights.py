@@ -1,0 +1,122 @@
+"""Weights of one version in memory that the engine's processes share.
+
+    rollout worker: write() ──► Segment (sealed) ──► path ──► each rank: read() ──► tensors
+
+On Linux the memory has no name in any file system: it is gone with the last process that uses it,
+however that one ended, and nobody can change it once it is written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import mmap
+import os
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.weights.tensor_checksum import checksum
+from paceline.weights.weight_manifest import Manifest
+
+_BUCKET_BYTES = 1 << 30
+_keys = itertools.count(1)
+
+
+class Damaged(Exception):
+    """The bytes are not those that were written."""
+
+
+@dataclass
+class Segment:
+    """``describe()`` is what a rank needs to read it while this process keeps it open.
+
+    ``key``: another one for each segment of a process. Not the version: after a publisher's death
+    the same version may come again with other weights.
+    """
+
+    key: int
+    version: int
+    manifest: Manifest
+    checksum: str
+    _fd: int
+    _file: Any = None
+
+    def describe(self) -> str:
+        """JSON: it passes through vLLM's own message encoding unchanged."""
+        return json.dumps(
+            {
+                "path": f"/proc/{os.getpid()}/fd/{self._fd}" if self._file is None else self._file,
+                "manifest": self.manifest.to_json(),
+                "checksum": self.checksum,
+            }
+        )
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+            if self._file is not None:
+                Path(self._file).unlink()
+
+
+def write(version: int, named: Iterable[tuple[str, Tensor]]) -> Segment:
+    """Copies tensors of any device and layout. Blocks for as long as that takes."""
+    tensors = [(name, tensor.detach()) for name, tensor in named]
+    manifest = Manifest.of(tensors, bucket_bytes=_BUCKET_BYTES)
+    fd, file = _memory(f"paceline-weights-{version}")
+    try:
+        size = max(manifest.total_bytes, 1)
+        os.ftruncate(fd, size)
+        with mmap.mmap(fd, size) as memory:
+            flat = torch.frombuffer(memory, dtype=torch.uint8)[: manifest.total_bytes]
+            views = manifest.views(flat)
+            for spec, (name, tensor) in zip(manifest.specs, tensors, strict=True):
+                if not spec.same_as and tensor.numel():
+                    views[name].copy_(tensor)
+            found = checksum(flat)
+            # The mapping can be closed, and the memory sealed, once no tensor refers to it.
+            del views, flat
+        if file is None:
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+    except BaseException:
+        os.close(fd)
+        raise
+    return Segment(next(_keys), version, manifest, found, fd, file)
+
+
+def read(description: str) -> dict[str, Tensor]:
+    """The tensors, in shared memory: not to be written to. Raises Damaged."""
+    value = json.loads(description)
+    fd = os.open(value["path"], os.O_RDONLY)
+    try:
+        size = os.fstat(fd).st_size
+        # Private: torch takes writable memory only, and a write must never reach other ranks.
+        memory = mmap.mmap(fd, size, access=mmap.ACCESS_COPY)
+    finally:
+        os.close(fd)
+    manifest = Manifest.from_json(value["manifest"], limit_bytes=1 << 60)
+    if manifest.total_bytes > size:
+        raise Damaged(f"{size} bytes of weights where {manifest.total_bytes} were announced")
+    flat = torch.frombuffer(memory, dtype=torch.uint8)[: manifest.total_bytes]
+    if checksum(flat) != value["checksum"]:
+        raise Damaged("the weights do not match their checksum")
+    return manifest.views(flat)
+
+
+if hasattr(os, "memfd_create"):
+    _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+    def _memory(name: str) -> tuple[int, str | None]:
+        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), None
+
+else:
+
+    def _memory(name: str) -> tuple[int, str | None]:
+        return tempfile.mkstemp(prefix=name)

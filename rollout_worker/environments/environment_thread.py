@@ -1,0 +1,179 @@
+"""Runs environments in a thread of their own, and bounds the time each takes for itself.
+
+    worker's loop                        environments' loop
+    run ── task ──────────────────────► environment(task, sample)
+     ▲      conversation.say ◄────────── sample(...)         the clock stops while the model is at it
+     └── result, error, or out of time ◄─┘
+
+An environment that blocks the thread (computes, sleeps, asks a client that does not await) holds up the
+others and nothing else. Once it is out of time it is left behind with the thread: the others that
+were in it are lost without blame, and new ones get a new thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline.process.asyncio_thread import BackgroundLoop
+from paceline.process.structured_log import event
+from rollout_worker.environments.base import (
+    Environment,
+    EnvironmentFailed,
+    Said,
+    Task,
+    Turn,
+)
+from rollout_worker.environments.conversation import Conversation
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT = "environment_timeout"
+LOST = "environment_lost"
+_ANSWER_S = 1.0
+"""A thread that does not answer for so long is blocked."""
+_CLOSE_S = 1.0
+
+
+@dataclass(eq=False, slots=True)
+class _Run:
+    thread: BackgroundLoop
+    done: asyncio.Future[Any]
+    task: asyncio.Task[Any] | None = None
+
+
+class _OwnTime:
+    """Lets ``limit`` run while the environment runs, and stand still while the model does."""
+
+    def __init__(self, limit: asyncio.Timeout, seconds: float) -> None:
+        self._limit = limit
+        self._left = seconds
+        self._loop = asyncio.get_running_loop()
+        self._since = self._loop.time()
+
+    def __call__(self, runs: bool) -> None:
+        if self._limit.expired():
+            return
+        now = self._loop.time()
+        if runs:
+            self._since = now
+            self._limit.reschedule(now + self._left)
+        else:
+            self._left -= now - self._since
+            self._limit.reschedule(None)
+
+
+class _Asking:
+    """``sample``, as the environment calls it in its own thread."""
+
+    def __init__(self, conversation: Conversation, worker: asyncio.AbstractEventLoop) -> None:
+        self._conversation = conversation
+        self._worker = worker
+
+    async def __call__(
+        self, said: Said, *, max_tokens: int | None = None, stop: Sequence[str] = ()
+    ) -> Turn:
+        # What is in it, the conversation checks.
+        stops = (stop,) if isinstance(stop, str) else tuple(stop)
+        call = asyncio.run_coroutine_threadsafe(
+            self._conversation.say(said, max_tokens=max_tokens, stop=stops), self._worker
+        )
+        return await asyncio.wrap_future(call)
+
+
+class Host:
+    def __init__(self, environment: Environment, *, timeout_s: float) -> None:
+        self._environment = environment
+        self._timeout_s = timeout_s
+        self._thread = BackgroundLoop("environments")
+        self._runs: set[_Run] = set()
+
+    async def run(self, task: Task, conversation: Conversation) -> Any:
+        """What the environment returns; raises what it raises, and EnvironmentFailed where its time
+        is over or its thread was lost. ``conversation`` is closed afterwards."""
+        worker = asyncio.get_running_loop()
+        run = _Run(self._thread, worker.create_future())
+        self._runs.add(run)
+        play = run.thread.submit(self._play(run, task, _Asking(conversation, worker)))
+        play.add_done_callback(lambda played: _tell(worker, run.done, played))
+        try:
+            async with asyncio.timeout(self._timeout_s) as limit:
+                conversation.own_clock = _OwnTime(limit, self._timeout_s)
+                return await run.done
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise await self._blame(run) from None
+        finally:
+            conversation.close()
+            play.cancel()
+            self._runs.discard(run)
+
+    async def close(self) -> None:
+        await asyncio.to_thread(self._thread.close, _CLOSE_S)
+
+    async def _play(self, run: _Run, task: Task, sample: _Asking) -> Any:
+        run.task = asyncio.current_task()
+        try:
+            return await self._environment(task, sample)
+        except (SystemExit, KeyboardInterrupt) as error:
+            # Would end the thread, and with it every environment in it.
+            raise EnvironmentFailed("environment_error", f"it raised {error!r}") from error
+
+    async def _blame(self, run: _Run) -> EnvironmentFailed:
+        """Out of time: because of itself, or because another one blocks the thread."""
+        late = f"it took longer than rollout.environment_timeout_s = {self._timeout_s:g} s"
+        if await self._answers(run.thread):
+            return EnvironmentFailed(TIMEOUT, late)
+        busy = asyncio.current_task(run.thread.loop)
+        if busy is not None and busy is not run.task:
+            return EnvironmentFailed(LOST, "another environment blocks the thread of all")
+        self._leave_behind(run)
+        return EnvironmentFailed(TIMEOUT, f"{late}, in a call that does not await")
+
+    async def _answers(self, thread: BackgroundLoop) -> bool:
+        worker = asyncio.get_running_loop()
+        answered = asyncio.Event()
+        try:
+            thread.loop.call_soon_threadsafe(worker.call_soon_threadsafe, answered.set)
+            async with asyncio.timeout(_ANSWER_S):
+                await answered.wait()
+        except (TimeoutError, RuntimeError):
+            return False
+        return True
+
+    def _leave_behind(self, guilty: _Run) -> None:
+        if guilty.thread is not self._thread:
+            return
+        event(logger, "environment blocks its thread, starting another", logging.WARNING)
+        self._thread = BackgroundLoop("environments")
+        for run in self._runs:
+            if run.thread is guilty.thread and run is not guilty and not run.done.done():
+                run.done.set_exception(EnvironmentFailed(LOST, "another environment blocked it"))
+        # It ends once the call returns, if it ever does; it holds up nobody's exit.
+        guilty.thread.close(0)
+
+
+def _tell(
+    worker: asyncio.AbstractEventLoop,
+    done: asyncio.Future[Any],
+    played: concurrent.futures.Future[Any],
+) -> None:
+    def settle() -> None:
+        if done.done():
+            return
+        if played.cancelled():
+            done.set_exception(EnvironmentFailed("environment_error", "it cancelled itself"))
+        elif (error := played.exception()) is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(played.result())
+
+    # The worker may have ended meanwhile.
+    with contextlib.suppress(RuntimeError):
+        worker.call_soon_threadsafe(settle)

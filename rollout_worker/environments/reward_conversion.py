@@ -1,0 +1,61 @@
+"""What environments return becomes rewards."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline.rpc.wire_limits import usable_reward
+from rollout_worker.environments.base import COMPONENT, EnvironmentFailed
+from rollout_worker.rewards.scoring import Scores
+
+_MOST = 64
+"""Components of a sample, as the controller checks."""
+
+
+def scores_of(results: Sequence[Any]) -> Scores | None:
+    """The reward of each sample is the sum of its components. None: the environment scores none.
+
+    Raises EnvironmentFailed for values that are no rewards, and where some samples are scored and
+    others not: rewards of one group have to mean the same.
+    """
+    components = [_components(result) for result in results]
+    if all(values is None for values in components):
+        return None
+    scored = [values for values in components if values is not None]
+    if len(scored) < len(components):
+        raise _bad(
+            f"{len(scored)} of {len(components)} samples were scored and the others not; an "
+            "environment that scores must do so when its transcript is full, too (TranscriptFull)"
+        )
+    rewards = [math.fsum(values.values()) for values in scored]
+    if not all(map(usable_reward, rewards)):
+        raise _bad("the sum of a sample's rewards is not finite or above 1e9")
+    return Scores(rewards, scored, 0.0)
+
+
+def _components(result: Any) -> dict[str, float] | None:
+    if result is None:
+        return None
+    if isinstance(result, Mapping):
+        if not 0 < len(result) <= _MOST:
+            raise _bad(f"it returned {len(result)} rewards, 1 to {_MOST} allowed")
+        return {str(name)[:64]: _number(value) for name, value in result.items()}
+    return {COMPONENT: _number(result)}
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str):
+        raise _bad(f"it returned {value!r:.80}, not a number, numbers by name, or None")
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise _bad(f"it returned {value!r:.80}, not a number, numbers by name, or None") from None
+    if not usable_reward(number):
+        raise _bad(f"it returned the reward {number}")
+    return number
+
+
+def _bad(detail: str) -> EnvironmentFailed:
+    return EnvironmentFailed("environment_error", detail)

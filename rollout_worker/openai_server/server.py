@@ -1,0 +1,104 @@
+"""The endpoint's socket, its life, and which samples it serves now."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+import logging
+import secrets
+import socket
+from typing import Any
+
+from paceline.config.schema import Config
+from paceline.process.structured_log import event
+from rollout_worker.environments.base import BadEnvironment, Endpoint
+from rollout_worker.environments.conversation import Conversation
+from rollout_worker.tokenizer import PromptTokenizer
+
+logger = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+_BACKLOG = 512
+_STOP_S = 1.0
+
+
+class ChatServer:
+    """Serves on loopback, and only samples whose key the caller knows: 144 random bits each."""
+
+    def __init__(self, config: Config, tokenizer: PromptTokenizer) -> None:
+        """Raises BadEnvironment where the tokenizer has no chat template."""
+        if not tokenizer.has_template:
+            raise BadEnvironment("rollout.openai needs a tokenizer with a chat template")
+        self._rollout = config.rollout
+        self._model = config.model.path
+        self._tokenizer = tokenizer
+        self._served: dict[str, Conversation] = {}
+        self._server: Any = None
+        self._task: asyncio.Task[None] | None = None
+        self.url = ""
+
+    async def start(self) -> None:
+        """Raises BadEnvironment where the port is taken."""
+        bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            bound.bind((HOST, self._rollout.openai_port))
+            bound.listen(_BACKLOG)
+        except OSError as error:
+            bound.close()
+            raise BadEnvironment(
+                f"rollout.openai_port = {self._rollout.openai_port}: {error.strerror}; 0 takes a "
+                "free port"
+            ) from error
+        bound.setblocking(False)
+        self.url = f"http://{HOST}:{bound.getsockname()[1]}/v1"
+        self._server = await asyncio.to_thread(self._make)
+        self._task = asyncio.create_task(self._serve(bound), name="openai")
+        event(logger, "openai endpoint", url=self.url, model=self._model)
+
+    async def close(self) -> None:
+        for conversation in self._served.values():
+            conversation.close()
+        self._served.clear()
+        if self._server is not None:
+            self._server.should_exit = True
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=_STOP_S)
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    # ---- samples
+
+    def endpoint(self) -> Endpoint:
+        """For one sample, with a key of its own; nothing is served for it yet."""
+        key = secrets.token_urlsafe(18)
+        headers = {"X-Paceline-Sample": key}
+        return Endpoint(base_url=self.url, api_key=key, headers=headers, model=self._model)
+
+    def admit(self, endpoint: Endpoint, conversation: Conversation) -> None:
+        self._served[endpoint.api_key] = conversation
+
+    def dismiss(self, endpoint: Endpoint) -> None:
+        self._served.pop(endpoint.api_key, None)
+
+    # ---- the web framework
+
+    def _make(self) -> Any:
+        chat = importlib.import_module("rollout_worker.openai_server.app").Chat(
+            self._served.get,
+            model=self._model,
+            tokenizer=self._tokenizer,
+            as_asked=self._rollout.openai_sampling == "request",
+        )
+        http = importlib.import_module("paceline.rpc.http_server")
+        # One for each sample, which are bounded elsewhere.
+        return http.http_server(chat.app(), most_connections=None)
+
+    async def _serve(self, bound: socket.socket) -> None:
+        try:
+            await self._server.serve(sockets=[bound])
+        except Exception:
+            # Agents then fail with the reason in their own words, and their groups with them.
+            logger.exception("openai endpoint failed")
+        finally:
+            bound.close()

@@ -1,0 +1,1 @@
+"""Tasks of a rollout worker: leasing, group production, submission."""

@@ -1,0 +1,1 @@
+"""Real fleets, protocol-only workers and fault injection, shared by tests and benchmarks."""

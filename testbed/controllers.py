@@ -1,0 +1,85 @@
+"""Controllers in processes of their own, and protocol-only workers, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+from paceline.config.load import load_config
+from paceline.config.schema import Config
+from paceline.rpc.client import ControlPlane
+from paceline.v1 import admin_pb2
+from testbed.controller_processes import Controllers, write_config
+from testbed.fake_workers import FakePolicy, FakeRollout, FakeWorker
+
+SMALL = {"group_size": 4, "max_tokens": 16}
+
+
+@contextmanager
+def running_controllers(
+    directory: Path, number: int = 1, **sections: dict[str, Any]
+) -> Iterator[Controllers]:
+    """``number`` started controllers of a small run; ``sections`` go into its config."""
+    sections.setdefault("rollout", {})
+    sections["rollout"] = {**SMALL, **sections["rollout"]}
+    sections["train"] = {"groups_per_step": 4, "steps": 1000, **sections.get("train", {})}
+    with Controllers(directory, write_config(directory, **sections)) as controllers:
+        for index in range(number):
+            controllers.start(f"controller-{index}")
+        yield controllers
+
+
+def addresses(controllers: Controllers) -> list[str]:
+    return [c.address for c in controllers.started if c.process.poll() is None]
+
+
+def config_of(controllers: Controllers) -> Config:
+    return load_config(controllers.config, [])
+
+
+async def status(control: ControlPlane) -> admin_pb2.StatusReply:
+    return await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), 20.0)
+
+
+async def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+    """Returns once ``condition`` (maybe async) holds; TimeoutError otherwise."""
+    async with asyncio.timeout(timeout_s):
+        while True:
+            found = condition()
+            if asyncio.iscoroutine(found):
+                found = await found
+            if found:
+                return
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def working_fleet(
+    controllers: Controllers,
+    policies: int = 1,
+    rollouts: int = 2,
+    *,
+    where: list[str] | None = None,
+) -> AsyncIterator[tuple[list[FakePolicy], list[FakeRollout]]]:
+    """Workers that train and generate until the block ends."""
+    config, targets = config_of(controllers), where or addresses(controllers)
+    trainers = [FakePolicy(config, targets, f"policy-{i}") for i in range(policies)]
+    generators = [
+        FakeRollout(config, targets, f"rollout-{i}", tasks_a_lease=2) for i in range(rollouts)
+    ]
+    workers: list[FakeWorker] = [*trainers, *generators]
+    await asyncio.gather(*(worker.start() for worker in workers))
+    loops = [asyncio.create_task(w.work(lambda: False)) for w in [*trainers, *generators]]
+    try:
+        yield trainers, generators
+        for loop in loops:
+            if loop.done():
+                loop.result()
+    finally:
+        for loop in loops:
+            loop.cancel()
+        await asyncio.gather(*loops, return_exceptions=True)
+        await asyncio.gather(*(worker.stop(goodbye=False) for worker in workers))

@@ -1,0 +1,238 @@
+"""Makes a real worker process fall at an exact instant of its work, for tests and benchmarks.
+
+A fleet started with ``environment(directory)`` can be told, at any time while it runs, by
+``fall(directory, pid, instant)``: the next time that process comes to the instant it writes the
+time and sends itself the signal. Instants:
+
+    policy    idle      asking for the next step
+              forward   in the forward pass of a micro-batch
+              reduce    with its all-reduce under way
+              vote      a few milliseconds after its vote was sent
+              commit    the commit is known, the optimizer step not yet done
+              seed      the state half sent to a joiner
+              send      a bucket of new weights on its way to a rollout worker
+    rollout   generate  a few milliseconds after a prompt went to the engine
+              submit    a few milliseconds after finished groups were sent
+              receive   a bucket of new weights on its way
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+VARIABLE = "PACELINE_INSTANTS"
+POLICY = ("idle", "forward", "reduce", "vote", "commit", "seed", "send")
+ROLLOUT = ("generate", "submit", "receive")
+
+
+def environment(directory: Path) -> dict[str, str]:
+    """Of a fleet whose processes can be armed; requests and times are kept in ``directory``."""
+    directory.mkdir(parents=True, exist_ok=True)
+    paths = [str(ROOT / "testbed" / "armed"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        VARIABLE: str(directory),
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+    }
+
+
+def fall(
+    directory: Path, pid: int, instant: str, number: signal.Signals = signal.SIGKILL
+) -> Callable[[float], float]:
+    """Arms process ``pid``. Returns a function: waits at most so many seconds for the fall and
+    returns its time (Unix seconds); TimeoutError where it did not come to the instant."""
+    request, fallen = directory / f"{pid}.json", directory / f"{pid}.{instant}.fallen"
+    fallen.unlink(missing_ok=True)
+    request.write_text(json.dumps({"instant": instant, "signal": int(number)}))
+    os.kill(pid, signal.SIGUSR1)
+
+    def wait(limit_s: float) -> float:
+        deadline = time.monotonic() + limit_s
+        while not fallen.exists():
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"process {pid} did not come to {instant} in {limit_s} s")
+            time.sleep(0.005)
+        return float(fallen.read_text())
+
+    return wait
+
+
+def arm() -> None:
+    """In the process itself, between two of its instructions."""
+    directory = Path(os.environ[VARIABLE])
+    try:
+        request = json.loads((directory / f"{os.getpid()}.json").read_text())
+    except FileNotFoundError:
+        return
+    Trap(directory, request["instant"], signal.Signals(request["signal"])).set()
+
+
+class Trap:
+    """Replaces a function of the worker by one that falls, once, and then puts it back."""
+
+    def __init__(self, directory: Path, instant: str, number: signal.Signals) -> None:
+        self._where = directory / f"{os.getpid()}.{instant}.fallen"
+        self._instant = instant
+        self._number = number
+        self._once = threading.Lock()
+        self._undo: Callable[[], None] = lambda: None
+
+    def set(self) -> None:
+        getattr(self, f"_{self._instant}")()
+
+    def _fall(self) -> None:
+        if not self._once.acquire(blocking=False):
+            return
+        self._undo()
+        fresh = self._where.with_suffix(".writing")
+        fresh.write_text(repr(time.time()))
+        fresh.replace(self._where)
+        os.kill(os.getpid(), self._number)
+
+    def _soon(self, delay_s: float) -> None:
+        threading.Timer(delay_s, self._fall).start()
+
+    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        whole = getattr(owner, name)
+        self._undo = lambda: setattr(owner, name, whole)
+        setattr(owner, name, make(whole))
+
+    def _before(self, owner: Any, name: str) -> None:
+        def make(whole: Any) -> Any:
+            def fallen(*arguments: Any, **named: Any) -> Any:
+                self._fall()
+                return whole(*arguments, **named)
+
+            return fallen
+
+        self._replace(owner, name, make)
+
+    def _during(self, owner: Any, name: str, thread: str = "") -> None:
+        """After it was started, for operations that go on in the background."""
+
+        def make(whole: Any) -> Any:
+            def fallen(*arguments: Any, **named: Any) -> Any:
+                begun = whole(*arguments, **named)
+                if threading.current_thread().name.startswith(thread):
+                    self._fall()
+                return begun
+
+            return fallen
+
+        self._replace(owner, name, make)
+
+    # -- policy worker ------------------------------------------------------------------------
+
+    def _idle(self) -> None:
+        self._before(_module("policy_worker.main").PolicyWorker, "next_plan")
+
+    def _forward(self) -> None:
+        self._before(_module("policy_worker.step.gradients").Gradients, "_add_row")
+
+    def _reduce(self) -> None:
+        self._during(_module("paceline.mesh.elastic_mesh").ProcessMesh, "all_reduce_async")
+
+    def _vote(self) -> None:
+        def make(whole: Any) -> Any:
+            def vote(*arguments: Any, **named: Any) -> Any:
+                self._soon(0.003)
+                return whole(*arguments, **named)
+
+            return vote
+
+        self._replace(_module("policy_worker.main").PolicyWorker, "vote", make)
+
+    def _commit(self) -> None:
+        self._before(_module("policy_worker.trainer").Trainer, "commit")
+
+    def _seed(self) -> None:
+        trainer = _module("policy_worker.trainer")
+
+        def make(whole: Any) -> Any:
+            def send_state(mesh: Any, *arguments: Any) -> Any:
+                self._replace(type(mesh), "send", self._after_header)
+                return whole(mesh, *arguments)
+
+            return send_state
+
+        self._replace(trainer, "send_state", make)
+
+    def _after_header(self, whole: Any) -> Any:
+        sent = 0
+
+        def send(*arguments: Any) -> Any:
+            nonlocal sent
+            sent += 1
+            if sent > 2:
+                self._fall()
+            return whole(*arguments)
+
+        return send
+
+    def _send(self) -> None:
+        def make(whole: Any) -> Any:
+            def send_snapshot(mesh: Any, snapshot: Any) -> Any:
+                self._during(type(mesh), "send_async")
+                return whole(mesh, snapshot)
+
+            return send_snapshot
+
+        self._replace(_module("policy_worker.weight_publisher"), "send_snapshot", make)
+
+    # -- rollout worker -----------------------------------------------------------------------
+
+    def _generate(self) -> None:
+        def make(whole: Any) -> Any:
+            async def produce(*arguments: Any) -> Any:
+                self._soon(0.005)
+                return await whole(*arguments)
+
+            return produce
+
+        self._replace(_module("rollout_worker.tasks.group_producer").Producer, "produce", make)
+
+    def _submit(self) -> None:
+        def make(whole: Any) -> Any:
+            async def call(worker: Any, method: str, request: Any) -> Any:
+                if method == "RolloutService.SubmitGroups":
+                    self._soon(0.002)
+                return await whole(worker, method, request)
+
+            return call
+
+        worker = _module("rollout_worker.main").RolloutWorker
+        self._replace(worker, "call", make)
+        # The outbox holds the bound method: it is looked up anew only through the class.
+        self._through_class(worker)
+
+    def _through_class(self, worker: Any) -> None:
+        import gc
+
+        for outbox in gc.get_objects():
+            if type(outbox).__name__ == "Outbox" and hasattr(outbox, "_call"):
+                owner = outbox._call.__self__
+                outbox._call = lambda m, r, owner=owner: worker.call(owner, m, r)
+
+    def _receive(self) -> None:
+        def make(whole: Any) -> Any:
+            def receive_snapshot(mesh: Any, **named: Any) -> Any:
+                self._during(type(mesh), "recv_async")
+                return whole(mesh, **named)
+
+            return receive_snapshot
+
+        self._replace(_module("rollout_worker.weight_receiver"), "receive_snapshot", make)
+
+
+def _module(name: str) -> Any:
+    """A module the process has loaded: a worker of another role is never armed by mistake."""
+    return sys.modules[name]

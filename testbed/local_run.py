@@ -1,0 +1,177 @@
+"""A real run of a tiny model on this machine, started as a user starts it: ``paceline up``."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from paceline.run_view.fleet_file import FleetRecord, ProcessId
+from testbed.tiny_model import make_tiny_model
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def write_run(where: Path, *, rows: int = 64, **sections: dict[str, Any]) -> Path:
+    """Model, data and configuration of a small run in ``where``; ``sections`` override fields.
+
+    Returns the path of the TOML file.
+    """
+    make_tiny_model(where / "model", hidden=32)
+    draw = random.Random(0)
+    for name, count in (("train", rows), ("held_out", 8)):
+        lines = []
+        for _ in range(count):
+            digits = "".join(draw.choices("0123456789", k=draw.randint(2, 4)))
+            lines.append(json.dumps({"prompt": f"s{digits}=", "answer": "".join(sorted(digits))}))
+        (where / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    settings: dict[str, dict[str, Any]] = {
+        "run": {"name": "tiny"},
+        "model": {"path": str(where / "model"), "device": "cpu"},
+        "data": {
+            "path": str(where / "train.jsonl"),
+            "eval_path": str(where / "held_out.jsonl"),
+            "max_prompt_tokens": 16,
+        },
+        "reward": {"functions": ["tests.fakes.slow_reward:digit_first"], "processes": 0},
+        "train": {
+            "steps": 6,
+            "groups_per_step": 4,
+            "lr": 1e-4,
+            "max_staleness": 2,
+            "checkpoint_every": 3,
+            "eval_every": 3,
+        },
+        "rollout": {"group_size": 4, "max_tokens": 8, "max_sequences": 32},
+        "fleet": {"controllers": 2, "policy": 2, "rollout": 2},
+    }
+    for section, fields in sections.items():
+        settings.setdefault(section, {}).update(fields)
+    text = "\n".join(
+        "\n".join([f"[{section}]", *(f"{k} = {json.dumps(v)}" for k, v in fields.items())])
+        for section, fields in settings.items()
+    )
+    path = where / "run.toml"
+    path.write_text(text + "\n")
+    return path
+
+
+class Up:
+    """``paceline up`` as a child process; ``close`` leaves nothing of it behind."""
+
+    def __init__(
+        self,
+        config: Path,
+        run_dir: Path,
+        *options: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.run_dir = run_dir
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        self.output = run_dir.parent / f"{run_dir.name}.out"
+        with self.output.open("ab") as out:
+            self.process = subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "paceline", "up", str(config)),
+                    *("--run-dir", str(run_dir), *options),
+                ],
+                stdout=out,
+                stderr=out,
+                cwd=ROOT,
+                env=environment,
+                start_new_session=True,
+            )
+
+    def wait(self, limit_s: float = 240.0) -> int:
+        """Exit status; what was printed is in the failure where it takes too long."""
+        try:
+            return self.process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"no end within {limit_s} s:\n{self.said()}") from None
+
+    def said(self) -> str:
+        text = self.output.read_text(errors="replace")
+        for log in sorted((self.run_dir / "logs").glob("*.log")):
+            text += f"\n--- {log.name}\n" + log.read_text(errors="replace")[-3000:]
+        return text
+
+    def until(self, true: Callable[[], object], limit_s: float = 150.0) -> None:
+        """Polls until ``true()``; fails where the run ends or the time runs out first."""
+        deadline = time.monotonic() + limit_s
+        while not true():
+            assert self.process.poll() is None, f"the run ended:\n{self.said()}"
+            assert time.monotonic() < deadline, f"it never became true:\n{self.said()}"
+            time.sleep(0.1)
+
+    def step(self) -> int:
+        """Newest committed step."""
+        return max((r["step"] for r in self.metrics() if r["kind"] == "step"), default=0)
+
+    def metrics(self) -> list[dict[str, Any]]:
+        path = self.run_dir / "metrics.jsonl"
+        text = path.read_text() if path.exists() else ""
+        return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+    def events(self, kind: str | None = None) -> list[dict[str, Any]]:
+        path = self.run_dir / "events.jsonl"
+        text = path.read_text() if path.exists() else ""
+        found = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return [event for event in found if kind in (None, event["type"])]
+
+    def status(self) -> dict[str, Any]:
+        shown = paceline("status", "--json", "--run-dir", str(self.run_dir))
+        assert shown.returncode == 0, shown.stderr + self.said()
+        value: dict[str, Any] = json.loads(shown.stdout)
+        return value
+
+    def summary(self) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads((self.run_dir / "summary.json").read_text())
+        return value
+
+    def pid(self, name: str) -> int:
+        """Of the newest process of that name."""
+        record = FleetRecord.read(self.run_dir)
+        assert record is not None
+        return next(p for p in record.processes if p.name == name).ids[-1].pid
+
+    def kill(self, name: str, number: signal.Signals = signal.SIGKILL) -> None:
+        os.kill(self.pid(name), number)
+
+    def leader(self) -> str:
+        """Name of the controller that leads."""
+        return str(self.events("TermBegun")[-1]["controller_id"])
+
+    def alive(self) -> list[ProcessId]:
+        """Every process of the fleet that still runs, Redis included."""
+        record = FleetRecord.read(self.run_dir)
+        if record is None:
+            return []
+        return [*record.survivors(), *(i for i in record.redis if i.alive())]
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait()
+        for one in self.alive():
+            try:
+                os.killpg(one.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+
+def paceline(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """One command, to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "paceline", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+    )

@@ -1,0 +1,142 @@
+"""A real fleet on hosts of its own, each in a network namespace; Redis is at the hub."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from paceline.redis.server import find_server
+from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
+from paceline.rpc.ports import free_ports
+from testbed.journal_watch import JournalWatch
+from testbed.local_run import ROOT, paceline, write_run
+from testbed.network_namespaces import HUB, Hosts
+
+CONTROLLERS = ("controller-0", "controller-1")
+WORKERS = {
+    "policy-0": "policy",
+    "policy-1": "policy",
+    "rollout-0": "rollout",
+    "rollout-1": "rollout",
+}
+PORT = 7000
+TOKEN = "a-token-of-this-test-alone"
+
+
+class Cluster(JournalWatch):
+    """Two controllers and four workers, started by hand; needs root."""
+
+    def __init__(self, where: Path) -> None:
+        super().__init__()
+        self.hosts = Hosts(*CONTROLLERS, *WORKERS)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._log = where / "out"
+        self._out = self._log.open("ab")
+        try:
+            self._start(where)
+        except BaseException:
+            self.close()
+            raise
+
+    def _start(self, where: Path) -> None:
+        hub = self.hosts.address[HUB]
+        (redis_port,) = free_ports(hub, 1)
+        token = where / "token"
+        token.write_text(f"{TOKEN}\n")
+        token.chmod(0o600)
+        self._url = f"redis://:secret@{hub}:{redis_port}/0"
+        config = write_run(
+            where,
+            train={"steps": 1_000_000, "checkpoint_every": 20, "eval_every": 1_000_000},
+            controller={"host": "0.0.0.0"},
+            auth={"token_file": str(token)},
+            redis={"url": self._url},
+            fleet={"provider": "none"},
+        )
+        self._addresses = [f"{self.hosts.address[name]}:{PORT}" for name in CONTROLLERS]
+        controllers = ",".join(self._addresses)
+        self._target = ("--controllers", controllers, "--token-file", str(token))
+        common = [str(config), "--controllers", controllers, "--run-dir", str(where / "run")]
+        self._run(
+            [
+                *(str(find_server()), "--port", str(redis_port), "--bind", hub),
+                *("--requirepass", "secret", "--save", "", "--dir", str(where)),
+            ]
+        )
+        me = [sys.executable, "-m", "paceline"]
+        for index, name in enumerate(CONTROLLERS):
+            self._run(self.hosts.on(name, [*me, "controller", *common, "--index", str(index)]))
+        for name, role in WORKERS.items():
+            self._run(self.hosts.on(name, [*me, role, *common, "--id", name]))
+
+    def _run(self, command: list[str]) -> None:
+        self._processes.append(
+            subprocess.Popen(command, stdout=self._out, stderr=self._out, cwd=ROOT)
+        )
+
+    @property
+    def url(self) -> str:
+        return self._url
+
+    def control_plane(self) -> ControlPlane:
+        return ControlPlane(self._addresses, token=TOKEN)
+
+    def check(self) -> None:
+        ended = [p.args for p in self._processes if p.poll() is not None]
+        assert not ended, f"{ended}\n{self.said()}"
+
+    def said(self) -> str:
+        return self._log.read_text(errors="replace")[-6000:]
+
+    def part(self, name: str, *others: str) -> None:
+        for other in others:
+            self.hosts.part(name, other)
+
+    def heal(self, name: str, *others: str) -> None:
+        for other in others:
+            self.hosts.heal(name, other)
+
+    def settled(self, limit_s: float = 90.0) -> None:
+        """Everybody is at work, on weights that the run still counts as fresh."""
+        self.until(self._is_settled, limit_s)
+        self.steps(1)
+
+    def _is_settled(self) -> bool:
+        try:
+            status = self.status(timeout_s=2.0)
+        except ControlPlaneUnavailable:
+            return False
+        workers = {w.worker_id: w for w in status.workers if w.state != "dead"}
+        return (
+            workers.keys() == WORKERS.keys()
+            and {c.controller_id for c in status.controllers if c.state != "silent"}
+            == set(CONTROLLERS)
+            and all(w.state == "running" for w in workers.values())
+            and all(w.version >= max(0, status.version - 2) for w in workers.values())
+            and all(
+                w.mesh_epoch == status.mesh_epoch
+                for w in workers.values()
+                if WORKERS[w.worker_id] == "policy"
+            )
+        )
+
+    def stop(self) -> None:
+        """As a user ends the run; its processes go by themselves."""
+        paceline("stop", *self._target)
+
+    def phase(self) -> str:
+        return self.status().phase
+
+    def close(self) -> None:
+        super().close()
+        for process in reversed(self._processes):
+            process.terminate()
+        for process in self._processes:
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        self._out.close()
+        self.hosts.close()

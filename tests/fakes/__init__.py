@@ -1,0 +1,1 @@
+"""Fake engines, controllers, sinks and rewards."""

@@ -1,0 +1,361 @@
+"""A controller of policy workers only: one process, no durability, steps from a fixed script.
+
+It exists so that tests can choose the instant of a fault to the message. Its rules are those of the
+real one: a lost session is a death, a death ends the epoch, survivors keep their groups and get the
+dead one's, nobody applies a step before all members of the epoch have voted for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import grpc.aio
+
+from paceline.process.asyncio_thread import BackgroundLoop
+from paceline.v1 import common_pb2, policy_pb2, rollout_pb2, worker_pb2, worker_pb2_grpc
+from paceline.v1.policy_pb2_grpc import (
+    PolicyServiceServicer,
+    add_PolicyServiceServicer_to_server,
+)
+
+SILENCE_S = 1.5
+
+
+@dataclass
+class Worker:
+    worker_id: str
+    incarnation: int
+    state_version: int = -1
+    pid: int = 0
+    epoch: int = 0
+    lifecycle: int = 0
+    heard: float = 0.0
+
+
+@dataclass
+class OpenStep:
+    groups: list[rollout_pb2.Group]
+    shards: dict[str, list[int]]
+    round: int = 1
+    votes: dict[str, str] = field(default_factory=dict)
+
+
+class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServicer):
+    """``steps``: the groups of step 1, 2, ... ``at_start``: members the first epoch waits for."""
+
+    def __init__(
+        self, redis_url: str, run_dir: str, steps: Sequence[list[rollout_pb2.Group]], at_start: int
+    ) -> None:
+        self.redis_url, self.run_dir, self.steps = redis_url, run_dir, steps
+        self.at_start = at_start
+        self.run_id = secrets.token_hex(4)  # rendezvous keys are good for one try
+        self.workers: dict[str, Worker] = {}
+        self.members: list[tuple[str, int, bool]] = []
+        self.epoch = self.version = self.step = 0
+        self.restore = True
+        self.source = -1
+        self.open: OpenStep | None = None
+        self.checkpoint = ("", 0)
+        self.pause_after = len(steps)
+        self.draining: set[str] = set()
+        self.fetched: dict[str, list[str]] = {}
+        self.digests: dict[tuple[int, int], set[str]] = {}
+        self.stats: list[dict[str, tuple[float, float]]] = []
+        self.peer_errors: list[str] = []
+        self.deaths: list[str] = []
+        self.on_vote: Callable[[str, int], None] = lambda worker_id, step: None
+        self.before_reply: Callable[[str, int], None] = lambda worker_id, step: None
+        self._committed: dict[tuple[int, int, int], int] = {}
+        self._seq = 0
+        self._background = BackgroundLoop("small-controller")
+        self._changed = self._background.run(self._condition())
+        self.address = self._background.run(self._serve())
+
+    async def _condition(self) -> asyncio.Condition:
+        return asyncio.Condition()
+
+    async def _serve(self) -> str:
+        self._server = grpc.aio.server()
+        add_PolicyServiceServicer_to_server(self, self._server)
+        worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
+        port = self._server.add_insecure_port("127.0.0.1:0")
+        await self._server.start()
+        return f"127.0.0.1:{port}"
+
+    # -- for the test -------------------------------------------------------------------------
+
+    def wait(self, done: Callable[[], bool], timeout_s: float = 40.0) -> None:
+        async def wait() -> None:
+            async with self._changed:
+                await self._changed.wait_for(done)
+
+        try:
+            self._background.run(wait(), timeout_s)
+        except TimeoutError:
+            raise AssertionError(
+                f"epoch {self.epoch} step {self.step} version {self.version} members "
+                f"{self.members} open {self.open and self.open.votes} errors {self.peer_errors} "
+                f"deaths {self.deaths}"
+            ) from None
+
+    def change(self, act: Callable[[], None]) -> None:
+        async def change() -> None:
+            async with self._changed:
+                act()
+                self._move()
+
+        self._background.run(change())
+
+    def close(self) -> None:
+        self._background.run(self._server.stop(None))
+        self._background.close()
+
+    # -- membership -----------------------------------------------------------------------------
+
+    def _move(self) -> None:
+        """Everything that follows from what has just changed."""
+        alive = [w for w in self.workers.values() if w.worker_id not in self.draining]
+        ids = {(w.worker_id, w.incarnation) for w in alive}
+        current = [(m[0], m[1]) for m in self.members]
+        if any(m not in ids for m in current) and self.open:
+            self._form([w for w in alive if (w.worker_id, w.incarnation) in current])
+        elif (
+            self.open is None
+            and ids != set(current)
+            and (len(ids) >= self.at_start or self.epoch > 0)
+        ):
+            self._form(alive)
+        self._open_step()
+        self._changed.notify_all()
+
+    def _form(self, workers: list[Worker]) -> None:
+        if not workers:
+            self.members, self.open, self.epoch = [], None, self.epoch + 1
+            return
+        holders = [w for w in workers if w.state_version == self.version]
+        self.restore = not holders
+        if not holders:
+            if self.epoch > 0:
+                self.version += 1
+            self.step = self.checkpoint[1]
+        self.epoch += 1
+        workers = sorted(workers, key=lambda w: w not in holders)
+        self.members = [
+            (w.worker_id, w.incarnation, bool(holders) and w not in holders) for w in workers
+        ]
+        self.source = 0 if holders else -1
+        if self.open:
+            self.open.votes.clear()
+            self.open.round += 1
+            names = [w.worker_id for w in workers]
+            orphans = [i for w, s in self.open.shards.items() if w not in names for i in s]
+            self.open.shards = {n: self.open.shards.get(n, []) for n in names}
+            for k, i in enumerate(orphans):
+                self.open.shards[names[k % len(names)]].append(i)
+
+    def _open_step(self) -> None:
+        formed = self.members and all(
+            i in self.workers and self.workers[i].epoch == self.epoch for i, _, _ in self.members
+        )
+        if self.open or not formed or self.step >= min(len(self.steps), self.pause_after):
+            return
+        names = [i for i, _, _ in self.members]
+        groups = self.steps[self.step]
+        self.open = OpenStep(
+            groups, {n: list(range(k, len(groups), len(names))) for k, n in enumerate(names)}
+        )
+
+    def _lost(self, worker: Worker) -> None:
+        if self.workers.get(worker.worker_id) is worker:
+            del self.workers[worker.worker_id]
+            self.deaths.append(worker.worker_id)
+            self._move()
+
+    async def Register(self, request, context):
+        async with self._changed:
+            worker = Worker(
+                request.caller.worker_id,
+                request.caller.incarnation,
+                request.state_version,
+                request.pid,
+            )
+            worker.heard = asyncio.get_running_loop().time()
+            self.workers[worker.worker_id] = worker
+            self._move()
+        return worker_pb2.RegisterReply(
+            run_id=self.run_id,
+            rendezvous_url=self.redis_url,
+            heartbeat_s=0.2,
+            lease_ttl_s=SILENCE_S,
+            run_dir=self.run_dir,
+        )
+
+    async def Session(self, requests, context):
+        first = await anext(aiter(requests))
+        worker = self.workers.get(first.caller.worker_id)
+        if worker is None or worker.incarnation != first.caller.incarnation:
+            yield self._directive(None)
+            return
+        reader = asyncio.create_task(self._read(requests, worker, first))
+        last = None
+        try:
+            while not reader.done():
+                live = self.workers.get(worker.worker_id) is worker
+                directive = self._directive(worker if live else None)
+                if (directive.mesh, directive.lifecycle) != last:
+                    last = (directive.mesh, directive.lifecycle)
+                yield directive
+                if not live:
+                    return
+                async with self._changed:
+                    try:
+                        await asyncio.wait_for(self._changed.wait(), 0.2)
+                    except TimeoutError:
+                        pass
+                if asyncio.get_running_loop().time() - worker.heard > SILENCE_S:
+                    async with self._changed:
+                        self._lost(worker)
+        finally:
+            reader.cancel()
+            async with self._changed:
+                if worker.lifecycle != worker_pb2.LIFECYCLE_STOPPED:
+                    self._lost(worker)
+
+    async def _read(self, requests, worker, first):
+        report = first
+        while True:
+            async with self._changed:
+                worker.heard = asyncio.get_running_loop().time()
+                known = (worker.epoch, worker.state_version, worker.lifecycle)
+                worker.epoch, worker.state_version = report.mesh_epoch, report.state_version
+                worker.lifecycle = report.lifecycle
+                if known != (worker.epoch, worker.state_version, worker.lifecycle):
+                    self._move()
+            try:
+                report = await anext(aiter(requests))
+            except StopAsyncIteration:
+                return
+
+    def _directive(self, worker: Worker | None) -> worker_pb2.Directive:
+        self._seq += 1
+        directive = worker_pb2.Directive(term=1, seq=self._seq, version=self.version)
+        if worker is None:
+            directive.lifecycle = worker_pb2.LIFECYCLE_REJOIN
+            return directive
+        directive.lifecycle = worker_pb2.LIFECYCLE_RUNNING
+        if worker.worker_id in self.draining:
+            directive.lifecycle = worker_pb2.LIFECYCLE_DRAINING
+        if self.step >= len(self.steps):
+            directive.lifecycle = worker_pb2.LIFECYCLE_STOPPED
+        if any(m[:2] == (worker.worker_id, worker.incarnation) for m in self.members):
+            directive.mesh.CopyFrom(
+                worker_pb2.PolicyMesh(
+                    epoch=self.epoch,
+                    members=[
+                        worker_pb2.MeshMember(
+                            worker_id=i, incarnation=n, tensor_host="127.0.0.1", needs_state=needs
+                        )
+                        for i, n, needs in self.members
+                    ],
+                    state_version=self.version,
+                    step=self.step,
+                    source_rank=self.source,
+                    restore=self.restore,
+                    checkpoint_path=self.checkpoint[0],
+                )
+            )
+        return directive
+
+    async def ReportPeerError(self, request, context):
+        self.peer_errors.append(request.caller.worker_id)
+        return worker_pb2.PeerErrorReply()
+
+    # -- the step -----------------------------------------------------------------------------
+
+    async def NextPlan(self, request, context):
+        name = request.caller.worker_id
+
+        def answer() -> bool:
+            return request.mesh_epoch != self.epoch or self.open is not None
+
+        async with self._changed:
+            try:
+                await asyncio.wait_for(self._changed.wait_for(answer), request.wait_s)
+            except TimeoutError:
+                return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_WAIT)
+            if request.mesh_epoch != self.epoch or self.open is None:
+                return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_EPOCH_OVER)
+            groups = self.open.groups
+            plan = policy_pb2.StepPlan(
+                step=self.step + 1,
+                round=self.open.round,
+                mesh_epoch=self.epoch,
+                version=self.version,
+                next_version=self.version + 1,
+                shard=[groups[i].task for i in self.open.shards[name]],
+                total_tokens=sum(len(c.tokens) // 4 for g in groups for c in g.completions),
+                total_sequences=sum(len(g.completions) for g in groups),
+                total_groups=len(groups),
+                rank=[m[0] for m in self.members].index(name),
+                size=len(self.members),
+            )
+        return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_OPEN, plan=plan)
+
+    async def FetchGroups(self, request, context):
+        known = {g.task.task_id: g for groups in self.steps for g in groups}
+        for ref in request.tasks:
+            self.fetched.setdefault(request.caller.worker_id, []).append(ref.task_id)
+            yield known[ref.task_id]
+
+    async def Vote(self, request, context):
+        name = request.caller.worker_id
+        key = (request.step, request.round, request.mesh_epoch)
+        self.digests.setdefault((self.version, request.step), set()).add(request.weights_digest)
+        self.on_vote(name, request.step)
+        async with self._changed:
+            live = self.workers.get(name)
+            if live is None or live.incarnation != request.caller.incarnation:
+                await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "incarnation is over")
+            if key not in self._committed and request.mesh_epoch == self.epoch and self.open:
+                self.open.votes[name] = request.weights_digest
+                if len(self.open.votes) == len(self.members):
+                    self._commit(key, request)
+            try:
+                await asyncio.wait_for(
+                    self._changed.wait_for(
+                        lambda: key in self._committed or request.mesh_epoch != self.epoch
+                    ),
+                    request.wait_s,
+                )
+            except TimeoutError:
+                return policy_pb2.VoteReply(outcome=policy_pb2.OUTCOME_PENDING)
+        if key not in self._committed:
+            return policy_pb2.VoteReply(outcome=policy_pb2.OUTCOME_RETRY)
+        self.before_reply(name, request.step)
+        return policy_pb2.VoteReply(
+            outcome=policy_pb2.OUTCOME_COMMITTED, version=self._committed[key]
+        )
+
+    def _commit(self, key, request) -> None:
+        self.version += 1
+        self.step += 1
+        self.open = None
+        self._committed[key] = self.version
+        self.stats.append({n: (s.sum, s.weight) for n, s in request.stats.items()})
+        for name, _, _ in self.members:
+            # Whoever voted computes the same: known to hold the state once it has the reply.
+            self.workers[name].state_version = self.version
+        self._move()
+
+    async def RecordCheckpoint(self, request, context):
+        async with self._changed:
+            self.checkpoint = (request.path, request.step)
+            self._changed.notify_all()
+        return policy_pb2.CheckpointReply()
+
+
+def refs(groups: Sequence[rollout_pb2.Group]) -> list[common_pb2.TaskRef]:
+    return [g.task for g in groups]

@@ -1,0 +1,36 @@
+"""A rank whose swaps go wrong on request: the file that FAULT names says how."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rollout_worker.engine.vllm.worker_extension import PacelineRank
+
+FAULT = "PACELINE_TEST_FAULT"
+EXTENSION = f"{__name__}.FaultyRank"
+
+
+class FaultyRank(PacelineRank):
+    def paceline_stage(self: Any, *arguments: Any) -> None:
+        if Path(os.environ[FAULT]).read_text() != "never staged":
+            super().paceline_stage(*arguments)
+
+    def paceline_fill(self: Any, model: Any, tensors: dict[str, torch.Tensor]) -> None:
+        fault = Path(os.environ[FAULT]).read_text()
+        if fault == f"half a swap on rank {self.rank}":
+            # Once: swapping back is to work.
+            Path(os.environ[FAULT]).write_text("")
+            some = dict(list(tensors.items())[: len(tensors) // 2])
+            super().paceline_fill(model, some)
+        else:
+            super().paceline_fill(model, tensors)
+        if fault == "a wrong last layer":
+            next(p for n, p in model.named_parameters() if "norm" in n).data.mul_(1.5)
+        wrong = fault == "kernels that compute something else"
+        for module in model.modules():
+            if hasattr(module, "variance_epsilon"):
+                module.variance_epsilon = 10.0 if wrong else 1e-6

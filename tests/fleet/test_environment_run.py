@@ -1,0 +1,239 @@
+"""Environments in real runs: what rollout workers hand in is what trainers train on."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from controller.store.journal_audit import verify
+from paceline.v1 import rollout_pb2, worker_pb2
+from paceline.weights.weight_transfer import StagedWeights
+from policy_worker.step.batch import decode
+from policy_worker.step.gradients import StepFacts
+from policy_worker.trainer import Epoch, Trainer
+from rollout_worker.engine.base import Finish
+from rollout_worker.engine.base import Sample as EngineSample
+from rollout_worker.environments.base import Sample, Task
+from rollout_worker.main import RolloutWorker
+from testbed.controllers import addresses, config_of, running_controllers, until
+from testbed.fake_workers import FakePolicy
+from testbed.local_run import Up, write_run
+from tests.fakes.chat_engine import make_chat_model
+from tests.fixtures.engines import ENGINES, Reference, make_test_engine
+from tests.fixtures.environment_fixture import (
+    logprobs_of,
+    mask_of,
+    spans_of,
+    stage_config,
+    stage_of,
+    tokens_of,
+)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+async def test_log_probs_of_every_turn_are_those_behind_the_whole_transcript(
+    tmp_path: Path, kind: str
+) -> None:
+    """On every engine, at temperatures and filters that shape the distribution."""
+    torch.set_num_threads(1)
+    model = make_chat_model(tmp_path, hidden=128)
+    reference = Reference(model)
+
+    async def three_turns(task: Task, sample: Sample) -> float:
+        turn = await sample(task.prompt)
+        for said in ("And then?", "And now?"):
+            assert turn.room > 0
+            turn = await sample([{"role": "user", "content": said}])
+        return float(task.index)
+
+    filters = {"temperature": 0.8, "top_k": 20, "top_p": 0.9}
+    config = stage_config(
+        model,
+        data={"chat": True},
+        max_tokens=12,
+        max_context=256,
+        max_sequences=8,
+        engine="vllm" if kind == "vllm" else "transformers",
+        **filters,
+    )
+    engine = make_test_engine(kind, config)
+    await engine.start()
+    try:
+        await engine.load_weights(3, dict(reference.model.named_parameters()))
+        async with stage_of(config, three_turns, engine) as stage:
+            group = await stage.group()
+    finally:
+        await engine.close()
+    prompt = np.frombuffer(group.prompt_tokens, "<i4").tolist()
+    for completion in group.completions:
+        made = np.array(mask_of(completion), bool)
+        assert 0 < made.sum() <= 36 and not made.all()
+        tokens, logprobs = tokens_of(completion), np.array(logprobs_of(completion))
+        whole = EngineSample(np.array(tokens, np.int32), logprobs, (), Finish.STOP)
+        expected = reference.logprobs(prompt, whole, **filters)
+        np.testing.assert_allclose(logprobs[made], expected[made], atol=1e-3)
+        assert (logprobs[~made] == 0).all()
+        assert spans_of(completion) == [(3, len(tokens))]
+    one, other = group.completions
+    assert one.tokens != other.tokens
+
+
+async def test_groups_with_masks_are_accepted_and_trained_on(tmp_path: Path) -> None:
+    """A real worker with the transformers engine plays; a real controller and trainer take it."""
+    torch.set_num_threads(1)
+    model = make_chat_model(tmp_path / "model")
+    with running_controllers(
+        tmp_path,
+        model={"path": str(model), "device": "cpu"},
+        data={"chat": True},
+        reward={"processes": 0},
+        rollout={
+            "environment": "guess_number",
+            "max_tokens": 6,
+            "max_context": 128,
+            "max_turns": 3,
+            "max_sequences": 16,
+        },
+        # Without skipping, so that every sample is measured.
+        train={"steps": 1000, "max_staleness": 1000, "skip_zero_advantage": False},
+    ) as controllers:
+        config, (address,) = config_of(controllers), addresses(controllers)
+        worker = RolloutWorker(config, [address], "rollout-0", "127.0.0.1")
+        running = asyncio.create_task(worker.run())
+        policy = FakePolicy(config, [address], "policy-0")
+        await policy.start()
+        training = asyncio.create_task(policy.work(lambda: False))
+        handed_in: dict[str, rollout_pb2.Group] = {}
+        try:
+            await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING)
+            put = worker.outbox.put
+
+            def note(outcome: rollout_pb2.Group | rollout_pb2.ReturnedTask) -> None:
+                if isinstance(outcome, rollout_pb2.Group):
+                    handed_in[outcome.task.task_id] = outcome
+                else:
+                    # A lease may have been on its way when the worker was told to leave.
+                    assert outcome.reason == "worker_leaving", outcome
+                put(outcome)
+
+            worker.outbox.put = note  # type: ignore[method-assign]
+            weights = AutoModelForCausalLM.from_pretrained(model).state_dict()
+            await worker.loading.load(StagedWeights(0, weights))
+            await until(lambda: policy.timings.steps >= 2)
+            worker.leaving.set()
+            await asyncio.wait_for(running, 20)
+        finally:
+            training.cancel()
+            worker.stop()
+            await asyncio.gather(running, training, return_exceptions=True)
+            await policy.stop(goodbye=False)
+        report = verify(controllers.redis_url, config.run.name)
+        assert report.ok, report.problems
+        # Written beside the run, not before it goes on.
+        metrics = controllers.run_dir / "metrics.jsonl"
+        await until(lambda: metrics.exists() and "\n" in metrics.read_text())
+        step = json.loads(metrics.read_text().splitlines()[0])
+
+    trained = [handed_in[task] for task in policy.trained[0][1]]
+    batch = decode(trained)
+    masks = [np.array(mask_of(c), bool) for group in trained for c in group.completions]
+    assert any(not mask.all() for mask in masks), "some guesses were answered"
+    assert step["step"] == 1
+    assert step["tokens"] == sum(int(mask.sum()) for mask in masks) == batch.trained.sum()
+    trainer = Trainer(config, torch.device("cpu"))
+    trainer.form(Epoch(1, 0, 1, "", "run", ""), lambda: False)
+    trainer.restore("", 0, 0)
+    keys = [(group.task.task_id, group.task.attempt) for group in trained]
+    trainer.begin(StepFacts(1, 0, int(batch.trained.sum()), len(masks)), keys)
+    trainer.add(trained)
+    stats = trainer.reduce()
+    # The same weights on both sides: the trainer finds the log-probs that were sampled with, at
+    # every token of every turn, behind tokens that the environment said.
+    _, counted, largest = stats.entries["logprob_gap"]
+    assert counted == batch.trained.sum() and largest < 1e-3
+    trainer.close()
+
+
+async def test_a_failing_environment_is_in_the_events_with_its_detail_and_never_a_zero(
+    tmp_path: Path,
+) -> None:
+    torch.set_num_threads(1)
+    model = make_chat_model(tmp_path / "model")
+    with running_controllers(
+        tmp_path,
+        model={"path": str(model), "device": "cpu"},
+        reward={"processes": 0},
+        rollout={
+            "environment": "tests.fixtures.agents:broken",
+            "max_tokens": 4,
+            "max_context": 128,
+        },
+        fleet={"max_attempts": 2},
+    ) as controllers:
+        config, (address,) = config_of(controllers), addresses(controllers)
+        worker = RolloutWorker(config, [address], "rollout-0", "127.0.0.1")
+        running = asyncio.create_task(worker.run())
+        policy = FakePolicy(config, [address], "policy-0")
+        await policy.start()
+        training = asyncio.create_task(policy.work(lambda: False))
+        log = controllers.run_dir / "events.jsonl"
+
+        def events(kind: str) -> list[dict[str, Any]]:
+            lines = log.read_text().splitlines() if log.exists() else []
+            return [e for e in map(json.loads, lines) if e["type"] == kind]
+
+        try:
+            await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING)
+            weights = AutoModelForCausalLM.from_pretrained(model).state_dict()
+            await worker.loading.load(StagedWeights(0, weights))
+            await until(lambda: len(events("TaskDropped")) >= 2)
+        finally:
+            training.cancel()
+            worker.stop()
+            await asyncio.gather(running, training, return_exceptions=True)
+            await policy.stop(goodbye=False)
+        dropped = events("TaskDropped")
+        for event in dropped:
+            assert event["reason"] == "quarantined"
+            assert event["detail"].count("environment_error KeyError") == 2
+        assert not events("GroupAccepted")
+
+
+@pytest.mark.e2e
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_fleet_trains_an_agent_that_speaks_openais_interface(tmp_path: Path) -> None:
+    pytest.importorskip("openai")
+    config = write_run(
+        tmp_path,
+        run={"name": "agent"},
+        data={"chat": True, "max_prompt_tokens": 64},
+        train={"steps": 3, "checkpoint_every": 3, "eval_every": 3, "kl_coef": 0.01},
+        rollout={
+            "environment": "tests.fixtures.agents:openai_agent",
+            "openai": True,
+            "max_tokens": 8,
+            "max_context": 128,
+        },
+        fleet={"controllers": 1, "policy": 2, "rollout": 2},
+    )
+    make_chat_model(tmp_path / "model")
+    up = Up(config, tmp_path / "run")
+    try:
+        assert up.wait() == 0, up.said()
+        summary = up.summary()
+        assert summary["status"] == "finished" and summary["ledger_ok"] is True
+        assert summary["samples_lost"] == summary["samples_duplicated"] == 0
+        assert summary["samples_trained"] == 3 * 4 * 4
+        steps = [row for row in up.metrics() if row["kind"] == "step"]
+        assert all(row["tokens"] <= row["samples"] * 2 * 8 for row in steps)
+        assert all(row["logprob_gap_mean"] < 0.05 for row in steps)
+    finally:
+        up.close()

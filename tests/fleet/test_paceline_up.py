@@ -1,0 +1,213 @@
+"""A whole fleet of real processes: 1 Redis, 2 controllers, 2 policy replicas, 2 rollout workers."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.config.schema import RedisConfig
+from paceline.redis.server import ensure_redis, stop_redis
+from paceline.rpc.ports import free_ports
+from paceline.run_view.fleet_file import FleetRecord
+from testbed.local_run import ROOT, Up, paceline, write_run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+Start = Callable[..., Up]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    running: list[Up] = []
+
+    def begin(*options: str, **sections: dict) -> Up:
+        config = tmp_path / "run.toml"
+        if not config.exists():
+            config = write_run(tmp_path, **sections)
+        running.append(Up(config, tmp_path / "run", *options))
+        return running[-1]
+
+    yield begin
+    for up in running:
+        up.close()
+
+
+def assert_sound(up: Up, steps: int) -> None:
+    """The run finished, every sample is accounted for, and nothing is left running."""
+    summary = up.summary()
+    assert summary["status"] == "finished", up.said()
+    assert summary["steps"] == steps
+    assert summary["samples_lost"] == 0
+    assert summary["samples_duplicated"] == 0
+    assert summary["ledger_ok"] is True, summary["ledger_problems"]
+    assert summary["samples_trained"] == steps * 4 * 4
+    assert summary["max_staleness"] <= 2
+    steps_seen = [row["step"] for row in up.metrics() if row["kind"] == "step"]
+    assert sorted(set(steps_seen)) == list(range(1, steps + 1))
+    assert up.alive() == []
+
+
+def test_a_run_from_start_to_exported_model(start: Start) -> None:
+    up = start()
+    # Held until everyone has joined: so short a run can end before its last worker is up.
+    up.until(lambda: up.events("TermBegun"))
+    paused = paceline("pause", "--run-dir", str(up.run_dir))
+    assert paused.returncode == 0, paused.stderr
+    everyone = {"policy-0", "policy-1", "rollout-0", "rollout-1"}
+    up.until(lambda: {e["worker_id"] for e in up.events("WorkerRegistered")} == everyone)
+    status = up.status()
+    assert status["term"] > 0
+    assert {c["state"] for c in status["controllers"]} == {"leader", "standby"}
+    assert {w["worker_id"] for w in status["workers"]} == everyone
+    resumed = paceline("resume", "--run-dir", str(up.run_dir))
+    assert resumed.returncode == 0, resumed.stderr
+    assert up.wait() == 0, up.said()
+    assert_sound(up, steps=6)
+
+    evaluations = [row["step"] for row in up.metrics() if row["kind"] == "eval"]
+    assert evaluations == [0, 3, 6]
+    verified = paceline("ledger", "verify", "--run-dir", str(up.run_dir))
+    assert verified.returncode == 0, verified.stdout + verified.stderr
+    assert up.alive() == [], "the Redis started for the check was stopped"
+
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    AutoModelForCausalLM.from_pretrained(up.run_dir / "export")
+    AutoTokenizer.from_pretrained(up.run_dir / "export")
+
+    again = start()
+    assert again.wait() == 2
+    assert "is finished (6 steps)" in again.said()
+
+
+def test_leader_replica_and_rollout_worker_killed_in_one_run(start: Start) -> None:
+    up = start(train={"steps": 30, "checkpoint_every": 10, "eval_every": 15})
+    up.until(lambda: up.step() >= 2)
+    first = up.leader()
+    up.kill(first)
+    up.until(lambda: len(up.events("TermBegun")) >= 2)
+    after = up.step()
+    up.until(lambda: up.step() > after)
+    up.kill("policy-0")
+    up.until(lambda: any(e["worker_id"] == "policy-0" for e in up.events("WorkerDied")))
+    up.kill("rollout-1")
+    assert up.wait() == 0, up.said()
+    assert_sound(up, steps=30)
+    summary = up.summary()
+    assert summary["controller_failovers"] >= 1
+    assert summary["mesh_rebuilds"] >= 1
+    died = {e["worker_id"] for e in up.events("WorkerDied")}
+    assert {"policy-0", "rollout-1"} <= died
+
+
+def test_an_interrupted_run_leaves_nothing_and_goes_on_later(start: Start) -> None:
+    up = start(train={"steps": 12, "checkpoint_every": 2})
+    up.until(lambda: up.events("CheckpointRecorded"))
+    up.process.send_signal(signal.SIGINT)
+    assert up.wait(120) == 130, up.said()
+    assert up.summary()["status"] == "interrupted"
+    assert up.alive() == []
+
+    again = start()
+    assert again.wait() == 0, again.said()
+    assert_sound(again, steps=12)
+    assert again.summary()["controller_failovers"] == 0, "all had stopped"
+
+
+def test_two_interrupts_end_it_at_once(start: Start) -> None:
+    up = start(train={"steps": 500})
+    up.until(lambda: up.step() >= 1)
+    up.process.send_signal(signal.SIGINT)
+    up.process.send_signal(signal.SIGTERM)
+    assert up.wait(60) == 130, up.said()
+    assert up.alive() == []
+
+
+def test_everything_killed_at_once_goes_on_with_exact_accounting(start: Start) -> None:
+    up = start(train={"steps": 12, "checkpoint_every": 2})
+    up.until(lambda: up.events("CheckpointRecorded"))
+    up.close()
+
+    again = start()
+    assert again.wait() == 0, again.said()
+    assert_sound(again, steps=12)
+
+
+def test_a_worker_that_cannot_start_ends_the_run_with_its_line(
+    start: Start, tmp_path: Path
+) -> None:
+    write_run(tmp_path)
+    (tmp_path / "model" / "model.safetensors").write_bytes(b"not weights")
+    up = start()
+    assert up.wait() == 1
+    assert up.summary()["status"] == "failed"
+    assert "policy-" in up.summary()["reason"] or "rollout-" in up.summary()["reason"]
+    assert "Traceback" not in up.output.read_text()
+    assert up.alive() == []
+
+
+def test_pause_scale_and_resume_while_the_run_goes_on(start: Start) -> None:
+    up = start(train={"steps": 20, "eval_every": 20}, fleet={"policy": 1, "rollout": 1})
+    where = ("--run-dir", str(up.run_dir))
+    up.until(lambda: up.step() >= 1)
+    assert paceline("pause", *where).returncode == 0
+    assert up.status()["phase"] == "paused"
+    assert paceline("scale", "rollout=2", *where).returncode == 0
+    up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerRegistered")))
+    assert paceline("scale", "rollout=1", *where).returncode == 0
+    up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerChanged")))
+    assert paceline("resume", *where).returncode == 0
+    assert up.wait() == 0, up.said()
+    assert_sound(up, steps=20)
+    record = FleetRecord.read(up.run_dir)
+    assert record is not None
+    surplus = next(p for p in record.processes if p.name == "rollout-1")
+    assert (surplus.exit_code, len(surplus.ids)) == (0, 1), "it left by itself and stayed away"
+
+
+def test_every_role_started_by_hand(tmp_path: Path) -> None:
+    config = write_run(tmp_path, train={"steps": 2, "eval_every": 2})
+    run_dir = tmp_path / "run"
+    ports = free_ports("127.0.0.1", 2)
+    controllers = ",".join(f"127.0.0.1:{port}" for port in ports)
+    common = (str(config), "--controllers", controllers, "--run-dir", str(run_dir))
+    commands = {
+        "rollout": ("rollout", *common),
+        "policy": ("policy", *common, "--id", "trainer"),
+        "first": ("controller", *common, "--index", "0"),
+        "second": ("controller", *common, "--index", "1"),
+    }
+    processes = {}
+    try:
+        with (tmp_path / "out").open("ab") as out:
+            for name, arguments in commands.items():
+                command = [sys.executable, "-m", "paceline", *arguments]
+                processes[name] = subprocess.Popen(command, stdout=out, stderr=out, cwd=ROOT)
+        said = tmp_path / "out"
+        for name in ("rollout", "policy"):
+            assert processes[name].wait(240) == 0, said.read_text()
+        shown = paceline("status", "--json", "--controllers", controllers)
+        status = json.loads(shown.stdout)
+        assert status["phase"] == "finished"
+        assert {c["address"] for c in status["controllers"]} == set(controllers.split(","))
+        assert "trainer" in {w["worker_id"] for w in status["workers"]}
+        for name in ("first", "second"):
+            processes[name].terminate()
+            assert processes[name].wait(60) == 0, said.read_text()
+        shown = paceline("ledger", "verify", "--redis-url", redis_url(run_dir), "--run", "tiny")
+        assert shown.returncode == 0, shown.stdout + shown.stderr
+    finally:
+        for process in processes.values():
+            process.kill()
+            process.wait()
+        stop_redis(run_dir)
+
+
+def redis_url(run_dir: Path) -> str:
+    return ensure_redis(run_dir, RedisConfig()).url

@@ -1,0 +1,334 @@
+"""The Ray provider on real Ray: a cluster on this machine, placement groups, detached actors."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from paceline.config.load import load_config
+from paceline.providers import Trouble
+from paceline.providers.ray import Placed, RayProvider, free_names
+from paceline.redis.server import stop_redis
+from paceline.rpc.ports import free_ports
+from paceline.v1 import admin_pb2, common_pb2
+from testbed.local_run import ROOT, paceline, write_run
+
+pytestmark = pytest.mark.timeout(400)
+needs_ray = pytest.mark.skipif(
+    importlib.util.find_spec("ray") is None,
+    reason="Ray is not installed: pip install 'paceline[ray]'",
+)
+
+
+def test_new_workers_take_the_lowest_free_names() -> None:
+    taken = {"rollout-1": Placed("rollout-1", "rollout", "running")}
+    assert free_names("rollout", taken, 2) == ["rollout-0", "rollout-2"]
+    assert free_names("rollout", taken, 0) == []
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Address of a Ray head with four CPUs, which the test ends with all that it started."""
+    where = tmp_path_factory.mktemp("ray", numbered=False)
+    port, client, agent = free_ports("127.0.0.1", 3)
+    ray = Path(sys.executable).with_name("ray")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "RAY_USAGE_STATS_ENABLED": "0"}
+    head = subprocess.Popen(
+        [
+            *(str(ray), "start", "--head", "--block", "--num-cpus=4", "--num-gpus=0"),
+            *("--node-ip-address=127.0.0.1", f"--port={port}", "--include-dashboard=false"),
+            # Any free ones: of a range it would refuse one that is the head's own.
+            *("--min-worker-port=0", "--max-worker-port=0"),
+            *(f"--ray-client-server-port={client}", f"--dashboard-agent-listen-port={agent}"),
+            *("--object-store-memory=80000000", f"--temp-dir={_short(where)}"),
+        ],
+        env=environment,
+        stdout=(where / "head.log").open("ab"),
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    try:
+        deadline = time.monotonic() + 120
+        while not _listens(port):
+            log = (where / "head.log").read_text()
+            assert head.poll() is None and time.monotonic() < deadline, log
+            time.sleep(0.2)
+        yield f"127.0.0.1:{port}"
+    finally:
+        family = [psutil.Process(head.pid), *psutil.Process(head.pid).children(recursive=True)]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.terminate()
+        _, left = psutil.wait_procs(family, timeout=5)
+        for process in left:
+            process.kill()
+
+
+def _listens(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def _short(where: Path) -> Path:
+    """Ray's sockets need a path of at most 107 characters."""
+    return where if len(str(where)) < 40 else Path("/tmp", f"paceline-ray-{os.getpid()}")
+
+
+@asynccontextmanager
+async def placing(
+    tmp_path: Path, address: str, name: str
+) -> AsyncIterator[tuple[RayProvider, list[str]]]:
+    """A provider whose worker command is a program that waits to be ended; and who was drained."""
+    module = tmp_path / "rollout_worker.py"
+    module.write_text("import time, sys\nprint('up', sys.argv[1:], flush=True)\ntime.sleep(600)\n")
+    config = load_config(
+        write_run(tmp_path, run={"name": name}), ["fleet.provider=ray", f"ray.address={address}"]
+    )
+    drained: list[str] = []
+
+    async def drain(worker: admin_pb2.WorkerStatus) -> None:
+        drained.append(worker.worker_id)
+
+    provider = RayProvider(config, str(tmp_path / "run"), drain)
+    order = provider._order
+
+    def elsewhere(role: str, name: str, status: admin_pb2.StatusReply) -> dict:
+        return {
+            **order(role, name, status),
+            "module": "stand_in",
+            "environment": {"PYTHONPATH": f"{tmp_path}:{ROOT}", "OMP_NUM_THREADS": "1"},
+        }
+
+    module.rename(tmp_path / "stand_in.py")
+    provider._order = elsewhere  # type: ignore[method-assign]
+    try:
+        yield provider, drained
+        for one in (await provider._ask(op="list"))["placed"]:
+            await provider._ask(op="remove", name=one["name"])
+    finally:
+        await provider.close()
+
+
+def wanted(*workers: tuple[str, str, int], **desired: int) -> admin_pb2.StatusReply:
+    status = admin_pb2.StatusReply(phase="running", desired=desired)
+    for name, state, pid in workers:
+        status.workers.add(
+            worker_id=name, role=common_pb2.ROLE_ROLLOUT, state=state, pid=pid, incarnation=1
+        )
+    return status
+
+
+async def placed(provider: RayProvider, count: int) -> dict[str, int]:
+    """Pids of the running workers once there are ``count``."""
+    for _ in range(120):
+        found = (await provider._ask(op="list"))["placed"]
+        running = {p["name"]: p["pid"] for p in found if p["state"] == "running"}
+        if len(running) == count and len(found) == count:
+            return running
+        await asyncio.sleep(0.5)
+    raise AssertionError(f"never {count} running: {found}")
+
+
+async def first_answer(provider: RayProvider, status: admin_pb2.StatusReply) -> str:
+    """The cluster may still be starting: as in a real run, trouble is tried again."""
+    for _ in range(60):
+        try:
+            return await provider.converge(status)
+        except Trouble as why:
+            trouble = why
+            await asyncio.sleep(1.0)
+    raise trouble
+
+
+@needs_ray
+async def test_workers_are_placed_replaced_found_again_and_let_go(
+    cluster: str, tmp_path: Path
+) -> None:
+    async with placing(tmp_path, cluster, "placing") as (provider, drained):
+        await first_answer(provider, wanted(rollout=2))
+        pids = await placed(provider, 2)
+        assert set(pids) == {"rollout-0", "rollout-1"}
+        log = tmp_path / "run" / "logs" / "rollout-1.log"
+        await _until(lambda: "'--id', 'rollout-1'" in log.read_text())
+
+        # A leader's failover: another driver finds what is there and starts nothing.
+        await provider.close()
+        await provider.converge(wanted(rollout=2))
+        assert await placed(provider, 2) == pids
+
+        # A worker that dies is started anew, and only that one.
+        os.kill(pids["rollout-0"], signal.SIGKILL)
+        begun = time.monotonic()
+        while (now := await _pids(provider)).get("rollout-0") in (None, pids["rollout-0"]):
+            assert time.monotonic() - begun < 60
+            await provider.converge(wanted(rollout=2))
+            await asyncio.sleep(0.2)
+        assert now["rollout-1"] == pids["rollout-1"]
+
+        # One fewer: the youngest is asked to leave, and not before it has left is it gone.
+        here = [(name, "running", pid) for name, pid in now.items()]
+        await provider.converge(wanted(*here, rollout=1))
+        assert drained == ["rollout-1"]
+        assert psutil.pid_exists(now["rollout-1"])
+        leaving = [
+            ("rollout-0", "running", now["rollout-0"]),
+            ("rollout-1", "draining", now["rollout-1"]),
+        ]
+        await provider.converge(wanted(*leaving, rollout=1))
+        os.kill(now["rollout-1"], signal.SIGTERM)  # as if it had finished
+        await _until(lambda: not _alive(now["rollout-1"]))
+        await provider.converge(wanted(*leaving, rollout=1))
+        assert await placed(provider, 1) == {"rollout-0": now["rollout-0"]}
+
+
+@needs_ray
+async def test_what_the_cluster_has_no_room_for_is_said_and_taken_back(
+    cluster: str, tmp_path: Path
+) -> None:
+    async with placing(tmp_path, cluster, "crowded") as (provider, _):
+        await first_answer(provider, wanted(rollout=5))
+        await placed_or_more(provider, 4)
+        said = await provider.converge(wanted(rollout=5))
+        assert "waiting for resources of the cluster" in said
+        assert await provider.converge(wanted(rollout=4)) is not None
+        await placed(provider, 4)
+
+
+@needs_ray
+async def test_a_worker_whose_actor_gives_no_answer_is_left_in_peace(
+    cluster: str, tmp_path: Path
+) -> None:
+    async with placing(tmp_path, cluster, "silent") as (provider, drained):
+        await first_answer(provider, wanted(rollout=1))
+        pid = (await placed(provider, 1))["rollout-0"]
+        actor = psutil.Process(pid).parent()
+        assert actor is not None
+        actor.suspend()
+        try:
+            # Whether it is to stay, to leave, or leaves already.
+            for state, desired in (("running", 1), ("running", 0), ("draining", 0)):
+                here = ("rollout-0", state, pid)
+                assert await provider.converge(wanted(here, rollout=desired)) == ""
+                assert _alive(pid)
+        finally:
+            actor.resume()
+        assert drained == []
+        await provider.converge(wanted(("rollout-0", "running", pid), rollout=0))
+        assert drained == ["rollout-0"]
+        assert await placed(provider, 1) == {"rollout-0": pid}
+
+
+@needs_ray
+async def test_an_actor_that_ends_takes_its_worker_with_it(cluster: str, tmp_path: Path) -> None:
+    async with placing(tmp_path, cluster, "ended") as (provider, _):
+        await first_answer(provider, wanted(rollout=1))
+        pid = (await placed(provider, 1))["rollout-0"]
+        psutil.Process(pid).parent().kill()  # type: ignore[union-attr]
+        await _until(lambda: not _alive(pid))
+        await provider.converge(wanted(rollout=1))
+        assert (await placed(provider, 1))["rollout-0"] != pid
+
+
+@needs_ray
+@pytest.mark.e2e
+@pytest.mark.slow
+def test_a_run_whose_workers_ray_places(cluster: str, tmp_path: Path) -> None:
+    config = write_run(
+        tmp_path,
+        run={"name": "on-ray"},
+        train={"steps": 5000, "eval_every": 5000, "checkpoint_every": 1000},
+        rollout={"max_sequences": 4},
+        fleet={"policy": 1, "rollout": 1, "provider": "ray"},
+        ray={"address": cluster},
+    )
+    run_dir = tmp_path / "run"
+    addresses = [f"127.0.0.1:{port}" for port in free_ports("127.0.0.1", 2)]
+    target = ("--controllers", ",".join(addresses))
+    command = [sys.executable, "-m", "paceline", "controller", str(config), *target]
+
+    def wait_for(true: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        deadline = time.monotonic() + 150
+        while True:
+            shown = paceline("status", "--json", *target)
+            status: dict[str, Any] = json.loads(shown.stdout) if shown.returncode == 0 else {}
+            if true(status):
+                return status
+            assert time.monotonic() < deadline, (tmp_path / "out").read_text()[-4000:] + str(status)
+            time.sleep(0.5)
+
+    processes = []
+    with (tmp_path / "out").open("ab") as out:
+        for index in range(2):
+            more = ["--index", str(index), "--run-dir", str(run_dir)]
+            processes.append(subprocess.Popen([*command, *more], stdout=out, stderr=out, cwd=ROOT))
+    try:
+        wait_for(lambda status: status.get("step", 0) >= 1)
+        assert paceline("scale", "rollout=2", *target).returncode == 0
+        wait_for(lambda status: at_work(status, "rollout-1"))
+        assert paceline("scale", "rollout=1", *target).returncode == 0
+        wait_for(lambda status: state_of(status, "rollout-1") == "stopped")
+        assert paceline("stop", *target).returncode == 0
+        status = wait_for(lambda status: status.get("phase") == "finished")
+        assert {w["worker_id"]: w["state"] for w in status["workers"]} == dict.fromkeys(
+            ("policy-0", "rollout-0", "rollout-1"), "stopped"
+        )
+        assert status["desired"] == {"policy": 1, "rollout": 1}
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            process.wait(30)
+        stop_redis(run_dir)
+
+
+def state_of(status: dict[str, Any], worker_id: str) -> str:
+    return next((w["state"] for w in status.get("workers", []) if w["worker_id"] == worker_id), "")
+
+
+def at_work(status: dict[str, Any], worker_id: str) -> bool:
+    here = {w["worker_id"]: w for w in status.get("workers", [])}
+    return worker_id in here and here[worker_id].get("held_leases", 0) > 0
+
+
+async def _pids(provider: RayProvider) -> dict[str, int]:
+    found = (await provider._ask(op="list"))["placed"]
+    return {p["name"]: p["pid"] for p in found if p["state"] == "running"}
+
+
+def _alive(pid: int) -> bool:
+    """A process whose actor has not looked at its end yet is no longer alive."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+async def placed_or_more(provider: RayProvider, count: int) -> None:
+    for _ in range(120):
+        if len(await _pids(provider)) >= count:
+            return
+        await asyncio.sleep(0.5)
+    raise AssertionError(f"never {count} running")
+
+
+async def _until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never became true"
+        await asyncio.sleep(0.05)

@@ -1,0 +1,47 @@
+"""A whole run on vLLM: digit sort for a few steps, with swaps under running requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from testbed.local_run import ROOT, Up
+from tests.fixtures.engines import needs_vllm
+
+pytestmark = [needs_vllm, pytest.mark.e2e, pytest.mark.timeout(600)]
+
+STEPS = 4
+
+
+def test_a_short_run_on_vllm(tmp_path: Path) -> None:
+    settings = {
+        "rollout.engine": "vllm",
+        "rollout.max_sequences": 64,
+        "train.steps": STEPS,
+        # Small steps: what is left of the gap is the engine's, also for tokens of older weights.
+        "train.lr": 3e-5,
+        "train.groups_per_step": 8,
+        "train.warmup_steps": 0,
+        "train.eval_every": STEPS,
+        "train.eval_limit": 16,
+        "train.checkpoint_every": STEPS,
+        "fleet.controllers": 1,
+        "fleet.policy": 1,
+        "fleet.rollout": 1,
+    }
+    options = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+    up = Up(ROOT / "examples" / "digit_sort" / "digit_sort.toml", tmp_path / "run", *options)
+    try:
+        assert up.wait(limit_s=500) == 0, up.said()
+        summary = up.summary()
+        assert summary["status"] == "finished", up.said()
+        assert (summary["steps"], summary["samples_lost"]) == (STEPS, 0)
+        steps = [row for row in up.metrics() if row["kind"] == "step"]
+        assert all(row["logprob_gap_mean"] < 0.05 for row in steps), steps
+        fresh = [row for row in steps if row["staleness_max"] == 0]
+        assert fresh and all(row["logprob_gap_mean"] < 1e-3 for row in fresh), steps
+        assert summary["eval_last"] > 0.3, summary
+        assert up.alive() == []
+    finally:
+        up.close()

@@ -1,0 +1,361 @@
+"""Exit statuses scripts can trust, one clear message for bad input, and a quick start."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from paceline.cli import EXIT_STATUS, app, main
+from paceline.cli.common import BadInput, find_target, parse_addresses
+from paceline.rpc.ports import free_ports
+
+
+def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every command and group of the program, with the words that call it."""
+    yield path, command
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from commands(inner, (*path, name))
+
+
+COMMANDS = dict(commands(get_command(app)))
+WITHOUT_DATA = {("controller",), ("policy",), ("rollout",), ("completion",), ("config", "docs")}
+"""Processes that run, and text that is made for a file."""
+
+
+def paceline(*arguments: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "paceline", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        timeout=60,
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+    )
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_text("")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    path = tmp_path / "run.toml"
+    path.write_text(f'[model]\npath = "{model}"\n[data]\npath = "{tmp_path / "rows.jsonl"}"\n')
+    return path
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_every_command_has_help_with_an_example(command: tuple[str, ...]) -> None:
+    shown = CliRunner().invoke(app, [*command, "--help"])
+    assert shown.exit_code == 0
+    assert "Example: paceline" in shown.output
+    example = next(line for line in shown.output.splitlines() if "Example: paceline" in line)
+    words = example.partition("Example: paceline")[2].split()
+    assert tuple(words[: len(command)]) == command
+
+
+def test_every_command_that_prints_data_prints_it_as_json() -> None:
+    assert len(COMMANDS) > 25
+    plain = {
+        path
+        for path, command in COMMANDS.items()
+        if not hasattr(command, "commands")
+        and not any("--json" in option.opts for option in command.params)
+    }
+    assert plain == WITHOUT_DATA
+
+
+@pytest.mark.parametrize(
+    ("command", "field"),
+    [
+        (["chaos", "--run-dir", ".", "--dry-run"], "faults"),
+        (["init", "-"], "toml"),
+        (["init", "new.toml"], "written"),
+    ],
+)
+def test_data_is_one_json_object(
+    command: list[str], field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    shown = CliRunner().invoke(app, [*command, "--json"])
+    assert shown.exit_code == 0, shown.output
+    assert json.loads(shown.stdout)[field]
+
+
+def test_no_command_waits_for_torch() -> None:
+    code = (
+        "import sys; from paceline.cli import app; "
+        "import paceline.supervisor.up, paceline.console.live_view, paceline.rpc.client; "
+        "print({'torch', 'transformers', 'datasets'} & set(sys.modules))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "set()"
+
+
+def test_config_check_prints_what_it_reads_back(config: Path) -> None:
+    shown = paceline("config", "check", str(config), "--set", "train.steps=7")
+    assert shown.returncode == 0
+    assert "steps = 7" in shown.stdout
+    config.write_text(shown.stdout)
+    assert paceline("config", "check", str(config)).stdout == shown.stdout
+
+
+@pytest.mark.parametrize("filters", ["rollout.top_p=0.9", "rollout.top_k=20"])
+def test_masks_by_ratio_with_a_truncated_distribution_are_warned_of(
+    config: Path, filters: str
+) -> None:
+    mask = "train.mask_ratio_sequence=[0.5, 2.0]"
+    both = paceline("config", "check", str(config), "--set", filters, "--set", mask)
+    assert both.returncode == 0
+    assert filters.replace("=", " = ") in both.stderr and "mask_ratio_sequence" in both.stderr
+    assert "warning" not in both.stdout
+    for alone in (filters, mask):
+        shown = paceline("config", "check", str(config), "--set", alone)
+        assert shown.returncode == 0 and not shown.stderr
+
+
+def test_an_empty_stop_string_is_refused(config: Path) -> None:
+    shown = paceline("config", "check", str(config), "--set", 'rollout.stop=["x", ""]')
+    assert shown.returncode == 2 and "rollout.stop" in shown.stderr
+
+
+def test_json_of_a_check_holds_every_setting(config: Path) -> None:
+    shown = paceline("config", "check", str(config), "--json")
+    assert json.loads(shown.stdout)["train"]["steps"] == 100
+    ready = paceline("up", str(config), "--dry-run", "--json", "--run-dir", "elsewhere")
+    assert json.loads(ready.stdout)["ready"] is True
+
+
+def test_every_exit_status_belongs_to_an_error_that_exists() -> None:
+    root = Path(__file__).resolve().parents[3]
+    code = "\n".join(
+        path.read_text()
+        for package in ("paceline", "policy_worker", "controller")
+        for path in (root / package).rglob("*.py")
+    )
+    for name in EXIT_STATUS:
+        assert re.search(rf"^class {name}\(", code, re.MULTILINE), name
+
+
+@pytest.mark.parametrize(
+    ("command", "status"),
+    [
+        (["nonsense"], 2),
+        (["top"], 2),
+        (["top", "--run-dir", "nowhere"], 2),
+        (["samples", "--sort", "funniest", "--run-dir", "nowhere"], 2),
+        (["logs", "policy-0"], 2),
+        (["runs", "nowhere"], 2),
+        (["compare", "nowhere", "nowhere"], 2),
+        (["init", "--size", "huge"], 2),
+        (["completion", "tcsh"], 2),
+        (["status", "--tls-ca", "missing.pem", "--controllers", "127.0.0.1:1"], 2),
+        (["samples", "--tls-ca", "missing.pem", "--controllers", "127.0.0.1:1"], 2),
+        (["scale", "policy=99999999999", "--controllers", "127.0.0.1:1"], 2),
+        (["scale", "policy=²", "--controllers", "127.0.0.1:1"], 2),
+        (["scale", "policy=2", "policy=3", "--controllers", "127.0.0.1:1"], 2),
+        (["scale", "policy=2", "--expected", "cook=1", "--controllers", "127.0.0.1:1"], 2),
+        (["drain", "rollout-0", "--incarnation", "-1", "--controllers", "127.0.0.1:1"], 2),
+        (["drain", "rollout-0", "--incarnation", f"{1 << 64}", "--controllers", "127.0.0.1:1"], 2),
+        (["status", "--controllers", "127.0.0.1:²"], 2),
+        (["events", "--after", "garbage", "--controllers", "127.0.0.1:1"], 2),
+        (["events", "--after", "1-0-x", "--run-dir", "nowhere"], 2),
+        (["doctor", "nowhere.toml"], 2),
+        (["top", "--once", "--controllers", "127.0.0.1:1"], 3),
+        (["samples", "--controllers", "127.0.0.1:1"], 3),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(value),
+)
+def test_bad_input_and_absent_controllers_have_their_exit_status(
+    tmp_path: Path, command: list[str], status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "argv", ["paceline", *command])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == status
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["train.stepz=1"], "train.stepz is not a setting"),
+        (["model.path=/nowhere/model"], "model.path: /nowhere/model: no such directory"),
+        (["data.path=/nowhere/rows.jsonl"], "data.path: /nowhere/rows.jsonl: no such file"),
+        (["data.prompt_field=question"], "no field 'question'"),
+        (["reward.functions=['nowhere.module:reward']"], "No module named 'nowhere'"),
+        (["reward.functions=['os.path:nothing']"], "os.path:nothing does not import"),
+        (
+            ["reward.functions=['os.path:exists']"],
+            "it takes neither 'completion' nor 'completions'",
+        ),
+        (["reward.functions=['format:(']"], "not a regular expression"),
+        (["reward.functions=['exact_mach']"], "exact_mach is not a reward"),
+        (["controller.host=0.0.0.0"], "set auth.token_file"),
+        (["controller.host=0.0.0.0", "auth.token_file={token}"], "Set redis.url"),
+        (["auth.token_file=/nowhere/token"], "/nowhere/token cannot be read"),
+        (["redis.url=redis://127.0.0.1:1/0"], "no Redis at redis://127.0.0.1:1/0"),
+    ],
+)
+def test_bad_input_is_one_message_and_nothing_is_started(
+    config: Path, tmp_path: Path, overrides: list[str], said: str
+) -> None:
+    run_dir = tmp_path / "run"
+    token = tmp_path / "token"
+    token.write_text("0123456789abcdef\n")
+    filled = [override.replace("{token}", str(token)) for override in overrides]
+    sets = [part for override in filled for part in ("--set", override)]
+    shown = paceline("up", str(config), *sets, "--run-dir", str(run_dir))
+    assert shown.returncode == 2
+    assert said in shown.stderr
+    assert "Traceback" not in shown.stderr
+    assert len(shown.stderr.splitlines()) == 1
+    assert not run_dir.exists()
+
+
+def test_a_port_in_use_is_named(config: Path, tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        shown = paceline("up", str(config), "--dry-run", "--set", f"controller.port={port}")
+    assert shown.returncode == 2
+    assert f"port {port} is in use" in shown.stderr
+
+
+def test_dry_run_starts_nothing(config: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    shown = paceline("up", str(config), "--dry-run", "--run-dir", str(run_dir))
+    assert shown.returncode == 0, shown.stderr
+    assert not run_dir.exists()
+
+
+def test_a_finished_run_is_not_run_again(config: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (run_dir / "summary.json").write_text('{"status": "finished", "steps": 5}')
+    shown = paceline("up", str(config), "--run-dir", str(run_dir))
+    assert shown.returncode == 2
+    assert "is finished (5 steps)" in shown.stderr
+    assert "--fresh" in shown.stderr
+
+
+def test_no_controller_is_exit_status_3() -> None:
+    (port,) = free_ports("127.0.0.1", 1)
+    shown = paceline("status", "--controllers", f"127.0.0.1:{port}")
+    assert shown.returncode == 3
+    assert f"127.0.0.1:{port}" in shown.stderr
+
+
+def ended_run(run_dir: Path) -> None:
+    (run_dir / "controllers").mkdir()
+    (port,) = free_ports("127.0.0.1", 1)
+    address = {"address": f"127.0.0.1:{port}", "pid": 1}
+    (run_dir / "controllers" / "controller-0.json").write_text(json.dumps(address))
+    (run_dir / "summary.json").write_text('{"status": "finished", "steps": 5}')
+    line = {"position": "1-0", "n": 0, "t": 1.0, "type": "Paused", "paused": True}
+    (run_dir / "events.jsonl").write_text(json.dumps(line) + "\n")
+
+
+def test_status_of_a_run_that_ended_says_how(tmp_path: Path) -> None:
+    ended_run(tmp_path)
+    shown = paceline("status", "--run-dir", str(tmp_path))
+    assert shown.returncode == 3
+    assert "not running: finished after 5 steps" in shown.stderr
+
+
+def test_a_run_that_has_ended_is_followed_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said nothing for a minute, and then that no controller answers."""
+    from paceline.cli import admin
+    from paceline.cli import events as events_command
+
+    ended_run(tmp_path)
+    monkeypatch.setattr(events_command, "OVER_S", 0.1)
+    monkeypatch.setattr(admin, "ANSWER_LIMIT_S", 0.1)
+    here = ["--run-dir", str(tmp_path)]
+    followed = CliRunner().invoke(app, ["events", "--follow", "--json", *here])
+    assert followed.exit_code == 0
+    assert json.loads(followed.stdout)["type"] == "Paused"
+    for command in (["events", "--follow", "--all"], ["pause"]):
+        refused = CliRunner().invoke(app, [*command, *here])
+        assert "is not running: finished after 5 steps" in str(refused.exception)
+
+
+def test_admin_requests_need_a_target() -> None:
+    shown = paceline("pause")
+    assert shown.returncode == 2
+    assert "--run-dir" in shown.stderr
+
+
+def test_scale_refuses_unknown_roles(tmp_path: Path) -> None:
+    shown = paceline("scale", "controller=3", "--run-dir", str(tmp_path))
+    assert shown.returncode == 2
+    assert "policy=COUNT" in shown.stderr
+
+
+@pytest.mark.parametrize("text", ["", "host", "host:", ":7", "host:x", "host:70000"])
+def test_malformed_addresses_are_refused(text: str) -> None:
+    with pytest.raises(BadInput):
+        parse_addresses(text)
+
+
+def test_events_of_a_run_directory_need_no_controller(tmp_path: Path) -> None:
+    lines = [
+        {"position": "1-0", "n": 0, "t": 1.0, "type": "RunStarted"},
+        {"position": "2-0", "n": 0, "t": 2.0, "type": "TermBegun", "term": 7, "controller_id": "c"},
+    ]
+    (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    shown = paceline("events", "--run-dir", str(tmp_path))
+    assert shown.returncode == 0
+    assert "c leads (term 7)" in shown.stdout
+    assert re.match(r"19(69|70)-\d\d-\d\d ", shown.stdout), "of another day: with its date"
+    later = paceline("events", "--run-dir", str(tmp_path), "--json", "--after", "1-0")
+    assert [json.loads(line)["type"] for line in later.stdout.splitlines()] == ["TermBegun"]
+
+
+def test_a_reader_that_has_read_enough_is_no_failure(tmp_path: Path) -> None:
+    line = json.dumps({"position": "1-0", "n": 0, "t": 1.0, "type": "Paused", "paused": True})
+    (tmp_path / "events.jsonl").write_text(f"{line}\n" * 20_000)
+    with subprocess.Popen(
+        [sys.executable, "-m", "paceline", "events", "--run-dir", str(tmp_path), "--json"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as told:
+        assert told.stdout is not None and told.stderr is not None
+        assert json.loads(told.stdout.readline())["type"] == "Paused"
+        told.stdout.close()
+        assert told.wait(timeout=60) == 0
+        assert told.stderr.read() == ""
+
+
+def test_a_damaged_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "events.jsonl").write_text('{"type": "Paused"}\nnonsense\n')
+    monkeypatch.setattr(sys, "argv", ["paceline", "events", "--run-dir", str(tmp_path), "--json"])
+    with pytest.raises(SystemExit) as left:
+        main()
+    assert left.value.code == 2
+
+
+def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
+    root = tmp_path / "root.pem"
+    root.write_text("no certificate")
+    target = find_target(None, "127.0.0.1:1", None, root)
+    with pytest.raises(BadInput, match=r"--tls-ca: .*root\.pem is no PEM file"):
+        target.rest(["https://127.0.0.1:1"])

@@ -1,0 +1,90 @@
+"""Shell completion: the scripts are the shells' own language, and they complete what there is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli import app
+from paceline.cli.completion import VARIABLE
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def script(shell: str) -> str:
+    done = CliRunner().invoke(app, ["completion", shell])
+    assert done.exit_code == 0
+    return done.output
+
+
+def complete(words: str, directory: Path | None = None) -> list[str]:
+    """What bash would offer for the last of ``words``."""
+    count = len(words.split(" "))
+    asked = {VARIABLE: "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(count - 1)}
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline"],
+        env={**os.environ, **asked},
+        cwd=directory,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=True,
+    )
+    return done.stdout.split()
+
+
+def test_commands_options_and_values_are_completed() -> None:
+    assert complete("paceline lo") == ["logs"]
+    assert {"--run-dir", "--follow"} <= set(complete("paceline events --"))
+    assert complete("paceline init --algorithm d") == ["dr-grpo", "dapo", "decoupled"]
+    assert complete("paceline samples --sort st") == ["stalest"]
+    assert complete("paceline config ") == ["check", "docs"]
+
+
+def test_processes_of_the_run_are_completed(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    for name in ("policy-0", "rollout-0"):
+        (tmp_path / "logs" / f"{name}.log").touch()
+    assert complete(f"paceline logs --run-dir {tmp_path} po") == ["policy-0"]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_has_a_script_it_can_read(shell: str) -> None:
+    text = script(shell)
+    assert VARIABLE in text
+    if shutil.which(shell):
+        subprocess.run([shell, "-n"], input=text, text=True, check=True, timeout=30)
+
+
+def test_a_real_bash_completes_with_the_script(tmp_path: Path) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash")
+    command = tmp_path / "paceline"
+    command.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m paceline "$@"\n')
+    command.chmod(0o755)
+    lines = [
+        'eval "$(paceline completion bash)"',
+        "COMP_WORDS=(paceline comp) COMP_CWORD=1",
+        "_paceline_completion paceline",
+        'printf "%s\\n" "${COMPREPLY[@]}"',
+    ]
+    done = subprocess.run(
+        [bash, "--norc", "-c", "\n".join(lines)],
+        env={**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.split() == ["compare", "completion"], done.stderr
+
+
+def test_an_unknown_shell_is_bad_input() -> None:
+    assert CliRunner().invoke(app, ["completion", "tcsh"]).exit_code == 2

@@ -1,0 +1,428 @@
+"""Processes of the local fleet: restarted, recorded, and never left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from paceline.config import Config
+from paceline.console.live_view import open_console
+from paceline.rpc.client import ControlPlane
+from paceline.run_view.fleet_file import FleetRecord, ProcessId, ProcessRecord
+from paceline.supervisor.child import Child, ChildSpec, end_all
+from paceline.supervisor.local import LocalFleet
+from paceline.supervisor.preflight import Refused
+from paceline.supervisor.run_dir_lock import clear, end_leftovers, held
+from paceline.supervisor.up import LocalRun
+from paceline.v1 import admin_pb2
+
+FOREVER = "import time; time.sleep(600)"
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+WITH_POOL = "import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); print('up', flush=True); time.sleep(600)"
+
+
+class Scripts:
+    """A launcher of small scripts in place of the roles."""
+
+    def __init__(self, tmp_path: Path, **by_role: str) -> None:
+        self._tmp_path = tmp_path
+        self._by_role = by_role
+
+    def _spec(self, role: str, index: int) -> ChildSpec:
+        name = f"{role}-{index}"
+        return ChildSpec(
+            name=name,
+            role=role,
+            argv=(sys.executable, "-c", self._by_role.get(role, FOREVER)),
+            environment=dict(os.environ),
+            log=self._tmp_path / "logs" / f"{name}.log",
+        )
+
+    def controller(self, index: int) -> ChildSpec:
+        return self._spec("controller", index)
+
+    def worker(self, role: str, index: int) -> ChildSpec:
+        return self._spec(role, index)
+
+
+def settings(**fleet: object) -> Config:
+    return Config.model_validate(
+        {"model": {"path": "m"}, "data": {"path": "d"}, "fleet": {"controllers": 1, **fleet}}
+    )
+
+
+@asynccontextmanager
+async def fleet_of(
+    tmp_path: Path, config: Config, **by_role: str
+) -> AsyncIterator[tuple[LocalFleet, list[str]]]:
+    notes: list[str] = []
+    control = ControlPlane(["127.0.0.1:1"])
+    fleet = LocalFleet(config, Scripts(tmp_path, **by_role), tmp_path, control, notes.append)  # type: ignore[arg-type]
+    try:
+        yield fleet, notes
+    finally:
+        await fleet.close()
+        await control.close()
+    assert not recorded(tmp_path).survivors()
+
+
+def recorded(run_dir: Path) -> FleetRecord:
+    record = FleetRecord.read(run_dir)
+    assert record is not None
+    return record
+
+
+def recorded_state(run_dir: Path, name: str) -> str:
+    return next((p.state for p in recorded(run_dir).processes if p.name == name), "")
+
+
+async def until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
+    deadline = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline, "it never became true"
+        await asyncio.sleep(0.02)
+
+
+def wanted(phase: str = "running", **desired: int) -> admin_pb2.StatusReply:
+    return admin_pb2.StatusReply(phase=phase, desired=desired)
+
+
+async def test_a_killed_process_comes_back_and_both_are_on_record(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, settings()) as (fleet, _):
+        fleet.start_all()
+        await until(lambda: len(fleet.worker_pids()) == 2)
+        first = fleet.worker_pids()["policy-0"]
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: fleet.worker_pids().get("policy-0", first) != first)
+        process = next(p for p in recorded(tmp_path).processes if p.name == "policy-0")
+        assert [i.pid for i in process.ids] == [first, fleet.worker_pids()["policy-0"]]
+        assert process.restarts == 1
+
+
+async def test_bad_input_of_a_worker_ends_the_run_with_its_last_line(tmp_path: Path) -> None:
+    says = "import sys; print('noise'); print('model.path: no such directory'); sys.exit(2)"
+    async with fleet_of(tmp_path, settings(), policy=says) as (fleet, _):
+        fleet.start_all()
+        reason = await asyncio.wait_for(fleet.failed, 20)
+        assert reason == "policy-0: model.path: no such directory"
+
+
+async def test_the_last_line_is_of_this_start_not_of_an_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "policy-0.log").write_text("an old complaint\n")
+    async with fleet_of(tmp_path, settings(), policy="import sys; sys.exit(2)") as (fleet, _):
+        fleet.start_all()
+        reason = await asyncio.wait_for(fleet.failed, 20)
+        assert "an old complaint" not in reason
+
+
+async def test_desired_counts_are_reached_both_ways(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, _):
+        fleet.start_all()
+        await until(lambda: len(fleet.worker_pids()) == 3)
+        await fleet.reconcile(wanted(policy=1, rollout=3))
+        await until(lambda: "rollout-2" in fleet.worker_pids())
+        # A worker that the run lets go does not come back.
+        status = wanted(policy=1, rollout=2)
+        pid = fleet.worker_pids()["rollout-0"]
+        status.workers.add(worker_id="rollout-0", state="draining", pid=pid)
+        await fleet.reconcile(status)
+        fleet._children["rollout-0"].kill()
+        await fleet.reconcile(wanted(policy=1, rollout=2))
+        assert set(fleet.worker_pids()) - {"rollout-0"} == {"policy-0", "rollout-1", "rollout-2"}
+
+
+async def test_a_worker_that_is_killed_while_it_leaves_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It came back as one that counts as leaving: the fleet had one too many for good."""
+    async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, notes):
+        told = []
+
+        async def tell_exit(name: str, pid: int, code: int) -> None:
+            told.append((name, pid, code))
+
+        monkeypatch.setattr(fleet, "_tell_exit", tell_exit)
+        fleet.start_all()
+        await until(lambda: len(fleet.worker_pids()) == 3)
+        status = wanted(policy=1, rollout=1)
+        pid = fleet.worker_pids()["rollout-1"]
+        status.workers.add(worker_id="rollout-1", state="draining", pid=pid)
+        await fleet.reconcile(status)
+        os.kill(pid, signal.SIGKILL)
+        await until(lambda: notes)
+        assert notes == ["rollout-1 ended while it was leaving"]
+        await until(lambda: told)
+        assert told == [("rollout-1", pid, -signal.SIGKILL)]
+        await until(fleet._tends["rollout-1"].done)
+        # Wanted again, it is started as any other.
+        await fleet.reconcile(wanted(policy=1, rollout=2))
+        await until(lambda: fleet.worker_pids().get("rollout-1", pid) != pid)
+
+
+async def test_a_worker_asked_to_leave_when_it_had_ended_is_asked_again_once_it_is_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ledger had not heard of its end yet: the new process counted as leaving, and stayed."""
+    async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, _):
+        asked = []
+
+        async def answer(method: str, request: Any, timeout_s: float) -> Any:
+            if method == "AdminService.Drain":
+                asked.append(request.request_id)
+            return admin_pb2.AdminReply(accepted=True)
+
+        again = fleet._again
+
+        async def asked_in_between(*arguments: Any) -> bool:
+            await fleet.reconcile(wanted(policy=1, rollout=1))
+            return await again(*arguments)
+
+        fleet.start_all()
+        await until(lambda: len(fleet.worker_pids()) == 3)
+        monkeypatch.setattr(fleet._control, "call", answer)
+        monkeypatch.setattr(fleet, "_again", asked_in_between)
+        before = fleet.worker_pids()["rollout-1"]
+        os.kill(before, signal.SIGKILL)
+        await until(lambda: fleet.worker_pids().get("rollout-1", before) != before)
+        await fleet.reconcile(wanted(policy=1, rollout=1))
+        now = fleet.worker_pids()["rollout-1"]
+        assert asked == [f"surplus-rollout-1-{pid}" for pid in (before, now)]
+        monkeypatch.undo()
+
+
+async def test_a_surplus_worker_that_has_not_registered_yet_is_asked_to_leave_once_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scaled up and down again while it loads its model: it counted as leaving, and stayed."""
+    async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, notes):
+        asked, known = [], set[str]()
+
+        async def answer(method: str, request: Any, timeout_s: float) -> admin_pb2.AdminReply:
+            asked.append(request.worker_id)
+            return admin_pb2.AdminReply(accepted=request.worker_id in known)
+
+        fleet.start_all()
+        await until(lambda: len(fleet.worker_pids()) == 3)
+        monkeypatch.setattr(fleet._control, "call", answer)
+        await fleet.reconcile(wanted(policy=1, rollout=1))
+        assert asked == ["rollout-1"] and not notes
+        known.add("rollout-1")
+        for _ in range(2):
+            await fleet.reconcile(wanted(policy=1, rollout=1))
+        assert asked == ["rollout-1", "rollout-1"]
+        assert notes == ["rollout-1 is asked to leave"]
+        monkeypatch.undo()
+
+
+async def test_a_new_process_of_a_name_that_left_is_not_taken_for_the_one_that_left(
+    tmp_path: Path,
+) -> None:
+    async with fleet_of(tmp_path, settings(rollout=1)) as (fleet, _):
+        fleet.start_all()
+        await until(lambda: len(fleet.worker_pids()) == 2)
+        status = wanted(policy=1, rollout=2)
+        status.workers.add(worker_id="rollout-1", state="stopped", pid=1)
+        await fleet.reconcile(status)
+        await until(lambda: "rollout-1" in fleet.worker_pids())
+        await fleet.reconcile(status)
+        assert set(fleet.worker_pids()) == {"policy-0", "rollout-0", "rollout-1"}
+
+
+async def test_a_worker_that_ends_well_before_the_end_is_polled_is_not_started_again(
+    tmp_path: Path,
+) -> None:
+    async with fleet_of(tmp_path, settings(), rollout="") as (fleet, notes):
+
+        async def ask_why(name: str, pid: int) -> None:
+            fleet.finished = True
+
+        fleet._ask_why = ask_why  # type: ignore[method-assign]
+        fleet.start_all()
+        await until(lambda: recorded_state(tmp_path, "rollout-0") == "ended")
+        await asyncio.sleep(0.2)
+        assert not any("starting it again" in note for note in notes)
+        assert len(next(p for p in recorded(tmp_path).processes if p.name == "rollout-0").ids) == 1
+
+
+async def test_restart_off_leaves_a_dead_worker_dead(tmp_path: Path) -> None:
+    config = settings(rollout=2, restart=False)
+    async with fleet_of(tmp_path, config) as (fleet, notes):
+        fleet.start_all()
+        await until(lambda: len(fleet.worker_pids()) == 3)
+        os.kill(fleet.worker_pids()["rollout-1"], signal.SIGKILL)
+        await until(lambda: any("fleet.restart is off" in note for note in notes))
+        await fleet.reconcile(wanted(policy=1, rollout=2))
+        assert set(fleet.worker_pids()) == {"policy-0", "rollout-0"}
+        os.kill(fleet.worker_pids()["rollout-0"], signal.SIGKILL)
+        assert "the last rollout process" in await asyncio.wait_for(fleet.failed, 20)
+
+
+async def test_a_worker_that_ignores_sigterm_is_killed_after_the_patience(tmp_path: Path) -> None:
+    async with fleet_of(tmp_path, settings(), rollout=STUBBORN) as (fleet, _):
+        fleet.start_all()
+        log = tmp_path / "logs" / "rollout-0.log"
+        await until(lambda: log.exists() and "up" in log.read_text())
+        pids = fleet.worker_pids()
+        await fleet.stop_workers(0.3)
+        assert not any(psutil.pid_exists(pid) for pid in pids.values())
+
+
+async def test_workers_of_a_run_that_is_stopped_are_not_left_alive_in_the_ledger(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were mourned when the run went on: it waited for their leases, and had a failover too many."""
+    async with fleet_of(tmp_path, settings()) as (fleet, _):
+        told = []
+
+        async def answer(method: str, request: admin_pb2.ExitReport, timeout_s: float) -> None:
+            assert fleet._running("controller"), "they are stopped once they have heard it"
+            told.append((request.worker_id, request.pid, request.exit_code))
+
+        monkeypatch.setattr(fleet._control, "call", answer)
+        fleet.start_all()
+        await until(lambda: len(fleet.worker_pids()) == 2)
+        pids = fleet.worker_pids()
+        await fleet.stop_workers(5.0)
+        assert sorted(told) == [(name, pids[name], -signal.SIGTERM) for name in sorted(pids)]
+        monkeypatch.undo()
+
+
+async def test_what_a_killed_process_left_in_its_session_is_ended(tmp_path: Path) -> None:
+    spec = Scripts(tmp_path, policy=WITH_POOL).worker("policy", 0)
+    child = await Child.start(spec)
+    await until(lambda: "up" in spec.log.read_text())
+    pool = psutil.Process(child.pid).children()
+    os.kill(child.pid, signal.SIGKILL)
+    assert await child.wait() == -signal.SIGKILL
+    assert len(pool) == 1
+    await until(lambda: not pool[0].is_running() or pool[0].status() == psutil.STATUS_ZOMBIE)
+
+
+async def test_a_child_that_ended_unheard_is_not_signalled(tmp_path: Path) -> None:
+    child = await Child.start(Scripts(tmp_path)._spec("rollout", 0))
+    child.kill()
+    # Its end, and another thread's word of it, pass while the event loop does nothing.
+    deadline = time.monotonic() + 10
+    while psutil.pid_exists(child.pid):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)  # noqa: ASYNC251
+    assert child.running, "not heard of yet"
+    await end_all([child], 5.0)
+    assert not child.running
+
+
+async def test_a_terminal_interrupt_does_not_reach_the_children(tmp_path: Path) -> None:
+    child = await Child.start(Scripts(tmp_path).worker("policy", 0))
+    assert os.getsid(child.pid) == child.pid
+    await end_all([child], 5.0)
+    assert not child.running
+
+
+def test_a_reused_process_id_is_not_ours(tmp_path: Path) -> None:
+    stranger = subprocess.Popen([sys.executable, "-c", FOREVER])
+    try:
+        record = FleetRecord("run", ProcessId(1, 0.0))
+        ids = [ProcessId(stranger.pid, ProcessId.of(stranger.pid).started - 100.0)]
+        record.processes.append(ProcessRecord("policy-0", "policy", "log", ids=ids))
+        record.write(tmp_path)
+        assert end_leftovers(tmp_path) == []
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+def test_leftovers_of_a_killed_supervisor_are_ended(tmp_path: Path) -> None:
+    left = subprocess.Popen([sys.executable, "-c", FOREVER], start_new_session=True)
+    identity = ProcessId.of(left.pid)
+    record = FleetRecord("run", ProcessId(1, 0.0))
+    record.processes.append(ProcessRecord("policy-0", "policy", "log", ids=[identity]))
+    record.write(tmp_path)
+    assert end_leftovers(tmp_path) == [identity]
+    assert not identity.alive()
+    left.wait(10)
+
+
+def test_one_supervisor_a_run_directory(tmp_path: Path) -> None:
+    with held(tmp_path), pytest.raises(Refused, match="in use"), held(tmp_path):
+        pass
+
+
+def test_fresh_removes_what_a_run_made_and_nothing_else(tmp_path: Path) -> None:
+    (tmp_path / "checkpoints" / "step-1").mkdir(parents=True)
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "notes.txt").write_text("mine")
+    clear(settings(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+async def test_a_fleet_without_its_supervisor_is_taken_over(tmp_path: Path) -> None:
+    def left_behind(code: str) -> ProcessId:
+        process = subprocess.Popen([sys.executable, "-c", code], start_new_session=True)
+        return ProcessId.of(process.pid)
+
+    record = FleetRecord("run", ProcessId(1, 0.0))
+    ids = {name: left_behind(FOREVER) for name in ("controller-0", "policy-0", "rollout-0")}
+    for name, identity in ids.items():
+        one = ProcessRecord(name, name.partition("-")[0], "log", state="running", ids=[identity])
+        record.processes.append(one)
+    gone = ProcessRecord("rollout-1", "rollout", "log", state="running", ids=[ProcessId(1, 0.0)])
+    record.processes.append(gone)
+    record.write(tmp_path)
+
+    notes: list[str] = []
+    control = ControlPlane(["127.0.0.1:1"])
+    fleet = LocalFleet(settings(), Scripts(tmp_path), tmp_path, control, notes.append, record)  # type: ignore[arg-type]
+    assert fleet.adopt_all() == 3
+    await asyncio.sleep(0.1)
+    assert all(identity.alive() for identity in ids.values())
+    assert fleet.worker_pids() == {n: ids[n].pid for n in ("policy-0", "rollout-0")}
+    # The missing worker comes once the ledger says that it should be there.
+    await fleet.reconcile(wanted(policy=1, rollout=2))
+    await until(lambda: len(fleet.worker_pids()) == 3)
+    # An adopted process that ends is noticed and started again, by this supervisor's own hands.
+    os.kill(ids["policy-0"].pid, signal.SIGKILL)
+    await until(lambda: fleet.worker_pids().get("policy-0", 0) not in (0, ids["policy-0"].pid))
+    assert any("policy-0 ended (exit status unknown)" in note for note in notes)
+    await fleet.close()
+    await control.close()
+    assert not any(identity.alive() for identity in ids.values())
+    assert not recorded(tmp_path).survivors()
+
+
+def test_an_unreadable_record_is_no_record(tmp_path: Path) -> None:
+    assert FleetRecord.read(tmp_path) is None
+    (tmp_path / "fleet.json").write_text(json.dumps({"run": "x"}))
+    assert FleetRecord.read(tmp_path) is None
+
+
+async def test_an_error_of_the_supervisor_itself_leaves_a_summary(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    async def nothing(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(LocalRun, "_start_redis", nothing)
+    monkeypatch.setattr(LocalFleet, "start_all", lambda _: None)
+    monkeypatch.setattr(LocalRun, "_watch", broken)
+    with pytest.raises(OSError, match="No space left"):
+        await LocalRun(settings(), tmp_path, open_console()).run()
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "No space left" in summary["reason"]

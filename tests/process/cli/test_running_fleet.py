@@ -1,0 +1,304 @@
+"""The commands against real controllers with a trainer and a generator: what people look at."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli import app
+from paceline.rpc.client import ControlPlane
+from paceline.run_view.event_follower import follow_events
+from testbed.controller_processes import Controllers
+from testbed.controllers import addresses, running_controllers, status, until
+from testbed.local_run import ROOT, paceline
+from tests.fixtures.rest import HTML, train
+
+SETTINGS = {"train": {"checkpoint_every": 1000}, "fleet": {"lease_ttl_s": 60.0}}
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controllers]:
+    directory = tmp_path_factory.mktemp("cli")
+    with running_controllers(directory, 2, **SETTINGS) as controllers:
+        # As `paceline up` leaves it.
+        shutil.copy(controllers.config, controllers.run_dir / "config.toml")
+        asyncio.run(train(controllers, STEPS))
+        asyncio.run(_all_known(controllers))
+        yield controllers
+
+
+async def _all_known(controllers: Controllers) -> None:
+    """The leader hears of the others once a second, and the run's files follow the journal."""
+    control = ControlPlane(addresses(controllers))
+
+    async def known() -> bool:
+        states = {c.state for c in (await status(control)).controllers}
+        return states == {"leader", "standby"}
+
+    async def written() -> bool:
+        path = controllers.run_dir / "metrics.jsonl"
+        return path.is_file() and len(path.read_text().splitlines()) >= STEPS
+
+    await until(known)
+    await until(written)
+    await control.close()
+
+
+def targets(fleet: Controllers) -> list[list[str]]:
+    return [
+        ["--run-dir", str(fleet.run_dir)],
+        ["--controllers", ",".join(addresses(fleet))],
+    ]
+
+
+def asked(*arguments: str) -> Any:
+    shown = CliRunner().invoke(app, [*arguments, "--json"])
+    assert shown.exit_code == 0, shown.exception
+    return json.loads(shown.stdout)
+
+
+def test_top_tells_the_same_from_the_run_directory_and_from_afar(fleet: Controllers) -> None:
+    looks = [asked("top", "--once", *target) for target in targets(fleet)]
+    for look in looks:
+        assert look["step"] >= STEPS
+        assert look["leader"] == "controller-0"
+        assert {c["state"] for c in look["controllers"]} == {"leader", "standby"}
+        assert len(look["reward_history"]) == look["step"]
+        assert look["reward_history"][0] == pytest.approx(0.5)
+        assert look["time_left_s"] > 0
+        assert look["last_event"]["text"]
+    assert looks[0]["reward_history"] == looks[1]["reward_history"]
+    assert looks[0]["last_event"] == looks[1]["last_event"]
+
+
+def test_top_once_is_readable_without_a_terminal(fleet: Controllers) -> None:
+    shown = paceline("top", "--once", *targets(fleet)[0])
+    assert shown.returncode == 0, shown.stderr
+    assert "\x1b" not in shown.stdout
+    for part in ("learning ▁", "left", "controller-1", "standby", "ago)"):
+        assert part in shown.stdout
+
+
+def test_top_redraws_on_a_terminal_and_ends_with_ctrl_c(fleet: Controllers) -> None:
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "top", "--every", "0.2", *targets(fleet)[0]],
+        stdout=theirs,
+        stderr=theirs,
+        stdin=theirs,
+        cwd=ROOT,
+        env={**os.environ, "TERM": "xterm-256color", "COLUMNS": "140", "LINES": "50"},
+    )
+    os.close(theirs)
+    shown = b""
+    try:
+        # Twice the headline: it was drawn again in place.
+        while shown.count(b"leader controller-0") < 2:
+            shown += os.read(ours, 65536)
+        process.send_signal(signal.SIGINT)
+        while True:
+            try:
+                if not os.read(ours, 65536):
+                    break
+            except OSError:  # how a terminal says that nobody writes to it any more
+                break
+        assert process.wait(20) == 130
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+    assert "▁".encode() in shown
+
+
+def test_samples_are_read_from_the_controllers(fleet: Controllers) -> None:
+    for target in targets(fleet):
+        found = asked("samples", "--limit", "3", "--sort", "oldest", *target)
+        assert len(found["groups"]) == 3
+        assert found["total"] >= STEPS * 4
+        first = found["groups"][0]
+        assert first["group_id"] == "t0"
+        assert HTML in first["prompt"]
+        assert [c["reward"] for c in first["completions"]] == [0.0, 1.0, 0.0, 1.0]
+    of_step = asked("samples", "--step", "2", "--limit", "50", *targets(fleet)[0])
+    assert {group["step"] for group in of_step["groups"]} == {2}
+    assert of_step["total"] == 4
+    text = paceline("samples", "--limit", "1", *targets(fleet)[0]).stdout
+    assert "  > prompt of t" in text
+    assert "more groups: --limit N" in text
+
+
+def test_doctor_asks_every_controller_and_compares_the_clocks(fleet: Controllers) -> None:
+    shown = paceline("doctor", "--controllers", ",".join(addresses(fleet)), "--json")
+    checks = json.loads(shown.stdout)["checks"]
+    asked_of = [c for c in checks if c["name"] == "controllers"]
+    clocks = [c for c in checks if c["name"] == "clock"]
+    assert [c["state"] for c in asked_of] == ["ok", "ok"]
+    assert [c["state"] for c in clocks] == ["ok", "ok"], "one host has one clock"
+    told = [abs(float(re.search(r"([+-]\d+) ms against", c["found"])[1])) for c in clocks]
+    assert max(told) < 500
+
+
+def test_admin_commands_answer_in_json(fleet: Controllers) -> None:
+    for command in ("pause", "resume"):
+        assert asked(command, *targets(fleet)[0])["accepted"] is True
+    refused = paceline("drain", "nobody", "--json", *targets(fleet)[0])
+    assert refused.returncode == 1
+    assert json.loads(refused.stdout)["accepted"] is False
+    assert "refused" in refused.stderr
+
+
+def test_events_have_their_time_under_one_name(fleet: Controllers) -> None:
+    told = []
+    for target in targets(fleet):
+        shown = CliRunner().invoke(app, ["events", "--json", *target])
+        lines = [json.loads(line) for line in shown.stdout.splitlines()]
+        told.append({(e["position"], e["type"], e["t"]) for e in lines if "Step" in e["type"]})
+    files, journal = told
+    assert len(files & journal) >= STEPS
+
+
+def test_heartbeats_are_told_whoever_is_asked_first(fleet: Controllers) -> None:
+    """Only the leader hears them: every second look at a fleet had none."""
+    for where in (addresses(fleet), addresses(fleet)[::-1]):
+        for command in (["status"], ["top", "--once"]):
+            workers = asked(*command, "--controllers", ",".join(where))["workers"]
+            living = [w for w in workers if w["state"] not in ("dead", "stopped")]
+            assert living
+            assert all(w["heartbeat_age_s"] >= 0 for w in living)
+
+
+def test_a_script_that_looked_too_early_changes_nothing(fleet: Controllers) -> None:
+    target = targets(fleet)[0]
+    seen = asked("status", *target)
+    wanted = seen["desired"]["rollout"]
+    worker = next(w for w in seen["workers"] if w["state"] not in ("dead", "stopped"))
+    saw = ["--expected", f"rollout={wanted}"]
+    assert asked("scale", f"rollout={wanted + 1}", *saw, *target)["accepted"]
+    other = str(int(worker["incarnation"]) ^ 1)
+    for late, why in (
+        (["scale", f"rollout={wanted + 5}", *saw], f"rollout={wanted + 1}: look again"),
+        (["drain", worker["worker_id"], "--incarnation", other], "has been replaced"),
+    ):
+        shown = CliRunner().invoke(app, [*late, "--json", *target])
+        assert shown.exit_code == 1
+        assert why in json.loads(shown.stdout)["message"]
+    assert asked("status", *target)["desired"]["rollout"] == wanted + 1
+    back = [
+        "--expected",
+        f"rollout={wanted + 1}",
+        "--expected",
+        f"policy={seen['desired']['policy']}",
+    ]
+    assert asked("scale", f"rollout={wanted}", *back, *target)["accepted"]
+
+
+async def test_a_quiet_run_is_followed_over_a_failover(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 2, **SETTINGS) as controllers:
+        control = ControlPlane(addresses(controllers))
+        terms: list[str] = []
+
+        async def follow() -> None:
+            # Shorter than the quiet time before the kill: quiet is no reason to give up.
+            async for _, event in follow_events(control, gone_s=1.0):
+                if event["type"] == "TermBegun":
+                    terms.append(event["controller_id"])
+
+        follower = asyncio.create_task(follow())
+        await until(lambda: terms == ["controller-0"])
+        await asyncio.sleep(1.2)
+        controllers.started[0].kill()
+        await until(lambda: terms == ["controller-0", "controller-1"])
+        follower.cancel()
+        await asyncio.gather(follower, return_exceptions=True)
+        await control.close()
+
+
+async def test_top_goes_on_with_the_new_leader(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 2, **SETTINGS) as controllers:
+        control = ControlPlane(addresses(controllers))
+        await until(lambda: _leads(control, "controller-0"))
+        await control.close()
+        where = ",".join(addresses(controllers))
+        top = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "paceline", "top", "--json", "--every", "0.1"),
+            *("--controllers", where),
+            stdout=asyncio.subprocess.PIPE,
+            cwd=ROOT,
+        )
+        assert top.stdout is not None
+        try:
+            assert json.loads(await top.stdout.readline())["leader"] == "controller-0"
+            controllers.started[0].kill()
+            async for line in top.stdout:
+                look = json.loads(line)
+                if look["answered"] and look["leader"] == "controller-1":
+                    break
+            told = json.loads(await top.stdout.readline())
+            assert told["last_event"]["text"].startswith("controller-1 leads")
+        finally:
+            top.kill()
+            await top.communicate()
+
+
+async def test_top_ends_with_the_run(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1, **SETTINGS) as controllers:
+        where = ",".join(addresses(controllers))
+        top = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "paceline", "top", "--json", "--every", "0.1"),
+            *("--controllers", where),
+            stdout=asyncio.subprocess.PIPE,
+            cwd=ROOT,
+        )
+        assert top.stdout is not None
+        try:
+            assert json.loads(await top.stdout.readline())["phase"] == "waiting"
+            await asyncio.to_thread(asked, "stop", "--controllers", where)
+            lines = (await top.stdout.read()).splitlines()
+            assert await top.wait() == 0
+        finally:
+            if top.returncode is None:
+                top.kill()
+                await top.wait()
+        last = json.loads(lines[-1])
+        assert last["phase"] == "finished"
+        assert last["time_left_s"] is None
+
+
+async def _leads(control: ControlPlane, controller_id: str) -> bool:
+    return (await status(control)).leader == controller_id
+
+
+def test_samples_of_a_run_that_stopped_come_from_its_journal(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1, **SETTINGS) as controllers:
+        shutil.copy(controllers.config, controllers.run_dir / "config.toml")
+        asyncio.run(train(controllers, 2))
+        target = ["--run-dir", str(controllers.run_dir)]
+        lived = asked("samples", "--limit", "4", "--sort", "oldest", *target)
+    # Controllers and Redis are stopped now.
+    kept = asked("samples", "--limit", "4", "--sort", "oldest", *target)
+    ids = [group["group_id"] for group in lived["groups"]]
+    assert [group["group_id"] for group in kept["groups"]] == ids
+    assert kept["groups"][0]["completions"] == lived["groups"][0]["completions"]
+    nobody = paceline("top", "--once", *target)
+    assert nobody.returncode == 3
+    assert "answers" in nobody.stderr
+
+
+def test_escape_sequences_in_samples_do_not_reach_the_terminal() -> None:
+    from paceline.console.terminal import printable
+
+    assert printable("a\x1b[31mred\r\x07\n\tb") == "a\\x1b[31mred\\r\\x07\n\tb"

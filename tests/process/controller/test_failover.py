@@ -1,0 +1,200 @@
+"""Controllers that die, hang, or lose Redis: the run goes on, nothing is lost or done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from controller.store.journal import Journal, Position
+from controller.store.journal_audit import verify
+from controller.store.payloads import RedisPayloads
+from controller.store.redis_keys import Keys
+from paceline.config.schema import RedisConfig
+from paceline.redis.client import connect, connect_sync
+from paceline.redis.server import ensure_redis
+from paceline.rpc.client import ControlPlane
+from paceline.v1 import rollout_pb2
+from testbed.controllers import (
+    addresses,
+    config_of,
+    running_controllers,
+    status,
+    until,
+    working_fleet,
+)
+from testbed.fake_workers import FakeRollout
+
+
+async def journalled(url: str) -> list[tuple[int, dict[str, Any]]]:
+    """(term, event) of everything in the journal."""
+    redis, keys = connect(url), Keys("load")
+    journal = Journal(redis, keys, RedisPayloads(redis, keys))
+    found, at = [], Position()
+    while entries := await journal.read(at):
+        found += [(entry.term, event) for entry in entries for event in entry.events]
+        at = entries[-1].at
+    await redis.aclose()
+    return found
+
+
+def assert_sound(url: str) -> dict[str, Any]:
+    report = verify(url, "load")
+    assert report.ok, report.problems
+    assert report.counts["lost"] == report.counts["duplicates"] == 0
+    return report.counts
+
+
+async def test_standby_gives_the_same_replies_after_the_leader_is_killed(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 2, train={"max_staleness": 8}) as controllers:
+        async with working_fleet(controllers, rollouts=0):
+            worker = FakeRollout(
+                config_of(controllers), addresses(controllers), "rollout-9", tasks_a_lease=2
+            )
+            await worker.start()
+            await until(lambda: worker.version >= 0)
+            leased = await worker.lease()
+            group = worker.group_for(leased.leases[0])
+            submitted = rollout_pb2.SubmitRequest(caller=worker.session.caller, groups=[group])
+            first = await worker.control.call("RolloutService.SubmitGroups", submitted)
+            assert first.results[0].verdict == rollout_pb2.VERDICT_ACCEPTED
+
+            controllers.started[0].kill()
+            again = await worker.control.call("RolloutService.SubmitGroups", submitted)
+            assert again.results[0].verdict == rollout_pb2.VERDICT_DUPLICATE
+            worker.lease_seq -= 1
+            assert (await worker.lease()).leases == leased.leases
+            assert worker.rejoins == 0
+            await worker.stop(goodbye=False)
+        state = await status(ControlPlane([controllers.started[1].address]))
+        assert state.failovers == 1 and state.leader == "controller-1"
+        assert state.tasks.dispatched == 2
+        assert_sound(controllers.redis_url)
+
+
+async def test_a_leader_that_hung_past_its_lease_writes_nothing_when_it_wakes(
+    tmp_path: Path,
+) -> None:
+    with running_controllers(tmp_path, 2) as controllers:
+        leader, standby = controllers.started
+        async with working_fleet(controllers) as (policies, _):
+            await until(lambda: policies[0].timings.steps >= 3)
+            leader.freeze()
+            done = policies[0].timings.steps
+            await until(lambda: policies[0].timings.steps >= done + 5)
+            leader.thaw()
+            done = policies[0].timings.steps
+            await until(lambda: policies[0].timings.steps >= done + 5)
+            assert all(worker.rejoins == 0 for worker in policies)
+        found = await journalled(controllers.redis_url)
+        terms = [term for term, _ in found]
+        assert terms == sorted(terms) and len(set(terms)) == 2
+        begun = [e["controller_id"] for _, e in found if e["type"] == "TermBegun"]
+        assert begun == [leader.id, standby.id]
+        # It noticed, threw its memory away and is a standby again.
+        await until(lambda: "stepping down" in controllers.log(leader.id))
+        control = ControlPlane([leader.address])
+        await until(lambda: _follows(control, standby.id))
+        assert_sound(controllers.redis_url)
+
+
+async def _follows(control: ControlPlane, leader: str) -> bool:
+    return bool((await status(control)).leader == leader)
+
+
+async def test_all_controllers_killed_at_once_and_workers_reattach(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 2) as controllers:
+        ports = {c.id: int(c.address.rsplit(":", 1)[1]) for c in controllers.started}
+        async with working_fleet(controllers) as (policies, rollouts):
+            await until(lambda: policies[0].timings.steps >= 3)
+            for controller in controllers.started:
+                controller.kill()
+            for controller_id, port in ports.items():
+                await asyncio.to_thread(controllers.start, controller_id, port)
+            done = policies[0].timings.steps
+            await until(lambda: policies[0].timings.steps >= done + 3)
+            assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
+        assert_sound(controllers.redis_url)
+
+
+async def test_redis_killed_and_restarted_loses_nothing(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        async with working_fleet(controllers) as (policies, rollouts):
+            await until(lambda: policies[0].timings.steps >= 3)
+            os.kill(controllers.redis_pid, signal.SIGKILL)
+            await asyncio.to_thread(ensure_redis, controllers.run_dir, RedisConfig())
+            done = policies[0].timings.steps
+            await until(lambda: policies[0].timings.steps >= done + 3)
+            assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
+        assert controllers.started[0].process.poll() is None
+        assert_sound(controllers.redis_url)
+
+
+async def test_redis_that_hangs_pauses_the_run_and_kills_nobody(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1, fleet={"lease_ttl_s": 2.0}) as controllers:
+        async with working_fleet(controllers) as (policies, rollouts):
+            await until(lambda: policies[0].timings.steps >= 3)
+            os.kill(controllers.redis_pid, signal.SIGSTOP)
+            try:
+                await asyncio.sleep(4.0)
+                state = await status(policies[0].control)
+                assert "Redis" in state.phase
+                done = policies[0].timings.steps
+            finally:
+                os.kill(controllers.redis_pid, signal.SIGCONT)
+            await until(lambda: policies[0].timings.steps >= done + 3)
+            assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
+        assert_sound(controllers.redis_url)
+
+
+async def test_full_redis_is_a_clear_state_and_no_loss(tmp_path: Path) -> None:
+    """For longer than the leader's lease, with a standby that would take it."""
+    with running_controllers(tmp_path, 2, controller={"leader_lease_s": 0.5}) as controllers:
+        client = connect_sync(controllers.redis_url)
+        async with working_fleet(controllers) as (policies, rollouts):
+            await until(lambda: policies[0].timings.steps >= 3)
+            client.config_set("maxmemory", "1mb")
+
+            async def paused() -> bool:
+                return bool((await status(policies[0].control)).phase == "paused: Redis full")
+
+            await until(paused)
+            # Nothing is to happen: there is no event to wait for.
+            await asyncio.sleep(1.5)
+            assert await paused()
+            client.config_set("maxmemory", "0")
+            done = policies[0].timings.steps
+            await until(lambda: policies[0].timings.steps >= done + 3)
+            assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
+            assert (await status(policies[0].control)).failovers == 0, "the leader kept its lease"
+        assert_sound(controllers.redis_url)
+
+
+async def test_a_leader_told_to_end_hands_over_at_once(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 2, controller={"leader_lease_s": 30.0}) as controllers:
+        control = ControlPlane(addresses(controllers))
+        await until(lambda: _follows(control, "controller-0"))
+        leader = controllers.started[0]
+        leader.process.terminate()
+        assert await asyncio.to_thread(leader.process.wait, 10) == 0
+        await until(lambda: _follows(control, "controller-1"), 10.0)
+        await control.close()
+
+
+async def test_a_new_leader_continues_the_run_files_without_gap_or_repeat(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 2) as controllers:
+        async with working_fleet(controllers) as (policies, _):
+            await until(lambda: policies[0].timings.steps >= 5)
+            controllers.started[0].kill()
+            done = policies[0].timings.steps
+            await until(lambda: policies[0].timings.steps >= done + 5)
+        controllers.started[1].process.terminate()
+        controllers.started[1].process.wait(10)
+        lines = (controllers.run_dir / "metrics.jsonl").read_text().splitlines()
+        steps = [json.loads(line)["step"] for line in lines]
+        assert steps == list(range(1, len(steps) + 1)) and len(steps) >= done + 5
+        ensure_redis(controllers.run_dir, RedisConfig())
+        assert assert_sound(controllers.redis_url)["steps"] == len(steps)

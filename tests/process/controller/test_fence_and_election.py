@@ -1,0 +1,225 @@
+"""Two leaders never write: the fence on appends, the rising term, the lease."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.store.election import Election
+from controller.store.journal import Deposed, Journal, JournalGap, Position, Snapshot
+from controller.store.payloads import FilePayloads, RedisPayloads
+from controller.store.redis_keys import Keys
+from paceline.config.schema import Config
+from paceline.redis.client import connect, parse_sentinel
+from paceline.redis.leader_lease import LeaderIdentity, living_leader, release_dead
+from paceline.supervisor.preflight import Refused
+from paceline.supervisor.run_dir_lock import check_unled, clear
+from testbed.redis_process import throwaway_redis
+
+KEYS = Keys("r")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with throwaway_redis(tmp_path_factory.mktemp("redis")) as found:
+        yield found
+
+
+@pytest.fixture
+async def redis(url: str) -> Any:
+    client = connect(url)
+    await client.flushdb()
+    yield client
+    await client.aclose()
+
+
+def candidate(redis: Any, name: str, lease_s: float = 5.0) -> Election:
+    identity = LeaderIdentity(name, f"{name}:1", socket.gethostname(), os.getpid(), name)
+    return Election(redis, KEYS, identity, lease_s=lease_s)
+
+
+def journal(redis: Any) -> Journal:
+    return Journal(redis, KEYS, RedisPayloads(redis, KEYS))
+
+
+async def append(j: Journal, after: Position, term: int, batch: str, **extra: Any) -> Position:
+    events = extra.pop("events", [{"type": batch}])
+    payloads = extra.pop("payloads", {})
+    return await j.append(after, term=term, batch=batch, t=1.0, events=events, payloads=payloads)
+
+
+async def test_deposed_leader_cannot_append(redis: Any) -> None:
+    old, new, j = candidate(redis, "a"), candidate(redis, "b"), journal(redis)
+    first = await old.acquire(0)
+    assert first is not None
+    at = await append(j, Position(), first, "one")
+    await old.release()
+    second = await new.acquire(0)
+    assert second is not None and second > first
+    with pytest.raises(Deposed):
+        await append(j, at, first, "two")
+    assert not await old.renew(first)
+    assert (await j.head()) == at
+
+
+async def test_unacknowledged_append_that_landed_is_not_applied_twice(redis: Any) -> None:
+    j = journal(redis)
+    term = await candidate(redis, "a").acquire(0)
+    assert term is not None
+    first = await append(j, Position(), term, "one")
+    again = await append(j, Position(), term, "one")
+    assert again == first
+    assert len(await j.read(Position())) == 1
+
+
+async def test_append_after_what_the_writer_does_not_know_is_refused(redis: Any) -> None:
+    """A Sentinel failover may lose the journal's tail: a leader ahead of it must not go on."""
+    j = journal(redis)
+    term = await candidate(redis, "a").acquire(0)
+    assert term is not None
+    await append(j, Position(), term, "one")
+    with pytest.raises(Deposed):
+        await append(j, Position("9-9", 7, "lost"), term, "two")
+
+
+async def test_payload_is_there_before_its_event(redis: Any) -> None:
+    j = journal(redis)
+    term = await candidate(redis, "a").acquire(0)
+    assert term is not None
+    await append(j, Position(), term, "one", payloads={("t1", 2): b"tokens"})
+    assert await RedisPayloads(redis, KEYS).get([("t1", 2), ("t1", 1)]) == [b"tokens", None]
+
+
+async def test_term_never_repeats_where_the_counter_stepped_back(redis: Any) -> None:
+    first = await candidate(redis, "a").acquire(0)
+    assert first is not None
+    await redis.set(KEYS.term, str(first - 1))
+    await redis.delete(KEYS.leader)
+    await asyncio.sleep(0.005)
+    # A candidate that never heard of the first term either.
+    second = await candidate(redis, "b").acquire(0)
+    assert second is not None and second > first
+
+
+async def test_a_lease_is_one_candidates_until_it_runs_out(redis: Any) -> None:
+    a, b = candidate(redis, "a", lease_s=0.2), candidate(redis, "b")
+    term = await a.acquire(0)
+    assert term is not None
+    assert await b.acquire(0) is None
+    assert await a.renew(term) and a.holds_lease
+    await asyncio.sleep(0.3)
+    assert not a.holds_lease
+    assert await b.acquire(0) is not None
+    assert not await a.renew(term)
+
+
+async def test_a_lapsed_leader_goes_on_where_nobody_else_was_granted_a_term(redis: Any) -> None:
+    a = candidate(redis, "a", lease_s=0.1)
+    term = await a.acquire(0)
+    assert term is not None
+    await asyncio.sleep(0.2)
+    assert await a.renew(term)
+
+
+async def test_only_the_lease_of_the_process_that_died_is_released(redis: Any, url: str) -> None:
+    a = candidate(redis, "a")
+    await a.acquire(0)
+    for controller_id, pid in (("b", os.getpid()), ("a", os.getpid() + 1)):
+        assert not await asyncio.to_thread(release_dead, url, "r", controller_id, pid)
+    assert (await a.holder())[0] is not None
+    assert await asyncio.to_thread(release_dead, url, "r", "a", os.getpid())
+    assert (await a.holder())[0] is None
+
+
+async def test_a_reader_notices_that_it_was_trimmed_off(redis: Any) -> None:
+    j = journal(redis)
+    term = await candidate(redis, "a").acquire(0)
+    assert term is not None
+    at = first = await append(j, Position(), term, "b0")
+    for number in range(1, 6):
+        at = await append(j, at, term, f"b{number}")
+    await j.save_snapshot(Snapshot(at, {}, 1.0), term=term, trim_before=at.entry)
+    with pytest.raises(JournalGap):
+        await j.read(first)
+    assert (await j.load_snapshot()) == Snapshot(at, {}, 1.0)
+    with pytest.raises(Deposed):
+        await j.save_snapshot(Snapshot(at, {}, 2.0), term=term - 1, trim_before="")
+
+
+async def test_file_payloads_keep_the_same_promises(redis: Any, tmp_path: Path) -> None:
+    store = FilePayloads(tmp_path / "payloads")
+    assert list(await store.put({("t1", 1): b"x", ("t2", 3): b"y"}, None)) == []
+    assert await store.get([("t2", 3), ("t9", 1)]) == [b"y", None]
+    assert sorted(await store.list()) == [("t1", 1), ("t2", 3)]
+    await store.delete([("t1", 1), ("t9", 1)])
+    assert await store.list() == [("t2", 3)]
+
+
+def test_sentinel_urls_are_understood() -> None:
+    url = parse_sentinel("redis+sentinel://:s%40crt@h1:26379,h2/mymaster/3")
+    assert url is not None
+    assert url.sentinels == (("h1", 26379), ("h2", 26379))
+    assert (url.service, url.db, url.password, url.tls) == ("mymaster", 3, "s@crt", False)
+    assert parse_sentinel("redis://h:1") is None
+
+
+@contextlib.asynccontextmanager
+async def leading(redis: Any, name: str) -> AsyncIterator[None]:
+    """A leader that renews its lease, as a process would."""
+    election = candidate(redis, name, lease_s=0.4)
+    term = await election.acquire(0)
+    assert term is not None
+
+    async def renew() -> None:
+        while True:
+            await asyncio.sleep(0.1)
+            await election.renew(term)
+
+    renewing = asyncio.create_task(renew())
+    try:
+        yield
+    finally:
+        renewing.cancel()
+
+
+async def test_a_lease_of_a_dead_leader_is_nobodys_and_a_renewed_one_is_somebodys(
+    redis: Any, url: str
+) -> None:
+    assert await asyncio.to_thread(living_leader, url, "r") is None
+    async with leading(redis, "a"):
+        found = await asyncio.to_thread(living_leader, url, "r")
+        assert found is not None
+        assert found.controller_id == "a"
+    assert await redis.exists(KEYS.leader), "left behind, not yet run out"
+    assert await asyncio.to_thread(living_leader, url, "r") is None
+
+
+async def test_a_second_fleet_neither_joins_nor_wipes_out_a_run_that_another_one_has(
+    redis: Any, url: str, tmp_path: Path
+) -> None:
+    """Started elsewhere under the same name, it replaced the first one's workers, each in turn."""
+    (tmp_path / "summary.json").write_text("{}")
+    config = Config.model_validate(
+        {
+            "run": {"name": "r"},
+            "model": {"path": "m"},
+            "data": {"path": "d"},
+            "redis": {"url": url},
+        }
+    )
+    async with leading(redis, "a"):
+        with pytest.raises(Refused, match=r"led by a at a:1 .* another run\.name"):
+            await asyncio.to_thread(check_unled, config)
+        with pytest.raises(Refused, match="another fleet has it"):
+            await asyncio.to_thread(clear, config, tmp_path)
+        assert await redis.exists(KEYS.leader)
+        assert (tmp_path / "summary.json").exists()
+    await asyncio.to_thread(clear, config, tmp_path)
+    assert not await redis.exists(KEYS.term)

@@ -1,0 +1,165 @@
+"""What a leader owes before it answers anybody, and when it may not answer any more."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from controller.dataset_rows import Rows
+from controller.errors import NotLeading
+from controller.leader import Leader
+from controller.ledger.commands import Command, DeclareDead, Refused, Register, Role
+from controller.ledger.events import WorkerDied
+from controller.replicated_controller import Controller
+from controller.services.grpc_server import final_error
+from controller.services.validation import Invalid
+from controller.store.journal import Deposed
+from controller.store.ledger_follower import Replica
+from paceline.config.load import load_config
+from paceline.redis.leader_lease import LeaderIdentity
+from testbed.controller_processes import write_config
+from testbed.redis_process import throwaway_redis
+from tests.fixtures.ledgers import Driven
+
+IDENTITY = LeaderIdentity("c", "c:1", socket.gethostname(), os.getpid(), "nonce")
+REGISTER = Register("rollout-0", 1, Role.ROLLOUT, "host", 1, "127.0.0.1", 1, -1)
+
+
+@pytest.fixture
+async def leader(tmp_path: Path) -> AsyncIterator[Leader]:
+    """Of the first term of a run, on a Redis of its own; not begun."""
+    config = load_config(write_config(tmp_path), [])
+    with throwaway_redis(tmp_path) as url:
+        controller = Controller(config, tmp_path, IDENTITY, url)
+        term = await controller.election.acquire(0)
+        assert term is not None
+        replica = await Replica.load(controller.journal)
+        yield Leader(controller.plant(await Rows.load(config)), replica, term)
+        await controller.redis.aclose()
+
+
+@asynccontextmanager
+async def leading(leader: Leader) -> AsyncIterator[asyncio.Task[None]]:
+    task = asyncio.create_task(leader.run())
+    try:
+        async with asyncio.timeout(20.0):
+            yield task
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Deposed):
+            await task
+
+
+async def journalled(leader: Leader) -> list[str]:
+    entries = await leader.plant.journal.scan("0")
+    return [event["type"] for entry in entries for event in entry.events]
+
+
+async def test_a_command_that_arrives_before_the_term_begins_waits_for_it(leader: Leader) -> None:
+    """A worker that registered in the instant between winning and beginning a term was refused."""
+    early = asyncio.create_task(leader.execute(REGISTER))
+    await asyncio.sleep(0)  # the command is at the door; the term has not begun
+    async with leading(leader):
+        await early
+    assert (await journalled(leader))[:3] == ["RunStarted", "TermBegun", "WorkerRegistered"]
+
+
+async def test_a_decision_that_fails_halfway_ends_the_term(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it changed is in memory and in no journal: nothing may be decided on it."""
+    async with leading(leader) as term:
+        await leader.execute(REGISTER)
+        before = await journalled(leader)
+
+        def fails_halfway(command: Command, now: float) -> None:
+            leader.ledger.emit(WorkerDied("rollout-0", 1, "exit", ""))
+            raise OverflowError("in the middle of a decision")
+
+        monkeypatch.setattr(leader.ledger, "execute", fails_halfway)
+        with pytest.raises(NotLeading):
+            await leader.execute(REGISTER)
+        with pytest.raises(NotLeading):
+            leader.decide(REGISTER)
+        with pytest.raises(Deposed, match="halfway"):
+            await term
+    assert await journalled(leader) == before
+
+
+async def test_a_decision_of_the_leaders_own_that_fails_halfway_ends_the_term_and_no_more(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that liveness asks for has no caller to be told: it ended the process."""
+    async with leading(leader) as term:
+        await leader.execute(REGISTER)
+
+        def fails_halfway(command: Command, now: float) -> None:
+            raise OverflowError("in the middle of a decision")
+
+        monkeypatch.setattr(leader.ledger, "execute", fails_halfway)
+        dead = DeclareDead("rollout-0", 1, "lease", "")
+        monkeypatch.setattr(leader.liveness, "tick", lambda ledger, now: [dead])
+        with pytest.raises(Deposed, match="failed"):
+            await term
+
+
+async def test_a_lease_that_was_given_up_is_not_renewed(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A renewal between the release and the end of the term made the standby wait for a lease that
+    was nobody's."""
+    election = leader.plant.election
+    release = election.release
+
+    async def with_a_late_answer() -> None:
+        await release()
+        await asyncio.sleep(0.5 * leader.plant.config.controller.leader_lease_s)
+
+    monkeypatch.setattr(election, "release", with_a_late_answer)
+    async with leading(leader):
+        await leader.execute(REGISTER)
+    assert await election.holder() == (None, 0)
+
+
+async def test_payloads_of_groups_that_may_still_be_handed_in_survive_the_sweep(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stored by a leader that died before its entry, handed in again while the sweep runs."""
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0")
+    tries = {(lease.task_id, lease.attempt) for lease in run.lease("r0", 2).leases}
+    stored = dict.fromkeys([*tries, ("t900", 1)], b"group")
+    pipe = leader.plant.journal._redis.pipeline(transaction=False)
+    await leader.plant.payloads.put(stored, pipe)
+    await pipe.execute()
+    monkeypatch.setattr(leader.upkeep, "_ledger", run.ledger)
+    monkeypatch.setattr(leader.appender, "durable", lambda: asyncio.sleep(0))
+    await leader.upkeep.sweep_orphans()
+    assert set(await leader.plant.payloads.list()) == tries
+
+
+@pytest.mark.parametrize(
+    "refusal", [Invalid("version 228, newest is 219"), Refused("unknown", "?")]
+)
+async def test_a_leader_that_woke_after_its_lease_refuses_nobody_for_good(
+    leader: Leader, refusal: Exception
+) -> None:
+    """It knows nothing of what its successor decided, and a refusal is final for who hears it."""
+    controller = Controller(
+        leader.plant.config, leader.plant.run_dir, IDENTITY, leader.plant.redis_url
+    )
+    controller.leader = leader
+    async with leading(leader):
+        await leader.ready()
+        assert final_error(controller, refusal) is refusal
+        leader.plant.election.lease_until = 0.0
+        assert isinstance(final_error(controller, refusal), NotLeading)
+    await controller.redis.aclose()

@@ -1,0 +1,145 @@
+"""The network between two roles drops, delays or splits: real controllers, real Redis, and workers
+that speak the real protocol, with a proxy on the way that is under the test's thumb."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from controller.store.journal_audit import verify
+from paceline.config.schema import RedisConfig
+from paceline.redis.server import ensure_redis
+from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
+from testbed.controller_processes import ControllerProcess, Controllers
+from testbed.controllers import running_controllers, status, until, working_fleet
+from testbed.tcp_proxy import TcpProxy
+
+WAYS = ("partition", "cut")
+
+
+def assert_sound(url: str) -> None:
+    report = verify(url, "load")
+    assert report.ok, report.problems
+    assert report.counts["lost"] == report.counts["duplicates"] == 0
+
+
+@contextmanager
+def behind_proxies(directory: Path, number: int) -> Iterator[tuple[Controllers, list[TcpProxy]]]:
+    """Controllers that each reach Redis through a proxy of its own."""
+    url = ensure_redis(directory / "run", RedisConfig()).url
+    parts = urlsplit(url)
+    proxies = [TcpProxy(("127.0.0.1", parts.port or 0)) for _ in range(number)]
+    try:
+        with running_controllers(directory, 0) as controllers:
+            for index, proxy in enumerate(proxies):
+                through = url.replace(f":{parts.port}/", f":{proxy.port}/")
+                start_with(controllers, f"controller-{index}", f'redis.url="{through}"')
+            yield controllers, proxies
+    finally:
+        for proxy in proxies:
+            proxy.close()
+
+
+def start_with(controllers: Controllers, name: str, *overrides: str) -> ControllerProcess:
+    controllers.options = [option for o in overrides for option in ("--set", o)]
+    return controllers.start(name)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_leader_cut_off_from_redis_but_not_from_its_workers_is_succeeded(
+    tmp_path: Path, way: str
+) -> None:
+    with behind_proxies(tmp_path, 2) as (controllers, proxies):
+        async with working_fleet(controllers) as (policies, rollouts):
+            await until(lambda: policies[0].timings.steps >= 3)
+            getattr(proxies[0], way)()
+            await until(lambda: leads(controllers.started[1]), 15.0)
+            done = policies[0].timings.steps
+            await until(lambda: policies[0].timings.steps >= done + 5)
+            # Healed, the deposed one finds the fence and follows.
+            proxies[0].heal()
+            await until(lambda: follows(controllers.started[0], "controller-1"), 15.0)
+            done = policies[0].timings.steps
+            await until(lambda: policies[0].timings.steps >= done + 5)
+            assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
+        assert_sound(controllers.redis_url)
+
+
+async def leads(controller: ControllerProcess) -> bool:
+    return await follows(controller, controller.id)
+
+
+async def follows(controller: ControllerProcess, leader: str) -> bool:
+    control = ControlPlane([controller.address])
+    try:
+        return bool((await status(control)).leader == leader)
+    except ControlPlaneUnavailable:
+        return False
+    finally:
+        await control.close()
+
+
+@pytest.mark.parametrize("way", ["partition", pytest.param("cut", marks=pytest.mark.slow)])
+async def test_workers_cut_off_from_the_leader_only_come_back_without_a_loss(
+    tmp_path: Path, way: str
+) -> None:
+    """Shorter than their lease they stay who they are; longer, they are dead and join anew."""
+    with running_controllers(tmp_path, 1, fleet={"lease_ttl_s": 1.5}) as controllers:
+        port = int(controllers.started[0].address.rsplit(":", 1)[1])
+        with TcpProxy(("127.0.0.1", port)) as proxy:
+            async with working_fleet(controllers, where=[proxy.address]) as (policies, rollouts):
+                await until(lambda: policies[0].timings.steps >= 3)
+                workers = (*policies, *rollouts)
+                getattr(proxy, way)()
+                await asyncio.sleep(0.5)
+                proxy.heal()
+                done = policies[0].timings.steps
+                await until(lambda: policies[0].timings.steps >= done + 3)
+                assert [w.rejoins for w in workers] == [0, 0, 0]
+
+                getattr(proxy, way)()
+                await asyncio.sleep(3.0)
+                proxy.heal()
+                done = policies[0].timings.steps
+                await until(lambda: policies[0].timings.steps >= done + 3)
+                await until(lambda: [w.rejoins for w in workers] == [1, 1, 1])
+        assert_sound(controllers.redis_url)
+
+
+async def test_a_cut_off_rollout_workers_tasks_go_to_the_others(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1, fleet={"lease_ttl_s": 1.5}) as controllers:
+        port = int(controllers.started[0].address.rsplit(":", 1)[1])
+        with TcpProxy(("127.0.0.1", port)) as proxy:
+            async with (
+                working_fleet(controllers, rollouts=0, where=[proxy.address]) as (policies, _),
+                working_fleet(controllers, policies=0, rollouts=1) as (_, near),
+            ):
+                await until(lambda: policies[0].timings.steps >= 3)
+                done = near[0].timings.groups
+                proxy.partition()
+                await until(lambda: near[0].timings.groups >= done)
+                await asyncio.sleep(2.5)
+                proxy.heal()
+                steps = policies[0].timings.steps
+                await until(lambda: policies[0].timings.steps >= steps + 3)
+                assert near[0].rejoins == 0
+        assert_sound(controllers.redis_url)
+
+
+async def test_a_slow_network_slows_and_breaks_nothing(tmp_path: Path) -> None:
+    with behind_proxies(tmp_path, 1) as (controllers, proxies):
+        port = int(controllers.started[0].address.rsplit(":", 1)[1])
+        with TcpProxy(("127.0.0.1", port)) as proxy:
+            async with working_fleet(controllers, where=[proxy.address]) as (policies, rollouts):
+                proxy.delay_s = 0.1
+                proxies[0].delay_s = 0.05
+                await until(lambda: policies[0].timings.steps >= 5, 60.0)
+                assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
+                found = await status(policies[0].control)
+                assert found.failovers == 0 and found.mesh_rebuilds <= 1
+        assert_sound(controllers.redis_url)

@@ -1,0 +1,91 @@
+"""An external Redis server that is killed, and a master behind Sentinels that is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+from controller.store.journal_audit import verify
+from paceline.rpc.ports import free_ports
+from paceline.v1 import policy_pb2
+from testbed.controllers import running_controllers, status, until, working_fleet
+from testbed.external_redis import Sentinels, Server
+from testbed.external_redis import until as redis_until
+
+
+def assert_sound(url: str) -> None:
+    report = verify(url, "load")
+    assert report.ok, report.problems
+    assert report.counts["lost"] == report.counts["duplicates"] == 0
+
+
+async def test_an_external_redis_killed_and_started_again_loses_nothing(tmp_path: Path) -> None:
+    (port,) = free_ports("127.0.0.1", 1)
+    server = Server(tmp_path, "own", port, "appendonly yes", 'save ""')
+    url = f"redis://127.0.0.1:{port}/0"
+    try:
+        with running_controllers(tmp_path, 2, redis={"url": url}) as controllers:
+            async with working_fleet(controllers) as (policies, rollouts):
+                await until(lambda: policies[0].timings.steps >= 3)
+                server.kill()
+                await asyncio.sleep(1.5)
+                await asyncio.to_thread(server.start)
+                done = policies[0].timings.steps
+                await until(lambda: policies[0].timings.steps >= done + 3)
+                assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
+        assert_sound(url)
+    finally:
+        server.kill()
+
+
+async def test_checkpoints_are_kept_until_a_replica_of_redis_has_the_record_of_the_next(
+    tmp_path: Path,
+) -> None:
+    """A failover that lost the record would lead back to one whose files are gone."""
+    sentinels = Sentinels(tmp_path, "line")
+    replica = next(s for s in sentinels.servers if s is not sentinels.master())
+    paths = [f"checkpoints/step-{number}" for number in range(1, 5)]
+    try:
+        config = {"redis": {"url": sentinels.url}, "train": {"keep_checkpoints": 1}}
+        with running_controllers(tmp_path, 1, **config) as controllers:
+            async with working_fleet(controllers) as (policies, _):
+                trainer = policies[0]
+                await until(lambda: trainer.timings.steps >= 5)
+
+                async def record(number: int) -> list[str]:
+                    request = policy_pb2.CheckpointRequest(
+                        caller=trainer.session.caller, step=number, version=number,
+                        path=paths[number - 1], size_bytes=1, seconds=0.0,
+                    )  # fmt: skip
+                    reply = await trainer.control.call("PolicyService.RecordCheckpoint", request)
+                    return list(reply.obsolete_paths)
+
+                await record(1)
+                assert await record(2) == paths[:1]
+                replica.process.send_signal(signal.SIGSTOP)
+                assert await record(3) == []
+                replica.process.send_signal(signal.SIGCONT)
+                await asyncio.to_thread(redis_until, sentinels.master().replicates)
+                assert await record(4) == paths[:3]
+    finally:
+        sentinels.close()
+
+
+async def test_a_master_behind_sentinels_is_replaced_and_the_run_goes_on(tmp_path: Path) -> None:
+    sentinels = Sentinels(tmp_path, "line")
+    try:
+        url, master = sentinels.url, sentinels.master()
+        with running_controllers(tmp_path, 2, redis={"url": url}) as controllers:
+            async with working_fleet(controllers) as (policies, _):
+                await until(lambda: policies[0].timings.steps >= 3)
+                # The replica has what was acknowledged: only then is nothing lost by a failover.
+                assert await asyncio.to_thread(master.replicates)
+                master.kill()
+                done = policies[0].timings.steps
+                await until(lambda: policies[0].timings.steps >= done + 3, 60.0)
+                found = await status(policies[0].control)
+                assert found.step >= done
+            assert_sound(url)
+    finally:
+        sentinels.close()

@@ -1,0 +1,304 @@
+"""Malformed, oversized, non-finite, duplicate and unknown submissions: refused, nothing changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from controller.services.validation import GroupLimits, Invalid, InvalidGroup, check_group
+from controller.services.worker import check_report
+from controller.store.journal import Journal
+from controller.store.ledger_follower import Replica
+from controller.store.payloads import RedisPayloads
+from controller.store.redis_keys import Keys
+from paceline.redis.client import connect
+from paceline.rpc.client import ControlPlane, RequestRefused
+from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2, worker_pb2
+from testbed.controllers import addresses, config_of, running_controllers, until, working_fleet
+from testbed.fake_workers import FakeRollout, make_group
+
+LIMITS = GroupLimits(group_size=4, max_sequence_tokens=80, vocabulary=100)
+TASK = common_pb2.TaskRef(task_id="t0", attempt=1)
+
+
+def group(version: int = 0) -> rollout_pb2.Group:
+    return make_group(TASK, completions=4, tokens=16, version=version)
+
+
+def test_equal_rewards_have_no_spread_at_all() -> None:
+    """train.filter_uninformative drops groups whose standard deviation is 0 exactly."""
+    equal = group()
+    for completion in equal.completions:
+        completion.reward = 0.1
+    del equal.completions[3]
+    limits = GroupLimits(group_size=3, max_sequence_tokens=80, vocabulary=100)
+    assert sum([0.1] * 3) / 3 != 0.1
+    assert check_group(equal, limits, newest_version=0).reward_std == 0.0
+    equal.completions[0].reward = 0.4
+    assert check_group(equal, limits, newest_version=0).reward_std == pytest.approx(
+        0.1414, abs=1e-4
+    )
+
+
+@pytest.mark.parametrize("claim", [-2, (1 << 53), (1 << 63) - 1])
+@pytest.mark.parametrize("field", ["state_version", "loaded_version"])
+def test_a_version_after_which_no_other_could_come_is_no_version(field: str, claim: int) -> None:
+    """A rollback takes the number after the highest one claimed: beyond 2^63 no controller could
+    say it, one after the other."""
+    report = worker_pb2.Report(
+        caller=common_pb2.Caller(worker_id="rollout-0", incarnation=1),
+        lifecycle=worker_pb2.LIFECYCLE_RUNNING,
+        state_version=-1,
+        loaded_version=(1 << 53) - 1,
+    )
+    check_report(report)
+    setattr(report, field, claim)
+    with pytest.raises(Invalid, match="no version"):
+        check_report(report)
+
+
+def floats(*values: float) -> bytes:
+    return np.array(values, dtype="<f4").tobytes()
+
+
+def _set(path: str, value: object) -> Callable[[rollout_pb2.Group], None]:
+    def change(message: rollout_pb2.Group) -> None:
+        setattr(message.completions[0], path, value)
+
+    return change
+
+
+MALFORMED: dict[str, Callable[[rollout_pb2.Group], None]] = {
+    "no completions": lambda g: g.ClearField("completions"),
+    "one completion too few": lambda g: g.completions.pop() and None,
+    "one completion too many": lambda g: g.completions.append(g.completions[0]),
+    "empty tokens": _set("tokens", b""),
+    "tokens cut in the middle": _set("tokens", b"\0" * 63),
+    "negative token": _set("tokens", np.full(16, -1, dtype="<i4").tobytes()),
+    "token beyond the vocabulary": _set("tokens", np.full(16, 100, dtype="<i4").tobytes()),
+    "prompt token beyond the vocabulary": lambda g: setattr(
+        g, "prompt_tokens", np.array([2_000_000_000], dtype="<i4").tobytes()
+    ),
+    "too many tokens": lambda g: g.completions[0].MergeFrom(
+        rollout_pb2.Completion(tokens=b"\1\0\0\0" * 81, logprobs=b"\0" * 324)
+    ),
+    "fewer log-probs than tokens": _set("logprobs", floats(*[-1.0] * 15)),
+    "log-prob not a number": _set("logprobs", floats(*[-1.0] * 15, float("nan"))),
+    "log-prob infinite": _set("logprobs", floats(*[-1.0] * 15, float("-inf"))),
+    "log-prob above zero": _set("logprobs", floats(*[-1.0] * 15, 0.5)),
+    "reward not a number": _set("reward", float("nan")),
+    "reward infinite": _set("reward", float("inf")),
+    "reward whose square overflows": _set("reward", 1e200),
+    "component whose square overflows": lambda g: g.completions[0].reward_components.update(
+        {"x": -1e200}
+    ),
+    "no finish reason": _set("finish_reason", rollout_pb2.FINISH_REASON_UNSPECIFIED),
+    "mask of the wrong length": _set("loss_mask", b"\1" * 15),
+    "mask with other values": _set("loss_mask", b"\2" * 16),
+    "no versions": lambda g: g.completions[0].ClearField("versions"),
+    "versions cover too little": lambda g: setattr(g.completions[0].versions[0], "length", 15),
+    "more version spans than tokens": lambda g: g.completions[0].versions.extend(
+        [common_pb2.VersionSpan(version=0, length=0)] * 100
+    ),
+    "version that does not exist": lambda g: setattr(g.completions[0].versions[0], "version", 7),
+    "negative version": lambda g: setattr(g.completions[0].versions[0], "version", -1),
+    "component not finite": lambda g: g.completions[0].reward_components.update(
+        {"x": float("inf")}
+    ),
+    "no prompt": lambda g: g.ClearField("prompt_tokens"),
+    "kind of another task": lambda g: setattr(g, "kind", rollout_pb2.TASK_KIND_EVAL),
+    "task id that is none": lambda g: setattr(g.task, "task_id", "../../etc"),
+    "attempt zero": lambda g: setattr(g.task, "attempt", 0),
+    "negative seconds": lambda g: setattr(g, "generate_s", -1.0),
+}
+
+
+@pytest.mark.parametrize("name", MALFORMED)
+def test_malformed_group_is_refused(name: str) -> None:
+    message = group()
+    MALFORMED[name](message)
+    with pytest.raises((InvalidGroup, Invalid)):
+        check_group(message, LIMITS, newest_version=3)
+
+
+def test_facts_of_a_group_count_what_will_be_trained() -> None:
+    message = group()
+    first = message.completions[0]
+    del first.versions[:]
+    first.versions.add(version=1, length=10)
+    first.versions.add(version=3, length=6)
+    first.loss_mask = b"\0" * 8 + b"\1" * 8
+    facts = check_group(message, LIMITS, newest_version=3)
+    assert (facts.sequences, facts.prompt_tokens, facts.tokens) == (4, 16, 3 * 16 + 8)
+    assert (facts.min_version, facts.max_version) == (0, 3)
+    assert facts.version_sum == 1 * 2 + 3 * 6
+    assert facts.reward_mean == 0.5 and facts.reward_std == 0.5 and facts.reward_max == 1.0
+
+
+async def test_refused_submissions_change_nothing(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 100}')
+    sections = {"controller": {"max_message_mb": 1}, "model": {"path": str(tmp_path)}}
+    with running_controllers(tmp_path, 1, **sections) as controllers:
+        redis, keys = connect(controllers.redis_url), Keys("load")
+        journal = Journal(redis, keys, RedisPayloads(redis, keys))
+
+        async def ledger() -> str:
+            return (await Replica.load(journal)).ledger.fingerprint()
+
+        async with working_fleet(controllers, rollouts=0):
+            worker = FakeRollout(
+                config_of(controllers), addresses(controllers), "rollout-0", tasks_a_lease=2
+            )
+            await worker.start()
+            await until(lambda: worker.version >= 0)
+            accepted, held = [(await worker.lease()).leases[0] for _ in range(2)]
+            good, waiting = rollout_pb2.Group(), rollout_pb2.Group()
+            good.CopyFrom(worker.group_for(accepted))
+            waiting.CopyFrom(worker.group_for(held))
+            assert (await worker.submit(good)).verdict == rollout_pb2.VERDICT_ACCEPTED
+            other = FakeRollout(
+                config_of(controllers), addresses(controllers), "rollout-1", tasks_a_lease=2
+            )
+            await other.start()
+            await until(lambda: other.version >= 0)
+            theirs = other.group_for((await other.lease()).leases[0])
+
+            async def settled() -> bool:
+                """Both have reported what their engines serve: nothing changes by itself any more."""
+                workers = json.loads(await ledger())["fleet"]["workers"]
+                loaded = [w["loaded_version"] for w in workers if w["role"] == "rollout"]
+                return min(loaded) >= 0
+
+            await until(settled)
+            before, payloads = await ledger(), await RedisPayloads(redis, keys).list()
+
+            assert (await worker.submit(theirs)).verdict == rollout_pb2.VERDICT_SUPERSEDED
+            stolen = rollout_pb2.ReturnedTask(
+                task=theirs.task, kind=rollout_pb2.RETURN_KIND_DROP, reason="mine now"
+            )
+            returned = await worker.control.call(
+                "RolloutService.ReturnTasks",
+                rollout_pb2.ReturnRequest(caller=worker.session.caller, tasks=[stolen]),
+            )
+            assert returned.results[0].verdict == rollout_pb2.VERDICT_SUPERSEDED
+            for change in MALFORMED.values():
+                # Of a task that is finished, and of one whose group is awaited.
+                for message in (good, waiting):
+                    bad = rollout_pb2.Group()
+                    bad.CopyFrom(message)
+                    change(bad)
+                    reply = await worker.control.call(
+                        "RolloutService.SubmitGroups",
+                        rollout_pb2.SubmitRequest(caller=worker.session.caller, groups=[bad]),
+                    )
+                    (result,) = reply.results
+                    assert result.verdict == rollout_pb2.VERDICT_INVALID and result.message
+            assert (await worker.submit(good)).verdict == rollout_pb2.VERDICT_DUPLICATE
+            unknown = make_group(
+                common_pb2.TaskRef(task_id="t999", attempt=1), completions=4, tokens=16, version=0
+            )
+            assert (await worker.submit(unknown)).verdict == rollout_pb2.VERDICT_UNKNOWN_TASK
+            huge = rollout_pb2.Group()
+            huge.CopyFrom(good)
+            huge.prompt_text = "x" * (2 << 20)
+            with pytest.raises(RequestRefused, match="RESOURCE_EXHAUSTED"):
+                await worker.submit(huge)
+            for method, request in _bad_requests(worker.session.caller):
+                with pytest.raises(RequestRefused) as refusal:
+                    await worker.control.call(method, request)
+                assert refusal.value.code in (
+                    "INVALID_ARGUMENT",
+                    "FAILED_PRECONDITION",
+                    "NOT_FOUND",
+                ), refusal.value
+                assert refusal.value.message
+
+            assert await ledger() == before
+            assert await RedisPayloads(redis, keys).list() == payloads
+            assert (await worker.submit(waiting)).verdict == rollout_pb2.VERDICT_ACCEPTED
+            assert (await other.submit(theirs)).verdict == rollout_pb2.VERDICT_ACCEPTED
+            await other.stop(goodbye=False)
+            await worker.stop(goodbye=False)
+        await redis.aclose()
+
+
+def _bad_requests(caller: common_pb2.Caller) -> list[tuple[str, object]]:
+    stranger = common_pb2.Caller(worker_id="rollout-0", incarnation=12345)
+    nobody = common_pb2.Caller(worker_id="ghost", incarnation=1)
+    nameless = common_pb2.Caller(worker_id="a b", incarnation=1)
+    nan = {"loss": common_pb2.Stat(sum=float("nan"), weight=1)}
+    lease, submit = "RolloutService.LeaseTasks", "RolloutService.SubmitGroups"
+    return [
+        (lease, rollout_pb2.LeaseRequest(caller=nameless, lease_seq=9, max_tasks=1)),
+        (lease, rollout_pb2.LeaseRequest(caller=stranger, lease_seq=9, max_tasks=1)),
+        (lease, rollout_pb2.LeaseRequest(caller=nobody, lease_seq=9, max_tasks=1)),
+        (lease, rollout_pb2.LeaseRequest(caller=caller, lease_seq=9, max_tasks=0)),
+        (lease, rollout_pb2.LeaseRequest(caller=caller, lease_seq=9, max_tasks=1, wait_s=-1)),
+        (
+            lease,
+            rollout_pb2.LeaseRequest(caller=caller, lease_seq=9, max_tasks=1, loaded_version=-2),
+        ),
+        (submit, rollout_pb2.SubmitRequest(caller=stranger, groups=[group()])),
+        (
+            "RolloutService.ReturnTasks",
+            rollout_pb2.ReturnRequest(caller=caller, tasks=[rollout_pb2.ReturnedTask(task=TASK)]),
+        ),
+        ("PolicyService.NextPlan", policy_pb2.PlanRequest(caller=nobody)),
+        ("PolicyService.Vote", policy_pb2.VoteRequest(caller=caller, step=1)),
+        (
+            "PolicyService.Vote",
+            policy_pb2.VoteRequest(caller=caller, step=1, weights_digest="d", stats=nan),
+        ),
+        ("PolicyService.RecordCheckpoint", policy_pb2.CheckpointRequest(caller=caller)),
+        *(
+            (
+                "PolicyService.RecordCheckpoint",
+                policy_pb2.CheckpointRequest(caller=caller, step=1, path=path),
+            )
+            for path in ("/etc", "checkpoints/step-2", "checkpoints/../checkpoints/step-1")
+        ),
+        ("WorkerService.Register", worker_pb2.RegisterRequest(caller=caller)),
+        (
+            "WorkerService.Register",
+            worker_pb2.RegisterRequest(
+                caller=common_pb2.Caller(worker_id="w", incarnation=5),
+                role=common_pb2.ROLE_ROLLOUT,
+                ranks=1,
+                state_version=-1,
+                config_digest="other",
+                config_json='{"train":{"lr":1}}',
+            ),
+        ),
+        ("WorkerService.ReportPeerError", worker_pb2.PeerError(caller=caller)),
+        ("AdminService.Scale", admin_pb2.ScaleRequest(request_id="r", desired={"cook": 3})),
+        (
+            "AdminService.Scale",
+            admin_pb2.ScaleRequest(request_id="r", desired={"policy": 3}, expected={"cook": 3}),
+        ),
+        ("AdminService.Pause", admin_pb2.PauseRequest(paused=True)),
+    ]
+
+
+async def test_config_that_differs_is_refused_by_the_names_of_its_fields(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        other = config_of(controllers)
+        other = other.model_copy(update={"train": other.train.model_copy(update={"lr": 0.5})})
+        worker = FakeRollout(other, addresses(controllers), "rollout-0")
+        with pytest.raises(RequestRefused, match=r"train\.lr is 1e-06 in the run, 0\.5 here"):
+            await worker.start()
+        await worker.control.close()
+
+
+async def test_events_after_a_position_that_is_none_are_refused(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        control = ControlPlane(addresses(controllers))
+        with pytest.raises(RequestRefused, match="INVALID_ARGUMENT"):
+            async for _ in control.stream(
+                "AdminService.WatchEvents", admin_pb2.WatchRequest(after="yesterday")
+            ):
+                pass
+        await control.close()

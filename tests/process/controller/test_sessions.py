@@ -1,0 +1,445 @@
+"""Sessions over failovers, silence, and directives that come late, twice or out of order."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import pytest
+
+from controller.fleet.sessions import Sessions
+from controller.store.journal_audit import verify
+from paceline.config.load import load_config
+from paceline.process.asyncio_thread import BackgroundLoop
+from paceline.rpc import session as session_module
+from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
+from paceline.rpc.grpc_channel import LEADER_KEY, METHODS
+from paceline.rpc.session import WorkerSession
+from paceline.v1 import admin_pb2, common_pb2, worker_pb2
+from testbed.controller_processes import write_config
+from testbed.controllers import (
+    addresses,
+    config_of,
+    running_controllers,
+    status,
+    until,
+    working_fleet,
+)
+from testbed.fake_workers import FakePolicy, FakeRollout
+
+
+async def test_worker_declared_dead_rejoins_as_a_new_incarnation(tmp_path: Path) -> None:
+    fleet = {"lease_ttl_s": 1.0, "heartbeat_s": 0.2}
+    with running_controllers(tmp_path, 1, fleet=fleet) as controllers:
+        config, where = config_of(controllers), addresses(controllers)
+        async with working_fleet(controllers, rollouts=0):
+            worker = FakeRollout(config, where, "rollout-0", tasks_a_lease=2)
+            await worker.start()
+            await until(lambda: worker.version >= 0)
+            leased = await worker.lease()
+            old = worker.session.caller
+            # As a process that is stopped does: not a word for longer than its lease.
+            assert worker._running is not None
+            worker._running.cancel()
+            await until(lambda: _state(worker.control, "rollout-0", "dead"))
+            worker._running = asyncio.create_task(worker.session.run())
+            await until(lambda: worker.rejoins == 1)
+            assert worker.session.caller.incarnation != old.incarnation
+            await until(lambda: _state(worker.control, "rollout-0", "running"))
+            # What it held went back to the front, for the next attempt.
+            await until(lambda: worker.version >= 0)
+            again = await worker.lease()
+            assert [x.task.task_id for x in again.leases] == [x.task.task_id for x in leased.leases]
+            assert {x.task.attempt for x in again.leases} == {2}
+            await worker.stop(goodbye=False)
+        assert verify(controllers.redis_url, "load").ok
+
+
+async def test_of_two_processes_of_one_id_the_newer_one_stays(tmp_path: Path) -> None:
+    """As where a worker was replaced whose machine was only cut off for a while."""
+    with running_controllers(tmp_path, 1) as controllers:
+        config, where = config_of(controllers), addresses(controllers)
+        older = FakeRollout(config, where, "rollout-0")
+        newer = FakeRollout(config, where, "rollout-0")
+        await older.start()
+        await until(lambda: older.session.directive)
+        await newer.start()
+        await older.session.wait_directive(
+            lambda d: d.lifecycle == worker_pb2.LIFECYCLE_STOPPED, 10.0
+        )
+        await until(lambda: newer.session.directive)
+        found = await status(newer.control)
+        assert [w.incarnation for w in found.workers] == [newer.session.caller.incarnation]
+        assert older.rejoins == newer.rejoins == 0
+        await older.stop(goodbye=False)
+        await newer.stop(goodbye=False)
+
+
+def test_a_stream_ends_an_earlier_one_of_its_own_process_only() -> None:
+    def report(incarnation: int) -> worker_pb2.Report:
+        caller = common_pb2.Caller(worker_id="rollout-0", incarnation=incarnation)
+        return worker_pb2.Report(caller=caller)
+
+    sessions = Sessions(1, lambda _: worker_pb2.Directive())
+    of_the_newer = sessions.open(report(2))
+    sessions.open(report(1))
+    assert not of_the_newer.closed
+    assert sessions.of("rollout-0", 2) is of_the_newer
+    again = sessions.open(report(2))
+    assert of_the_newer.closed and not again.closed
+
+
+async def _state(control: ControlPlane, worker_id: str, state: str) -> bool:
+    return any(
+        w.worker_id == worker_id and w.state == state for w in (await status(control)).workers
+    )
+
+
+async def test_a_goodbye_is_heard_before_the_session_ends(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        worker = FakeRollout(config_of(controllers), addresses(controllers), "rollout-0")
+        await worker.start()
+        await until(lambda: worker.session.connected)
+        control = ControlPlane(addresses(controllers))
+        await worker.stop()
+        await until(lambda: _state(control, "rollout-0", "stopped"), 3.0)
+        await control.close()
+
+
+async def test_the_last_report_says_the_final_lifecycle_even_if_another_is_under_way(
+    tmp_path: Path,
+) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        worker = FakeRollout(config_of(controllers), addresses(controllers), "rollout-0")
+        await worker.start()
+        await until(lambda: worker.session.connected)
+        closing: list[asyncio.Task[None]] = []
+
+        def report() -> worker_pb2.Report:
+            made = worker.report()
+            if not closing:
+                # Begins while the report just made is being written.
+                worker.lifecycle = worker_pb2.LIFECYCLE_STOPPED
+                closing.append(asyncio.create_task(worker.session.close(flush_s=10)))
+            return made
+
+        worker.session._report = report
+        worker.session.poke()
+        await until(lambda: closing)
+        await closing[0]
+        control = ControlPlane(addresses(controllers))
+        assert await _state(control, "rollout-0", "stopped"), "taken before close returned"
+        await worker.stop(goodbye=False)
+        await control.close()
+
+
+async def test_one_rollout_alone_is_enough_and_a_drained_one_leaves(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        async with working_fleet(controllers, policies=2, rollouts=2) as (policies, rollouts):
+            control = policies[0].control
+            await until(lambda: policies[0].timings.steps >= 2)
+            request = admin_pb2.DrainRequest(request_id="d1", worker_id="rollout-0")
+            first = await control.call("AdminService.Drain", request)
+            assert first.accepted and (await control.call("AdminService.Drain", request)) == first
+            session = rollouts[0].session
+            wanted = await session.wait_directive(
+                lambda d: d.lifecycle == worker_pb2.LIFECYCLE_STOPPED, 10.0
+            )
+            assert wanted.version >= 0
+            done = policies[1].timings.steps
+            await until(lambda: policies[1].timings.steps >= done + 2)
+            refused = await control.call(
+                "AdminService.Drain", admin_pb2.DrainRequest(request_id="d2", worker_id="ghost")
+            )
+            assert not refused.accepted and "ghost" in refused.message
+
+
+async def test_dead_replica_costs_its_groups_a_round_and_not_the_step(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        async with working_fleet(controllers, policies=1, rollouts=2) as (policies, _):
+            await until(lambda: policies[0].timings.steps >= 2)
+            config, where = config_of(controllers), addresses(controllers)
+            silent = FakePolicy(config, where, "policy-9")
+            await silent.start()
+            # In the mesh, with a shard of the open step, and it never votes.
+            await until(lambda: _members(policies[0]) == 2)
+            assert silent._running is not None
+            await asyncio.sleep(0.3)
+            done = policies[0].timings.steps
+            silent._running.cancel()
+            exit_ = admin_pb2.ExitReport(
+                worker_id="policy-9",
+                incarnation=silent.session.caller.incarnation,
+                exit_code=-9,
+            )
+            await policies[0].control.call("AdminService.ReportExit", exit_)
+            await until(lambda: policies[0].timings.steps >= done + 2)
+            await silent.stop(goodbye=False)
+        report = verify(controllers.redis_url, "load")
+        assert report.ok, report.problems
+
+
+def _members(policy: FakePolicy) -> int:
+    directive = policy.session.directive
+    return len(directive.mesh.members) if directive is not None else 0
+
+
+# ---- the client side against a controller made for the purpose ------------------------------
+
+
+@asynccontextmanager
+async def scripted_leader(
+    handlers: dict[str, Any], port: int = 0
+) -> AsyncIterator[tuple[str, grpc.aio.Server]]:
+    """A gRPC server that answers as the test says. ``handlers``: method name to coroutine function
+    (unary) or async generator function (stream)."""
+    server = grpc.aio.server()
+    found = {}
+    for name, handler in handlers.items():
+        method = METHODS[name]
+        make = (
+            grpc.stream_stream_rpc_method_handler
+            if method.client_streaming
+            else grpc.unary_unary_rpc_method_handler
+        )
+        found.setdefault(method.service, {})[method.name] = make(
+            handler,
+            request_deserializer=method.request.FromString,
+            response_serializer=method.reply.SerializeToString,
+        )
+    for service, methods in found.items():
+        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, methods),))
+    bound = server.add_insecure_port(f"127.0.0.1:{port}")
+    await server.start()
+    try:
+        yield f"127.0.0.1:{bound}", server
+    finally:
+        await server.stop(None)
+
+
+async def test_late_repeated_and_reordered_directives_do_no_harm(tmp_path: Path) -> None:
+    order = [(5, 1), (5, 3), (5, 2), (5, 3), (4, 99), (5, 4), (7, 1), (5, 9), (7, 2)]
+
+    async def session(reports: Any, context: Any) -> AsyncIterator[worker_pb2.Directive]:
+        await anext(reports)
+        for term, seq in order:
+            yield worker_pb2.Directive(term=term, seq=seq, version=10 * term + seq)
+        await asyncio.sleep(30)
+
+    config = load_config(write_config(tmp_path), [])
+    seen: list[tuple[int, int]] = []
+    async with scripted_leader({"WorkerService.Session": session}) as (address, _):
+        control = ControlPlane([address])
+        worker = WorkerSession(
+            control,
+            worker_id="w",
+            role=common_pb2.ROLE_ROLLOUT,
+            config=config,
+            report=worker_pb2.Report,
+        )
+        worker.on_directive(lambda d: seen.append((d.term, d.seq)))
+        running = asyncio.create_task(worker.run())
+        last = await worker.wait_directive(lambda d: (d.term, d.seq) == (7, 2), 10.0)
+        assert seen == [(5, 1), (5, 3), (5, 4), (7, 1), (7, 2)]
+        assert worker.directive is last
+        with pytest.raises(TimeoutError):
+            await worker.wait_directive(lambda d: d.term == 8, 0.05)
+        running.cancel()
+        await control.close()
+
+
+def session_of(control: ControlPlane, tmp_path: Path) -> WorkerSession:
+    return WorkerSession(
+        control,
+        worker_id="w",
+        role=common_pb2.ROLE_ROLLOUT,
+        config=load_config(write_config(tmp_path), []),
+        report=worker_pb2.Report,
+    )
+
+
+@asynccontextmanager
+async def hung_leader(term: int) -> AsyncIterator[str]:
+    """Answers the first report of a session and then no request at all."""
+
+    async def session(reports: Any, context: Any) -> AsyncIterator[worker_pb2.Directive]:
+        await anext(reports)
+        yield worker_pb2.Directive(term=term, seq=1)
+        await asyncio.sleep(600)
+
+    async def hangs(request: Any, context: Any) -> None:
+        await asyncio.sleep(600)
+
+    handlers = {"WorkerService.Session": session, "AdminService.GetStatus": hangs}
+    async with scripted_leader(handlers) as (address, _):
+        yield address
+
+
+@asynccontextmanager
+async def other_controller(term: int) -> AsyncIterator[tuple[str, list[str]]]:
+    """Says that it leads ``term``, and gives directives of it. Its address, and what it was asked."""
+    asked: list[str] = []
+
+    async def session(reports: Any, context: Any) -> AsyncIterator[worker_pb2.Directive]:
+        asked.append("session")
+        await anext(reports)
+        yield worker_pb2.Directive(term=term, seq=1)
+        await asyncio.sleep(600)
+
+    async def leads(request: Any, context: Any) -> admin_pb2.StatusReply:
+        asked.append("status")
+        status = admin_pb2.StatusReply(run_name="found", term=term)
+        status.controllers.add(address=address, state="leader")
+        return status
+
+    handlers = {"WorkerService.Session": session, "AdminService.GetStatus": leads}
+    async with scripted_leader(handlers) as (address, _):
+        yield address, asked
+
+
+async def test_a_hung_leader_is_left_as_soon_as_another_one_leads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "SILENCE_S", 600.0)
+    async with hung_leader(5) as hung, other_controller(6) as (alive, _):
+        control = ControlPlane([hung, alive])
+        worker = session_of(control, tmp_path)
+        running = asyncio.create_task(worker.run())
+        await worker.wait_directive(lambda d: d.term == 5, 10.0)
+        waiting = asyncio.create_task(status(control))
+        await worker.wait_directive(lambda d: d.term == 6, 20.0)
+        assert (await waiting).run_name == "found", "requests that hung have moved, too"
+        running.cancel()
+        await control.close()
+
+
+async def test_a_leader_that_is_only_slow_is_not_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "SILENCE_S", 600.0)
+    async with hung_leader(5) as slow, other_controller(5) as (alive, asked):
+        control = ControlPlane([slow, alive])
+        worker = session_of(control, tmp_path)
+        running = asyncio.create_task(worker.run())
+        await worker.wait_directive(lambda d: d.term == 5, 10.0)
+        await until(lambda: len(asked) >= 5)
+        assert set(asked) == {"status"}
+        assert (control.address, worker.connected) == (slow, True)
+        running.cancel()
+        await control.close()
+
+
+async def test_calls_follow_the_hint_of_a_standby(tmp_path: Path) -> None:
+    answered: list[str] = []
+
+    async def leads(request: Any, context: Any) -> admin_pb2.StatusReply:
+        answered.append("leader")
+        return admin_pb2.StatusReply(run_name="found")
+
+    async with scripted_leader({"AdminService.GetStatus": leads}) as (leader, _):
+
+        async def stands_by(request: Any, context: Any) -> None:
+            answered.append("standby")
+            await context.abort(grpc.StatusCode.UNAVAILABLE, "not me", ((LEADER_KEY, leader),))
+
+        async with scripted_leader({"AdminService.GetStatus": stands_by}) as (standby, _):
+            control = ControlPlane([standby])
+            assert (await status(control)).run_name == "found"
+            assert (await status(control)).run_name == "found"
+            assert answered == ["standby", "leader", "leader"]
+            await control.close()
+
+
+async def test_reply_lost_after_its_effect_is_asked_for_again() -> None:
+    requests: list[str] = []
+
+    async def stop(request: Any, context: Any) -> admin_pb2.AdminReply:
+        requests.append(request.request_id)
+        if len(requests) == 1:
+            await context.abort(grpc.StatusCode.INTERNAL, "RST_STREAM")
+        return admin_pb2.AdminReply(accepted=True)
+
+    async with scripted_leader({"AdminService.Stop": stop}) as (address, _):
+        control = ControlPlane([address])
+        request = admin_pb2.StopRequest(request_id="once")
+        assert (await control.call("AdminService.Stop", request)).accepted
+        assert requests == ["once", "once"]
+        await control.close()
+
+
+async def test_refusals_are_raised_and_outages_time_out() -> None:
+    async def refuses(request: Any, context: Any) -> None:
+        await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "register anew")
+
+    async with scripted_leader({"AdminService.GetStatus": refuses}) as (address, _):
+        control = ControlPlane([address])
+        with pytest.raises(RequestRefused) as refusal:
+            await status(control)
+        assert refusal.value.code == "FAILED_PRECONDITION"
+        await control.close()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        nobody = f"127.0.0.1:{free.getsockname()[1]}"
+    control = ControlPlane([nobody, nobody])
+    with pytest.raises(ControlPlaneUnavailable, match=r"within 0\.3 s"):
+        await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), 0.3)
+    await control.close()
+
+
+async def test_a_call_that_waits_on_a_hung_leader_moves_when_another_is_found() -> None:
+    async def hangs(request: Any, context: Any) -> None:
+        await asyncio.sleep(60)
+
+    async def answers(request: Any, context: Any) -> admin_pb2.StatusReply:
+        return admin_pb2.StatusReply(run_name="found")
+
+    async with (
+        scripted_leader({"AdminService.GetStatus": hangs}) as (hung, _),
+        scripted_leader({"AdminService.GetStatus": answers}) as (alive, _),
+    ):
+        control = ControlPlane([hung, alive])
+        waiting = asyncio.create_task(status(control))
+        await asyncio.sleep(0.2)
+        control.prefer(alive)
+        assert (await asyncio.wait_for(waiting, 1.0)).run_name == "found"
+        await control.close()
+
+
+async def test_a_call_that_is_cancelled_while_it_moves_ends() -> None:
+    """Else a worker that leaves while the leader changes would wait for an answer for ever."""
+    with socket.socket() as listener, socket.socket() as other:
+        for each in (listener, other):
+            each.bind(("127.0.0.1", 0))
+            each.listen(8)  # accepts, and never answers
+        hung, next_ = (f"127.0.0.1:{each.getsockname()[1]}" for each in (listener, other))
+        control = ControlPlane([hung, next_])
+        request = admin_pb2.StatusRequest()
+        waiting = asyncio.create_task(control.call("AdminService.GetStatus", request, None))
+        await until(lambda: control._calls)
+        control.prefer(next_)
+        waiting.cancel()
+        done, _ = await asyncio.wait({waiting}, timeout=1.0)
+        waiting.cancel()
+        assert done and waiting.cancelled()
+        await control.close()
+
+
+def test_background_loop_serves_a_thread_that_computes() -> None:
+    background = BackgroundLoop()
+
+    async def double(value: int) -> int:
+        await asyncio.sleep(0)
+        return 2 * value
+
+    assert background.run(double(4)) == 8
+    assert background.submit(double(5)).result(5) == 10
+    with pytest.raises(TimeoutError):
+        background.run(asyncio.sleep(30), timeout_s=0.05)
+    background.close()
+    background.close()

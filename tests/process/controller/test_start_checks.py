@@ -1,0 +1,181 @@
+"""Starting a controller, and who may speak to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+
+from paceline.redis.server import stop_redis
+from paceline.rpc.client import ControlPlane, RequestRefused
+from paceline.v1 import admin_pb2
+from testbed.controller_processes import write_config
+from testbed.controllers import addresses, config_of, running_controllers, status, until
+from tests.fixtures.certificates import self_signed
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+
+
+def start(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Runs a controller that is expected to end by itself."""
+    return subprocess.run(
+        [sys.executable, "-m", "controller", str(config), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+
+
+def assert_one_clear_line(ended: subprocess.CompletedProcess[str], *words: str) -> None:
+    lines = [x for x in ended.stderr.splitlines() if x.startswith("controller: ")]
+    assert ended.returncode == 2, ended.stderr
+    assert len(lines) == 1 and "Traceback" not in ended.stderr, ended.stderr
+    for word in words:
+        assert word in lines[0], lines[0]
+
+
+def test_port_in_use_is_one_clear_line(tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        ended = start(write_config(tmp_path), "--run-dir", str(tmp_path / "r"), "--port", port)
+    assert_one_clear_line(ended, port, "in use", "controller.port")
+    # It had not started anything else yet.
+    assert not (tmp_path / "r" / "redis").exists()
+
+
+def test_no_redis_is_one_clear_line_without_the_password(tmp_path: Path) -> None:
+    config = write_config(tmp_path, redis={"url": "redis://:secret@127.0.0.1:1/0"})
+    ended = start(config, "--run-dir", str(tmp_path / "r"))
+    assert_one_clear_line(ended, "127.0.0.1:1", "redis.url")
+    assert "secret" not in ended.stderr
+
+
+def test_bind_to_the_world_without_a_token_is_refused(tmp_path: Path) -> None:
+    config = write_config(tmp_path, controller={"host": "0.0.0.0"})
+    ended = start(config, "--run-dir", str(tmp_path / "r"))
+    assert_one_clear_line(ended, "controller.host", "auth.token_file")
+
+
+def test_a_redis_that_other_machines_cannot_reach_is_refused(tmp_path: Path) -> None:
+    """A worker elsewhere would be told redis://127.0.0.1 and wait for ever."""
+    secret = tmp_path / "token"
+    secret.write_text(TOKEN)
+    config = write_config(
+        tmp_path, controller={"host": "0.0.0.0"}, auth={"token_file": str(secret)}
+    )
+    ended = start(config, "--run-dir", str(tmp_path / "r"))
+    assert_one_clear_line(ended, "controller.host", "redis.url")
+    assert not (tmp_path / "r").exists()
+
+
+def test_unreadable_data_is_one_clear_line_and_leaves_no_redis(tmp_path: Path) -> None:
+    config = write_config(tmp_path, data={"path": str(tmp_path / "nothing.jsonl")})
+    ended = start(config, "--run-dir", str(tmp_path / "r"))
+    left_running = stop_redis(tmp_path / "r")
+    assert_one_clear_line(ended, "nothing.jsonl")
+    assert (tmp_path / "r" / "redis").exists()
+    assert not left_running
+
+
+def test_other_data_than_the_runs_is_refused(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        asyncio.run(_leads(controllers.started[0].address))
+        with (tmp_path / "rows.jsonl").open("a") as rows:
+            rows.write('{"prompt": "one more", "answer": "x"}\n')
+        controllers.started[0].kill()
+        ended = start(controllers.config, "--run-dir", str(controllers.run_dir))
+        assert_one_clear_line(ended, "data_digest")
+
+
+async def _leads(address: str) -> None:
+    """Waits until the beginning of the term is durable, not only decided."""
+    control = ControlPlane([address])
+
+    async def leader() -> bool:
+        records = control.stream("AdminService.WatchEvents", admin_pb2.WatchRequest())
+        return "TermBegun" in [json.loads(record.json)["type"] async for record in records]
+
+    await until(leader)
+    await control.close()
+
+
+def test_other_config_than_the_runs_is_refused_by_field(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        ended = start(
+            controllers.config, "--run-dir", str(controllers.run_dir), "--set", "train.lr=0.25"
+        )
+        assert_one_clear_line(ended, "train.lr", "0.25")
+
+
+def test_serves_without_a_deep_learning_framework_in_little_memory(tmp_path: Path) -> None:
+    """How long it takes is printed; benchmarks measure it, on machines that do nothing else."""
+    program = (
+        "import sys, time; began = time.perf_counter(); import controller.process;"
+        "heavy = [m for m in ('torch', 'transformers', 'datasets', 'pandas', 'vllm', 'pyarrow',"
+        " 'tensorboardX') if m in sys.modules];"
+        # Not getrusage: its peak survives fork and exec, so it would be that of the test runner.
+        "peak = [x for x in open('/proc/self/status') if x.startswith('VmHWM')][0];"
+        "rss = int(peak.split()[1]) / 1024;"
+        "print(','.join(heavy) or '-', time.perf_counter() - began, rss)"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    ).stdout
+    heavy, seconds, rss_mb = output.split()
+    assert heavy == "-"
+    began = time.perf_counter()
+    with running_controllers(tmp_path, 1) as controllers:
+        asyncio.run(_leads(controllers.started[0].address))
+        leading_s = time.perf_counter() - began
+        maps = Path(f"/proc/{controllers.started[0].pid}/maps").read_text()
+    assert "libtorch" not in maps
+    print(f"imports {float(seconds):.2f} s, leading after {leading_s:.2f} s, {rss_mb} MiB")
+    assert float(rss_mb) < 150
+
+
+async def test_without_the_token_nothing_is_answered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    secret = tmp_path / "token"
+    secret.write_text(TOKEN + "\n")
+    with running_controllers(tmp_path, 1, auth={"token_file": str(secret)}) as controllers:
+        where = addresses(controllers)
+        for wrong in (None, "x" * 32, TOKEN[:-1]):
+            control = ControlPlane(where, token=wrong)
+            with pytest.raises(RequestRefused, match="UNAUTHENTICATED"):
+                await status(control)
+            with pytest.raises(RequestRefused, match="UNAUTHENTICATED"):
+                async for _ in control.stream("AdminService.WatchEvents", admin_pb2.WatchRequest()):
+                    pass
+            await control.close()
+        control = ControlPlane.from_config(config_of(controllers), where)
+        assert (await status(control)).run_name == "load"
+        await control.close()
+
+
+async def test_tls_encrypts_and_names_the_controller(tmp_path: Path) -> None:
+    certificate, key = self_signed(tmp_path)
+    files = {"tls_cert": str(certificate), "tls_key": str(key)}
+    with running_controllers(tmp_path, 1, auth=files) as controllers:
+        where = addresses(controllers)
+        control = ControlPlane.from_config(config_of(controllers), where)
+        assert (await status(control)).run_name == "load"
+        await control.close()
+        async with grpc.aio.insecure_channel(where[0]) as plain:
+            call = plain.unary_unary(
+                "/paceline.v1.AdminService/GetStatus",
+                request_serializer=admin_pb2.StatusRequest.SerializeToString,
+                response_deserializer=admin_pb2.StatusReply.FromString,
+            )
+            with pytest.raises(grpc.aio.AioRpcError):
+                await call(admin_pb2.StatusRequest(), timeout=3)

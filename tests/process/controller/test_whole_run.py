@@ -1,0 +1,231 @@
+"""A run from its first task to its end; snapshots, trimming, replay and verification of it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from pathlib import Path
+
+from controller.ledger import Ledger
+from controller.store.journal import Journal, JournalGap, Position
+from controller.store.journal_audit import verify
+from controller.store.ledger_follower import Replica
+from controller.store.payloads import RedisPayloads
+from controller.store.redis_keys import Keys
+from paceline.redis.client import connect
+from paceline.rpc.client import ControlPlane
+from paceline.v1 import admin_pb2, policy_pb2, rollout_pb2
+from testbed.controllers import (
+    addresses,
+    config_of,
+    running_controllers,
+    status,
+    until,
+    working_fleet,
+)
+from testbed.fake_workers import FakeRollout
+
+
+async def test_every_group_is_trained_once_and_payloads_go_with_checkpoints(tmp_path: Path) -> None:
+    train = {"steps": 12, "checkpoint_every": 5, "max_staleness": 2}
+    with running_controllers(tmp_path, 1, train=train) as controllers:
+        async with working_fleet(controllers, policies=2, rollouts=2) as (policies, _):
+            for policy in policies:
+                policy.fetch = True
+            await until(lambda: _phase(policies[0], "finished"), 40.0)
+            state = await status(policies[0].control)
+            assert state.step == 12 and state.tasks.trained == 48
+            trained = Counter(t for p in policies for _, shard in p.trained for t in shard)
+            assert len(trained) == 48 and set(trained.values()) == {1}
+        report = verify(controllers.redis_url, "load")
+        assert report.ok, report.problems
+        counts = report.counts
+        assert (counts["trained"], counts["lost"], counts["duplicates"]) == (48, 0, 0)
+        redis = connect(controllers.redis_url)
+        assert await RedisPayloads(redis, Keys("load")).list() == []
+        await redis.aclose()
+
+        def steps() -> list[int]:
+            lines = (controllers.run_dir / "metrics.jsonl").read_text().splitlines()
+            return [json.loads(line)["step"] for line in lines]
+
+        # The files follow the journal by a fraction of a second.
+        await until(lambda: len(steps()) >= 12, 5.0)
+        assert steps() == list(range(1, 13))
+
+
+async def test_as_many_checkpoints_stay_as_are_to_be_kept(tmp_path: Path) -> None:
+    train = {"steps": 12, "checkpoint_every": 2, "keep_checkpoints": 3}
+    with running_controllers(tmp_path, 1, train=train) as controllers:
+
+        def recorded_paths() -> list[str]:
+            path = controllers.run_dir / "events.jsonl"
+            lines = path.read_text().splitlines() if path.exists() else []
+            events = [json.loads(line) for line in lines]
+            return [e["path"] for e in events if e["type"] == "CheckpointRecorded"]
+
+        async with working_fleet(controllers) as (policies, _):
+            await until(lambda: _phase(policies[0], "finished"), 40.0)
+            # The files follow the journal by a fraction of a second, and so may the last answer.
+            await until(lambda: "checkpoints/step-12" in recorded_paths(), 5.0)
+            await until(lambda: policies[0].obsolete >= set(recorded_paths()[:-3]), 5.0)
+        recorded = recorded_paths()
+    assert len(recorded) > 3
+    assert policies[0].obsolete == set(recorded[:-3])
+
+
+async def _phase(policy: object, phase: str) -> bool:
+    return bool((await status(policy.control)).phase == phase)  # type: ignore[attr-defined]
+
+
+async def test_snapshot_trimming_and_replay_give_the_live_state(tmp_path: Path) -> None:
+    limits = {"snapshot_every": 100}
+    with running_controllers(tmp_path, 1, controller=limits) as controllers:
+        redis, keys = connect(controllers.redis_url), Keys("load")
+        journal = Journal(redis, keys, RedisPayloads(redis, keys))
+        # Sees every entry from the first one on, as it is written.
+        live = Replica(Ledger(checked=True), Position())
+        following = True
+
+        async def follow() -> None:
+            while following:
+                await live.follow(journal, block_ms=5)
+            await live.catch_up(journal)
+
+        follower = asyncio.create_task(follow())
+        async with working_fleet(controllers, policies=2) as (policies, _):
+            await until(lambda: _snapshots(controllers.log()) >= 4)
+            await until(lambda: policies[0].timings.steps >= 20)
+        controllers.started[0].kill()
+        following = False
+        await follower
+        replayed = await Replica.load(journal)
+        assert replayed.snapshot_at and replayed.at == live.at
+        assert replayed.ledger.fingerprint() == live.ledger.fingerprint()
+        assert live.ledger.check() == []
+        assert (await journal.scan("0-0", count=1))[0].at.number > 1
+        try:
+            await Replica(Ledger(), Position()).catch_up(journal)
+            raise AssertionError("a trimmed journal was read from its beginning")
+        except JournalGap:
+            pass
+        report = verify(controllers.redis_url, "load")
+        assert report.ok, report.problems
+        # A controller that starts now begins at the snapshot and leads on from there.
+        await asyncio.to_thread(controllers.start, "controller-1")
+        async with working_fleet(controllers) as (policies, _):
+            await until(lambda: policies[0].timings.steps >= 2)
+        await redis.aclose()
+
+
+def _snapshots(log: str) -> int:
+    return log.count(" snapshot ")
+
+
+async def test_verification_finds_what_was_tampered_with(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        async with working_fleet(controllers) as (policies, _):
+            await until(lambda: policies[0].timings.steps >= 3)
+        controllers.started[0].kill()
+        redis, keys = connect(controllers.redis_url), Keys("load")
+        assert verify(controllers.redis_url, "load").ok
+        rows = await redis.xrange(keys.journal)
+        accepted = next(r for r in rows if b'"GroupAccepted"' in r[1][b"e"])
+        await redis.xdel(keys.journal, accepted[0])
+        report = verify(controllers.redis_url, "load")
+        assert not report.ok and any("follows entry" in line for line in report.problems)
+        await redis.aclose()
+        assert not verify(controllers.redis_url, "nothing").ok
+
+
+async def test_events_can_be_followed_from_any_position(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 2) as controllers:
+        async with working_fleet(controllers) as (policies, _):
+            await until(lambda: policies[0].timings.steps >= 2)
+            control = policies[0].control
+            request = admin_pb2.WatchRequest()
+            whole = [r async for r in control.stream("AdminService.WatchEvents", request)]
+            assert json.loads(whole[0].json)["type"] == "RunStarted"
+            middle = whole[len(whole) // 2].position
+            rest = [
+                record
+                async for record in control.stream(
+                    "AdminService.WatchEvents", admin_pb2.WatchRequest(after=middle)
+                )
+            ]
+            # The first record of a position ends its entry: the others belong to the next one.
+            ends = [r.position for r in whole].index(middle)
+            after = [r.json for r in whole[ends + 1 :]]
+            assert [r.json for r in rest][: len(after)] == after
+            follow = admin_pb2.WatchRequest(after=whole[-1].position, follow=True)
+            kinds = set()
+            async for record in control.stream("AdminService.WatchEvents", follow):
+                kinds.add(json.loads(record.json)["type"])
+                if "StepCommitted" in kinds:
+                    break
+
+
+async def test_a_standby_answers_status_and_refuses_the_rest(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 2) as controllers:
+        leader, standby = controllers.started
+        async with working_fleet(controllers, where=[standby.address]) as (policies, _):
+            # The workers know only the standby's address: its hint leads them on.
+            await until(lambda: policies[0].timings.steps >= 2)
+            assert policies[0].control.address == leader.address
+            direct = ControlPlane([standby.address])
+            state = await status(direct)
+            assert state.leader == leader.id and state.step >= 1
+            assert {c.controller_id: c.state for c in state.controllers} == {
+                leader.id: "leader",
+                standby.id: "standby",
+            }
+            assert {w.worker_id for w in state.workers} == {"policy-0", "rollout-0", "rollout-1"}
+            await direct.close()
+
+
+async def test_returned_tasks_go_out_again_and_a_dropped_one_never_does(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        async with working_fleet(controllers, rollouts=0):
+            worker = FakeRollout(
+                config_of(controllers), addresses(controllers), "rollout-0", tasks_a_lease=3
+            )
+            await worker.start()
+            await until(lambda: worker.version >= 0)
+            leases = (await worker.lease()).leases
+            kinds = [
+                rollout_pb2.RETURN_KIND_HAND_BACK,
+                rollout_pb2.RETURN_KIND_FAILED,
+                rollout_pb2.RETURN_KIND_DROP,
+            ]
+            request = rollout_pb2.ReturnRequest(
+                caller=worker.session.caller,
+                tasks=[
+                    rollout_pb2.ReturnedTask(task=lease.task, kind=kind, reason="test")
+                    for lease, kind in zip(leases, kinds, strict=True)
+                ],
+            )
+            for _ in range(2):
+                reply = await worker.control.call("RolloutService.ReturnTasks", request)
+                assert len(reply.results) == 3
+            again = (await worker.lease()).leases
+            assert [x.task.task_id for x in again] == ["t0", "t1", "t3"]
+            assert [x.task.attempt for x in again] == [2, 2, 1]
+            assert [x.row_json for x in again[:2]] == [x.row_json for x in leases[:2]]
+            assert [x.seed for x in again[:2]] == [x.seed for x in leases[:2]]
+            state = await status(worker.control)
+            assert dict(state.tasks.dropped) == {"test": 1}
+            await worker.stop(goodbye=False)
+
+
+async def test_a_plan_of_an_epoch_that_is_over_says_so(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        async with working_fleet(controllers, rollouts=0) as (policies, _):
+            await until(lambda: policies[0].mesh_epoch > 0)
+            reply = await policies[0].control.call(
+                "PolicyService.NextPlan",
+                policy_pb2.PlanRequest(
+                    caller=policies[0].session.caller, mesh_epoch=99, state_version=0
+                ),
+            )
+            assert reply.state == policy_pb2.PLAN_STATE_EPOCH_OVER

@@ -1,0 +1,174 @@
+"""Who may touch a buffer when: both members in one process, on real connections."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
+from testbed.redis_process import throwaway_redis
+
+CPU = torch.device("cpu")
+LARGE = 4_000_000
+
+
+class Pair:
+    """Two members; each has a flag of its own."""
+
+    def __init__(self, url: str, key: str) -> None:
+        self.over = [threading.Event(), threading.Event()]
+        self.meshes: dict[int, ProcessMesh] = {}
+        members = [threading.Thread(target=self._form, args=(url, key, rank)) for rank in (0, 1)]
+        for member in members:
+            member.start()
+        for member in members:
+            member.join()
+
+    def _form(self, url: str, key: str, rank: int) -> None:
+        self.meshes[rank] = ProcessMesh.form(
+            url=url, key=key, rank=rank, size=2, device=CPU, cancelled=self.over[rank].is_set
+        )
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with throwaway_redis(tmp_path_factory.mktemp("redis")) as url:
+        yield url
+
+
+@pytest.fixture
+def pair(url: str, request: pytest.FixtureRequest) -> Iterator[Pair]:
+    pair = Pair(url, request.node.name)
+    yield pair
+    for mesh in pair.meshes.values():
+        mesh.abandon()
+
+
+def test_buckets_reduce_in_the_order_they_were_started(pair: Pair) -> None:
+    def reduce(rank: int) -> None:
+        mesh, buffer = pair.meshes[rank], buffers[rank]
+        running = [mesh.all_reduce_async(bucket) for bucket in buffer.split(1000)]
+        for handle in running:
+            mesh.wait(handle)
+
+    buffers = [torch.arange(10_000.0), torch.ones(10_000)]
+    other = threading.Thread(target=reduce, args=(1,))
+    other.start()
+    reduce(0)
+    other.join()
+    assert torch.equal(buffers[0], torch.arange(10_000.0) + 1)
+    assert torch.equal(buffers[1], buffers[0])
+
+
+def test_a_cancelled_wait_leaves_no_operation_that_writes(pair: Pair) -> None:
+    mesh, scratch = pair.meshes[0], torch.ones(4 * LARGE)
+    running = [mesh.all_reduce_async(bucket) for bucket in scratch.split(LARGE)]
+    # The other member is in the middle of the first bucket and slow in the rest.
+    pair.meshes[1].all_reduce_async(torch.ones(LARGE))
+    pair.over[0].set()
+    with pytest.raises(EpochCancelled):
+        for handle in running:
+            mesh.wait(handle)
+    assert all(handle.poll(0) for handle in running)
+    untouched_by_now(scratch)
+
+
+def test_a_cancelled_start_leaves_no_earlier_operation_that_writes(pair: Pair) -> None:
+    mesh, scratch = pair.meshes[0], torch.ones(2 * LARGE)
+    first = mesh.all_reduce_async(scratch[:LARGE])
+    pair.meshes[1].all_reduce_async(torch.ones(LARGE))
+    pair.over[0].set()
+    with pytest.raises(EpochCancelled):
+        mesh.all_reduce_async(scratch[LARGE:])
+    assert first.poll(0)
+    untouched_by_now(scratch)
+
+
+def test_an_abandoned_mesh_starts_nothing(pair: Pair) -> None:
+    pair.meshes[0].abandon()
+    pair.meshes[0].abandon()
+    for operation in (
+        lambda mesh, buffer: mesh.all_reduce(buffer),
+        lambda mesh, buffer: mesh.broadcast(buffer, 0),
+        lambda mesh, buffer: mesh.send(buffer, 1),
+        lambda mesh, buffer: mesh.recv(buffer, 1),
+    ):
+        with pytest.raises(EpochCancelled):
+            operation(pair.meshes[0], torch.ones(4))
+        # And its peer notices at once.
+        with pytest.raises((MeshError, EpochCancelled)):
+            operation(pair.meshes[1], torch.ones(4))
+
+
+def test_abandon_from_another_thread_frees_a_wait(pair: Pair) -> None:
+    threading.Timer(0.1, pair.meshes[0].abandon).start()
+    with pytest.raises(EpochCancelled):
+        pair.meshes[0].recv(torch.ones(4), 1)
+
+
+def test_a_buffer_with_gaps_is_refused_and_the_mesh_goes_on(pair: Pair) -> None:
+    with pytest.raises(ValueError, match="contiguous"):
+        pair.meshes[0].all_reduce_async(torch.ones(4, 4).t())
+    sending = pair.meshes[0].send_async(torch.full((4,), 7.0), 1)
+    received = torch.zeros(4)
+    pair.meshes[1].recv(received, 0)
+    pair.meshes[0].wait(sending)
+    assert received.tolist() == [7.0] * 4
+
+
+def test_a_mesh_of_one_needs_nobody() -> None:
+    mesh = ProcessMesh.form(
+        url="redis://127.0.0.1:1/0", key="-", rank=0, size=1, device=CPU, cancelled=lambda: False
+    )
+    buffer = torch.ones(3)
+    mesh.all_reduce(buffer)
+    mesh.broadcast(buffer, 0)
+    assert buffer.tolist() == [1.0] * 3
+    mesh.abandon()
+
+
+def test_a_rank_outside_the_mesh_is_a_mistake() -> None:
+    with pytest.raises(ValueError, match="rank 2"):
+        ProcessMesh.form(url="", key="", rank=2, size=2, device=CPU, cancelled=lambda: False)
+
+
+def untouched_by_now(scratch: torch.Tensor) -> None:
+    scratch.fill_(5.0)
+    threading.Event().wait(0.2)
+    assert bool((scratch == 5.0).all())
+
+
+class SlowToEnd:
+    """A transport whose operations go on for a while after they were severed."""
+
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+
+    def all_reduce(self, buffer: torch.Tensor) -> SlowToEnd:
+        return self
+
+    def sever(self) -> None:
+        threading.Timer(0.2, self.ended.set).start()
+
+    def poll(self, seconds: float) -> bool:
+        return self.ended.wait(seconds)
+
+    def result(self) -> None:
+        raise RuntimeError("severed")
+
+
+@pytest.mark.parametrize("moment", ["in a wait", "at a start"])
+def test_cancellation_is_told_only_after_the_last_operation_has_ended(moment: str) -> None:
+    over, transport = threading.Event(), SlowToEnd()
+    mesh = ProcessMesh(0, 2, CPU, over.is_set, transport)  # type: ignore[arg-type]
+    running = mesh.all_reduce_async(torch.ones(4))
+    over.set()
+    with pytest.raises(EpochCancelled):
+        if moment == "in a wait":
+            mesh.wait(running)
+        else:
+            mesh.all_reduce_async(torch.ones(4))
+    assert transport.ended.is_set()

@@ -1,0 +1,184 @@
+"""Members that die or hang while others depend on them: real processes, real Redis, real gloo."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.weights.weight_transfer import weights_digest
+from testbed.mesh_member import Crew, Member, crew_on
+from testbed.redis_process import throwaway_redis
+
+SMALL = 10_000
+LARGE = 8_000_000
+
+
+@pytest.fixture(scope="module")
+def crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
+    with throwaway_redis(tmp_path_factory.mktemp("redis")) as url, crew_on(url) as crew:
+        yield crew
+
+
+def test_members_reduce_to_the_same_bits(crew: Crew) -> None:
+    members = crew.members(3)
+    assert all("error" not in answer for answer in crew.form(members))
+    check_sum(reduce_all(members, SMALL), SMALL)
+
+
+@pytest.mark.parametrize("elements", [SMALL, LARGE])
+@pytest.mark.parametrize("instant", ["before it joins the all-reduce", "inside the all-reduce"])
+def test_survivors_of_a_killed_member_reduce_in_the_next_epoch(
+    crew: Crew, instant: str, elements: int
+) -> None:
+    members = crew.members(3)
+    crew.form(members)
+    survivors, victim = members[:2], members[2]
+    start_reducing(survivors, elements)
+    if instant == "inside the all-reduce":
+        start_reducing([victim], elements, first_seed=2)
+    victim.kill()
+    for survivor in survivors:
+        survivor.tell("cancel")
+    for survivor in survivors:
+        answer = survivor.answer(timeout_s=5)
+        # An all-reduce may have completed for one member and not for the other: hence the vote.
+        assert answer.get("error") in {"MeshError", "EpochCancelled", None}
+    again_from_untouched_gradients(crew, survivors, elements)
+
+
+def test_every_survivor_of_a_kill_fails_even_without_the_flag(crew: Crew) -> None:
+    # The first survivor to see the broken connection shuts its own, which frees all others.
+    members = crew.members(3)
+    crew.form(members)
+    survivors, victim = members[:2], members[2]
+    start_reducing(survivors, SMALL)
+    victim.kill()
+    answers = [survivor.answer(timeout_s=5) for survivor in survivors]
+    assert {answer["error"] for answer in answers} == {"MeshError"}
+    again_from_untouched_gradients(crew, survivors, SMALL)
+
+
+def test_a_stopped_member_is_left_by_the_flag(crew: Crew) -> None:
+    members = crew.members(3)
+    crew.form(members)
+    survivors, victim = members[:2], members[2]
+    victim.signal(signal.SIGSTOP)
+    try:
+        start_reducing(survivors, SMALL)
+        # A stopped process resets no connection: nobody notices by himself.
+        with pytest.raises(queue.Empty):
+            survivors[0].answer(timeout_s=0.3)
+        cancelled_at = time.time()
+        for survivor in survivors:
+            survivor.tell("cancel")
+        answers = [survivor.answer(timeout_s=5) for survivor in survivors]
+        assert {answer["error"] for answer in answers} == {"EpochCancelled"}
+        assert max(answer["at"] for answer in answers) - cancelled_at < 0.5
+        again_from_untouched_gradients(crew, survivors, SMALL)
+    finally:
+        victim.signal(signal.SIGCONT)
+    # The stopped one wakes up in an epoch that is over, and can take part in the next.
+    start_reducing([victim], SMALL, first_seed=2)
+    assert victim.answer(timeout_s=5)["error"] in {"MeshError", "EpochCancelled"}
+    again_from_untouched_gradients(crew, members, SMALL)
+
+
+@pytest.mark.parametrize("elements", [SMALL, LARGE])
+def test_a_member_that_stopped_inside_an_all_reduce_goes_on_when_it_wakes(
+    crew: Crew, elements: int
+) -> None:
+    """What had reached it before it stopped, it reads when it wakes, and answers into a connection
+    that is closed: of such an operation gloo may never hear again."""
+    members = crew.members(2)
+    survivor, victim = members
+    for _ in range(3):
+        crew.form(members)
+        victim.tell("reduce", seed=1, elements=elements, stop_inside=True)
+        assert victim.answer() == {"reducing": True}
+        start_reducing([survivor], elements)
+        survivor.tell("cancel")
+        assert survivor.answer(timeout_s=10)["error"] in {"EpochCancelled", "MeshError"}
+        victim.signal(signal.SIGCONT)
+        victim.tell("cancel")
+        answer = victim.answer(timeout_s=10)
+        # Where the survivor's part had come whole before it left, the sum is right.
+        assert answer.get("error") in {"EpochCancelled", "MeshError", None}, answer
+    again_from_untouched_gradients(crew, members, elements)
+
+
+def test_one_members_flag_frees_the_others(crew: Crew) -> None:
+    members = crew.members(2)
+    crew.form(members)
+    start_reducing(members[:1], SMALL)
+    members[1].tell("cancel")
+    start_reducing(members[1:], SMALL, first_seed=1)
+    assert members[1].answer(timeout_s=5)["error"] == "EpochCancelled"
+    assert members[0].answer(timeout_s=5)["error"] == "MeshError"
+
+
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_member_lost_during_formation_does_not_hold_the_others(
+    crew: Crew, stop: signal.Signals
+) -> None:
+    members = crew.members(3)
+    survivors, victim = members[:2], members[2]
+    victim.signal(stop)
+    try:
+        for rank, survivor in enumerate(survivors):
+            survivor.tell("form", key=f"lost-{stop}", rank=rank, size=3, timeout_s=60)
+        with pytest.raises(queue.Empty):
+            survivors[0].answer(timeout_s=0.3)
+        for survivor in survivors:
+            survivor.tell("cancel")
+        for survivor in survivors:
+            assert survivor.answer(timeout_s=1)["error"] == "EpochCancelled"
+        again_from_untouched_gradients(crew, survivors, SMALL)
+    finally:
+        if stop == signal.SIGSTOP:
+            victim.signal(signal.SIGCONT)
+        else:
+            victim.process.wait()
+
+
+def test_missing_members_are_an_error_after_the_timeout(crew: Crew) -> None:
+    (member,) = crew.members(1)
+    answer = member.ask("form", key="alone", rank=0, size=2, timeout_s=0.5)
+    assert answer["error"] == "MeshError"
+    assert "gloo:1" in answer["detail"] or "device:1" in answer["detail"]
+
+
+def start_reducing(members: list[Member], elements: int, *, first_seed: int = 0) -> None:
+    for seed, member in enumerate(members, start=first_seed):
+        member.tell("reduce", seed=seed, elements=elements)
+    for member in members:
+        assert member.answer() == {"reducing": True}
+
+
+def reduce_all(members: list[Member], elements: int) -> list[dict[str, Any]]:
+    start_reducing(members, elements)
+    return [member.answer() for member in members]
+
+
+def again_from_untouched_gradients(crew: Crew, members: list[Member], elements: int) -> None:
+    """The next epoch's sum is that of an undisturbed run over the same members."""
+    for answer in crew.form(members):
+        assert "error" not in answer, answer
+    check_sum(reduce_all(members, elements), elements)
+
+
+def check_sum(answers: list[dict[str, Any]], elements: int) -> None:
+    expected = torch.zeros(elements)
+    for seed in range(len(answers)):
+        expected += torch.randn(elements, generator=torch.Generator().manual_seed(seed))
+    digests = {answer["digest"] for answer in answers}
+    assert len(digests) == 1
+    if len(answers) == 2:
+        # Two terms add up to the same bits in any order; more do not.
+        assert digests == {weights_digest([("g", expected)])}
+    assert answers[0]["sum"] == pytest.approx(float(expected.double().sum()), rel=1e-4)

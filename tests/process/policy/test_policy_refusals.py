@@ -1,0 +1,120 @@
+"""A replica that the controller refuses for good ends with a clear line; any other goes on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import grpc
+import pytest
+
+from paceline.config.toml import to_toml
+from paceline.rpc.client import RequestRefused
+from policy_worker.refusal_limit import Refusals, RefusedForGood
+from testbed.redis_process import throwaway_redis
+from testbed.tiny_model import make_tiny_model
+from tests.fakes.policy_controller import SmallController
+from tests.fixtures.policy_models import make_config, random_groups
+
+
+def refusal(code: str = "INVALID_ARGUMENT") -> RequestRefused:
+    return RequestRefused(code, "the vote is malformed")
+
+
+def test_three_refusals_of_one_kind_in_a_row_are_the_end() -> None:
+    refusals = Refusals("policy-0")
+    refusals.add(7, refusal())
+    refusals.add(7, refusal())
+    with pytest.raises(RefusedForGood, match=r"policy-0 3 times in a row: .*malformed"):
+        refusals.add(7, refusal())
+
+
+def test_a_step_another_kind_or_a_new_incarnation_starts_the_count_again() -> None:
+    refusals = Refusals("policy-0")
+    for _ in range(4):
+        refusals.add(7, refusal())
+        refusals.add(7, refusal())
+        refusals.clear()
+    for number in range(6):
+        refusals.add(7, refusal("NOT_FOUND" if number % 2 else "INVALID_ARGUMENT"))
+    for incarnation in range(6):
+        refusals.add(incarnation, refusal("FAILED_PRECONDITION"))
+
+
+class Refuser(SmallController):
+    """Refuses every vote, and forms a new epoch whenever a member says that one failed."""
+
+    votes = 0
+
+    async def Vote(self, request, context):
+        self.votes += 1
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "stat loss is not finite")
+
+    async def ReportPeerError(self, request, context):
+        reply = await super().ReportPeerError(request, context)
+        async with self._changed:
+            self.epoch += 1
+            self._changed.notify_all()
+        return reply
+
+
+def test_a_worker_refused_for_good_ends_instead_of_joining_for_ever(tmp_path) -> None:
+    model = make_tiny_model(tmp_path / "model", hidden=32)
+    config = make_config(model=model, fleet={"heartbeat_s": 0.2})
+    (tmp_path / "run.toml").write_text(to_toml(config))
+    groups = [random_groups(2, group_size=2, seed=1, first=0, vocab=15)]
+    with throwaway_redis(tmp_path) as url:
+        controller = Refuser(url, str(tmp_path), groups, 1)
+        try:
+            done = subprocess.run(
+                [
+                    *(sys.executable, "-m", "policy_worker", str(tmp_path / "run.toml")),
+                    *("--controllers", controller.address, "--id", "policy-0"),
+                ],
+                capture_output=True,
+                text=True,
+                timeout=120,
+            )
+        finally:
+            controller.close()
+    assert done.returncode == 1, done.stderr
+    assert controller.votes == 3
+    assert done.stderr.splitlines()[-1].startswith(
+        "policy_worker: the controller refused policy-0 3 times in a row: INVALID_ARGUMENT"
+    )
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("role", ["policy_worker", "rollout_worker"])
+def test_a_worker_process_ends_as_soon_as_it_is_done(role, tmp_path) -> None:
+    """An interpreter full of torch is not taken apart first, which takes seconds."""
+    code = (
+        "import atexit, json, sys, threading, time, torch\n"
+        f"from {role} import __main__ as role\n"
+        "from paceline.process.process_exit import leave, leave_after\n"
+        "assert role.leave_after is leave_after\n"
+        "atexit.register(time.sleep, 5)\n"
+        "threading.Thread(target=time.sleep, args=(5,)).start()\n"
+        "print(json.dumps({'t': time.time()}))\n"
+        "leave(3)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 3, done.stderr
+    assert time.time() - json.loads(done.stdout)["t"] < 1.0
+
+
+def test_a_worker_that_fails_ends_although_a_thread_is_stuck() -> None:
+    """Alive but of no use it would never be restarted."""
+    code = (
+        "import threading\n"
+        "from paceline.process.process_exit import leave_after\n"
+        "def main():\n"
+        "    threading.Thread(target=threading.Event().wait).start()\n"
+        "    raise RuntimeError('an operation does not end')\n"
+        "leave_after(main)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "RuntimeError: an operation does not end"

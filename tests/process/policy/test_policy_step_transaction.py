@@ -1,0 +1,297 @@
+"""The step as a transaction, with real processes, gRPC, Redis and gloo: all members or none.
+
+Whatever dies and whenever, the weights after the script's steps equal those of one process that was
+never disturbed, to floating-point order, and all survivors hold the same bits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from paceline.mesh.elastic_mesh import MeshError
+from policy_worker.step.gradients import StepFacts
+from policy_worker.trainer import Epoch, Trainer
+from testbed.redis_process import throwaway_redis
+from testbed.tiny_model import make_tiny_model
+from tests.fakes.policy_controller import SmallController
+from tests.fixtures import policy_process
+from tests.fixtures.policy_models import make_config, random_groups
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory):
+    with throwaway_redis(tmp_path_factory.mktemp("redis")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    model = make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32)
+    return make_config(
+        model=model,
+        train={"lr": 3e-3, "warmup_steps": 2, "checkpoint_every": 100, "weight_decay": 0.1},
+        fleet={"heartbeat_s": 0.2},
+    )
+
+
+@pytest.fixture(scope="module")
+def steps():
+    return [random_groups(6, group_size=3, seed=s, first=10 * s, vocab=15) for s in range(STEPS)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(config, steps):
+    """Weights after each step, computed by one process without a controller."""
+    trainer = Trainer(config, torch.device("cpu"))
+    trainer.form(Epoch(1, 0, 1, "", "run", ""), lambda: False)
+    trainer.restore("", 0, 0)
+    after = []
+    for number, groups in enumerate(steps):
+        tokens = sum(len(c.tokens) // 4 for g in groups for c in g.completions)
+        keys = [(g.task.task_id, 1) for g in groups]
+        trainer.begin(StepFacts(number + 1, number, tokens, 18), keys)
+        trainer.add(groups)
+        trainer.reduce()
+        trainer.commit(number + 1)
+        after.append({n: t.clone() for n, t in trainer.state.named_weights()})
+    return after
+
+
+class Fleet:
+    def __init__(self, config, controller, out):
+        self.config, self.controller, self.out = config, controller, out
+        self.processes = {}
+
+    def start(self, *names, **faults):
+        for name in names:
+            self.processes[name] = policy_process.start(
+                self.config, self.controller.address, name, self.out, **faults
+            )
+
+    def pid(self, name):
+        return self.processes[name].pid
+
+    def finish(self, *names):
+        """Waits for these to exit 0; their weights."""
+        for name in names:
+            self.processes[name].join(40)
+            assert self.processes[name].exitcode == 0, self.logs()
+        return [load_file(self.out / f"{name}.safetensors") for name in names]
+
+    def logs(self):
+        return "\n".join(p.read_text()[-3000:] for p in sorted(Path(self.out).glob("*.log")))
+
+
+@pytest.fixture
+def start_fleet(config, steps, redis_url, tmp_path):
+    with contextlib.ExitStack() as stack:
+
+        def start(at_start, changed=None, script=None):
+            controller = SmallController(redis_url, str(tmp_path), script or steps, at_start)
+            stack.callback(controller.close)
+            fleet = Fleet(changed or config, controller, tmp_path)
+            stack.callback(lambda: [p.kill() for p in fleet.processes.values()])
+            return fleet, controller
+
+        yield start
+
+
+def same_bits(all_weights):
+    for other in all_weights[1:]:
+        for name, tensor in all_weights[0].items():
+            assert torch.equal(tensor, other[name]), name
+
+
+def same_step(weights, expected):
+    for name, tensor in expected.items():
+        # AdamW's first updates are +-lr whatever the gradient's size, so rounding shows up where a
+        # gradient is all but zero; lr is 3e-3.
+        torch.testing.assert_close(weights[name], tensor, atol=3e-5, rtol=1e-3)
+
+
+def assert_committed_once(controller, survivors_trained=None):
+    assert controller.step == STEPS
+    assert all(len(digests) == 1 for digests in controller.digests.values())
+
+
+def test_three_replicas_equal_one(start_fleet, undisturbed):
+    fleet, controller = start_fleet(3)
+    fleet.start("policy-0", "policy-1", "policy-2")
+    weights = fleet.finish("policy-0", "policy-1", "policy-2")
+    same_bits(weights)
+    same_step(weights[0], undisturbed[-1])
+    assert_committed_once(controller)
+    fetched = [task for tasks in controller.fetched.values() for task in tasks]
+    assert len(fetched) == len(set(fetched)) == 6 * STEPS
+    names = {"loss", "entropy", "clip_fraction", "grad_norm", "lr", "ratio", "logprob_gap"}
+    names |= {f"time_{what}_s" for what in ("wait", "compute", "reduce", "commit", "publish")}
+    assert names <= set(controller.stats[-1])
+
+
+@pytest.mark.parametrize("fault", ["die_in_reduce", "stop_in_reduce"])
+def test_a_member_lost_in_the_all_reduce_costs_no_step(start_fleet, undisturbed, fault):
+    fleet, controller = start_fleet(3)
+    fleet.start("policy-0", "policy-1")
+    fleet.start("policy-2", **{fault: 2})
+    if fault == "stop_in_reduce":
+        # Survivors go on without it; awake again, it is told to rejoin and is seeded.
+        controller.pause_after = 2
+        controller.wait(lambda: controller.step == 2 and "policy-2" in controller.deaths)
+        os.kill(fleet.pid("policy-2"), signal.SIGCONT)
+        controller.wait(lambda: "policy-2" in controller.workers)
+        controller.change(lambda: setattr(controller, "pause_after", STEPS))
+        weights = fleet.finish("policy-0", "policy-1", "policy-2")
+    else:
+        weights = fleet.finish("policy-0", "policy-1")
+    same_bits(weights)
+    same_step(weights[0], undisturbed[-1])
+    assert_committed_once(controller)
+    for name in ("policy-0", "policy-1"):
+        # What a survivor had computed it did not compute again.
+        assert len(controller.fetched[name]) == len(set(controller.fetched[name]))
+
+
+@pytest.mark.parametrize("instant", ["idle", "forward", "reduce", "vote", "commit"])
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_member_killed_at(start_fleet, undisturbed, size, instant):
+    fleet, controller = start_fleet(size)
+    survivors = [f"policy-{i}" for i in range(size - 1)]
+    fleet.start(*survivors)
+    fleet.start(f"policy-{size - 1}", falls_at=instant, step=2)
+    weights = fleet.finish(*survivors)
+    assert controller.deaths[0] == f"policy-{size - 1}"
+    same_bits(weights)
+    same_step(weights[0], undisturbed[-1])
+    assert_committed_once(controller)
+
+
+def test_a_member_killed_while_it_seeds_a_joiner_is_replaced_as_the_source(
+    start_fleet, undisturbed
+):
+    fleet, controller = start_fleet(2)
+    controller.pause_after = 1
+    fleet.start("policy-0", falls_at="seed")
+    controller.wait(lambda: "policy-0" in controller.workers)  # first to come: rank 0, the source
+    fleet.start("policy-1")
+    controller.wait(lambda: controller.step == 1)
+    fleet.start("policy-2")
+    controller.wait(lambda: controller.deaths == ["policy-0"])
+    controller.wait(lambda: [w.state_version for w in controller.workers.values()] == [1, 1])
+    controller.change(lambda: setattr(controller, "pause_after", STEPS))
+    weights = fleet.finish("policy-1", "policy-2")
+    same_bits(weights)
+    same_step(weights[0], undisturbed[-1])
+    assert_committed_once(controller)
+
+
+def test_a_member_killed_between_vote_and_commit_costs_no_step(start_fleet, undisturbed):
+    fleet, controller = start_fleet(3)
+
+    def kill(name, step):
+        if step == 2 and name == "policy-1" and "policy-1" not in controller.deaths:
+            os.kill(fleet.pid(name), signal.SIGKILL)
+            # Its vote is not counted: the connection is dead before it is.
+            raise ConnectionResetError
+
+    controller.on_vote = kill
+    fleet.start("policy-0", "policy-1", "policy-2")
+    weights = fleet.finish("policy-0", "policy-2")
+    same_bits(weights)
+    same_step(weights[0], undisturbed[-1])
+    assert_committed_once(controller)
+
+
+def test_a_member_killed_between_commit_and_optimizer_step_is_replaced(start_fleet, undisturbed):
+    fleet, controller = start_fleet(2)
+
+    def kill(name, step):
+        if step == 2 and name == "policy-1" and "policy-1" not in controller.deaths:
+            os.kill(fleet.pid(name), signal.SIGKILL)
+
+    controller.before_reply = kill
+    controller.pause_after = 2
+    fleet.start("policy-0", "policy-1")
+    controller.wait(lambda: "policy-1" in controller.deaths)
+    fleet.start("policy-1")
+    controller.wait(lambda: "policy-1" in controller.workers)
+    controller.change(lambda: setattr(controller, "pause_after", STEPS))
+    weights = fleet.finish("policy-0", "policy-1")
+    same_bits(weights)  # the replacement was seeded: parameters, moments and step
+    same_step(weights[0], undisturbed[-1])
+    assert_committed_once(controller)
+
+
+def test_the_last_replica_resumes_from_its_checkpoint_with_the_same_result(
+    start_fleet, undisturbed, config
+):
+    frequent = config.model_copy(
+        update={"train": config.train.model_copy(update={"checkpoint_every": 1})}
+    )
+    fleet, controller = start_fleet(1, frequent)
+    controller.pause_after = 2
+    fleet.start("policy-0")
+    controller.wait(lambda: controller.checkpoint[1] == 2)
+    controller.change(lambda: setattr(controller, "checkpoint", first_checkpoint(controller)))
+    os.kill(fleet.pid("policy-0"), signal.SIGKILL)
+    controller.wait(lambda: "policy-0" in controller.deaths)
+    controller.change(lambda: setattr(controller, "pause_after", STEPS))
+    fleet.start("policy-0")
+    weights = fleet.finish("policy-0")[0]
+    assert controller.version == STEPS + 2  # rolled back from 2 to 1, as version 3; two steps more
+    for name, tensor in undisturbed[-1].items():
+        assert torch.equal(weights[name], tensor), name
+
+
+def first_checkpoint(controller):
+    """As if step 1's were the newest that was recorded before the crash."""
+    return controller.checkpoint[0].replace("step-000002", "step-000001"), 1
+
+
+class HalfReduced:
+    """A mesh whose reduction fails after it has written to the buffer."""
+
+    settled = True
+
+    def all_reduce_async(self, buffer):
+        buffer.fill_(float("nan"))
+
+    def wait(self, handle):
+        raise MeshError("the peer is gone")
+
+
+def test_a_reduction_that_fails_halfway_leaves_the_local_gradients_alone(
+    config, steps, monkeypatch
+):
+    trainer = Trainer(config, torch.device("cpu"))
+    trainer.form(Epoch(1, 0, 1, "", "run", ""), lambda: False)
+    trainer.restore("", 0, 0)
+    trainer.begin(StepFacts(1, 0, 100, 18), [(g.task.task_id, 1) for g in steps[0]])
+    trainer.add(steps[0])
+    before = [p.grad.clone() for p in trainer.gradients.parameters]
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "_need_mesh", HalfReduced)
+        with pytest.raises(MeshError):
+            trainer.reduce()
+    for parameter, grad in zip(trainer.gradients.parameters, before, strict=True):
+        assert torch.equal(parameter.grad, grad)
+
+
+def test_a_draining_replica_leaves_between_steps_and_exits_0(start_fleet, undisturbed):
+    fleet, controller = start_fleet(2)
+    controller.pause_after = 1
+    fleet.start("policy-0", "policy-1")
+    controller.wait(lambda: controller.step == 1)
+    controller.change(lambda: controller.draining.add("policy-1"))
+    fleet.finish("policy-1")
+    controller.change(lambda: setattr(controller, "pause_after", STEPS))
+    weights = fleet.finish("policy-0")
+    same_step(weights[0], undisturbed[-1])

@@ -1,0 +1,87 @@
+"""The ranks of a replica understand one another, and live and die together."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from policy_worker.ranks.rank_group import Replica, ReplicaBroken, lead
+from tests.fixtures import ranks
+
+
+def test_ranks_hear_the_leader_and_agree():
+    said = ranks.run(3, "talk")
+    assert said["heard"] == [{"op": "greet", "words": ["ä", 1, None]}] * 3
+    assert len(set(said["identities"])) == 1
+    assert said["all_ok"] is True
+    assert said["one_not_ok"] is False
+    assert (said["bytes"], said["none"]) == (100_000, 0)
+    assert said["sum"] == 6.0
+    assert said["over"] == [[True, True, False]] * 3
+    assert said["threads"] == [1, 1, 1]
+
+
+def test_one_rank_needs_nobody():
+    replica = lead(1)
+    assert (replica.rank, replica.size, replica.leads) == (0, 1, True)
+    replica.command({"op": "anything"})
+    assert replica.agree(True) is True
+    assert replica.agree(False) is False
+    assert replica.gather({"a": 1}) == [{"a": 1}]
+    assert replica.broadcast_bytes(b"x") == b"x"
+    assert replica.identity != Replica().identity
+    with pytest.raises(ReplicaBroken):
+        replica.next_command()
+    replica.close()
+
+
+@pytest.mark.parametrize("victim", [0, 2])
+def test_killing_any_rank_ends_the_whole_replica_at_once(victim):
+    process, pids = _idle_replica()
+    # Ctrl-C in a terminal reaches every rank; it is for the leader to decide what it means.
+    for signum in (signal.SIGINT, signal.SIGTERM):
+        os.kill(pids[1], signum)
+    with pytest.raises(psutil.TimeoutExpired):
+        psutil.Process(pids[1]).wait(0.2)
+    begun = time.monotonic()
+    os.kill(pids[victim], signal.SIGKILL)
+    assert process.wait(10) == -signal.SIGKILL
+    assert _gone(pids) < 5
+    assert time.monotonic() - begun < 5
+
+
+def test_a_stopped_follower_dies_with_its_leader():
+    process, pids = _idle_replica(stopped=1)
+    process.kill()
+    process.wait(10)
+    assert _gone(pids) < 5
+
+
+def _idle_replica(**arguments):
+    process = ranks.start(3, "wait_for_death", **arguments)
+    line = process.stdout.readline()
+    assert line, process.stderr.read()
+    return process, json.loads(line)
+
+
+def _gone(pids) -> float:
+    """Seconds until none of the processes runs any more."""
+    begun = time.monotonic()
+    while any(_runs(pid) for pid in pids) and time.monotonic() < begun + 10:
+        with contextlib.suppress(psutil.Error):
+            psutil.Process(pids[-1]).wait(0.01)
+    return time.monotonic() - begun
+
+
+def _runs(pid: int) -> bool:
+    """A zombie does not: it waits for init, which is in no hurry in a container."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

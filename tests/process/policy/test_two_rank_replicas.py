@@ -1,0 +1,218 @@
+"""Real training by replicas of two ranks: the same as by one rank, alone and in an elastic mesh."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from policy_worker.checkpoint.checkpoint import Checkpointer, read_meta
+from policy_worker.checkpoint.export import export
+from testbed.redis_process import throwaway_redis
+from tests.fakes.policy_controller import SmallController
+from tests.fixtures import ranks
+from tests.fixtures.train_states import all_bits, assert_same_bits, tiny_config, tiny_state
+
+STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """Three trainings of the same steps; each goes on from the checkpoint of the one before it.
+
+    two: one replica of two ranks. one: one rank. mesh: two replicas of two ranks each.
+    """
+    folder = tmp_path_factory.mktemp("two-ranks")
+    config = tiny_config(folder, tokens_per_microbatch=64)
+    arguments = {"config": config.model_dump_json(), "steps": STEPS}
+    two = ranks.run(2, "trainer", run_dir=_made(folder / "two"), **arguments)
+    one = ranks.run(
+        1,
+        "trainer",
+        run_dir=_made(folder / "one"),
+        then_resume=two["checkpoint"],
+        **arguments,
+    )
+    with throwaway_redis(folder / "redis") as url:
+        members = [
+            ranks.start(
+                2,
+                "trainer",
+                run_dir=_made(folder / "mesh"),
+                url=url,
+                mesh_rank=rank,
+                mesh_size=2,
+                then_resume=one["checkpoint"],
+                then_hang=True,
+                **arguments,
+            )
+            for rank in range(2)
+        ]
+        out, err = members[0].communicate(timeout=100)
+        assert members[0].returncode == 0, err
+        mesh = [json.loads(out), json.loads(members[1].stdout.readline())]
+        members[1].kill()  # hung on purpose
+        members[1].communicate()
+    return folder, config, one, two, mesh
+
+
+def test_two_ranks_give_the_losses_gradients_and_weights_of_one(runs):
+    folder, _, one, two, _ = runs
+    _assert_same_training("trained", [one], [two])
+    _assert_close(_weights(folder / "one", "trained"), _weights(folder / "two", "trained"))
+
+
+def test_two_replicas_of_two_ranks_stay_identical_and_train_the_same(runs):
+    folder, _, one, _, mesh = runs
+    for phase in ("trained", "continued"):
+        digests = [[step["digest"] for step in member[phase]] for member in mesh]
+        assert digests[0] == digests[1]
+        assert len(set(digests[0])) == STEPS
+        assert_same_bits(_weights(folder / "mesh", phase, 0), _weights(folder / "mesh", phase, 1))
+    _assert_same_training("trained", [one], mesh)
+    _assert_close(_weights(folder / "one", "trained"), _weights(folder / "mesh", "trained"))
+
+
+def test_rank_that_waits_for_a_hung_peer_is_freed_when_the_epoch_ends(runs):
+    """Rank 0 had its reduction and waits for rank 1, which waits for a stopped process."""
+    *_, mesh = runs
+    error, seconds = mesh[0]["freed"]
+    assert error in ("EpochCancelled", "MeshError")
+    assert 0.4 < seconds < 3.0
+
+
+def test_each_rank_stores_about_half(runs):
+    _, _, one, two, _ = runs
+    (whole,) = one["elements"]
+    assert sum(two["elements"]) == whole
+    assert max(two["elements"]) < 0.6 * whole
+
+
+def test_checkpoint_of_two_ranks_restores_into_one_bit_for_bit(runs, tmp_path):
+    folder, config, _, two, _ = runs
+    assert_same_bits(_weights(folder / "one", "resumed"), _weights(folder / "two", "trained"))
+    state = tiny_state(config)
+    checkpointer = Checkpointer(tmp_path, config)
+    assert checkpointer.restore(state, two["checkpoint"])["ranks"] == 2
+    assert_same_bits(dict(state.named_weights()), _weights(folder / "two", "trained"))
+    moments = {n: t for n, t in all_bits(state).items() if n.startswith("exp_avg ")}
+    assert all(t.abs().sum() > 0 for t in moments.values())
+
+
+def test_checkpoint_of_one_rank_restores_into_two_bit_for_bit(runs):
+    folder, _, one, _, _ = runs
+    assert read_meta(folder / "one" / "checkpoints" / f"step-{STEPS:06d}")["ranks"] == 1
+    for rank in (0, 1):
+        resumed = _weights(folder / "mesh", "resumed", rank)
+        assert_same_bits(resumed, _weights(folder / "one", "trained"))
+    assert one["checkpoint"].endswith(f"step-{STEPS:06d}")
+
+
+def test_runs_that_changed_their_number_of_ranks_stay_together(runs):
+    """The moments and the learning rate came along, or the steps after the change would differ."""
+    folder, _, one, _, mesh = runs
+    _assert_same_training("continued", [one], mesh)
+    _assert_close(_weights(folder / "one", "continued"), _weights(folder / "mesh", "continued"))
+
+
+def test_export_from_two_ranks_equals_the_gathered_weights(runs, tmp_path):
+    folder, _, _, two, _ = runs
+    out = export(two["checkpoint"], None, tmp_path / "out")
+    assert_same_bits(load_file(out / "model.safetensors"), _weights(folder / "two", "trained"))
+
+
+def test_death_of_one_rank_costs_its_replica_and_not_the_step(runs, tmp_path):
+    """Real workers: rank 1 of policy-1 is killed as its replica votes; policy-0 trains its groups."""
+    folder, config, *_ = runs
+    toml = tmp_path / "run.toml"
+    toml.write_text(_toml(config) + "[fleet]\npolicy_ranks = 2\n")
+    with throwaway_redis(folder / "redis") as url:
+        steps = [ranks.groups_of(step) for step in range(1, STEPS + 1)]
+        controller = SmallController(url, str(tmp_path), steps, at_start=2)
+        workers = [_start_worker(toml, controller.address, f"policy-{i}") for i in range(2)]
+        victims: list[psutil.Process] = []
+        seconds: list[float] = []
+
+        def kill(name: str, step: int) -> None:
+            if (name, step) == ("policy-1", 2) and not victims:
+                victims.extend(psutil.Process(workers[1].pid).children())
+                begun = time.monotonic()
+                victims[0].kill()
+                assert workers[1].wait(10) == -signal.SIGKILL, "as its rank: killed"
+                seconds.append(time.monotonic() - begun)
+                raise ConnectionResetError("the voter is dead")
+
+        controller.on_vote = kill
+        assert workers[0].wait(90) == 0
+        controller.close()
+    assert len(victims) == 1
+    assert not victims[0].is_running()
+    assert seconds[0] < 3
+    assert controller.deaths[0] == "policy-1"
+    assert controller.step == STEPS
+    assert all(len(digests) == 1 for digests in controller.digests.values())
+    # All of step 2's groups are in it, each once: the weights are those of the undisturbed run.
+    state = tiny_state(config)
+    Checkpointer(tmp_path, config).restore(state, controller.checkpoint[0])
+    assert state.step == STEPS
+    _assert_close(_weights(folder / "one", "trained"), dict(state.named_weights()))
+
+
+def _toml(config) -> str:
+    settings = config.model_dump(mode="json", exclude_unset=True)
+    settings["train"]["checkpoint_every"] = STEPS
+    lines = []
+    for section, fields in settings.items():
+        lines.append(f"[{section}]")
+        lines += [f"{name} = {json.dumps(value)}" for name, value in fields.items()]
+    return "\n".join([*lines, ""])
+
+
+def _start_worker(toml, address, worker_id) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "policy_worker", str(toml)]
+    with toml.with_name(f"{worker_id}.log").open("wb") as log:
+        return subprocess.Popen(
+            [*command, "--controllers", address, "--id", worker_id], cwd=ranks.ROOT, stderr=log
+        )
+
+
+def _made(folder) -> str:
+    folder.mkdir(exist_ok=True)
+    return str(folder)
+
+
+def _weights(folder, phase, rank=0):
+    return load_file(folder / f"{phase}-{rank}.safetensors")
+
+
+def _assert_same_training(phase, one, other) -> None:
+    for step in range(STEPS):
+        means = []
+        for members in (one, other):
+            said = [member[phase][step] for member in members]
+            means.append(sum(s["loss"][0] for s in said) / sum(s["loss"][1] for s in said))
+            for s in said:
+                assert s["norm"] == pytest.approx(one[0][phase][step]["norm"], rel=1e-3)
+        assert means[1] == pytest.approx(means[0], rel=1e-3, abs=1e-6)
+
+
+def _assert_close(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> None:
+    assert one.keys() == two.keys()
+    for name, tensor in one.items():
+        torch.testing.assert_close(two[name], tensor, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def test_a_bad_group_ends_no_rank_and_is_in_nobodys_gradients(tmp_path):
+    config = tiny_config(tmp_path, tokens_per_microbatch=64).model_dump_json()
+    said = ranks.run(2, "bad_group", config=config)
+    assert len(said["refused"]) == 2
+    assert all("group t6" in line for line in said["refused"]), said["refused"]
+    assert said["version"] == 1
+    assert said["norm"] == pytest.approx(ranks.run(1, "bad_group", config=config)["norm"], rel=1e-4)

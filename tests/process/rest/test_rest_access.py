@@ -1,0 +1,189 @@
+"""Who may read and write: tokens, other sites' pages, rebinding, guessing."""
+
+from __future__ import annotations
+
+import socket
+import stat
+import subprocess
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import Receive, Scope, Send
+
+from controller.rest.auth import FAILURES_ALLOWED, Access, run_token
+from testbed.controller_processes import write_config
+
+TOKEN = "0123456789abcdef0123456789abcdef"
+GOOD, BAD = f"Bearer {TOKEN}", f"Bearer {TOKEN[:-1]}x"
+PEER = "http://127.0.0.1:9001"
+
+
+async def _reached(scope: Scope, receive: Receive, send: Send) -> None:
+    await PlainTextResponse(f"reached {Request(scope).url.path}")(scope, receive, send)
+
+
+def client(
+    *, loopback: bool = True, peers: Collection[str] = (PEER,), base: str = "http://127.0.0.1:9000"
+) -> httpx.AsyncClient:
+    door = Access(
+        _reached, token=TOKEN, loopback=loopback, origins=lambda: peers, policy=lambda: "none"
+    )
+    return httpx.AsyncClient(transport=httpx.ASGITransport(door), base_url=base)
+
+
+@pytest.mark.parametrize(
+    ("loopback", "method", "path", "token", "expected"),
+    [
+        (True, "GET", "/api/v1/run", None, 200),
+        (True, "GET", "/api/v1/run", GOOD, 200),
+        (True, "GET", "/api/v1/run", BAD, 401),
+        (True, "POST", "/api/v1/stop", None, 401),
+        (True, "POST", "/api/v1/stop", BAD, 401),
+        (True, "POST", "/api/v1/stop", TOKEN, 401),
+        (True, "POST", "/api/v1/stop", GOOD, 200),
+        (True, "POST", f"/api/v1/stop?token={TOKEN}", None, 401),
+        (True, "PUT", "/api/v1/run", None, 401),
+        (False, "GET", "/", None, 200),
+        (False, "GET", "/static/app.js", None, 200),
+        (False, "GET", "/healthz", None, 200),
+        (False, "GET", "/metrics", None, 401),
+        (False, "GET", "/api/v1/run", None, 401),
+        (False, "GET", "/api/v1/openapi.json", None, 401),
+        (False, "GET", "/api/v1/run", GOOD, 200),
+        (False, "GET", "/api/v1/run", BAD, 401),
+        (False, "POST", "/api/v1/stop", GOOD, 200),
+        (False, "POST", "/", None, 401),
+    ],
+)
+async def test_who_may_what(
+    loopback: bool, method: str, path: str, token: str | None, expected: int
+) -> None:
+    headers = {"Authorization": token} if token else {}
+    async with client(loopback=loopback) as door:
+        answer = await door.request(method, path, headers=headers)
+    assert answer.status_code == expected, answer.text
+    if expected == 401:
+        assert answer.headers["content-type"] == "application/problem+json"
+        assert TOKEN not in answer.text
+        assert answer.headers["www-authenticate"] == "Bearer"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "http://127.0.0.1:1234"},
+        {"Origin": "http://["},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+    ],
+)
+async def test_writes_from_another_sites_page_are_refused_even_with_the_token(
+    headers: dict[str, str],
+) -> None:
+    async with client() as door:
+        answer = await door.post("/api/v1/stop", headers={"Authorization": GOOD, **headers})
+        assert answer.status_code == 403
+        assert "access-control-allow-origin" not in answer.headers
+        asked = await door.options("/api/v1/stop", headers=headers)
+        assert asked.status_code == 403
+        # Its page may send a read, as any link does, but cannot see the answer.
+        read = await door.get("/api/v1/run", headers=headers)
+        assert "access-control-allow-origin" not in read.headers
+
+
+@pytest.mark.parametrize("origin", [PEER, "http://localhost:9001", "http://127.0.0.1:9000"])
+async def test_the_pages_of_the_runs_own_controllers_may_read_and_write(origin: str) -> None:
+    async with client() as door:
+        asked = await door.options("/api/v1/stop", headers={"Origin": origin})
+        assert asked.status_code == 204
+        assert "authorization" in asked.headers["access-control-allow-headers"]
+        done = await door.post(
+            "/api/v1/stop",
+            headers={"Authorization": GOOD, "Origin": origin, "Sec-Fetch-Site": "same-site"},
+        )
+        assert done.status_code == 200
+        assert done.headers["access-control-allow-origin"] == origin
+        assert "access-control-allow-credentials" not in done.headers
+
+
+@pytest.mark.parametrize("host", ["rebound.example", "127.0.0.1.evil.example:9000", "[", ""])
+async def test_a_foreign_name_that_resolves_to_loopback_is_refused(host: str) -> None:
+    async with client() as door:
+        answer = await door.get("/api/v1/run", headers={"Host": host})
+        assert answer.status_code == 403
+    async with client(loopback=False, base="http://host.example") as door:
+        assert (await door.get("/", headers={"Host": "any.example"})).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["host.example/?x=", "host.example/static/", "h.example/healthz#"])
+async def test_a_crafted_host_opens_no_path(host: str) -> None:
+    # A path that is made from the Host header is another than the application's.
+    async with client(loopback=False, base="http://host.example") as door:
+        for path in ("/api/v1/run", "/metrics"):
+            answer = await door.get(path, headers={"Host": host})
+            assert answer.status_code == 401, answer.text
+        assert "default-src 'none'" in answer.headers["content-security-policy"]
+
+
+async def test_guessing_the_token_is_slowed_down_and_reads_go_on() -> None:
+    async with client() as door:
+        for _ in range(FAILURES_ALLOWED):
+            assert (
+                await door.post("/api/v1/stop", headers={"Authorization": BAD})
+            ).status_code == 401
+        locked = await door.post("/api/v1/stop", headers={"Authorization": GOOD})
+        assert locked.status_code == 429 and int(locked.headers["retry-after"]) > 0
+        assert (await door.get("/api/v1/run")).status_code == 200
+
+
+async def test_bodies_are_bounded() -> None:
+    async def endless() -> object:
+        yield b"x"
+
+    headers = {"Authorization": GOOD}
+    async with client() as door:
+        big = await door.post("/api/v1/stop", content=b"x" * 100_000, headers=headers)
+        assert big.status_code == 413
+        unknown = await door.post("/api/v1/stop", content=endless(), headers=headers)  # type: ignore[arg-type]
+        assert unknown.status_code == 411
+
+
+def test_the_runs_own_token_is_one_and_its_owners_alone(tmp_path: Path) -> None:
+    first = run_token(tmp_path)
+    assert run_token(tmp_path) == first and len(first) == 48
+    assert stat.S_IMODE((tmp_path / "rest-token").stat().st_mode) == 0o600
+    assert [p.name for p in tmp_path.iterdir()] == ["rest-token"]
+
+
+@pytest.mark.parametrize(
+    ("rest", "words"),
+    [({"host": "0.0.0.0"}, ("rest.host", "auth.token_file")), ({"port": 1}, ("rest.port",))],
+)
+def test_a_bind_that_cannot_be_is_one_clear_line(
+    tmp_path: Path, rest: dict[str, object], words: tuple[str, ...]
+) -> None:
+    if "port" in rest:
+        taken = socket.socket()
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        rest = {"port": taken.getsockname()[1]}
+    ended = subprocess.run(
+        [
+            *(sys.executable, "-m", "controller", str(write_config(tmp_path, rest=rest))),
+            *("--run-dir", str(tmp_path / "r")),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    lines = [x for x in ended.stderr.splitlines() if x.startswith("controller: ")]
+    assert ended.returncode == 2 and len(lines) == 1 and "Traceback" not in ended.stderr
+    assert all(word in lines[0] for word in words), lines
+    assert not (tmp_path / "r" / "redis").exists()

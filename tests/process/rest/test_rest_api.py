@@ -1,0 +1,506 @@
+"""The REST interface of real controllers: what it says is what the ledger holds."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import AsyncIterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from controller.fleet.autoscale_policy import Counts, Proposal
+from controller.ledger import views
+from controller.ledger.state import State
+from controller.ledger.versions import Checkpoint
+from controller.rest import schemas
+from controller.rest.prometheus import Exposition
+from controller.rest.redaction import Scrubber
+from controller.rest.routes_query import kept_checkpoints, provider_trouble_of
+from controller.rest.run_index import RunIndex
+from controller.store.journal import Journal
+from controller.store.payloads import RedisPayloads
+from controller.store.redis_keys import Keys
+from paceline.redis.client import connect
+from paceline.rpc.client import ControlPlane
+from testbed.controller_processes import Controllers
+from testbed.controllers import addresses, status, until
+from tests.fixtures.rest import DULL, HTML, bearer, rest_url
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+async def leader(served: Controllers) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=rest_url(served), timeout=20) as client:
+        await until(lambda: _ready(client))
+        yield client
+
+
+@pytest.fixture
+async def standby(served: Controllers) -> AsyncIterator[httpx.AsyncClient]:
+    async with httpx.AsyncClient(base_url=rest_url(served, 1), timeout=20) as client:
+        await until(lambda: _ready(client))
+        yield client
+
+
+async def _ready(client: httpx.AsyncClient) -> bool:
+    return (await client.get("/readyz")).status_code == 200
+
+
+async def get(client: httpx.AsyncClient, path: str) -> Any:
+    answer = await client.get(f"/api/v1/{path}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def assert_problem(answer: httpx.Response, status_code: int, *words: str) -> None:
+    assert answer.status_code == status_code, answer.text
+    assert answer.headers["content-type"].startswith("application/problem+json")
+    problem = answer.json()
+    assert problem["status"] == status_code and problem["title"] and problem["detail"]
+    assert "Traceback" not in answer.text
+    for word in words:
+        assert word in problem["detail"]
+
+
+async def test_leader_and_standby_say_what_the_ledger_holds(
+    served: Controllers, leader: httpx.AsyncClient, standby: httpx.AsyncClient
+) -> None:
+    control = ControlPlane(addresses(served)[:1])
+    truth = await status(control)
+    await control.close()
+    for client, name in ((leader, "controller-0"), (standby, "controller-1")):
+        await until(lambda c=client: _at_step(c, truth.step))  # type: ignore[misc]
+        run = await get(client, "run")
+        assert run["served_by"] == name and run["leader"] == "controller-0"
+        for field in ("step", "version", "term", "total_steps", "failovers", "mesh_epoch"):
+            assert run[field] == getattr(truth, field), field
+        for stand in ("pending", "leased", "ready", "in_step", "trained"):
+            assert run["tasks"][stand] == getattr(truth.tasks, stand), stand
+        assert run["metrics"] == pytest.approx(dict(truth.metrics))
+        workers = await get(client, "workers")
+        assert {w["worker_id"]: w["version"] for w in workers} == {
+            w.worker_id: w.version for w in truth.workers
+        }
+        one = await get(client, "workers/policy-0")
+        assert one["role"] == "policy" and one["pid"] > 0
+        assert (await get(client, "versions"))[0]["version"] == truth.version
+        flow = await get(client, "flow")
+        assert sum(flow["staleness"].values()) == truth.tasks.ready + truth.tasks.in_step
+        assert flow["bottleneck"] != ""
+        # The run stands still by now, and says for how long and what for.
+        for said in (flow, run):
+            if said["stalled_s"]:
+                assert said["bottleneck"].startswith(("Nothing ", "No "))
+        assert 0 < run["time_left_s"] < truth.total_steps * 60
+
+
+async def _at_step(client: httpx.AsyncClient, step: int) -> bool:
+    return bool((await get(client, "run"))["step"] == step)
+
+
+async def test_curves_and_steps_are_those_of_the_run_files(
+    served: Controllers, leader: httpx.AsyncClient
+) -> None:
+    async def written() -> bool:
+        return (await get(leader, "steps?limit=1"))["next"] == (await get(leader, "run"))["step"]
+
+    await until(written)
+    lines = (served.run_dir / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
+    curves = await get(leader, "metrics?names=reward_mean,tokens_per_s,nothing")
+    assert curves["x"] == [row["step"] for row in rows]
+    assert curves["series"]["tokens_per_s"] == [row["tokens_per_s"] for row in rows]
+    assert "nothing" not in curves["series"] and curves["low"] == {}
+    assert "staleness_max" in curves["names"]
+    since = await get(leader, "steps?since=2&limit=3")
+    assert [row["step"] for row in since["steps"]] == [3, 4, 5] and since["next"] == 5
+    assert (await get(leader, "metrics?since=3&until=5"))["x"] == [4, 5]
+
+
+async def test_without_run_files_the_journal_tells_the_same(
+    served: Controllers, leader: httpx.AsyncClient, tmp_path: Path
+) -> None:
+    redis, keys = connect(served.redis_url), Keys("load")
+    journal = Journal(redis, keys, RedisPayloads(redis, keys))
+    index = RunIndex(SimpleNamespace(run_dir=tmp_path, journal=journal))  # type: ignore[arg-type]
+    rows = await index.ask(lambda i: i.columns.rows(0, 1000))
+    told = await index.ask(lambda i: [e.text for e in i.history.after(None, limit=1000)])
+    assert rows and [r["step"] for r in rows] == list(range(1, len(rows) + 1))
+
+    async def same() -> bool:
+        events = (await get(leader, "events?limit=1000"))["events"]
+        return [e["text"] for e in events] == told
+
+    await until(same)
+    index.close()
+    await redis.aclose()
+
+
+async def test_completions_are_handed_out_as_they_were_written(leader: httpx.AsyncClient) -> None:
+    listed = await get(leader, "groups?limit=3&sort=oldest")
+    assert len(listed["groups"]) == 3 and listed["total"] > 3
+    group = await get(leader, f"groups/{listed['groups'][0]['group_id']}")
+    assert HTML in group["prompt"]
+    assert [c["text"] for c in group["completions"]] == [f"{n} {HTML}" for n in range(4)]
+    assert len(group["completions"][0]["tokens"]) == 16
+    assert group["completions"][1]["reward_components"] == {"exact_match": 1.0}
+    assert group["completions"][1]["advantage"] == pytest.approx(1.0)
+    answer = await leader.get(f"/api/v1/groups/{group['group_id']}")
+    assert answer.headers["content-type"] == "application/json"
+    assert answer.headers["x-content-type-options"] == "nosniff"
+    only = await get(leader, "groups?stand=trained&min_reward=0.4&max_reward=0.6&limit=500")
+    assert only["groups"] and all(g["stand"] == "trained" for g in only["groups"])
+    assert (await get(leader, "groups?min_reward=0.9"))["total"] == 0
+    assert (await get(leader, "groups?step=1"))["total"] == 4
+
+
+async def test_a_group_whose_samples_are_gone_is_said_to_be(leader: httpx.AsyncClient) -> None:
+    assert_problem(await leader.get("/api/v1/groups/t99999999"), 404, "no group")
+
+
+async def test_dropped_groups_are_shown_with_their_reason(
+    leader: httpx.AsyncClient, standby: httpx.AsyncClient
+) -> None:
+    counted = (await get(leader, "run"))["tasks"]["dropped"]
+    assert counted == {"uninformative": counted["uninformative"]}
+    for client in (leader, standby):
+        await until(lambda c=client: _dropped(c, counted["uninformative"]))  # type: ignore[misc]
+    found = await get(leader, "groups?stand=dropped&reason=uninformative&sort=oldest&limit=500")
+    assert [int(g["group_id"][1:]) % 7 for g in found["groups"]] == [DULL] * found["total"]
+    first = found["groups"][0]
+    assert (first["reason"], first["stand"]) == ("uninformative", "dropped")
+    assert (first["detail"], first["owner"]) == ("all rewards are equal", "rollout-0")
+    assert (await get(leader, "groups?reason=stale"))["total"] == 0
+    assert (await get(leader, "groups?stand=dropped&max_reward=0.9"))["total"] == 0
+    gone = await leader.get(f"/api/v1/groups/{first['group_id']}")
+    assert_problem(gone, 404, "dropped (uninformative)")
+
+
+async def _dropped(client: httpx.AsyncClient, count: int) -> bool:
+    return bool((await get(client, "groups?stand=dropped"))["total"] == min(count, 200))
+
+
+async def test_settings_are_shown_without_paths_of_the_machine(
+    served: Controllers, leader: httpx.AsyncClient
+) -> None:
+    for path in ("config", "events", "checkpoints", "run", "tasks"):
+        text = (await leader.get(f"/api/v1/{path}")).text
+        assert str(served.directory) not in text, path
+    config = await get(leader, "config")
+    assert config["data"]["path"] == "…/rows.jsonl" and config["train"]["groups_per_step"] == 4
+
+
+async def test_a_standby_sends_writes_to_the_leader(
+    served: Controllers, leader: httpx.AsyncClient, standby: httpx.AsyncClient
+) -> None:
+    headers = bearer(served)
+    body = {"rollout": 3, "request_id": "once"}
+    sent = await standby.post("/api/v1/scale", json=body, headers=headers)
+    assert sent.status_code == 307
+    assert sent.headers["location"] == rest_url(served) + "/api/v1/scale"
+    for _ in range(2):
+        done = await leader.post("/api/v1/scale", json=body, headers=headers)
+        assert done.json() == {"accepted": True, "message": "wanted now: policy=1, rollout=3"}
+    assert (await get(leader, "run"))["desired"] == {"policy": 1, "rollout": 3}
+
+    async def scaled() -> int:
+        events = (await get(leader, "events?kind=notable&limit=100"))["events"]
+        return sum(e["type"] == "Scaled" for e in events)
+
+    await until(scaled)
+    # Run files are written in order: had there been a second one, it would stand before this.
+    await leader.post("/api/v1/pause", headers=headers)
+    await leader.post("/api/v1/resume", headers=headers)
+    await until(lambda: _happened(leader, "Paused", 2))
+    assert await scaled() == 1
+    # Nothing of it happens without the token, on either.
+    assert_problem(await standby.post("/api/v1/scale", json={"rollout": 9}), 401, "token")
+    assert (await get(leader, "run"))["desired"]["rollout"] == 3
+
+
+async def _happened(client: httpx.AsyncClient, kind: str, times: int) -> bool:
+    events = (await get(client, "events?kind=notable&limit=1000"))["events"]
+    return sum(e["type"] == kind for e in events) >= times
+
+
+async def test_what_a_stale_page_sends_undoes_nobody_elses_change(
+    served: Controllers, leader: httpx.AsyncClient
+) -> None:
+    headers = bearer(served)
+    wanted = (await get(leader, "run"))["desired"]
+    other = {"policy": wanted["policy"] + 1}
+    assert (await leader.post("/api/v1/scale", json=other, headers=headers)).status_code == 200
+    stale = {"policy": 9, "expected": wanted}
+    late = await leader.post("/api/v1/scale", json=stale, headers=headers)
+    assert_problem(late, 409, "look again", f"policy={other['policy']}")
+    back = {"policy": wanted["policy"], "expected": other}
+    assert (await leader.post("/api/v1/scale", json=back, headers=headers)).status_code == 200
+    assert (await get(leader, "run"))["desired"] == wanted
+    incarnation = (await get(leader, "workers/rollout-0"))["incarnation"]
+    body = {"replace": True, "incarnation": str(int(incarnation) + 1)}
+    replaced = await leader.post("/api/v1/workers/rollout-0/drain", json=body, headers=headers)
+    assert_problem(replaced, 409, "rollout-0 has been replaced")
+
+
+async def test_pause_resume_and_checkpoint(served: Controllers, leader: httpx.AsyncClient) -> None:
+    headers = bearer(served)
+    assert (await leader.post("/api/v1/pause", headers=headers)).status_code == 200
+    assert (await get(leader, "run"))["phase"] == "paused"
+    assert "paused" in (await get(leader, "flow"))["bottleneck"]
+    assert (await leader.post("/api/v1/resume", headers=headers)).status_code == 200
+    assert (await get(leader, "run"))["phase"] != "paused"
+    asked = await leader.post("/api/v1/checkpoint", json={"request_id": "c"}, headers=headers)
+    step = (await get(leader, "run"))["step"]
+    assert asked.json()["message"].startswith(f"a checkpoint will be written after step {step + 1}")
+    again = await leader.post("/api/v1/checkpoint", json={"request_id": "c"}, headers=headers)
+    assert again.json() == asked.json()
+
+
+async def test_who_pages_through_events_leaps_over_none(leader: httpx.AsyncClient) -> None:
+    everything = (await get(leader, "events?limit=2000"))["events"]
+    assert len(everything) > 12
+    assert (await get(leader, "events?limit=5"))["events"] == everything[-5:], "the newest"
+    read, since = everything[:1], everything[0]["id"]
+    while page := await get(leader, f"events?limit=5&since={since}"):
+        if not page["events"]:
+            break
+        read, since = read + page["events"], page["next"]
+    assert [e["id"] for e in read[: len(everything)]] == [e["id"] for e in everything]
+
+
+def test_only_checkpoints_that_are_left_can_be_restored() -> None:
+    state = State()
+    state.versions.checkpoints += [Checkpoint(n, n, f"checkpoints/step-{n}") for n in (1, 2, 3)]
+    assert [c.step for c in kept_checkpoints(state, 2)] == [3, 2]
+    assert [c.step for c in kept_checkpoints(state, 9)] == [3, 2, 1]
+
+
+async def test_what_can_be_read_can_be_asked_for_its_headers_alone(
+    leader: httpx.AsyncClient,
+) -> None:
+    """Load balancers probe so."""
+    for path in ("/healthz", "/readyz", "/", "/api/v1/run", "/metrics"):
+        answer = await leader.head(path)
+        assert answer.status_code == 200, path
+        assert answer.content == b"" and int(answer.headers["content-length"]) > 0, path
+    assert (await leader.head("/api/v1/nothing")).status_code == 404
+    assert (await leader.head("/api/v1/events/stream")).status_code == 405, "it never ends"
+    assert (await leader.get("/healthz")).json() == {"status": "alive"}, "the connection is whole"
+
+
+async def test_every_refusal_is_problem_details(
+    served: Controllers, leader: httpx.AsyncClient
+) -> None:
+    headers = bearer(served)
+    assert_problem(await leader.get("/nothing"), 404)
+    assert_problem(await leader.get("/static/../app.py"), 404)
+    assert_problem(await leader.get("/api/v1/workers/nobody"), 404, "nobody")
+    assert_problem(await leader.delete("/api/v1/run", headers=headers), 405)
+    assert_problem(await leader.get("/api/v1/metrics?points=1"), 422, "points")
+    assert_problem(await leader.get("/api/v1/groups?min_reward=nan"), 422, "min_reward")
+    assert_problem(await leader.get("/api/v1/events?since=x"), 422, "since")
+    for body in (
+        *({"rollout": 0}, {"rollout": -1}, {"learners": 2}, {}, {"rollout": 10**7}),
+        *({"rollout": True}, {"rollout": "3"}, {"rollout": 2.0}),
+        *({"rollout": 2, "expected": {"rollout": "1"}}, {"rollout": 2, "expected": 1}),
+    ):
+        assert_problem(await leader.post("/api/v1/scale", json=body, headers=headers), 422)
+    assert_problem(await leader.post("/api/v1/scale", content=b"{", headers=headers), 422)
+    as_form = {**headers, "Content-Type": "application/x-www-form-urlencoded"}
+    sent = await leader.post("/api/v1/scale", content=b'{"rollout": 2}', headers=as_form)
+    assert_problem(sent, 422, "Content-Type is application/json")
+    assert_problem(await leader.post("/api/v1/workers/nobody/drain", headers=headers), 404)
+    assert_problem(await leader.post("/api/v1/stop", content=b"x" * 70_000, headers=headers), 413)
+
+
+async def _stream(
+    client: httpx.AsyncClient, count: int, after: str = "", kind: str = ""
+) -> list[tuple[str, Any]]:
+    """The next ``count`` events, of any ``kind`` or of one: (id, data)."""
+    found: list[tuple[str, Any]] = []
+    headers = {"Last-Event-ID": after} if after else {}
+    async with (
+        asyncio.timeout(20),
+        client.stream("GET", "/api/v1/events/stream", headers=headers) as stream,
+    ):
+        assert stream.headers["content-type"].startswith("text/event-stream")
+        event_id = ""
+        async for line in stream.aiter_lines():
+            if line.startswith("id: "):
+                event_id = line[4:]
+            elif line.startswith("data: "):
+                event = json.loads(line[6:])
+                if kind in ("", event["type"]):
+                    found.append((event_id, event))
+                if len(found) == count:
+                    break
+    return found
+
+
+async def test_an_event_stream_resumes_on_another_controller_without_gap_or_repeat(
+    served: Controllers, leader: httpx.AsyncClient, standby: httpx.AsyncClient
+) -> None:
+    whole = await _stream(leader, 9)
+    first = await _stream(leader, 4)
+    rest = await _stream(standby, 5, after=first[-1][0])
+    assert [e[0] for e in first + rest] == [e[0] for e in whole]
+    assert len({e[0] for e in whole}) == 9
+    # What happens while a stream is open arrives on it.
+    last = (await get(leader, "events?limit=1"))["next"]
+    waiting = asyncio.create_task(_stream(standby, 1, after=last, kind="Scaled"))
+    await leader.post("/api/v1/scale", json={"policy": 2}, headers=bearer(served))
+    ((_, event),) = await waiting
+    assert event["type"] == "Scaled" and "policy=2" in event["text"]
+
+
+async def test_prometheus_metrics_have_standard_names_and_the_ledgers_values(
+    leader: httpx.AsyncClient,
+) -> None:
+    answer = await leader.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    families = {f.name: f for f in text_string_to_metric_families(answer.text)}
+    run = await get(leader, "run")
+    values = {name: f.samples[0].value for name, f in families.items() if f.samples}
+    assert values["paceline_step"] == run["step"] and values["paceline_leader"] == 1
+    assert values["paceline_samples_trained"] == run["samples_trained"]
+    newest = (await get(leader, "steps?limit=1"))["steps"][-1]
+    assert values["paceline_last_commit_time_seconds"] == newest["t"]
+    stands = {s.labels["stand"]: s.value for s in families["paceline_tasks"].samples}
+    assert stands["trained"] == run["tasks"]["trained"]
+    for name, family in families.items():
+        assert name.startswith(("paceline_", "process_")), name
+        assert family.documentation and not name.endswith(("_ms", "_s", "_mb"))
+        if family.type == "counter":
+            assert all(s.name.endswith("_total") for s in family.samples), name
+
+
+DASHBOARD = ROOT / "deploy" / "grafana" / "dashboards" / "paceline.json"
+
+
+async def test_the_grafana_dashboard_asks_for_what_there_is(leader: httpx.AsyncClient) -> None:
+    families = list(text_string_to_metric_families((await leader.get("/metrics")).text))
+    known = {s.name for f in families for s in f.samples}
+    # A family without a value yet: nothing has a GPU here.
+    known |= {f.name + ("_total" if f.type == "counter" else "") for f in families}
+    board = json.loads(DASHBOARD.read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
+    asked += [annotation["expr"] for annotation in board["annotations"]["list"]]
+    names = {name for expr in asked for name in re.findall(r"\b(?:paceline|process)_\w+", expr)}
+    assert len(asked) > 40 and names <= known, sorted(names - known)
+    # And it shows what there is: a new metric has a place on it, or is named here.
+    left_out = {"paceline_start_time_seconds", "paceline_worker_weights_version"}
+    exported = {n for n in known if n.startswith("paceline_")} - left_out
+    assert exported - names == set()
+    labels = {s.name: set(s.labels) for f in families for s in f.samples}
+    for expr in asked:
+        for label, name in re.findall(r"by \((\w+)\) \(+(?:rate\()?(paceline_\w+)", expr):
+            assert label in labels.get(name, {label}), expr
+    places = [(p["gridPos"]["x"], p["gridPos"]["y"]) for p in board["panels"]]
+    assert len(places) == len(set(places)) and len({p["id"] for p in board["panels"]}) == len(
+        places
+    )
+
+
+def test_what_the_autoscaler_proposes_is_exported_beside_what_is_wanted() -> None:
+    proposal = Proposal(Counts(1, 3), "replicas wait")
+    view = views.status(State())
+    view.desired.update(policy=1, rollout=2)
+    for found, rollout in ((proposal, 3), (None, 2)):
+        leader = SimpleNamespace(proposal=found)
+        exposition = Exposition(SimpleNamespace(leader=leader))  # type: ignore[arg-type]
+        samples = exposition._proposed(view).samples
+        assert {s.labels["role"]: s.value for s in samples} == {"policy": 1, "rollout": rollout}
+    standby = Exposition(SimpleNamespace(leader=None))  # type: ignore[arg-type]
+    assert standby._proposed(view).samples == []
+
+
+def test_what_keeps_the_wanted_workers_away_is_told_without_paths_of_the_machine() -> None:
+    """It stood in `paceline status` alone: who scaled from the page saw nothing happen."""
+    scrub = Scrubber(Path("/srv/run"))
+    trouble = "no token in /var/run/secrets/token"
+    leading: Any = SimpleNamespace(leader=SimpleNamespace(provider_trouble=trouble))
+    assert provider_trouble_of(leading, scrub) == "no token in …/token"
+    assert provider_trouble_of(SimpleNamespace(leader=None), scrub) == ""  # type: ignore[arg-type]
+    assert "provider_trouble" in schemas.Run.model_fields
+
+
+async def test_a_drained_worker_is_replaced_where_that_is_asked_for(
+    served: Controllers, leader: httpx.AsyncClient, standby: httpx.AsyncClient
+) -> None:
+    headers = bearer(served)
+    await leader.post("/api/v1/scale", json={"policy": 2, "rollout": 3}, headers=headers)
+    drained = "/api/v1/workers/{}/drain"
+    body = {"replace": True, "request_id": "instead"}
+    for _ in range(2):
+        done = await leader.post(drained.format("rollout-0"), json=body, headers=headers)
+        assert done.status_code == 200, done.text
+    assert (await get(leader, "run"))["desired"] == {"policy": 2, "rollout": 3}
+
+    async def told() -> bool:
+        events = (await get(leader, "events?kind=notable"))["events"]
+        return any(e["text"] == "rollout-0 is asked to leave" for e in events)
+
+    await until(told)
+
+    async def draining() -> bool:
+        return bool((await get(standby, "workers/rollout-0"))["state"] == "draining")
+
+    await until(draining)
+    done = await leader.post(drained.format("policy-0"), headers=headers)
+    assert done.status_code == 200, done.text
+    assert (await get(leader, "run"))["desired"] == {"policy": 1, "rollout": 3}
+    wrong = await leader.post(drained.format("rollout-0"), json={"replace": "x"}, headers=headers)
+    assert_problem(wrong, 422, "replace")
+
+
+async def test_the_description_of_the_interface_is_complete(leader: httpx.AsyncClient) -> None:
+    schema = await get(leader, "openapi.json")
+    named = schema["components"]["schemas"]
+    operations = [
+        (path, method, operation)
+        for path, methods in schema["paths"].items()
+        for method, operation in methods.items()
+    ]
+    assert len(operations) > 22
+    for path, method, operation in operations:
+        where = f"{method} {path}"
+        assert operation["summary"], where
+        is_open = path in ("/healthz", "/readyz")
+        reads = [] if is_open else [{}, {"token": []}]
+        assert operation["security"] == (reads if method == "get" else [{"token": []}]), where
+        if not is_open:
+            assert "application/problem+json" in operation["responses"]["401"]["content"], where
+        for parameter in operation.get("parameters", ()):
+            assert "example" in parameter, f"{where}: {parameter['name']}"
+        bodies = [*operation.get("requestBody", {}).get("content", {}).values()]
+        for media in [*bodies, *operation["responses"]["200"]["content"].values()]:
+            assert "example" in media or _examples(named, media["schema"]), where
+    for name, model in named.items():
+        for example in model["examples"]:
+            getattr(schemas, {"Problem": "ProblemModel"}.get(name, name)).model_validate(example)
+
+
+def _examples(named: dict[str, Any], schema: dict[str, Any]) -> list[Any]:
+    """Of the model that ``schema`` refers to, alone, in a list, or as one of several."""
+    if "$ref" in schema:
+        return list(named[schema["$ref"].rpartition("/")[2]].get("examples", []))
+    inner = [*schema.get("anyOf", []), *([schema["items"]] if "items" in schema else [])]
+    return [example for one in inner for example in _examples(named, one)]
+
+
+async def test_examples_of_questions_can_be_asked(leader: httpx.AsyncClient) -> None:
+    schema = await get(leader, "openapi.json")
+    for path, methods in schema["paths"].items():
+        if "get" not in methods or "{" in path or path.endswith("/stream"):
+            continue
+        asked = methods["get"].get("parameters", ())
+        query = {p["name"]: p["example"] for p in asked if p["in"] == "query"}
+        answer = await leader.get(path, params=query)
+        assert answer.status_code == 200, f"{path}: {answer.text}"

@@ -1,0 +1,464 @@
+"""An agent that knows only the openai client is trained on what it was served."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from paceline.v1 import rollout_pb2
+from rollout_worker.environments.base import Endpoint, Sample, Task
+from testbed.controllers import until
+from tests.fakes.chat_engine import END, FORGETFUL, make_chat_model
+from tests.fixtures.environment_fixture import (
+    lease_of,
+    logprobs_of,
+    mask_of,
+    spans_of,
+    staged,
+    tokens_of,
+)
+from tests.fixtures.openai_agents import ADD, BEGIN, agent, ask, client_of
+
+openai = pytest.importorskip("openai")
+
+SETTINGS: dict[str, Any] = {"openai": True, "data": {"chat": True}, "group_size": 1}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_chat_model(tmp_path_factory.mktemp("chat"))
+
+
+def count_up(prompt: str) -> str:
+    return f"turn {prompt.count('[assistant]')}"
+
+
+async def test_what_the_client_was_told_is_what_is_recorded(model: Path) -> None:
+    told: list[Any] = []
+
+    async def two_turns(client: Any, task: Task) -> float:
+        messages = list(BEGIN)
+        for said in ("more", None):
+            reply = await ask(client, task, messages, logprobs=True, max_completion_tokens=30)
+            told.append(reply)
+            messages.append(reply.choices[0].message)
+            messages.append({"role": "user", "content": said})
+        return 0.75
+
+    async with staged(model, agent(two_turns), count_up, **SETTINGS) as stage:
+        group = await stage.group()
+        tokenizer = stage.environments._tokenizer
+        completion = group.completions[0]
+        assert completion.text == "turn 1<eos>\n[user]more<eos>\n[assistant]turn 2<eos>"
+        assert [reply.choices[0].message.content for reply in told] == ["turn 1", "turn 2"]
+        assert completion.reward == 0.75
+        mask = np.array(mask_of(completion), bool)
+        served = [entry for reply in told for entry in reply.choices[0].logprobs.content]
+        tokens = np.array(tokens_of(completion))[mask]
+        assert [entry.token for entry in served] == [tokenizer.decode_all([t]) for t in tokens]
+        np.testing.assert_allclose(
+            [entry.logprob for entry in served], np.array(logprobs_of(completion))[mask]
+        )
+        assert spans_of(completion) == [(3, len(mask))]
+        assert {reply.system_fingerprint for reply in told} == {"version-3"}
+        first, second = (reply.usage for reply in told)
+        assert (first.prompt_tokens, first.completion_tokens) == (len(group.prompt_tokens) // 4, 7)
+        assert second.prompt_tokens == first.prompt_tokens + int(mask.nonzero()[0][7])
+        assert second.total_tokens == len(group.prompt_tokens) // 4 + len(mask)
+        assert [reply.choices[0].finish_reason for reply in told] == ["stop", "stop"]
+
+
+async def test_a_client_that_only_has_a_base_url_and_a_key_will_do(model: Path) -> None:
+    """As agents read them from OPENAI_BASE_URL and OPENAI_API_KEY; and one that does not await."""
+
+    def old_agent(endpoint: Endpoint) -> str:
+        with openai.OpenAI(base_url=endpoint.base_url, api_key=endpoint.api_key) as client:
+            (only,) = client.models.list().data
+            assert client.models.retrieve(only.id).id == only.id == endpoint.model
+            reply = client.chat.completions.create(model=only.id, messages=BEGIN)
+            return str(reply.choices[0].message.content)
+
+    async def environment(task: Task, sample: Sample) -> float:
+        assert task.openai is not None
+        return float((await asyncio.to_thread(old_agent, task.openai)) == "turn 1")
+
+    async with staged(model, environment, count_up, **{**SETTINGS, "group_size": 3}) as stage:
+        group = await stage.group()
+        assert [c.reward for c in group.completions] == [1.0] * 3
+
+
+async def test_a_stream_carries_the_turn_its_end_and_its_usage(model: Path) -> None:
+    chunks: list[Any] = []
+
+    async def streams(client: Any, task: Task) -> float:
+        stream = await ask(
+            client,
+            task,
+            BEGIN,
+            stream=True,
+            stream_options={"include_usage": True},
+            logprobs=True,
+            max_tokens=4,
+        )
+        async for chunk in stream:
+            chunks.append(chunk)
+        return 1.0
+
+    async with staged(model, agent(streams), count_up, **SETTINGS) as stage:
+        group = await stage.group()
+    text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
+    assert text == "turn" == group.completions[0].text
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert [c.choices[0].finish_reason for c in chunks if c.choices][-1] == "length"
+    assert chunks[-1].usage.completion_tokens == 4 and not chunks[-1].choices
+    assert (
+        sum(len(c.choices[0].logprobs.content) for c in chunks[:-1] if c.choices[0].logprobs) == 4
+    )
+    assert len({c.id for c in chunks}) == 1
+
+
+async def test_stop_strings_end_a_turn_and_are_left_out_of_its_text(model: Path) -> None:
+    async def stops(client: Any, task: Task) -> float:
+        reply = await ask(client, task, BEGIN, stop=["n 1"])
+        assert reply.choices[0].message.content == "tur"
+        assert reply.choices[0].finish_reason == "stop"
+        return 1.0
+
+    async with staged(model, agent(stops), count_up, **SETTINGS) as stage:
+        assert (await stage.group()).completions[0].text == "turn 1"
+
+
+async def test_a_template_that_rewrites_the_past_changes_no_token(
+    tmp_path: Path,
+) -> None:
+    async def two_turns(client: Any, task: Task) -> float:
+        reply = await ask(client, task, BEGIN)
+        # As many agents do, it tidies up what it was told.
+        said = {"role": "assistant", "content": reply.choices[0].message.content.strip()}
+        await ask(client, task, [*BEGIN, said, {"role": "user", "content": "more"}])
+        return 1.0
+
+    async with staged(
+        make_chat_model(tmp_path, FORGETFUL), agent(two_turns), lambda p: " hm| x ", **SETTINGS
+    ) as stage:
+        assert (await stage.group()).completions[0].text == (
+            " hm| x <eos>\n[user]more<eos>\n[assistant] hm| x <eos>"
+        )
+
+
+# ---- refusals
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "code", "param"),
+    [
+        ({"model": "gpt-9"}, "NotFoundError", "model_not_found", "model"),
+        ({"n": 2}, "BadRequestError", "unsupported_parameter", "n"),
+        ({"tools": [ADD]}, "BadRequestError", "unsupported_parameter", "tools"),
+        ({"tools": [{"type": "function"}]}, "BadRequestError", "invalid_value", "tools"),
+        ({"tool_choice": "required"}, "BadRequestError", "unsupported_parameter", "tool_choice"),
+        ({"top_logprobs": 3}, "BadRequestError", "unsupported_parameter", "top_logprobs"),
+        ({"extra_body": {"best": 1}}, "BadRequestError", "unsupported_parameter", "best"),
+        ({"temperature": 3}, "BadRequestError", "invalid_value", "temperature"),
+        ({"top_p": 0}, "BadRequestError", "invalid_value", "top_p"),
+        ({"max_tokens": 0}, "BadRequestError", "invalid_value", "max_tokens"),
+        ({"stop": [""]}, "BadRequestError", "invalid_value", "stop"),
+        ({"seed": "x"}, "BadRequestError", "invalid_value", "seed"),
+        ({"messages": []}, "BadRequestError", "invalid_value", "messages"),
+        (
+            {"messages": [{"role": "assistant", "content": "I"}]},
+            "BadRequestError",
+            "invalid_value",
+            "messages",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            "BadRequestError",
+            "unsupported_parameter",
+            "messages[0]",
+        ),
+        (
+            {"extra_headers": {"X-Paceline-Sample": "nobody"}},
+            "NotFoundError",
+            "unknown_sample",
+            None,
+        ),
+        (
+            {"messages": [{"role": "user", "content": "x" * 200}]},
+            "BadRequestError",
+            "context_length_exceeded",
+            "messages",
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+async def test_refusals_are_those_that_clients_know(
+    model: Path, changes: dict[str, Any], kind: str, code: str, param: str | None
+) -> None:
+    seen: list[Any] = []
+
+    async def refused(client: Any, task: Task) -> float:
+        options = {"model": task.openai.model, "messages": BEGIN, **changes}
+        with pytest.raises(openai.APIStatusError) as caught:
+            await client.chat.completions.create(**options)
+        seen.append(caught.value)
+        if code != "context_length_exceeded":
+            await ask(client, task, BEGIN)
+        return 1.0
+
+    async with staged(model, agent(refused), count_up, **SETTINGS) as stage:
+        outcome = await stage.produce(lease_of(count=1))
+    (error,) = seen
+    assert (type(error).__name__, error.code, error.param) == (kind, code, param)
+    assert error.body["message"] and error.body["type"] == "invalid_request_error"
+    if code == "context_length_exceeded":
+        # No other attempt at this row can do better.
+        assert (outcome.kind, outcome.reason) == (rollout_pb2.RETURN_KIND_DROP, "prompt_too_long")
+    else:
+        assert outcome.completions[0].text == "turn 1<eos>", "a refusal leaves no trace"
+
+
+async def test_a_sample_is_named_by_header_or_key_and_is_gone_once_it_is_made(model: Path) -> None:
+    kept: list[Endpoint] = []
+
+    async def keeps(client: Any, task: Task) -> float:
+        kept.append(task.openai)
+        await ask(client, task, BEGIN)
+        return 1.0
+
+    async with staged(model, agent(keeps), count_up, **SETTINGS) as stage:
+        await stage.group()
+        body = {"model": kept[0].model, "messages": BEGIN}
+        url = f"{kept[0].base_url}/chat/completions"
+        async with httpx.AsyncClient() as client:
+            late = await client.post(url, json=body, headers=kept[0].headers)
+            assert (late.status_code, late.json()["error"]["code"]) == (404, "unknown_sample")
+            nameless = await client.post(url, json=body)
+            assert nameless.json()["error"]["code"] == "missing_sample"
+            garbage = await client.post(url, content=b"{", headers=kept[0].headers)
+            assert garbage.json()["error"]["code"] == "unknown_sample"
+            nowhere = await client.get(f"{kept[0].base_url}/embeddings")
+            assert (nowhere.status_code, nowhere.json()["error"]["code"]) == (404, "unknown_route")
+
+
+@pytest.mark.parametrize("how", ["rewritten", "reworded", "asked again", "beside it"])
+async def test_a_conversation_that_does_not_grow_is_refused(model: Path, how: str) -> None:
+    async def diverges(client: Any, task: Task) -> float:
+        reply = await ask(client, task, BEGIN)
+        said = {"role": "assistant", "content": reply.choices[0].message.content}
+        more = {"role": "user", "content": "more"}
+        other = {
+            "rewritten": [*BEGIN, {"role": "assistant", "content": "summary"}, more],
+            "reworded": [{"role": "user", "content": "start"}, said, more],
+            "asked again": BEGIN,
+            "beside it": [{"role": "system", "content": "You check work."}, *BEGIN, more],
+        }[how]
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(client, task, other)
+        assert caught.value.code == "conversation_diverged"
+        await ask(client, task, [*BEGIN, said, more])
+        return 1.0
+
+    async with staged(model, agent(diverges), count_up, **SETTINGS) as stage:
+        text = (await stage.group()).completions[0].text
+        assert text == "turn 1<eos>\n[user]more<eos>\n[assistant]turn 2<eos>"
+
+
+async def test_an_agent_that_runs_out_of_room_ends_its_transcript(model: Path) -> None:
+    """It lets the client's own exception pass, of a plain request or of a stream."""
+
+    async def endless(client: Any, task: Task) -> None:
+        messages = list(BEGIN)
+        while True:
+            if task.index:
+                stream = await ask(client, task, messages, stream=True)
+                said = "".join([c.choices[0].delta.content or "" async for c in stream])
+            else:
+                said = (await ask(client, task, messages)).choices[0].message.content
+            messages += [{"role": "assistant", "content": said}, {"role": "user", "content": "?"}]
+
+    for limits in ({"max_context": 90}, {"max_turns": 2}):
+        settings = {**SETTINGS, "group_size": 2, **limits}
+        async with staged(model, agent(endless), count_up, **settings) as stage:
+            for completion in (await stage.group()).completions:
+                assert completion.text.count("turn") >= 2
+                assert completion.finish_reason == rollout_pb2.FINISH_REASON_LENGTH
+
+
+async def test_room_that_ran_out_elsewhere_is_an_error_like_any_other(model: Path) -> None:
+    """An agent may ask other models, too."""
+
+    class ElsewhereFull(Exception):
+        code = "context_length_exceeded"
+
+    async def asks_elsewhere(client: Any, task: Task) -> None:
+        await ask(client, task, BEGIN)
+        raise ElsewhereFull("too long for it")
+
+    async with staged(model, agent(asks_elsewhere), count_up, **SETTINGS) as stage:
+        refused = await stage.refusal(lease_of(count=1))
+        assert refused.reason == "environment_error" and "too long for it" in refused.detail
+
+
+# ---- sampling
+
+
+@pytest.mark.parametrize("sampling", ["run", "request"])
+async def test_whose_temperature_counts_is_the_runs_to_say(model: Path, sampling: str) -> None:
+    async def insists(client: Any, task: Task) -> float:
+        messages = list(BEGIN)
+        for options in ({"temperature": 0.25, "top_p": 0.5, "seed": 11}, {"temperature": 0}):
+            reply = await ask(client, task, messages, **options)
+            messages += [reply.choices[0].message, {"role": "user", "content": "?"}]
+        return 1.0
+
+    settings = {**SETTINGS, "group_size": 2, "temperature": 0.9, "openai_sampling": sampling}
+    async with staged(model, agent(insists), count_up, **settings) as stage:
+        await stage.group()
+        drawn = [
+            (r.params.temperature, r.params.top_p, r.params.greedy)
+            for r in sorted(stage.engine.requests, key=lambda r: r.request_id)
+        ]
+        seeds = {r.params.seed for r in stage.engine.requests if r.request_id.endswith(".1")}
+        if sampling == "run":
+            assert drawn == [(0.9, 1.0, False)] * 4
+            assert len(seeds) == 2, "equal samples would teach nothing"
+        else:
+            assert drawn == [(0.25, 0.5, False), (0.9, 1.0, True)] * 2
+            assert seeds == {11}
+
+
+async def test_a_temperature_that_the_engine_would_change_is_refused(model: Path) -> None:
+    async def insists(client: Any, task: Task) -> float:
+        with pytest.raises(
+            openai.BadRequestError, match=r"temperature must be 0, or at least 0\.01"
+        ):
+            await ask(client, task, BEGIN, temperature=0.005)
+        # The sample is none the worse for it.
+        await ask(client, task, BEGIN, temperature=0)
+        return 1.0
+
+    settings = {**SETTINGS, "openai_sampling": "request"}
+    async with staged(model, agent(insists), count_up, **settings) as stage:
+        stage.engine.least_temperature = 0.01
+        await stage.group()
+        assert all(r.params.greedy for r in stage.engine.requests)
+
+
+# ---- connections
+
+
+async def test_a_turn_whose_reply_was_lost_is_told_again_and_not_sampled_again(model: Path) -> None:
+    async def loses_a_reply(task: Task, sample: Sample) -> float:
+        endpoint = task.openai
+        assert endpoint is not None
+        body = {"model": endpoint.model, "messages": BEGIN}
+        async with httpx.AsyncClient(headers=dict(endpoint.headers)) as client:
+            url = f"{endpoint.base_url}/chat/completions"
+            first = await client.post(url, json=body)
+            again = await client.post(url, json=body, headers={"x-stainless-retry-count": "1"})
+        assert first.json()["choices"] == again.json()["choices"]
+        return 1.0
+
+    async with staged(model, loses_a_reply, count_up, **SETTINGS) as stage:
+        group = await stage.group()
+        assert group.completions[0].text == "turn 1<eos>"
+        assert len(stage.engine.requests) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["plain", "stream"])
+async def test_a_client_that_leaves_takes_its_turn_back(model: Path, stream: bool) -> None:
+    left = asyncio.Event()
+    worker = asyncio.get_running_loop()
+
+    async def impatient(task: Task, sample: Sample) -> float:
+        assert task.openai is not None
+        async with client_of(task.openai) as client:
+            asking = asyncio.ensure_future(_whole(client, task, stream))
+            await sample_runs()
+            asking.cancel()
+            await asyncio.gather(asking, return_exceptions=True)
+        worker.call_soon_threadsafe(left.set)
+        await sample_gone()
+        async with client_of(task.openai) as client:
+            await ask(client, task, BEGIN)
+        return 1.0
+
+    async with staged(model, impatient, count_up, **SETTINGS) as stage:
+        engine = stage.engine
+
+        async def seen(condition: Callable[[], Any]) -> None:
+            call = asyncio.run_coroutine_threadsafe(until(condition), worker)
+            await asyncio.wrap_future(call)
+
+        async def sample_runs() -> None:
+            await seen(lambda: engine.running)
+
+        async def sample_gone() -> None:
+            await seen(lambda: not engine.running)
+            engine.release()
+
+        engine.hold()
+        group = await stage.group()
+        assert left.is_set() and len(engine.aborted) == 1
+        assert group.completions[0].text == "turn 1<eos>"
+        assert tokens_of(group.completions[0])[-1] == END
+
+
+async def _whole(client: Any, task: Task, stream: bool) -> None:
+    reply = await ask(client, task, BEGIN, stream=stream)
+    if stream:
+        async for _ in reply:
+            pass
+
+
+async def test_two_requests_of_one_sample_at_once_are_refused(model: Path) -> None:
+    async def hasty(task: Task, sample: Sample) -> float:
+        assert task.openai is not None
+        async with client_of(task.openai) as client:
+            replies = await asyncio.gather(
+                ask(client, task, BEGIN), ask(client, task, BEGIN), return_exceptions=True
+            )
+        (refused,) = [reply for reply in replies if isinstance(reply, Exception)]
+        # Whether the other is still running or already recorded is a matter of time.
+        assert isinstance(refused, openai.ConflictError | openai.BadRequestError)
+        return 1.0
+
+    async with staged(model, hasty, count_up, **SETTINGS) as stage:
+        assert (await stage.group()).completions[0].text == "turn 1<eos>"
+
+
+async def test_a_held_up_client_is_let_go_when_its_sample_is_over(model: Path) -> None:
+    codes: list[str] = []
+
+    async def forgets(task: Task, sample: Sample) -> float:
+        assert task.openai is not None
+        endpoint = task.openai
+
+        async def forgotten() -> None:
+            async with client_of(endpoint) as client:
+                try:
+                    await ask(client, task, BEGIN)
+                except openai.APIStatusError as error:
+                    codes.append(error.code)
+
+        background.append(asyncio.ensure_future(forgotten()))
+        await asyncio.wrap_future(
+            asyncio.run_coroutine_threadsafe(until(lambda: stage.engine.running), worker)
+        )
+        return 1.0
+
+    background: list[Any] = []
+    worker = asyncio.get_running_loop()
+    async with staged(model, forgets, count_up, **SETTINGS) as stage:
+        stage.engine.hold()
+        refused = await stage.refusal(lease_of(count=1))
+        assert "before the model had a turn" in refused.detail
+        await until(lambda: codes)
+        assert codes == ["unknown_sample"]

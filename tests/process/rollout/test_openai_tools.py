@@ -1,0 +1,239 @@
+"""An agent that has tools is served calls of them, and trained on the text that they were written as."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from rollout_worker.environments.base import Task
+from rollout_worker.openai_server.tools import Call, calls_in
+from rollout_worker.tokenizer import PromptTokenizer
+from tests.fakes.chat_engine import TOOLS, make_chat_model
+from tests.fixtures.environment_fixture import (
+    Stage,
+    logprobs_of,
+    mask_of,
+    stage_config,
+    staged,
+    tokens_of,
+)
+from tests.fixtures.openai_agents import ADD, BEGIN, Message, agent, ask
+
+openai = pytest.importorskip("openai")
+
+CALL = '<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>'
+OTHER = '<tool_call>\n{"arguments": {"t": "</tool_call> {"}, "name": "say"}\n</tool_call>'
+SETTINGS: dict[str, Any] = {
+    "openai": True,
+    "data": {"chat": True, "max_prompt_tokens": 300},
+    "group_size": 1,
+    "max_tokens": 150,
+    "max_context": 900,
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_chat_model(tmp_path_factory.mktemp("tools"), TOOLS)
+
+
+def calls_once(prompt: str) -> str:
+    return "It is 2." if "[tool add]" in prompt else f"Let me see. {CALL}"
+
+
+def prompt_of(stage: Stage, prompt_tokens: bytes) -> str:
+    tokenizer: PromptTokenizer = stage.environments._tokenizer
+    return tokenizer.decode_all(np.frombuffer(prompt_tokens, "<i4").tolist())
+
+
+async def test_calls_are_told_as_calls_and_recorded_as_sampled(model: Path) -> None:
+    told: list[Any] = []
+
+    async def uses_a_tool(client: Any, task: Task) -> float:
+        messages: list[Any] = list(BEGIN)
+        while True:
+            reply = await ask(
+                client, task, messages, tools=[ADD], tool_choice="auto", logprobs=True
+            )
+            told.append(reply.choices[0])
+            message = reply.choices[0].message
+            messages.append(message)
+            if not message.tool_calls:
+                return float(message.content == "It is 2.")
+            for call in message.tool_calls:
+                answer = str(json.loads(call.function.arguments)["a"] + 1)
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": answer})
+
+    async with staged(model, agent(uses_a_tool), calls_once, **SETTINGS) as stage:
+        group = await stage.group()
+        assert prompt_of(stage, group.prompt_tokens) == (
+            f"[tools]{json.dumps([ADD])}<eos>\n[user]begin<eos>\n[assistant]"
+        )
+    first, second = told
+    assert (first.finish_reason, second.finish_reason) == ("tool_calls", "stop")
+    assert first.message.content == "Let me see."
+    (call,) = first.message.tool_calls
+    assert (call.type, call.function.name, call.function.arguments) == (
+        "function",
+        "add",
+        '{"a": 1}',
+    )
+    assert second.message.tool_calls is None
+    completion = group.completions[0]
+    assert completion.reward == 1.0
+    assert completion.text == (
+        f"Let me see. {CALL}<eos>\n[tool add]2<eos>\n[assistant]It is 2.<eos>"
+    )
+    mask = np.array(mask_of(completion), bool)
+    assert mask.sum() == len(f"Let me see. {CALL}") + 1 + len("It is 2.") + 1
+    served = [entry.logprob for choice in told for entry in choice.logprobs.content]
+    np.testing.assert_allclose(served, np.array(logprobs_of(completion))[mask])
+    assert len(tokens_of(completion)) == len(mask)
+
+
+async def test_a_stream_carries_calls(model: Path) -> None:
+    chunks: list[Any] = []
+
+    async def streams(client: Any, task: Task) -> float:
+        stream = await ask(client, task, BEGIN, tools=[ADD, ADD], stream=True)
+        async for chunk in stream:
+            chunks.append(chunk.choices[0])
+        return 1.0
+
+    async with staged(model, agent(streams), lambda p: CALL + OTHER, **SETTINGS) as stage:
+        assert (await stage.group()).completions[0].text == f"{CALL}{OTHER}<eos>"
+    assert not any(c.delta.content for c in chunks)
+    calls = [call for c in chunks for call in c.delta.tool_calls or []]
+    assert [(c.index, c.function.name) for c in calls] == [(0, "add"), (1, "say")]
+    assert json.loads(calls[1].function.arguments) == {"t": "</tool_call> {"}
+    assert len({c.id for c in calls}) == 2
+    assert chunks[-1].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<tool_call>{'name': 'add'}</tool_call>",
+        '<tool_call>{"name": "add", "arguments": {"a": NaN}}</tool_call>',
+        '<tool_call>{"name": "add", "arguments": "a"}</tool_call>',
+        '<tool_call>{"name": 3}</tool_call>',
+        '<tool_call>["add"]</tool_call>',
+        '<tool_call>{"name": "add"}',
+        '<tool_call>{"name": "add"} and more</tool_call>',
+        "<tool_call>" + "[" * 100_000,
+        " <tool_call> ",
+        "</tool_call>",
+        " no call ",
+    ],
+    ids=lambda text: text[:50],
+)
+def test_what_is_no_call_to_the_letter_stays_content(text: str) -> None:
+    assert calls_in(text) == (text, [])
+    assert calls_in(f"{text}{CALL}") == (text.strip(), [Call("add", {"a": 1})])
+    assert calls_in(f"{CALL}{text}{OTHER}")[0] == text.strip()
+
+
+async def test_a_malformed_call_is_told_as_text(model: Path) -> None:
+    async def reads(client: Any, task: Task) -> float:
+        (choice,) = (await ask(client, task, BEGIN, tools=[ADD])).choices
+        assert choice.message.tool_calls is None and choice.finish_reason == "stop"
+        return float(choice.message.content == CALL[:-1])
+
+    async with staged(model, agent(reads), lambda p: CALL[:-1], **SETTINGS) as stage:
+        assert (await stage.group()).completions[0].reward == 1.0
+
+
+async def test_without_tools_or_with_none_to_choose_a_call_is_text(model: Path) -> None:
+    async def plain(client: Any, task: Task) -> float:
+        options = {"tools": [ADD], "tool_choice": "none"} if task.index else {}
+        (choice,) = (await ask(client, task, BEGIN, **options)).choices
+        assert choice.message.tool_calls is None and choice.finish_reason == "stop"
+        assert choice.message.content == f"Let me see. {CALL}"
+        # The next turn may be another matter; this one is recognised by its text.
+        said = [*BEGIN, choice.message, {"role": "user", "content": "?"}]
+        if task.index:
+            (choice,) = (await ask(client, task, said, tools=[ADD])).choices
+            assert choice.message.tool_calls[0].function.name == "add"
+        return 1.0
+
+    settings = {**SETTINGS, "group_size": 2}
+    async with staged(model, agent(plain), calls_once, **settings) as stage:
+        await stage.group()
+
+
+async def test_a_call_that_was_cut_off_is_no_call(model: Path) -> None:
+    async def brief(client: Any, task: Task) -> float:
+        (choice,) = (await ask(client, task, BEGIN, tools=[ADD], max_tokens=40)).choices
+        assert choice.finish_reason == "length" and choice.message.tool_calls is None
+        return float(choice.message.content == f"Let me see. {CALL}"[:40])
+
+    async with staged(model, agent(brief), calls_once, **SETTINGS) as stage:
+        assert (await stage.group()).completions[0].reward == 1.0
+
+
+@pytest.mark.parametrize("how", ["other arguments", "no call", "one more call", "other tools"])
+async def test_calls_and_tools_cannot_be_rewritten(model: Path, how: str) -> None:
+    async def rewrites(client: Any, task: Task) -> float:
+        reply = await ask(client, task, BEGIN, tools=[ADD])
+        said = reply.choices[0].message.model_dump(exclude_none=True)
+        answer = {"role": "tool", "name": "add", "tool_call_id": "1", "content": "2"}
+        changed, tools = json.loads(json.dumps(said)), [ADD]
+        if how == "other arguments":
+            changed["tool_calls"][0]["function"]["arguments"] = '{"a": 2}'
+        elif how == "no call":
+            del changed["tool_calls"]
+        elif how == "one more call":
+            changed["tool_calls"] *= 2
+        else:
+            tools = []
+        with pytest.raises(openai.BadRequestError) as caught:
+            await ask(client, task, [*BEGIN, changed, answer], tools=tools)
+        assert caught.value.code == "conversation_diverged"
+        assert caught.value.param == ("messages" if tools else "tools")
+        # JSON may be written differently, and ids are the client's own affair.
+        said["tool_calls"][0] |= {"id": "mine"}
+        said["tool_calls"][0]["function"]["arguments"] = '{ "a":1 }'
+        reply = await ask(client, task, [*BEGIN, said, answer], tools=[ADD])
+        return float(reply.choices[0].message.content == "It is 2.")
+
+    async with staged(model, agent(rewrites), calls_once, **SETTINGS) as stage:
+        assert (await stage.group()).completions[0].reward == 1.0
+
+
+async def test_calls_that_the_agent_begins_with_go_through_the_template(model: Path) -> None:
+    example: list[Message] = [
+        {"role": "user", "content": "1+1"},
+        {
+            "role": "assistant",
+            "content": None,
+            "tool_calls": [
+                {
+                    "id": "x",
+                    "type": "function",
+                    "function": {"name": "add", "arguments": '{"a":1}'},
+                }
+            ],
+        },
+        {"role": "tool", "tool_call_id": "x", "content": "2"},
+    ]
+
+    async def shows(client: Any, task: Task) -> float:
+        await ask(client, task, example, tools=[ADD])
+        return 1.0
+
+    async with staged(model, agent(shows), calls_once, **SETTINGS) as stage:
+        group = await stage.group()
+        assert prompt_of(stage, group.prompt_tokens).endswith(
+            f"<eos>\n[user]1+1<eos>\n[assistant]{CALL}<eos>\n[tool add]2<eos>\n[assistant]"
+        )
+
+
+def test_a_template_that_leaves_tools_out_is_known_by_it(model: Path, tmp_path: Path) -> None:
+    takes = PromptTokenizer(stage_config(model))
+    leaves_out = PromptTokenizer(stage_config(make_chat_model(tmp_path)))
+    assert takes.takes_tools([ADD])
+    assert not leaves_out.takes_tools([ADD])

@@ -1,0 +1,348 @@
+"""A reward may be wrong, slow or deadly: the attempt fails with a reason, everything else goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+import textwrap
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from paceline.config.schema import RewardConfig
+from rollout_worker.rewards.functions import RewardError, load
+from rollout_worker.rewards.score import Job, ScoringFailed
+from rollout_worker.rewards.scoring import Scorer
+from testbed.controllers import until
+
+TIMEOUT_S = 0.6
+REWARDS = """
+    import asyncio, ctypes, os, signal, subprocess, sys, time
+
+    def length(prompt, completion, answer, row, **context):
+        print("a reward may print")
+        return len(completion) + row.get("bonus", 0)
+
+    def by_word(completion):
+        if completion == "crash":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if completion == "exit":
+            os._exit(3)
+        if completion == "hang":
+            time.sleep(60)
+        if completion == "hold":
+            # Holds the interpreter: no thread of the process can do anything.
+            ctypes.PyDLL(None).sleep(60)
+        if completion == "raise":
+            raise ValueError("no such word\\nsecond line")
+        if completion == "nan":
+            return float("nan")
+        if completion == "none":
+            return None
+        if completion == "huge":
+            return 1e200
+        if completion == "cancel":
+            raise asyncio.CancelledError
+        if completion == "leave":
+            sys.exit(1)
+        if completion.startswith("child"):
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", completion])
+            time.sleep(60)
+        return 1.0
+
+    async def waits(completion, answer):
+        if completion == "cancel":
+            raise asyncio.CancelledError
+        await asyncio.sleep(60 if completion == "hang" else 0.2)
+        if completion == "crash":
+            os._exit(4)
+        return float(completion == answer)
+
+    def ranks(completions, finish_reasons):
+        assert len(finish_reasons) == len(completions)
+        return [sorted(completions).index(c) for c in completions]
+
+    def short(completions):
+        return [1.0]
+
+    def context(task_id, completion, token_count):
+        return token_count + len(task_id)
+
+    not_callable = 3
+"""
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of rewards beside the run, named anew for each test."""
+    name = f"rewards_{tmp_path.name}".replace("-", "_")
+    (tmp_path / f"{name}.py").write_text(textwrap.dedent(REWARDS))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    root = str(Path(__file__).parents[3])
+    monkeypatch.setenv("PYTHONPATH", f"{root}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    return name
+
+
+@pytest.fixture
+async def make(module: str) -> AsyncIterator[Any]:
+    made: list[Scorer] = []
+
+    async def start(functions: Any, processes: int = 1) -> Scorer:
+        if isinstance(functions, str):
+            functions = [f"{module}:{functions}"]
+        scorer = Scorer(RewardConfig(functions=functions, processes=processes, timeout_s=TIMEOUT_S))
+        made.append(scorer)
+        await scorer.start()
+        return scorer
+
+    yield start
+    for scorer in made:
+        await scorer.close()
+
+
+def job(*completions: str, answer: Any = "12", row: dict[str, Any] | None = None) -> Job:
+    n = len(completions)
+    return Job(
+        prompt="s21=",
+        completions=list(completions),
+        answer=answer,
+        row=row or {},
+        shared={"task_id": "t7", "attempt": 1, "evaluation": False},
+        each={"finish_reason": ["stop"] * n, "token_count": [3] * n},
+    )
+
+
+def scoring_processes() -> list[psutil.Process]:
+    """Those of this process that live: what another test left as a zombie has no command line."""
+    found = []
+    for process in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):
+            if "rewards.child" in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+async def reason(scorer: Scorer, *completions: str) -> str:
+    with pytest.raises(ScoringFailed) as failed:
+        await scorer.score(job(*completions))
+    assert "\n" not in str(failed.value)
+    return failed.value.reason
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+async def test_weighted_sum_and_components(make: Any, module: str, processes: int) -> None:
+    functions = {"exact_match": 2.0, f"{module}:length": 0.5, "format:^\\d+$": -1.0}
+    scorer = await make(functions, processes)
+    scores = await scorer.score(job("12", " 12\n", "ab", row={"bonus": 10}))
+    assert [list(c.values()) for c in scores.components] == [[1, 12, 1], [1, 14, 0], [0, 12, 0]]
+    assert list(scores.components[0]) == ["exact_match", f"{module}:length", "format"]
+    assert scores.rewards == [2 + 6 - 1, 2 + 7, 6]
+    assert scores.seconds >= 0
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+async def test_batch_async_and_context_forms(make: Any, module: str, processes: int) -> None:
+    scorer = await make([f"{module}:{f}" for f in ("ranks", "waits", "context")], processes)
+    started = time.monotonic()
+    scores = await scorer.score(job("b", "12", "c"))
+    assert time.monotonic() - started < 0.2 * 3, "coroutines of a group wait together"
+    assert [list(c.values()) for c in scores.components] == [[1, 0, 5], [0, 1, 5], [2, 0, 5]]
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize("word", ["raise", "nan", "none", "huge", "cancel", "leave"])
+async def test_a_failed_reward_is_never_a_zero(make: Any, word: str, processes: int) -> None:
+    scorer = await make("by_word", processes)
+    assert await reason(scorer, "fine", word) == "reward_error"
+    assert (await scorer.score(job("fine"))).rewards == [1.0]
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+async def test_a_waiting_reward_that_is_cancelled_fails_and_holds_nobody(
+    make: Any, processes: int
+) -> None:
+    """A cancellation that nobody asked for once left the group held for ever."""
+    scorer = await make("waits", processes)
+    async with asyncio.timeout(20.0):
+        assert await reason(scorer, "12", "cancel") == "reward_error"
+        assert (await scorer.score(job("12"))).rewards == [1.0]
+
+
+async def test_a_batch_of_the_wrong_length_fails(make: Any) -> None:
+    assert await reason(await make("short"), "a", "b") == "reward_error"
+
+
+@pytest.mark.parametrize("word", ["crash", "exit"])
+async def test_a_reward_that_kills_its_process_fails_alone(make: Any, word: str) -> None:
+    scorer = await make("by_word")
+    fates = await asyncio.gather(
+        reason(scorer, "fine", word),
+        scorer.score(job("fine")),
+        scorer.score(job("fine", "fine")),
+    )
+    assert fates[0] == "reward_crashed"
+    assert fates[1].rewards == [1.0] and fates[2].rewards == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("word", ["hang", "hold"])
+async def test_a_reward_that_hangs_is_cut_off_and_others_are_scored(make: Any, word: str) -> None:
+    scorer = await make("by_word")
+    started = time.monotonic()
+    fates = await asyncio.gather(reason(scorer, "fine", word), scorer.score(job("fine")))
+    assert fates[0] == "reward_timeout"
+    assert fates[1].rewards == [1.0]
+    assert time.monotonic() - started < TIMEOUT_S + 6
+
+
+async def test_the_time_limit_is_per_call_not_per_group(make: Any, module: str) -> None:
+    scorer = await make(["exact_match", f"{module}:waits"])
+    assert (await scorer.score(job(*["x"] * 5))).rewards == [0.0] * 5
+
+
+async def test_a_waiting_reward_that_takes_too_long_fails_alone(make: Any) -> None:
+    scorer = await make("waits")
+    started = time.monotonic()
+    fates = await asyncio.gather(
+        reason(scorer, "hang"), *(scorer.score(job("12", "x")) for _ in range(30))
+    )
+    assert fates[0] == "reward_timeout"
+    assert all(fate.rewards == [1.0, 0.0] for fate in fates[1:])
+    assert time.monotonic() - started < 3, "groups of waiting rewards are scored side by side"
+
+
+async def test_nobody_is_blamed_for_a_crash_that_cannot_be_attributed(make: Any) -> None:
+    scorer = await make("waits")
+    fates = await asyncio.gather(
+        reason(scorer, "crash"), *(scorer.score(job("12")) for _ in range(3))
+    )
+    assert fates[0] == "reward_crashed"
+    assert all(fate.rewards == [1.0] for fate in fates[1:])
+
+
+async def test_a_hang_of_a_dropped_job_is_not_blamed_on_the_next_one(make: Any) -> None:
+    scorer = await make("by_word")
+    dropped = asyncio.create_task(scorer.score(job("hang")))
+    await asyncio.sleep(0.2)
+    dropped.cancel()
+    assert (await scorer.score(job("fine"))).rewards == [1.0]
+
+
+async def test_room_that_dropped_jobs_took_is_given_back(make: Any, module: str) -> None:
+    scorer = await make([f"{module}:waits", f"{module}:by_word"])
+    dropped = [asyncio.create_task(scorer.score(job("12"))) for _ in range(5)]
+    await asyncio.sleep(0.1)
+    for task in dropped:
+        task.cancel()
+    async with asyncio.timeout(5):
+        assert (await scorer.score(job("fine"))).rewards == [1.0]
+
+
+async def test_a_scoring_process_that_dies_idle_is_replaced(make: Any) -> None:
+    scorer = await make("by_word")
+    (process,) = scoring_processes()
+    process.kill()
+    # No job was there to notice.
+    await asyncio.sleep(0.3)
+    async with asyncio.timeout(10):
+        assert (await scorer.score(job("fine"))).rewards == [1.0]
+
+
+async def test_what_a_hanging_reward_started_is_killed_with_it(make: Any, tmp_path: Path) -> None:
+    mark = f"child-{tmp_path.name}"
+    scorer = await make("by_word")
+    assert await reason(scorer, mark) == "reward_timeout"
+    assert _processes(mark) == []
+
+
+WORKER = """
+import asyncio, sys
+from paceline.config.schema import RewardConfig
+from rollout_worker.rewards.score import Job
+from rollout_worker.rewards.scoring import Scorer
+
+async def main():
+    scorer = Scorer(RewardConfig(functions=[sys.argv[1]], processes=1, timeout_s=60.0))
+    await scorer.start()
+    await scorer.score(Job("p", [sys.argv[2]], "", {}, {}, {}))
+
+asyncio.run(main())
+"""
+
+
+async def test_what_a_reward_started_ends_with_a_worker_that_is_killed(
+    module: str, tmp_path: Path
+) -> None:
+    """The kernel ends the scoring process with its worker, and nothing of what that has started."""
+    mark = f"child-{tmp_path.name}"
+    command = [sys.executable, "-c", WORKER, f"{module}:by_word", mark]
+    worker = await asyncio.create_subprocess_exec(*command)
+    await until(lambda: len(_processes(mark)) == 2, 30.0)  # the worker, and what the reward started
+    worker.kill()
+    await worker.wait()
+    await until(lambda: _processes(mark) == [], 10.0)
+
+
+async def test_close_leaves_no_process(make: Any) -> None:
+    scorer = await make("by_word", 2)
+    before = scoring_processes()
+    assert len(before) == 2
+    await scorer.close()
+    assert not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in before)
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        ("no_such_module_anywhere:f", "cannot import no_such_module_anywhere"),
+        ("MODULE:missing", "has no 'missing'"),
+        ("MODULE:not_callable", "not a function"),
+        ("exact_mach", "neither built in"),
+        ("format:([", "not a regular expression"),
+    ],
+)
+async def test_a_reward_that_cannot_be_used_is_one_clear_line(
+    make: Any, module: str, function: str, words: str, processes: int
+) -> None:
+    with pytest.raises(RewardError, match=words) as failed:
+        await make([function.replace("MODULE", module)], processes)
+    assert "\n" not in str(failed.value)
+
+
+def test_math_verify_compares_expressions() -> None:
+    (reward,) = load(["math_verify"])
+    call = reward.call
+    assert call(prompt="", completion=r"so the answer is $\boxed{\frac{1}{2}}$", answer="0.5") == 1
+    assert call(prompt="", completion="The answer is 12", answer=r"$12$") == 1
+    assert call(prompt="", completion="The answer is 13", answer="12") == 0
+    assert call(prompt="", completion="", answer="12") == 0
+
+
+def test_exact_match_takes_any_of_several_answers() -> None:
+    (reward,) = load(["exact_match"])
+    assert reward.call(prompt="", completion="b ", answer=["a", "b"]) == 1
+    assert reward.call(prompt="", completion="7", answer=7) == 1
+    assert reward.call(prompt="", completion="c", answer=["a", "b"]) == 0
+
+
+def test_scoring_processes_import_no_torch() -> None:
+    import subprocess
+
+    code = "import rollout_worker.rewards.child, sys; print('torch' in sys.modules)"
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert out.stdout.strip() == "False"
+
+
+def _processes(mark: str) -> list[int]:
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        if mark in (process.info["cmdline"] or []) and process.info["status"] != "zombie":
+            found.append(process.pid)
+    return found

@@ -1,0 +1,280 @@
+"""What a worker has generated of a task goes on elsewhere when the worker dies or leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Awaitable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from controller.store.journal_audit import verify
+from controller.store.payloads import RedisPayloads
+from controller.store.redis_keys import Keys
+from paceline.config.schema import Config
+from paceline.dataset.row_sampler import task_seed
+from paceline.redis.client import connect
+from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
+from paceline.weights.weight_transfer import StagedWeights
+from rollout_worker.engine.base import Finish, Request, Sample, SamplingParams
+from rollout_worker.main import RolloutWorker
+from rollout_worker.tasks.partial_encoding import partial_group, prefixes_of
+from testbed.controllers import addresses, config_of, running_controllers, until
+from testbed.fake_workers import FakePolicy
+from testbed.tiny_model import make_endless_model
+from tests.fakes.rollout_controller import RolloutController
+from tests.fakes.scripted_engine import ScriptedEngine
+from tests.fixtures.engines import Reference, needs_vllm
+
+PROMPT = np.array([13, 5, 8, 14], np.int32)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    return make_endless_model(tmp_path_factory.mktemp("model"))
+
+
+async def loaded(worker: RolloutWorker, model: Path, version: int = 0) -> None:
+    """Returns once the worker runs and serves the model's weights as ``version``."""
+    await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING, 120.0)
+    weights = AutoModelForCausalLM.from_pretrained(model)
+    await worker.loading.load(StagedWeights(version, dict(weights.named_parameters())))
+
+
+@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=needs_vllm)])
+@pytest.mark.timeout(300)
+async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
+    engine: str, model: Path, tmp_path: Path
+) -> None:
+    """Killed at token 210 of 256, with a report every 32 or 64 tokens: the next owner generates the
+    rest, and the sample is the one that would have been made undisturbed. No process of the killed
+    worker's engine is left."""
+    killed_at, length = 210, 256
+    # vLLM's running sequences are looked at every few tokens.
+    every, ranks = (64, 2) if engine == "vllm" else (32, 1)
+    if engine == "vllm":
+        model = make_endless_model(tmp_path / "model", hidden=128)
+    with running_controllers(
+        tmp_path,
+        model={"path": str(model), "device": "cpu"},
+        data={"answer_field": "answer"},
+        reward={"processes": 0},
+        rollout={
+            "engine": engine,
+            "tensor_parallel": ranks,
+            "group_size": 2,
+            "max_tokens": length,
+            "max_sequences": 8,
+            "partial_every_tokens": every,
+        },
+        train={"groups_per_step": 1, "max_staleness": 0},
+        fleet={"lease_ttl_s": 1.0, "heartbeat_s": 0.2},
+    ) as controllers:
+        config, (address,) = config_of(controllers), addresses(controllers)
+        redis, keys = connect(controllers.redis_url), Keys(config.run.name)
+        policy = FakePolicy(config, [address], "policy-0")
+        await policy.start()
+        training = asyncio.create_task(policy.work(lambda: False))
+        halting = (str(controllers.config), address, str(killed_at))
+        victim = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.fakes.failpoint_rollout", *halting),
+            stdout=asyncio.subprocess.PIPE,
+        )
+        survivor = RolloutWorker(config, [address], "rollout-1", "127.0.0.1")
+        # Two engines start in the time of one; without weights this one is given nothing.
+        running = asyncio.create_task(survivor.run())
+        try:
+            assert victim.stdout is not None
+            async with asyncio.timeout(120):
+                # vLLM prints lines of its own.
+                while not (said := await victim.stdout.readline()).startswith(b'{"tokens"'):
+                    assert said, "it ended before it stood still"
+            generated = json.loads(said)["tokens"]
+            assert killed_at <= generated < length
+
+            async def stored() -> int:
+                return int(await redis.hget(keys.partial("t0"), "t1") or 0)
+
+            await until(lambda: _exceeds(stored(), 2 * (generated - every)))
+            of_victim = psutil.Process(victim.pid).children(recursive=True)
+            if engine == "vllm":
+                # The engine's process, which stands still, its ranks, perhaps a resource tracker.
+                assert len(of_victim) >= 1 + ranks
+            victim.kill()
+            _, left = await asyncio.to_thread(psutil.wait_procs, of_victim, timeout=20)
+            for process in left:
+                process.kill()
+            assert not left
+            await victim.wait()
+            await loaded(survivor, model)
+            await until(lambda: policy.timings.steps >= 1, 60.0)
+            (payload,) = await RedisPayloads(redis, keys).get([("t0", 2)])
+            assert payload is not None
+            group = rollout_pb2.Group.FromString(payload)
+            twice = generated - survivor.producer.continued_tokens // 2
+            assert 0 <= twice < every
+            prompt = np.frombuffer(group.prompt_tokens, "<i4")
+            params = SamplingParams(length, seed=task_seed(config.run.seed, "t0"))
+            undisturbed = await survivor.engine.generate(Request("whole", prompt, params, 2))
+            reference = Reference(model)
+            for completion, whole in zip(group.completions, undisturbed, strict=True):
+                sample = sample_of(completion)
+                assert len(sample.tokens) == length and sample.versions == ((0, length),)
+                expected = reference.logprobs(prompt.tolist(), sample)
+                np.testing.assert_allclose(sample.logprobs, expected, atol=1e-3)
+                if survivor.engine.exact_continuation:
+                    assert sample.tokens.tolist() == whole.tokens.tolist()
+            await until(lambda: _is(redis.exists(keys.partial("t0")), 0))
+        finally:
+            if victim.returncode is None:
+                victim.kill()
+                await victim.wait()
+            training.cancel()
+            survivor.stop()
+            await asyncio.gather(training, running, return_exceptions=True)
+            await policy.stop(goodbye=False)
+            await redis.aclose()
+        report = verify(controllers.redis_url, config.run.name)
+        assert report.ok, report.problems
+        assert report.counts["duplicates"] == 0 and report.counts["lost"] == 0
+
+
+async def _exceeds(found: Awaitable[int], bound: int) -> bool:
+    return await found > bound
+
+
+async def _is(found: object, wanted: int) -> bool:
+    return bool(await found == wanted)  # type: ignore[misc]
+
+
+def sample_of(completion: rollout_pb2.Completion) -> Sample:
+    return Sample(
+        np.frombuffer(completion.tokens, "<i4"),
+        np.frombuffer(completion.logprobs, "<f4"),
+        tuple((span.version, span.length) for span in completion.versions),
+        Finish.LENGTH,
+    )
+
+
+# -- the worker's side, with a controller in the test ----------------------------------------------
+
+
+class Scene:
+    def __init__(self, controller: RolloutController, worker: RolloutWorker) -> None:
+        self.controller, self.worker = controller, worker
+        self.ended = asyncio.create_task(worker.run())
+
+
+@pytest.fixture
+async def scene(model: Path) -> AsyncIterator[Scene]:
+    """A worker of the real engine that reports every 16 tokens of 400 and serves version 3."""
+    controller = RolloutController()
+    address = await controller.start()
+    config = Config.model_validate(
+        {
+            "model": {"path": str(model), "device": "cpu"},
+            "data": {"path": "unused", "max_prompt_tokens": 64},
+            "reward": {"processes": 0},
+            "rollout": {"group_size": 2, "max_tokens": 400, "partial_every_tokens": 16},
+        }
+    )
+    scene = Scene(controller, RolloutWorker(config, [address], "rollout-0", "127.0.0.1"))
+    try:
+        await loaded(scene.worker, model, 3)
+        yield scene
+    finally:
+        scene.worker.stop()
+        await asyncio.wait([scene.ended], timeout=10)
+        await controller.close()
+
+
+async def test_a_worker_that_leaves_hands_back_the_newest_of_its_work(
+    scene: Scene, model: Path
+) -> None:
+    controller = scene.controller
+    task = controller.lease("t0")
+    await until(lambda: task in controller.partials)
+    scene.worker.stop()
+    await asyncio.wait_for(scene.ended, 20)
+    assert controller.returns[task].kind == rollout_pb2.RETURN_KIND_HAND_BACK
+    left = controller.partials[task]
+    made = scene.worker.engine.stats().tokens
+    assert sum(len(c.tokens) // 4 for c in left.completions) == made, "to the last token"
+    prompt = np.frombuffer(left.prompt_tokens, "<i4")
+    samples = prefixes_of(left, prompt, count=2, max_tokens=400, version=3)
+    for sample in samples:
+        assert sample is not None
+        expected = Reference(model).logprobs(prompt.tolist(), sample)
+        np.testing.assert_allclose(sample.logprobs, expected, atol=1e-3)
+
+
+async def test_an_attempt_goes_on_from_what_the_one_before_left(scene: Scene) -> None:
+    engine = scene.worker.producer._engine = ScriptedEngine(at_once=True)
+    await engine.load_weights(3, {})
+    begun = sample([5, 6, 7], [(2, 1), (3, 2)])
+    prompt = scene.worker.tokenizer.prompt({"prompt": "s21="}).tokens
+    task = common_pb2.TaskRef(task_id="t0", attempt=1)
+    lease = scene.controller.lease("t0", partial=partial_group(task, prompt, [begun, None]))
+    await until(lambda: lease in scene.controller.groups)
+    (request,) = engine.requests
+    first, second = request.prefixes
+    assert second is None and first is not None
+    assert (first.tokens.tolist(), first.versions) == ([5, 6, 7], ((2, 1), (3, 2)))
+    np.testing.assert_array_equal(first.logprobs, begun.logprobs)
+    assert scene.worker.report().gauges["continued_tokens"] == 3
+
+
+# -- prefixes ---------------------------------------------------------------------------------------
+
+
+def sample(
+    tokens: list[int], versions: list[tuple[int, int]], finish: Finish = Finish.PARTIAL
+) -> Sample:
+    logprobs = -np.arange(1, len(tokens) + 1, dtype=np.float32)
+    return Sample(np.array(tokens, np.int32), logprobs, tuple(versions), finish)
+
+
+def through_the_wire(*samples: Sample | None, prompt: np.ndarray = PROMPT, **limits: int):
+    group = partial_group(common_pb2.TaskRef(task_id="t0", attempt=1), PROMPT, samples)
+    again = rollout_pb2.PartialGroup.FromString(group.SerializeToString())
+    values = {"count": len(samples), "max_tokens": 8, "version": 9, **limits}
+    return prefixes_of(again, prompt, **values)
+
+
+def test_samples_come_out_of_a_message_as_they_went_in() -> None:
+    running, done = sample([5, 6], [(1, 2)]), sample([7, 2], [(1, 1), (2, 1)], Finish.STOP)
+    first, second, third = through_the_wire(running, done, None)
+    for got, put in ((first, running), (second, done)):
+        assert got is not None
+        np.testing.assert_array_equal(got.tokens, put.tokens)
+        np.testing.assert_array_equal(got.logprobs, put.logprobs)
+        assert (got.versions, got.finish) == (put.versions, put.finish)
+    assert third is None
+
+
+def test_tokens_newer_than_the_engines_weights_are_left_out() -> None:
+    """Versions must not fall within a completion, and this engine is behind."""
+    running = sample([5, 6, 7], [(3, 2), (4, 1)])
+    done = sample([5, 6, 7], [(3, 2), (4, 1)], Finish.LENGTH)
+    kept, whole = through_the_wire(running, done, version=3)
+    assert kept is not None and kept.tokens.tolist() == [5, 6] and kept.versions == ((3, 2),)
+    assert whole is not None and len(whole.tokens) == 3, "nothing will be added to it"
+    assert through_the_wire(running, version=2) == ()
+
+
+def test_a_prefix_is_not_used_behind_another_prompt_or_for_another_number_of_samples() -> None:
+    running = sample([5, 6], [(1, 2)])
+    assert through_the_wire(running, prompt=PROMPT[::-1].copy()) == ()
+    assert through_the_wire(running, count=2) == ()
+
+
+def test_a_prefix_that_is_as_long_as_allowed_is_finished() -> None:
+    (whole,) = through_the_wire(sample([5, 6, 7], [(1, 3)]), max_tokens=3)
+    assert whole is not None and whole.finish is Finish.LENGTH

@@ -1,0 +1,102 @@
+"""A real MLflow store: one run for all leaders, every value once, also where a batch was cut short."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("mlflow", reason="mlflow is not installed: pip install 'paceline[mlflow]'")
+
+from mlflow.tracking import MlflowClient
+
+from paceline.sinks.base import key_of
+from paceline.sinks.mlflow import MlflowSink
+from paceline.sinks.point_reader import PointReader
+from tests.fixtures.run_points import RunPoints, external_run
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+
+
+def client(directory: Path) -> MlflowClient:
+    # What a sink without any setting makes, or files: they do not notice a value that comes twice.
+    database = (directory / "mlflow" / "mlflow.db").resolve()
+    return MlflowClient(
+        tracking_uri=f"sqlite:///{database}" if database.exists() else files(directory)
+    )
+
+
+def files(directory: Path) -> str:
+    return (directory / "files").as_uri()
+
+
+def the_run(directory: Path) -> Any:
+    found = client(directory)
+    (experiment,) = [e for e in found.search_experiments() if e.name == "arithmetic-runs"]
+    (run,) = found.search_runs([experiment.experiment_id])
+    return run
+
+
+def curve(directory: Path, name: str) -> list[tuple[int, float]]:
+    run_id = the_run(directory).info.run_id
+    history = client(directory).get_metric_history(run_id, name)
+    return [(v.step, v.value) for v in sorted(history, key=lambda v: v.timestamp)]
+
+
+def sink(directory: Path, uri: str | None = None) -> MlflowSink:
+    return MlflowSink(external_run(directory, project="arithmetic-runs", mlflow_uri=uri))
+
+
+def rest(run: RunPoints, place: str | None) -> list[Any]:
+    return PointReader(run.path, key_of(place) if place else None).read(1000)
+
+
+@pytest.mark.parametrize("store", ["database", "files"])
+def test_one_run_is_continued_by_the_next_leader_without_gap_or_repeat(
+    tmp_path: Path, store: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = files(tmp_path) if store == "files" else None
+    run = RunPoints(tmp_path)
+    run.write(4)
+    first = sink(tmp_path, uri)
+    assert first.open() is None
+    first.write(rest(run, None)[:3])
+    # The first leader dies in the middle of a batch: some of its values are there, its place is not.
+    torn = rest(run, None)[3:5]
+    tagged = first._client.log_batch
+
+    def cut_short(run_id: str, **batch: Any) -> None:
+        if "tags" in batch:
+            raise ConnectionError("killed")
+        tagged(run_id, **batch)
+
+    first._client.log_batch = cut_short  # type: ignore[method-assign]
+    with pytest.raises(ConnectionError):
+        first.write(torn[:1])
+    run.write(3)
+    second = sink(tmp_path, uri)
+    second.write(rest(run, second.open()))
+    second.close("finished")
+    assert curve(tmp_path, "train/reward_mean") == [(n, n / 100) for n in range(1, 8)]
+    assert curve(tmp_path, "eval/reward_mean") == [(2, 0.75), (5, 0.75)]
+    found = the_run(tmp_path)
+    assert found.info.status == "FINISHED" and found.info.run_name == "arithmetic"
+    assert found.data.params["train.lr"] == "0.0001"
+
+
+def test_a_finished_run_that_goes_on_is_running_again(tmp_path: Path) -> None:
+    run = RunPoints(tmp_path)
+    run.write(1)
+    first = sink(tmp_path)
+    first.open()
+    first.write(rest(run, None))
+    first.close("failed")
+    assert the_run(tmp_path).info.status == "FAILED"
+    second = sink(tmp_path)
+    assert rest(run, second.open()) == []
+    assert the_run(tmp_path).info.status == "RUNNING"

@@ -1,0 +1,147 @@
+"""What can be said of the parts without vLLM itself."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.config.schema import Config
+from rollout_worker.engine.base import EngineDied, EngineError, Finish, Sample
+from rollout_worker.engine.vllm import worker_extension
+from rollout_worker.engine.vllm.client import VLLMClient, start_error
+from rollout_worker.engine.vllm.engine import VLLMEngine
+from rollout_worker.engine.vllm.outputs import complete, join
+from rollout_worker.engine.vllm.parity import tolerance
+from rollout_worker.engine.vllm.worker_extension import PacelineRank
+
+
+class Rank(PacelineRank):
+    rank = 0
+    device = torch.device("cpu")
+
+
+@pytest.fixture
+def answers() -> Any:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
+        inbox.bind("\0paceline-test-of-a-rank")
+        inbox.settimeout(10)
+        yield inbox
+
+
+def test_weights_given_up_while_they_are_staged_are_not_kept(
+    answers: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine has stopped waiting for a slow rank: nobody would drop them again."""
+    rank, go_on = Rank(), threading.Event()
+
+    def slow(description: str) -> dict[str, torch.Tensor]:
+        assert go_on.wait(10)
+        return {"weight": torch.zeros(1)}
+
+    monkeypatch.setattr(worker_extension, "read", slow)
+    rank.paceline_stage(1, "", "@paceline-test-of-a-rank", "token")
+    rank.paceline_stage(2, "", "@paceline-test-of-a-rank", "token")
+    rank.paceline_drop(1)
+    go_on.set()
+    assert {json.loads(answers.recv(1 << 16))["key"] for _ in range(2)} == {1, 2}
+    assert set(rank._paceline_weights().staged) == {2}
+    rank.paceline_drop(2)
+    assert not rank._paceline_weights().staged and not rank._paceline_weights().wanted
+
+
+def letters(tokens: Any) -> str:
+    return "".join(chr(token) for token in tokens)
+
+
+def said(text: str, finish: Finish = Finish.PARTIAL) -> Sample:
+    n = len(text)
+    tokens = np.array([ord(c) for c in text], np.int32)
+    return Sample(tokens, np.full(n, -0.5, np.float32), ((3, n // 2), (4, n - n // 2)), finish)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "kept", "finish"),
+    [
+        ("abcEND", "abcEND", Finish.STOP),
+        ("abcENDxyz", "abcEND", Finish.STOP),
+        ("abENDcdEND", "abEND", Finish.STOP),
+        ("abcEN", None, None),
+        ("x" * 20, "x" * 20, Finish.LENGTH),
+    ],
+)
+def test_a_prefix_that_ran_past_a_stop_string_ends_there(
+    prefix: str, kept: str | None, finish: Finish | None
+) -> None:
+    sample = complete(said(prefix), 20, ("END",), letters)
+    if kept is None:
+        assert sample is None
+    else:
+        assert sample is not None
+        assert (letters(sample.tokens), sample.finish) == (kept, finish)
+        assert sum(length for _, length in sample.versions) == len(sample.logprobs) == len(kept)
+
+
+def test_a_finished_prefix_is_left_as_it_is() -> None:
+    whole = said("abENDcd", Finish.LENGTH)
+    assert complete(whole, 20, ("END",), letters) is whole
+
+
+def test_a_stop_string_that_straddles_the_prefix_is_found_in_unfinished_output() -> None:
+    output = SimpleNamespace(
+        token_ids=[ord(c) for c in "NDxyz"],
+        logprobs=SimpleNamespace(logprobs=[-0.5] * 5),
+        weight_versions=[SimpleNamespace(version="4", start=0, end=5)],
+        finish_reason="abort",
+        stop_reason=None,
+    )
+    sample = join(said("abcE"), output, ("END",), letters)
+    assert sample is not None
+    assert (letters(sample.tokens), sample.finish, sample.stop) == ("abcEND", Finish.STOP, "END")
+
+
+def test_faults_smaller_than_a_twentieth_are_no_rounding_of_small_logits() -> None:
+    assert tolerance("bfloat16", 0.5, quantised=False) < 0.015
+    assert tolerance("float32", 0.5, quantised=False) <= 1e-3
+
+
+def test_large_logits_round_more_and_quantising_has_a_bound_too() -> None:
+    small, large = (tolerance("bfloat16", size, quantised=False) for size in (0.5, 4.0))
+    assert small < large < tolerance("bfloat16", 100.0, quantised=False) <= 0.05
+    assert 0.05 < tolerance("bfloat16", 0.5, quantised=True) < 1.0
+
+
+@pytest.mark.parametrize(
+    ("processes", "kind"),
+    [("{'EngineCore': -9}", EngineDied), ("{'EngineCore': 1}", EngineError), ("{}", EngineError)],
+)
+def test_a_start_that_was_killed_is_told_from_one_that_failed(
+    processes: str, kind: type[EngineError]
+) -> None:
+    """The words are those of the pinned vLLM."""
+    said = "Engine core initialization failed. See root cause above. Failed core proc(s): "
+    assert type(start_error(RuntimeError(said + processes))) is kind
+
+
+async def test_an_engine_that_is_lost_once_it_was_up_is_no_bad_input(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank is killed at the end of the start: vLLM's first answer says so in words of its own."""
+
+    async def up(client: VLLMClient) -> None:
+        client.llm = SimpleNamespace(errored=False, update_weight_version=lost)
+
+    async def lost(version: str) -> None:
+        raise RuntimeError("Call to update_weight_version method failed: Executor failed.")
+
+    monkeypatch.setattr(VLLMClient, "start", up)
+    config = Config.model_validate({"model": {"path": "unused"}, "data": {"path": "unused"}})
+    engine = VLLMEngine(config, decode_text=letters)
+    with pytest.raises(EngineDied, match="Executor failed"):
+        await engine.start()

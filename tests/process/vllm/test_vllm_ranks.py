@@ -1,0 +1,158 @@
+"""Several ranks in one engine: all of a swap or none."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from string import ascii_letters
+from typing import Any
+
+import numpy as np
+import pytest
+import pytest_asyncio
+import torch
+
+from rollout_worker.engine.base import (
+    Engine,
+    EngineError,
+    Request,
+    SamplingParams,
+    SwapFailed,
+    WeightsRefused,
+)
+from rollout_worker.engine.vllm import readback
+from testbed.controllers import until
+from testbed.tiny_model import make_tiny_model
+from tests.fakes.vllm_faults import EXTENSION, FAULT
+from tests.fixtures.engines import Reference, make_test_engine, needs_vllm, tiny_config
+
+pytestmark = needs_vllm
+in_one_loop = pytest.mark.asyncio(loop_scope="module")
+
+UNPACKED = "tests.fakes.vllm_unpacked.UnpackedRank"
+PROMPT = [13, 5, 8, 3, 14]
+
+
+@dataclass
+class Faulty:
+    engine: Engine
+    fault: Path
+    models: tuple[Reference, Reference]
+
+    async def load(self, model: Reference) -> None:
+        weights = dict(model.model.named_parameters())
+        await self.engine.load_weights(self.engine.version + 1, weights)
+
+    async def serves(self, model: Reference) -> bool:
+        request = Request(
+            "g", np.array(PROMPT, dtype=np.int32), SamplingParams(24, greedy=True), count=1
+        )
+        (sample,) = await self.engine.generate(request)
+        expected = model.logprobs(PROMPT, sample)
+        return bool(np.allclose(sample.logprobs, expected, atol=1e-4))
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def faulty(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Faulty]:
+    torch.set_num_threads(1)
+    base = tmp_path_factory.mktemp("ranks")
+    # A vocabulary of 15: padded, and the padding lies on the second rank.
+    first = make_tiny_model(base / "a", hidden=128)
+    second = make_tiny_model(base / "b", hidden=128, seed=7)
+    fault = base / "fault"
+    fault.write_text("")
+    config = tiny_config(first, slots=8, engine="vllm", tensor_parallel=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(FAULT, str(fault))
+        engine = make_test_engine("vllm", config, worker_extension_cls=EXTENSION)
+        await engine.start()
+    yield Faulty(engine, fault, (Reference(first), Reference(second)))
+    await engine.close()
+
+
+@in_one_loop
+async def test_wrong_parameters_are_noticed_at_the_first_sync(faulty: Faulty) -> None:
+    faulty.fault.write_text("a wrong last layer")
+    with pytest.raises(WeightsRefused, match=r"parameters differ .*norm.* on rank 0"):
+        await faulty.load(faulty.models[0])
+    assert faulty.engine.version == -1
+    faulty.fault.write_text("kernels that compute something else")
+    with pytest.raises(WeightsRefused, match="log-probs differ"):
+        await faulty.load(faulty.models[0])
+    assert faulty.engine.version == -1
+    faulty.fault.write_text("")
+
+
+@in_one_loop
+async def test_every_element_is_read_back_at_the_first_sync(
+    faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    proofs = []
+    compare = readback.compare
+
+    def note(*arguments: Any) -> readback.Proof:
+        proofs.append(compare(*arguments))
+        return proofs[-1]
+
+    monkeypatch.setattr(readback, "compare", note)
+    await faulty.load(faulty.models[0])
+    await faulty.load(faulty.models[1])
+    elements = sum(p.numel() for p in faulty.models[0].model.parameters())
+    assert [(p.total, p.equal) for p in proofs] == [(elements, elements)], "once"
+
+
+@in_one_loop
+async def test_fused_tied_and_padded_parameters_arrive_on_every_rank(faulty: Faulty) -> None:
+    for model in faulty.models[1], faulty.models[0]:
+        await faulty.load(model)
+        assert await faulty.serves(model)
+
+
+@in_one_loop
+async def test_a_swap_that_fails_on_one_rank_happens_on_none(faulty: Faulty) -> None:
+    await faulty.load(faulty.models[0])
+    version = faulty.engine.version
+    faulty.fault.write_text("half a swap on rank 1")
+    with pytest.raises(SwapFailed, match="rank 1"):
+        await faulty.load(faulty.models[1])
+    assert faulty.engine.version == version
+    assert await faulty.serves(faulty.models[0])
+    await faulty.load(faulty.models[1])
+    assert await faulty.serves(faulty.models[1])
+
+
+@in_one_loop
+async def test_an_engine_that_dies_while_idle_or_staging_says_so(faulty: Faulty) -> None:
+    """The last test of its engine."""
+    # Ranks that never answer: only the death ends the wait.
+    faulty.fault.write_text("never staged")
+    loading = asyncio.create_task(faulty.load(faulty.models[0]))
+    told = asyncio.create_task(faulty.engine.until_failure())
+    await until(lambda: faulty.engine._swap._stager._open)
+    assert not told.done() and not loading.done()
+    for process in faulty.engine._client.llm.engine_core.resources.engine_manager.processes:
+        process.kill()
+    for waiting in told, loading:
+        with pytest.raises(EngineError, match="engine process ended"):
+            await asyncio.wait_for(waiting, 30)
+
+
+async def test_where_loading_is_copying_a_swap_is_those_copies(tmp_path: Path) -> None:
+    models = [
+        make_tiny_model(tmp_path / str(seed), ascii_letters, hidden=128, seed=seed)
+        for seed in range(3)
+    ]
+    config = tiny_config(models[0], slots=8, engine="vllm", tensor_parallel=2)
+    engine = make_test_engine("vllm", config, worker_extension_cls=UNPACKED)
+    await engine.start()
+    try:
+        scene = Faulty(engine, tmp_path, (Reference(models[0]), Reference(models[1])))
+        await scene.load(Reference(models[2]))
+        assert await engine._client.ranks("paceline_planned") == [True, True]
+        for model in scene.models:
+            await scene.load(model)
+            assert await scene.serves(model)
+    finally:
+        await engine.close()

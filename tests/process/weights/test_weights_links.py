@@ -1,0 +1,341 @@
+"""Publisher and receiver over links that come and go, with ends that die or hang."""
+
+from __future__ import annotations
+
+import queue
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+
+from paceline.v1 import worker_pb2
+from paceline.weights.weight_transfer import StagedWeights, weights_digest
+from policy_worker.weight_publisher import Publisher
+from rollout_worker.weight_receiver import Receiver
+from testbed import weight_link_peer
+from testbed.redis_process import throwaway_redis
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with throwaway_redis(tmp_path_factory.mktemp("redis")) as url:
+        yield url
+
+
+class PublishingEnd:
+    def __init__(self, url: str, run_id: str) -> None:
+        self.errors: queue.Queue[int] = queue.Queue()
+        self.publisher = Publisher(
+            url=url,
+            run_id=run_id,
+            device=CPU,
+            on_link_error=lambda epoch, detail: self.errors.put(epoch),
+        )
+
+    def publish(self, version: int) -> None:
+        self.publisher.publish(version, weights_of(version).items())
+
+
+class ReceivingEnd:
+    def __init__(self, url: str, run_id: str) -> None:
+        self.staged: queue.Queue[StagedWeights] = queue.Queue()
+        self.errors: queue.Queue[int] = queue.Queue()
+        self.engine_free = threading.Event()
+        self.engine_free.set()
+        self.receiver = Receiver(
+            url=url,
+            run_id=run_id,
+            device=CPU,
+            on_weights=self._take,
+            on_link_error=lambda epoch, detail: self.errors.put(epoch),
+        )
+
+    def _take(self, weights: StagedWeights) -> None:
+        self.engine_free.wait(20)
+        self.staged.put(weights)
+
+    def next_version(self, timeout_s: float = 10.0) -> int:
+        weights = self.staged.get(timeout=timeout_s)
+        assert weights.digest == weights_digest(weights_of(weights.version).items())
+        return weights.version
+
+
+@pytest.fixture
+def publishing(url: str, request: pytest.FixtureRequest) -> Iterator[PublishingEnd]:
+    end = PublishingEnd(url, request.node.name)
+    yield end
+    end.publisher.close()
+
+
+@pytest.fixture
+def receiving(url: str, request: pytest.FixtureRequest) -> Iterator[ReceivingEnd]:
+    end = ReceivingEnd(url, request.node.name)
+    yield end
+    end.receiver.close()
+
+
+def weights_of(version: int, elements: int = 100_000) -> dict[str, torch.Tensor]:
+    return {"w": torch.full((elements,), float(version)), "v": torch.tensor(version)}
+
+
+def link(epoch: int) -> worker_pb2.WeightsLink:
+    return worker_pb2.WeightsLink(epoch=epoch)
+
+
+def until(condition: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline
+        threading.Event().wait(0.005)
+
+
+def test_a_joiner_gets_the_current_version_at_once(
+    publishing: PublishingEnd, receiving: ReceivingEnd
+) -> None:
+    publishing.publish(5)
+    publishing.publisher.set_links([link(1)])
+    receiving.receiver.set_link(link(1))
+    assert receiving.next_version() == 5
+    until(lambda: publishing.publisher.formed_epochs() == [1])
+    assert receiving.receiver.formed_epochs() == [1]
+    publishing.publish(6)
+    assert receiving.next_version() == 6
+    until(lambda: publishing.publisher.last_transfer_s > 0)
+
+
+def test_versions_pass_by_a_receiver_that_is_busy(
+    publishing: PublishingEnd, receiving: ReceivingEnd
+) -> None:
+    receiving.engine_free.clear()
+    publishing.publisher.set_links([link(1)])
+    receiving.receiver.set_link(link(1))
+    publishing.publish(1)
+    until(lambda: receiving.receiver.formed_epochs() == [1])
+    threading.Event().wait(0.2)
+    for version in range(2, 6):
+        publishing.publish(version)
+    receiving.engine_free.set()
+    assert [receiving.next_version(), receiving.next_version()] == [1, 5]
+
+
+def test_a_version_that_is_not_newer_is_not_published(publishing: PublishingEnd) -> None:
+    publishing.publish(5)
+    publishing.publish(4)
+    assert publishing.publisher.version == 5
+
+
+def test_weights_of_a_lost_commit_are_replaced_by_older_ones(
+    publishing: PublishingEnd, receiving: ReceivingEnd
+) -> None:
+    """Redis lost the commit of version 5; the replica was seeded with 4 since, and the link renewed."""
+    publishing.publish(5)
+    publishing.publisher.set_links([link(1)])
+    receiving.receiver.set_link(link(1), 5)
+    assert receiving.next_version() == 5
+    until(lambda: receiving.receiver.version == 5)
+    publishing.publisher.forget()
+    publishing.publish(4)
+    publishing.publisher.set_links([link(2)])
+    receiving.receiver.set_link(link(2), 4)
+    assert receiving.next_version() == 4
+    publishing.publish(5)
+    assert receiving.next_version() == 5
+
+
+def test_a_formed_anew_link_sends_only_what_is_missing(
+    publishing: PublishingEnd, receiving: ReceivingEnd
+) -> None:
+    publishing.publish(1)
+    for epoch in (1, 2):
+        publishing.publisher.set_links([link(epoch)])
+        receiving.receiver.set_link(link(epoch))
+        until(lambda epoch=epoch: publishing.publisher.formed_epochs() == [epoch])
+        if epoch == 1:
+            assert receiving.next_version() == 1
+            until(lambda: receiving.receiver.version == 1)
+    with pytest.raises(queue.Empty):
+        receiving.next_version(timeout_s=0.3)
+    publishing.publish(2)
+    assert receiving.next_version() == 2
+
+
+def test_an_engine_that_fails_to_load_ends_the_link_and_not_the_receiver(
+    url: str, publishing: PublishingEnd, request: pytest.FixtureRequest
+) -> None:
+    failures = iter([True, False])
+    staged: queue.Queue[int] = queue.Queue()
+    errors: queue.Queue[int] = queue.Queue()
+
+    def load(weights: StagedWeights) -> None:
+        if next(failures):
+            raise ValueError("no such parameter")
+        staged.put(weights.version)
+
+    receiver = Receiver(
+        url=url,
+        run_id=request.node.name,
+        device=CPU,
+        on_weights=load,
+        on_link_error=lambda epoch, detail: errors.put(epoch),
+    )
+    publishing.publish(1)
+    publishing.publisher.set_links([link(1)])
+    receiver.set_link(link(1))
+    assert errors.get(timeout=10) == 1
+    assert publishing.errors.get(timeout=10) == 1
+    assert receiver.version == -1
+    publishing.publisher.set_links([link(2)])
+    receiver.set_link(link(2))
+    assert staged.get(timeout=10) == 1
+    receiver.close()
+
+
+def test_a_damaged_transfer_leaves_the_old_version(
+    publishing: PublishingEnd, receiving: ReceivingEnd
+) -> None:
+    publishing.publish(1)
+    publishing.publisher.set_links([link(1)])
+    receiving.receiver.set_link(link(1))
+    assert receiving.next_version() == 1
+    receiving.engine_free.clear()
+    publishing.publish(2)
+    until(lambda: receiving.staged.empty() and receiving.receiver.formed_epochs() == [1])
+    publishing.publish(3)
+    newest = publishing.publisher._newest
+    assert newest is not None
+    newest.checksum(0)
+    newest.flat[100] ^= 1
+    receiving.engine_free.set()
+    assert receiving.errors.get(timeout=10) == 1
+    assert receiving.receiver.version in (1, 2)
+
+
+def test_a_publisher_killed_mid_send_leaves_the_old_version_and_a_usable_receiver(
+    url: str,
+    publishing: PublishingEnd,
+    receiving: ReceivingEnd,
+    request: pytest.FixtureRequest,
+) -> None:
+    publishing.publish(3)
+    publishing.publisher.set_links([link(1)])
+    receiving.receiver.set_link(link(1))
+    assert receiving.next_version() == 3
+    sender = weight_link_peer.start("half-sender", url, request.node.name, 2)
+    receiving.receiver.set_link(link(2))
+    try:
+        assert weight_link_peer.next_line(sender) == {"sent": "half"}
+    finally:
+        sender.kill()
+        sender.wait()
+    assert receiving.errors.get(timeout=5) == 2
+    assert receiving.receiver.version == 3
+    assert receiving.staged.empty()
+    publishing.publisher.set_links([link(3)])
+    receiving.receiver.set_link(link(3))
+    publishing.publish(4)
+    assert receiving.next_version() == 4
+
+
+def test_a_stopped_publisher_is_left_for_the_next_link(
+    url: str,
+    publishing: PublishingEnd,
+    receiving: ReceivingEnd,
+    request: pytest.FixtureRequest,
+) -> None:
+    sender = weight_link_peer.start("half-sender", url, request.node.name, 1)
+    receiving.receiver.set_link(link(1))
+    try:
+        assert weight_link_peer.next_line(sender) == {"sent": "half"}
+        sender.send_signal(signal.SIGSTOP)
+        publishing.publish(8)
+        publishing.publisher.set_links([link(2)])
+        receiving.receiver.set_link(link(2))
+        assert receiving.next_version(timeout_s=5) == 8
+        assert receiving.errors.empty()
+    finally:
+        sender.kill()
+        sender.wait()
+
+
+def test_a_stopped_receiver_delays_nobody(
+    url: str,
+    publishing: PublishingEnd,
+    receiving: ReceivingEnd,
+    request: pytest.FixtureRequest,
+) -> None:
+    stopped = weight_link_peer.start("receiver", url, request.node.name, 1)
+    publishing.publisher.set_links([link(1), link(2)])
+    receiving.receiver.set_link(link(2))
+    try:
+        publish_large(publishing, 1)
+        assert weight_link_peer.next_line(stopped)["version"] == 1
+        assert receiving.staged.get(timeout=10).version == 1
+        stopped.send_signal(signal.SIGSTOP)
+        for version in range(2, 6):
+            assert publish_large(publishing, version) < 1.0
+            assert receiving.staged.get(timeout=5).version == version
+        # What the stopped one was being sent arrives when it wakes up, then the newest.
+        stopped.send_signal(signal.SIGCONT)
+        arrived = [weight_link_peer.next_line(stopped)["version"]]
+        while arrived[-1] != 5:
+            arrived.append(weight_link_peer.next_line(stopped)["version"])
+        assert arrived in ([2, 5], [5], [2, 3, 5], [2, 4, 5])
+        # Stopped for good: withdrawing its link ends the thread that waits for it.
+        stopped.send_signal(signal.SIGSTOP)
+        publish_large(publishing, 6)
+        assert receiving.staged.get(timeout=5).version == 6
+        publishing.publisher.set_links([link(2)])
+        until(lambda: not any(t.name == "publish-1" for t in threading.enumerate()), 2.0)
+        assert publishing.errors.empty()
+    finally:
+        stopped.send_signal(signal.SIGCONT)
+        stopped.kill()
+        stopped.wait()
+
+
+def test_a_killed_receiver_is_reported_once(
+    url: str, publishing: PublishingEnd, request: pytest.FixtureRequest
+) -> None:
+    victim = weight_link_peer.start("receiver", url, request.node.name, 1)
+    publishing.publisher.set_links([link(1)])
+    publishing.publish(1)
+    assert weight_link_peer.next_line(victim)["version"] == 1
+    victim.kill()
+    victim.wait()
+    publishing.publish(2)
+    assert publishing.errors.get(timeout=5) == 1
+    # The controller has not reacted yet: the same directive again changes nothing.
+    publishing.publisher.set_links([link(1)])
+    publishing.publish(3)
+    with pytest.raises(queue.Empty):
+        publishing.errors.get(timeout=0.3)
+    assert publishing.publisher.formed_epochs() == []
+
+
+def test_close_ends_every_thread(publishing: PublishingEnd, receiving: ReceivingEnd) -> None:
+    publishing.publish(1)
+    # One link is formed, the other waits for a receiver that never comes.
+    publishing.publisher.set_links([link(1), link(2)])
+    receiving.receiver.set_link(link(1))
+    assert receiving.next_version() == 1
+    publishing.publisher.close()
+    receiving.receiver.close()
+    until(
+        lambda: (
+            not any(
+                t.name.startswith(("publish-", "receive-", "mesh-")) for t in threading.enumerate()
+            )
+        ),
+        5.0,
+    )
+
+
+def publish_large(publishing: PublishingEnd, version: int) -> float:
+    """More than socket buffers hold, so that a stopped receiver does stop its sender."""
+    weights = weights_of(version, elements=8_000_000)
+    return publishing.publisher.publish(version, weights.items())

@@ -1,0 +1,83 @@
+"""``paceline init`` writes what ``load_config`` takes, and what the algorithm asks for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from paceline.cli import app
+from paceline.cli.common import BadInput
+from paceline.config.load import load_config
+from paceline.config.schema import Config
+from paceline.config.template import ALGORITHMS, SIZES, template
+from paceline.supervisor.preflight import input_problems
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def init(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["init", *arguments])
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
+def test_every_choice_is_a_valid_configuration(tmp_path: Path, algorithm: str, size: str) -> None:
+    out = tmp_path / "new" / "run.toml"
+    done = init("--algorithm", algorithm, "--size", size, str(out))
+    assert done.exit_code == 0, done.output
+    config = load_config(out)
+    for name, value in ALGORITHMS[algorithm].train.items():
+        assert getattr(config.train, name) == value
+    for section, fields in SIZES[size].settings.items():
+        for name, value in fields.items():
+            if section != "train" or name not in ALGORITHMS[algorithm].train:
+                assert getattr(getattr(config, section), name) == value
+    assert str(out) in out.read_text(), "the commands name the file"
+
+
+def test_each_setting_carries_the_meaning_the_reference_gives() -> None:
+    text = template("grpo", "tiny", "run.toml")
+    words = " ".join(text.replace("#", " ").split())
+    fields = Config.model_fields["train"].annotation.model_fields  # type: ignore[union-attr]
+    for name in ("steps", "max_staleness", "aggregation", "kl_coef"):
+        assert " ".join((fields[name].description or "").split()) in words
+    assert all(len(line) <= 100 for line in text.splitlines())
+
+
+def test_the_tiny_one_starts_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    out = tmp_path / "run.toml"
+    assert init(str(out)).exit_code == 0
+    assert input_problems(load_config(out)) == []
+
+
+def test_a_file_that_is_there_is_kept_unless_forced(tmp_path: Path) -> None:
+    out = tmp_path / "run.toml"
+    out.write_text("mine")
+    refused = init(str(out))
+    assert isinstance(refused.exception, BadInput)
+    assert "--force" in str(refused.exception)
+    assert out.read_text() == "mine"
+    assert init("--force", str(out)).exit_code == 0
+    assert load_config(out).run.name == "tiny"
+
+
+def test_standard_output_gets_the_configuration_alone(tmp_path: Path) -> None:
+    done = init("--algorithm", "dapo", "-")
+    out = tmp_path / "run.toml"
+    out.write_text(done.output)
+    assert load_config(out).train.clip_high == 0.28
+
+
+@pytest.mark.parametrize(
+    ("option", "said"), [("--algorithm", "dr-grpo"), ("--size", "tiny, small, 7b")]
+)
+def test_unknown_choices_are_refused_with_the_known_ones(
+    tmp_path: Path, option: str, said: str
+) -> None:
+    refused = init(option, "nonsense", str(tmp_path / "run.toml"))
+    assert isinstance(refused.exception, BadInput)
+    assert said in str(refused.exception)
+    assert not (tmp_path / "run.toml").exists()

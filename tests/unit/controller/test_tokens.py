@@ -1,0 +1,36 @@
+"""A token is checked wherever it comes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.config.schema import AuthConfig
+from paceline.rpc.auth import TOKEN_VARIABLE, AuthError, read_token
+
+BAD = ["short", "0123456789 abcdef0", "0123456789abcdéf0"]
+
+
+@pytest.mark.parametrize("token", BAD)
+def test_a_weak_token_of_the_environment_is_refused(
+    monkeypatch: pytest.MonkeyPatch, token: str
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, token)
+    with pytest.raises(AuthError, match=f"{TOKEN_VARIABLE} must hold"):
+        read_token(AuthConfig())
+
+
+@pytest.mark.parametrize("token", BAD)
+def test_a_weak_token_of_the_file_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, token: str
+) -> None:
+    monkeypatch.delenv(TOKEN_VARIABLE, raising=False)
+    (tmp_path / "token").write_text(token)
+    with pytest.raises(AuthError, match="token_file"):
+        read_token(AuthConfig(token_file=str(tmp_path / "token")))
+
+
+def test_the_environment_overrides_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "0123456789abcdef")
+    assert read_token(AuthConfig(token_file="/nowhere")) == "0123456789abcdef"

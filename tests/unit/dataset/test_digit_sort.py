@@ -1,0 +1,108 @@
+"""The demo's checked-in data, tokenizer, weights and configuration fit together."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from examples.digit_sort import make_data, warm_start
+from examples.digit_sort.demo import ask
+from examples.digit_sort.reward import sorted_exactly
+from paceline.config.load import load_config
+from paceline.dataset.rows import check_fields, load_rows
+
+HERE = Path(make_data.__file__).parent
+MODEL = HERE / "model-0.1M"
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def test_the_checked_in_data_is_what_its_script_writes(tmp_path, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["make_data", "--out", str(tmp_path)])
+    make_data.main()
+    for name in ("train.jsonl", "held_out.jsonl"):
+        assert (tmp_path / name).read_bytes() == (HERE / name).read_bytes()
+
+
+def test_no_held_out_prompt_is_trained_on_and_every_answer_is_right():
+    train, held_out = (
+        [json.loads(line) for line in (HERE / name).read_text().splitlines()]
+        for name in ("train.jsonl", "held_out.jsonl")
+    )
+    prompts = [{row["prompt"] for row in rows} for rows in (train, held_out)]
+    assert (len(prompts[0]), len(prompts[1])) == (len(train), len(held_out)) == (4096, 256)
+    assert not prompts[0] & prompts[1]
+    for row in train + held_out:
+        digits = row["prompt"].removeprefix("s").removesuffix("=")
+        assert 4 <= len(digits) <= 12
+        assert row["answer"] == "".join(sorted(digits))
+
+
+def test_the_tokenizer_has_one_token_a_character_and_gives_the_text_back():
+    tokenizer = AutoTokenizer.from_pretrained(MODEL)
+    ids = tokenizer("s7391=")["input_ids"]
+    assert len(ids) == 6
+    assert tokenizer.decode(ids) == "s7391="
+    assert tokenizer.decode([*ids, tokenizer.eos_token_id], skip_special_tokens=True) == "s7391="
+
+
+def test_the_warm_start_leaves_reinforcement_learning_something_to_do():
+    """By generating, which also holds the script's one-pass measure to account."""
+    rows = [json.loads(line) for line in (HERE / "held_out.jsonl").read_text().splitlines()]
+    tokenizer = AutoTokenizer.from_pretrained(MODEL, padding_side="left")
+    model = AutoModelForCausalLM.from_pretrained(MODEL)
+    prompts = tokenizer([row["prompt"] for row in rows], return_tensors="pt", padding=True)
+    output = model.generate(**prompts, max_new_tokens=24, do_sample=False)
+    answers = tokenizer.batch_decode(
+        output[:, prompts["input_ids"].shape[1] :], skip_special_tokens=True
+    )
+    right = sum(answer == row["answer"] for answer, row in zip(answers, rows, strict=True))
+    assert 0.5 <= right / len(rows) <= 0.65
+    fresh = warm_start.exact_match(model, random.Random("fresh"), 1024)
+    assert 0.5 <= fresh <= 0.65
+
+
+@pytest.mark.parametrize(("size", "parameters"), [("0.1M", 0.1e6), ("0.8M", 0.8e6)])
+def test_models_have_the_size_they_are_named_for(size, parameters):
+    model = warm_start.build_model(size)
+    assert sum(p.numel() for p in model.parameters()) == pytest.approx(parameters, rel=0.06)
+
+
+def test_the_configuration_is_asynchronous_and_its_data_is_usable(monkeypatch):
+    monkeypatch.chdir(HERE.parent.parent)
+    config = load_config(HERE / "digit_sort.toml")
+    assert config.train.max_staleness >= 1
+    assert (config.fleet.controllers, config.fleet.policy, config.fleet.rollout) == (2, 2, 2)
+    for path in (config.data.path, config.data.eval_path):
+        check_fields(load_rows(path), config.data.prompt_field, config.data.answer_field)
+
+
+@pytest.mark.parametrize(
+    ("completion", "finish_reason", "token_count", "reward"),
+    [
+        ("1379", "stop", 5, 1.0),
+        ("1379", "length", 4, 0.0),
+        ("1397", "stop", 5, 0.0),
+        ("1379", "stop", 6, 0.0),  # a special token in between, which the text leaves out
+        ("13799", "stop", 6, 0.0),
+        ("", "stop", 1, 0.0),
+    ],
+)
+def test_the_reward_is_for_exactly_the_answer_and_the_end(
+    completion, finish_reason, token_count, reward
+):
+    assert sorted_exactly(completion, "1379", finish_reason, token_count) == reward
+
+
+def test_the_last_line_of_the_demo_is_an_answer_of_the_reloaded_model():
+    line = ask(MODEL)
+    assert line.startswith("sampled from it: s")
+    assert line.endswith(")")

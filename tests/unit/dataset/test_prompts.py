@@ -1,0 +1,63 @@
+"""A row becomes plain text or chat messages by the configuration alone."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline.config.schema import DataConfig
+from paceline.dataset.rows import DataError, check_rows, load_rows, prompt_of
+
+
+def data(**settings) -> DataConfig:
+    return DataConfig(path="rows.jsonl", **settings)
+
+
+def test_plain_text_stays_as_it_is():
+    assert prompt_of({"prompt": "s21="}, data()) == "s21="
+    assert prompt_of({"question": "s21="}, data(prompt_field="question")) == "s21="
+
+
+def test_chat_wraps_text_as_one_user_message():
+    assert prompt_of({"prompt": "hi"}, data(chat=True)) == [{"role": "user", "content": "hi"}]
+
+
+def test_messages_are_copied_and_the_system_prompt_comes_first():
+    row = {"prompt": [{"role": "user", "content": "hi"}]}
+    messages = prompt_of(row, data(system_prompt="Be brief."))
+    assert messages == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "hi"},
+    ]
+    assert len(row["prompt"]) == 1
+
+
+def test_a_rows_own_system_message_wins():
+    row = {"prompt": [{"role": "system", "content": "own"}, {"role": "user", "content": "hi"}]}
+    assert prompt_of(row, data(system_prompt="Be brief.")) == row["prompt"]
+
+
+@pytest.mark.parametrize(
+    ("row", "settings", "message"),
+    [
+        ({"question": "x"}, {}, "no field 'prompt'; its fields: question"),
+        ({"prompt": ""}, {}, "is empty"),
+        ({"prompt": None}, {}, "neither text nor a list"),
+        ({"prompt": []}, {}, "neither text nor a list"),
+        ({"prompt": [{"role": "user"}]}, {}, "needs role and content"),
+        ({"prompt": "x"}, {"system_prompt": "y"}, "set data.chat = true"),
+    ],
+)
+def test_unusable_prompts_are_refused(row, settings, message):
+    with pytest.raises(DataError, match=message):
+        prompt_of(row, data(**settings))
+
+
+def test_a_prompt_that_no_row_can_give_is_refused_at_the_start(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('{"prompt": "hi", "answer": "x"}\n')
+    rows = load_rows(path)
+    check_rows(rows, data())
+    with pytest.raises(DataError, match=r"rows.jsonl: first row: .*set data.chat = true"):
+        check_rows(rows, data(system_prompt="Be brief."))
+    with pytest.raises(DataError, match="no field 'question'"):
+        check_rows(rows, data(prompt_field="question"))

@@ -1,0 +1,271 @@
+"""Every kind of data set gives the same rows, in the same order, under the same promises."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from paceline.dataset.rows import DataError, check_fields, load_rows
+
+ROWS = [{"prompt": f"s{n}=", "answer": str(n), "level": n % 3} for n in range(500)]
+
+
+def write_jsonl(path: Path, rows: list[dict]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict], **options) -> Path:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pq.write_table(pa.Table.from_pylist(rows), path, **options)
+    return path
+
+
+def jsonl(directory: Path) -> Path:
+    return write_jsonl(directory / "rows.jsonl", ROWS)
+
+
+def jsonl_directory(directory: Path) -> Path:
+    write_jsonl(directory / "parts" / "a.jsonl", ROWS[:200])
+    write_jsonl(directory / "parts" / "b.jsonl", ROWS[200:])
+    return directory / "parts"
+
+
+def parquet(directory: Path) -> Path:
+    return write_parquet(directory / "rows.parquet", ROWS, row_group_size=64)
+
+
+def parquet_directory(directory: Path) -> Path:
+    write_parquet(directory / "parts" / "a.parquet", ROWS[:123])
+    write_parquet(directory / "parts" / "b.parquet", ROWS[123:])
+    return directory / "parts"
+
+
+def mixed_directory(directory: Path) -> Path:
+    write_parquet(directory / "parts" / "a.parquet", ROWS[:123])
+    write_jsonl(directory / "parts" / "b.jsonl", ROWS[123:])
+    return directory / "parts"
+
+
+def saved_to_disk(directory: Path) -> Path:
+    import datasets
+
+    datasets.Dataset.from_list(ROWS).save_to_disk(str(directory / "saved"))
+    return directory / "saved"
+
+
+def saved_splits(directory: Path) -> Path:
+    import datasets
+
+    # Stored reversed and selected back, so that an indices mapping has to be followed.
+    train = datasets.Dataset.from_list(ROWS[::-1]).select(range(len(ROWS) - 1, -1, -1))
+    test = datasets.Dataset.from_list(ROWS[:5])
+    datasets.DatasetDict({"train": train, "test": test}).save_to_disk(str(directory / "saved"))
+    return directory / "saved"
+
+
+KINDS = [
+    jsonl,
+    jsonl_directory,
+    parquet,
+    parquet_directory,
+    mixed_directory,
+    saved_to_disk,
+    saved_splits,
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_gives_the_same_rows_in_order(kind, tmp_path):
+    rows = load_rows(kind(tmp_path))
+    assert len(rows) == len(ROWS)
+    assert [rows[i] for i in range(len(rows))] == ROWS
+    assert rows[499] == ROWS[499]
+    assert rows[7] == ROWS[7]
+    for outside in (-1, 500):
+        with pytest.raises(IndexError):
+            rows[outside]
+    check_fields(rows, "prompt", "answer")
+    check_fields(rows, "prompt", None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_digest_is_of_the_content_and_not_of_the_place(kind, tmp_path):
+    here = load_rows(kind(tmp_path / "here")).digest
+    assert here == load_rows(kind(tmp_path / "there")).digest
+    assert len(here) == 32
+
+
+def test_digest_differs_when_one_row_differs(tmp_path):
+    changed = [*ROWS[:250], {**ROWS[250], "answer": "?"}, *ROWS[251:]]
+    for name, write in (("a.jsonl", write_jsonl), ("a.parquet", write_parquet)):
+        before = load_rows(write(tmp_path / name, ROWS)).digest
+        assert load_rows(write(tmp_path / name, changed)).digest != before
+
+
+def test_a_missing_field_is_named_with_its_place_and_the_fields_there_are(tmp_path):
+    rows = [*ROWS[:3], {"prompt": "x", "level": 1}, *ROWS[4:]]
+    path = write_jsonl(tmp_path / "rows.jsonl", rows)
+    with pytest.raises(DataError) as error:
+        check_fields(load_rows(path), "prompt", "answer")
+    assert str(error.value) == (
+        f"{path}:4: no field 'answer'; fields of every row: prompt, level. Set data.answer_field"
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_field_that_no_row_has_is_refused_for_every_kind(kind, tmp_path):
+    with pytest.raises(DataError, match=r"no field 'question'.*prompt, answer, level"):
+        check_fields(load_rows(kind(tmp_path)), "question", "answer")
+
+
+def test_bad_json_is_refused_at_the_start_with_its_line_number(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    for bad in ('{"prompt": "x"', "[1]", "null", '{"prompt": \xff}'):
+        path.write_bytes(b'{"prompt": "x"}\n\n' + bad.encode("latin-1") + b"\n")
+        with pytest.raises(DataError) as error:
+            load_rows(path)
+        assert str(error.value).startswith(f"{path}:3: ")
+        assert "\n" not in str(error.value)
+
+
+def test_a_pretty_printed_json_array_is_refused_with_the_remedy(tmp_path):
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps(ROWS[:2], indent=2))
+    with pytest.raises(DataError, match="one JSON object a line is expected"):
+        load_rows(path)
+
+
+def test_blank_lines_and_a_missing_last_newline_change_no_row(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    path.write_text('\n{"a": 1}\n\n  \n{"a": "\u00e9\u2028"}', encoding="utf-8")
+    rows = load_rows(path)
+    assert [rows[0], rows[1]] == [{"a": 1}, {"a": "\u00e9\u2028"}]
+
+
+def test_what_cannot_be_used_is_refused_in_one_clear_line(tmp_path):
+    (tmp_path / "empty.jsonl").write_text("\n")
+    (tmp_path / "rows.csv").write_text("a,b\n")
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 not really")
+    (tmp_path / "nothing").mkdir()
+    cases = {
+        "missing.jsonl": "no such file or directory",
+        "empty.jsonl": "has no rows",
+        "rows.csv": "unknown kind of file; expected .jsonl",
+        "bad.parquet": "not usable as Parquet",
+        "nothing": "no files ending in .jsonl",
+    }
+    for name, message in cases.items():
+        with pytest.raises(DataError) as error:
+            load_rows(tmp_path / name)
+        assert str(error.value).startswith(str(tmp_path / name))
+        assert message in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_files_of_another_split_are_never_mixed_in(tmp_path):
+    write_jsonl(tmp_path / "data" / "train-00000-of-00001.jsonl", ROWS[:400])
+    write_jsonl(tmp_path / "data" / "test.jsonl", ROWS[400:])
+    assert len(load_rows(tmp_path)) == 400
+    assert len(load_rows(tmp_path, split="test")) == 100
+    with pytest.raises(DataError, match="no files of the split 'dev'; splits there: test, train"):
+        load_rows(tmp_path, split="dev")
+
+
+def test_a_missing_split_of_a_saved_data_set_is_refused(tmp_path):
+    path = saved_splits(tmp_path)
+    assert len(load_rows(path, split="test")) == 5
+    with pytest.raises(DataError, match="no split 'dev'; splits there: train, test"):
+        load_rows(path, split="dev")
+
+
+def test_an_unreachable_hub_is_one_line_and_soon(monkeypatch):
+    """Without a name server the library alone would retry for half a minute."""
+    monkeypatch.setattr("paceline.dataset.arrow_dataset._hub_resolves", lambda: False)
+    # The library reads the switch when it is first imported, so ask a fresh interpreter.
+    script = (
+        "import paceline.dataset.arrow_dataset as c, paceline.dataset.rows as d\n"
+        "c._hub_resolves = lambda: False\n"
+        "try: d.load_rows('no-such-owner/no-such-set')\n"
+        "except d.DataError as e: print(e)\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=25, check=True
+    ).stdout
+    assert shown.startswith("no-such-owner/no-such-set: neither a file or directory here nor")
+    assert shown.count("\n") == 1
+
+
+def test_values_json_cannot_hold_are_made_plain(tmp_path):
+    row = {
+        "when": datetime.datetime(2024, 1, 2, 3, 4, 5),
+        "raw": b"\x00\xff",
+        "score": float("nan"),
+        "nested": {"list": [1.5, None]},
+    }
+    value = load_rows(write_parquet(tmp_path / "rows.parquet", [row]))[0]
+    assert json.loads(json.dumps(value, allow_nan=False)) == {
+        "when": "2024-01-02T03:04:05",
+        "raw": "AP8=",
+        "score": None,
+        "nested": {"list": [1.5, None]},
+    }
+
+
+def test_a_file_replaced_during_the_run_does_not_change_the_rows(tmp_path):
+    path = jsonl(tmp_path)
+    rows = load_rows(path)
+    other = write_jsonl(tmp_path / "other.jsonl", [{"prompt": "other", "answer": "other"}])
+    other.replace(path)
+    assert rows[321] == ROWS[321]
+
+
+def test_threads_reading_at_once_get_whole_rows(tmp_path):
+    rows = load_rows(jsonl(tmp_path))
+    wrong: list[int] = []
+
+    def read(offset: int) -> None:
+        for step in range(2000):
+            index = (offset + 37 * step) % len(rows)
+            if rows[index] != ROWS[index]:
+                wrong.append(index)
+
+    threads = [threading.Thread(target=read, args=(100 * n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_jsonl_costs_offsets_in_memory_not_text(tmp_path):
+    path = tmp_path / "rows.jsonl"
+    row = json.dumps({"prompt": "x" * 4000}) + "\n"
+    path.write_text(row * 10_000)  # 40 MB
+    script = (
+        "import sys\n"
+        "from paceline.dataset.rows import load_rows\n"
+        # Not getrusage: its peak survives fork and exec, so it would be that of the test runner.
+        "status = lambda: dict(x.split(':', 1) for x in open('/proc/self/status'))\n"
+        "peak = lambda: int(status()['VmHWM'].split()[0]) / 1024\n"
+        "before = peak()\n"
+        "rows = load_rows(sys.argv[1])\n"
+        "assert len(rows) == 10_000 and rows[9_999]\n"
+        "heavy = {'pyarrow', 'datasets', 'torch', 'transformers', 'numpy'} & set(sys.modules)\n"
+        "print(peak() - before, *heavy)\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True
+    ).stdout.split()
+    assert shown[1:] == [], "JSONL needs no heavy import"
+    assert float(shown[0]) < 10, "MiB"

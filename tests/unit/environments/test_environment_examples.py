@@ -1,0 +1,186 @@
+"""The environments that come with Paceline."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples.environments.calculator import LARGEST, BadExpression, answer, calculator, evaluate
+from examples.environments.guess_number import guess_number
+from paceline.v1 import rollout_pb2
+from tests.fakes.chat_engine import make_chat_model
+from tests.fixtures.environment_fixture import lease_of, mask_of, staged, tokens_of
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_chat_model(tmp_path_factory.mktemp("chat"))
+
+
+# ---- calculator
+
+
+@pytest.mark.parametrize(
+    ("expression", "result"),
+    [
+        ("3 * (4 + 5)", "27"),
+        ("7/2", "3.5"),
+        ("6 / 2", "3"),
+        ("7 // 2", "3"),
+        ("-7 % 5", "3"),
+        ("2 ** 10", "1024"),
+        ("2 ^ 10", "1024"),
+        ("1/3", "0.3333333333"),
+        ("1.5e3 + .5", "1500.5"),
+        ("10**100 - 1", str(10**100 - 1)),
+    ],
+)
+def test_arithmetic(expression: str, result: str) -> None:
+    assert answer(f"so <calc>{expression}") == result
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "__import__('os').system('true')",
+        "open('/etc/passwd')",
+        "().__class__",
+        "x",
+        "[1]",
+        "1 if 1 else 2",
+        "1 < 2",
+        "True",
+        "'a' * 3",
+        "3j",
+        "(-8) ** 0.5",
+        "lambda: 1",
+        "1; 2",
+        "",
+        "1 +",
+    ],
+)
+def test_nothing_but_arithmetic_is_known(expression: str) -> None:
+    with pytest.raises(BadExpression):
+        evaluate(expression)
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "9**9**9**9",
+        "10**10**10",
+        "2**-99999999",
+        "1e308 * 1e308",
+        "(" * 60 + "1" + ")" * 60 + "+" + "-" * 60 + "1",
+        "1+" * 150 + "1",
+        "1/0",
+        "1 % 0",
+        "0 ** -1",
+    ],
+)
+def test_what_has_no_small_result_is_refused_at_once(expression: str) -> None:
+    with pytest.raises(BadExpression):
+        evaluate(expression)
+
+
+@given(st.text(alphabet="0123456789+-*/%^(). eaj_[]<>", max_size=60))
+def test_any_text_has_a_finite_result_or_is_refused(text: str) -> None:
+    try:
+        value = evaluate(text)
+    except BadExpression:
+        return
+    assert abs(value) <= LARGEST
+
+
+async def test_the_calculator_answers_in_the_middle_of_the_text_until_it_is_not_asked(
+    model: Path,
+) -> None:
+    def speaker(prompt: str) -> str:
+        results = re.findall(r"<result>(.*?)</result>", prompt)
+        if not results:
+            return "3 boxes of 14: <calc>3 * 14</calc> and more that is never said"
+        if len(results) == 1:
+            return f" and 8 more: <calc>{results[0]} + 8</calc>"
+        return results[1]
+
+    async with staged(model, calculator, speaker) as stage:
+        group = await stage.group(lease_of({"prompt": "How many?", "answer": "50"}))
+        completion = group.completions[0]
+        assert completion.text == (
+            "3 boxes of 14: <calc>3 * 14</calc><result>42</result>"
+            " and 8 more: <calc>42 + 8</calc><result>50</result>50<eos>"
+        )
+        made = "".join(
+            stage.environments._tokenizer.decode_all([token])
+            for token, model_made in zip(tokens_of(completion), mask_of(completion), strict=True)
+            if model_made
+        )
+        assert "<result>" not in made and made.endswith("50<eos>")
+        assert completion.reward == 1.0, "exact_match of what follows the newest result"
+
+
+async def test_a_model_that_only_calculates_is_scored_as_it_stands(model: Path) -> None:
+    async with staged(model, calculator, lambda prompt: "<calc>1/0</calc>", max_turns=3) as stage:
+        group = await stage.group(lease_of({"prompt": "How many?", "answer": "50"}))
+        assert group.completions[0].text.count("<result>error: division by zero</result>") == 2
+        assert group.completions[0].reward == 0.0
+        assert group.completions[0].finish_reason == rollout_pb2.FINISH_REASON_LENGTH
+
+
+# ---- guessing
+
+
+def bisect(prompt: str) -> str:
+    """Guesses from the transcript alone."""
+    low, high = 1, 100
+    for guess, hint in re.findall(r"(\d+)(?:<eos>)?\n(?:\[user\])?(higher|lower)", prompt):
+        if hint == "higher":
+            low = int(guess) + 1
+        else:
+            high = int(guess) - 1
+    return str((low + high) // 2)
+
+
+@pytest.mark.parametrize("chat", [False, True], ids=["text", "chat"])
+async def test_a_model_that_halves_the_range_finds_the_number(model: Path, chat: bool) -> None:
+    async with staged(model, guess_number, bisect, data={"chat": chat}) as stage:
+        found = []
+        for seed in range(6):
+            group = await stage.group(lease_of({"prompt": "Guess!"}, seed=seed))
+            one, other = group.completions
+            assert one.tokens == other.tokens, "the samples of a group look for the same number"
+            assert one.reward_components["solved"] == 1.0
+            assert one.reward == 1.0 + one.reward_components["speed"]
+            found.append(one.text)
+        assert len(set(found)) > 1, "different tasks, different numbers"
+
+
+async def test_speed_is_rewarded_and_not_finding_it_is_not(model: Path) -> None:
+    async with staged(model, guess_number, bisect, max_turns=4) as stage:
+        rewards = [
+            (await stage.group(lease_of({"prompt": "Guess!", "answer": answer}))).completions[0]
+            for answer in ("50", "75", "99")
+        ]
+        assert [dict(c.reward_components) for c in rewards] == [
+            {"solved": 1.0, "speed": 0.5 * 3 / 4},
+            {"solved": 1.0, "speed": 0.5 * 2 / 4},
+            {"solved": 0.0, "speed": 0.0},
+        ]
+
+
+async def test_a_guess_that_is_none_is_asked_for_again(model: Path) -> None:
+    async with staged(
+        model, guess_number, lambda prompt: "50" if "say one number" in prompt else "hm"
+    ) as stage:
+        group = await stage.group(lease_of({"prompt": "Guess!", "answer": "50"}))
+        assert group.completions[0].text == "hm<eos>\nsay one number\n50<eos>"
+
+
+async def test_numbers_of_a_row_that_are_none_are_an_error_of_the_environment(model: Path) -> None:
+    async with staged(model, guess_number, bisect) as stage:
+        refused = await stage.refusal(lease_of({"prompt": "Guess!", "answer": "many"}))
+        assert refused.reason == "environment_error" and "many" in refused.detail

@@ -1,0 +1,565 @@
+"""Transcripts of several turns: exact tokens, honest masks, and no reward where something failed."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.config import ConfigError, load_config
+from paceline.v1 import rollout_pb2
+from rollout_worker import main as worker_main
+from rollout_worker.engine.base import Aborted
+from rollout_worker.environments.base import (
+    BadEnvironment,
+    BadTurn,
+    Sample,
+    Task,
+    TranscriptFull,
+)
+from rollout_worker.environments.load import load
+from rollout_worker.tasks.held_tasks import HeldTask
+from rollout_worker.tokenizer import PromptTokenizer
+from testbed.controllers import until
+from tests.fakes.chat_engine import END, FORGETFUL, make_chat_model
+from tests.fixtures.environment_fixture import (
+    lease_of,
+    logprobs_of,
+    mask_of,
+    spans_of,
+    stage_config,
+    staged,
+    tokens_of,
+)
+
+FAILED = rollout_pb2.RETURN_KIND_FAILED
+CHAT = {"data": {"chat": True}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_chat_model(tmp_path_factory.mktemp("chat"))
+
+
+@pytest.fixture(scope="module")
+def forgetful(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_chat_model(tmp_path_factory.mktemp("forgetful"), FORGETFUL)
+
+
+def text_of(tokenizer: PromptTokenizer, group: rollout_pb2.Group, index: int = 0) -> str:
+    prompt = np.frombuffer(group.prompt_tokens, "<i4").tolist()
+    return tokenizer.decode_all(prompt + tokens_of(group.completions[index]))
+
+
+async def echo_twice(task: Task, sample: Sample) -> float:
+    turn = await sample(task.prompt)
+    await sample(f"<{turn.text}>")
+    return 1.0
+
+
+# ---- tokens and masks
+
+
+async def test_what_the_environment_says_is_masked_and_turns_extend_the_same_tokens(
+    model: Path,
+) -> None:
+    async with staged(model, echo_twice, lambda prompt: f"n{len(prompt)}") as stage:
+        group = await stage.group()
+        first, second, *_ = (r for r in stage.engine.requests if r.request_id[:6] == "t0/1#0")
+        completion = group.completions[0]
+        tokens, mask = tokens_of(completion), mask_of(completion)
+        said = stage.environments._tokenizer.encode("<n5>")
+        made = stage.environments._tokenizer.encode("n5")
+        assert group.prompt_tokens == first.prompt_tokens.astype("<i4").tobytes()
+        assert tokens[:7] == [*made, END, *said]
+        assert second.prompt_tokens.tolist() == [*first.prompt_tokens.tolist(), *tokens[:7]]
+        assert mask == [1] * 3 + [0] * 4 + [1] * (len(tokens) - 7)
+        assert tokens[-1] == END
+        scores = logprobs_of(completion)
+        assert scores[:3] == pytest.approx([-0.01, -0.02, -0.03]) and scores[3:7] == [0.0] * 4
+        assert scores[7] == pytest.approx(-0.01)
+        assert stage.facts(group).tokens == sum(map(sum, map(mask_of, group.completions)))
+
+
+async def test_masked_tokens_carry_the_version_of_the_turn_before_and_stale_nothing(
+    model: Path,
+) -> None:
+    async with staged(model, echo_twice, lambda prompt: "abc") as stage:
+
+        def swap(request: Any) -> None:
+            stage.engine._version = 3 if request.request_id.endswith(".1") else 5
+
+        stage.engine.on_answer = swap
+        group = await stage.group()
+        assert spans_of(group.completions[0]) == [(3, 4 + 5), (5, 4)]
+        facts = stage.facts(group)
+        assert (facts.min_version, facts.max_version) == (3, 5)
+        assert facts.version_sum == 2 * (4 * 3 + 4 * 5), "trained tokens only"
+
+
+async def test_messages_in_between_are_rendered_alone_and_the_past_stands_as_sampled(
+    forgetful: Path,
+) -> None:
+    """The template would drop what was thought; the tokens that were sampled win."""
+
+    async def chat(task: Task, sample: Sample) -> None:
+        await sample(task.prompt)
+        await sample([{"role": "user", "content": "go on"}])
+
+    async with staged(forgetful, chat, lambda prompt: "hmm | x ", **CHAT) as stage:
+        group = await stage.group()
+        tokenizer = stage.environments._tokenizer
+        assert text_of(tokenizer, group) == (
+            "[user]begin<eos>\n[assistant]hmm | x <eos>\n[user]go on<eos>\n[assistant]hmm | x <eos>"
+        )
+        made = tokenizer.encode("hmm | x ")
+        assert mask_of(group.completions[0]) == (
+            [1] * (len(made) + 1)
+            + [0] * len(tokenizer.encode("\n[user]go on<eos>\n[assistant]"))
+            + [1] * (len(made) + 1)
+        )
+
+
+@pytest.mark.parametrize("cut", ["length", "stop"])
+async def test_a_turn_that_was_cut_is_closed_before_the_next_message(model: Path, cut: str) -> None:
+    async def chat(task: Task, sample: Sample) -> None:
+        turn = await sample(
+            task.prompt,
+            max_tokens=3 if cut == "length" else None,
+            stop=["c"] if cut == "stop" else [],
+        )
+        assert turn.finish == cut and turn.stop == ("c" if cut == "stop" else None)
+        assert turn.text == ("abc" if cut == "length" else "ab")
+        await sample([{"role": "user", "content": "?"}])
+
+    async with staged(model, chat, lambda prompt: "abcdef", **CHAT) as stage:
+        group = await stage.group()
+        assert text_of(stage.environments._tokenizer, group) == (
+            "[user]begin<eos>\n[assistant]abc<eos>\n[user]?<eos>\n[assistant]abcdef<eos>"
+        )
+        closing = len("\n[user]?\n[assistant]") + 2
+        assert mask_of(group.completions[0]) == [1] * 3 + [0] * closing + [1] * 7
+
+
+async def test_openings_that_differ_share_a_prompt_as_far_as_they_agree(model: Path) -> None:
+    async def differs(task: Task, sample: Sample) -> None:
+        await sample(f"same {'abc'[task.index] * 3}:")
+
+    async with staged(model, differs, lambda prompt: "x", group_size=3) as stage:
+        group = await stage.group()
+        tokenizer = stage.environments._tokenizer
+        assert group.prompt_text == "same "
+        for index, letter in enumerate("abc"):
+            completion = group.completions[index]
+            assert text_of(tokenizer, group, index) == f"same {letter * 3}:x<eos>"
+            assert mask_of(completion) == [0] * 4 + [1] * 2
+            assert spans_of(completion) == [(3, 6)]
+
+
+async def test_a_single_turn_without_anything_masked_needs_no_mask(model: Path) -> None:
+    async def once(task: Task, sample: Sample) -> None:
+        await sample(task.prompt)
+
+    async with staged(model, once, lambda prompt: "7") as stage:
+        group = await stage.group()
+        assert group.completions[0].loss_mask == b""
+        assert [c.reward for c in group.completions] == [1.0, 1.0], "exact_match"
+
+
+async def test_every_turn_of_every_sample_draws_other_random_numbers(model: Path) -> None:
+    async with staged(model, echo_twice, lambda prompt: "a") as stage:
+        await stage.group()
+        seeds = [request.params.seed for request in stage.engine.requests]
+        assert len(seeds) == 4 == len(set(seeds))
+        await stage.group()
+        assert [r.params.seed for r in stage.engine.requests[4:]] == seeds, "of any attempt"
+
+
+async def test_an_evaluation_is_greedy(model: Path) -> None:
+    async with staged(model, echo_twice, lambda prompt: "a") as stage:
+        group = await stage.group(lease_of(count=1, task_id="e5.0"))
+        assert all(request.params.greedy for request in stage.engine.requests)
+        assert group.kind == rollout_pb2.TASK_KIND_EVAL and len(group.completions) == 1
+
+
+async def test_what_was_chosen_for_an_older_transcript_is_not_said_to_a_newer_one(
+    model: Path,
+) -> None:
+    """Two requests of one sample may both be read before the first turn is recorded."""
+    async with staged(model, echo_twice, lambda prompt: "a") as stage:
+        task = stage.environments._task(lease_of(), {"prompt": "begin"}, "begin", 0)
+        conversation = stage.environments._conversation(HeldTask(lease_of()), task)
+        first, second = (conversation.say("begin", after=0) for _ in range(2))
+        await first
+        with pytest.raises(BadTurn) as caught:
+            await second
+        assert caught.value.busy and len(conversation.pieces) == 1
+
+
+# ---- limits
+
+
+async def test_a_transcript_never_outgrows_its_limit(model: Path) -> None:
+    async def endless(task: Task, sample: Sample) -> None:
+        rooms = []
+        turn = await sample(task.prompt)
+        while True:
+            rooms.append(turn.room)
+            assert rooms == sorted(rooms, reverse=True)
+            turn = await sample("and?")
+
+    async with staged(
+        model, endless, lambda prompt: "word" * 5, max_context=60, max_turns=100
+    ) as stage:
+        group = await stage.group()
+        for completion in group.completions:
+            assert 50 < len(group.prompt_tokens + completion.tokens) // 4 <= 60
+            assert completion.finish_reason == rollout_pb2.FINISH_REASON_LENGTH
+            assert mask_of(completion)[-1] == 1, "nothing is said that is not answered"
+
+
+async def test_the_model_has_as_many_turns_as_the_config_says(model: Path) -> None:
+    refused: list[str] = []
+
+    async def endless(task: Task, sample: Sample) -> float:
+        await sample(task.prompt)
+        try:
+            while True:
+                await sample("?")
+        except TranscriptFull as full:
+            refused.append(full.code)
+        return 0.25
+
+    async with staged(model, endless, lambda prompt: "a", max_turns=3) as stage:
+        group = await stage.group()
+        assert refused == ["max_turns_exceeded"] * 2
+        assert [sum(mask_of(c)) for c in group.completions] == [6, 6]
+        assert [c.reward for c in group.completions] == [0.25, 0.25]
+
+
+async def test_a_prompt_that_is_too_long_drops_the_task(model: Path) -> None:
+    async with staged(model, echo_twice, lambda prompt: "a") as stage:
+        returned = await stage.refusal(lease_of({"prompt": "x" * 121, "answer": ""}))
+        assert (returned.kind, returned.reason) == (
+            rollout_pb2.RETURN_KIND_DROP,
+            "prompt_too_long",
+        )
+        assert "121" in returned.detail and "120" in returned.detail
+        assert not stage.engine.requests
+
+
+# ---- rewards
+
+
+async def test_components_are_kept_and_their_sum_is_the_reward(model: Path) -> None:
+    async def scored(task: Task, sample: Sample) -> dict[str, float]:
+        await sample(task.prompt)
+        return {"found": 1.0, "slow": -0.25 * task.index}
+
+    async with staged(model, scored, lambda prompt: "a") as stage:
+        group = await stage.group()
+        assert [c.reward for c in group.completions] == [1.0, 0.75]
+        assert dict(group.completions[1].reward_components) == {"found": 1.0, "slow": -0.25}
+
+
+async def test_where_it_does_not_score_the_weighted_reward_functions_do(model: Path) -> None:
+    async def unscored(task: Task, sample: Sample) -> None:
+        await sample(task.prompt)
+        await sample("really?")
+
+    functions = {"tests.fakes.worker_rewards:by_transcript": 0.5, "exact_match": 2.0}
+    async with staged(
+        model,
+        unscored,
+        lambda prompt: "7" if "really" in prompt else "8",
+        reward={"functions": functions},
+    ) as stage:
+        group = await stage.group()
+        completion = group.completions[0]
+        assert sorted(completion.reward_components.values()) == [1.0, 4.0], "4 entries; newest turn"
+        assert completion.reward == 0.5 * 4 + 2.0 * 1
+
+
+@pytest.mark.parametrize(
+    ("returned", "word"),
+    [
+        (float("nan"), "nan"),
+        ({"a": float("inf")}, "inf"),
+        ("7", "'7'"),
+        ({}, "0 rewards"),
+        ([1.0], "not a number"),
+    ],
+    ids=str,
+)
+async def test_what_is_no_reward_fails_the_attempt(model: Path, returned: Any, word: str) -> None:
+    async def odd(task: Task, sample: Sample) -> Any:
+        await sample(task.prompt)
+        return returned
+
+    async with staged(model, odd, lambda prompt: "a") as stage:
+        refused = await stage.refusal()
+        assert (refused.kind, refused.reason) == (FAILED, "environment_error")
+        assert word in refused.detail
+
+
+async def test_a_group_is_scored_in_one_way(model: Path) -> None:
+    async def some(task: Task, sample: Sample) -> float | None:
+        await sample(task.prompt)
+        return 1.0 if task.index else None
+
+    async with staged(model, some, lambda prompt: "a") as stage:
+        refused = await stage.refusal()
+        assert refused.reason == "environment_error"
+        assert "1 of 2 samples were scored" in refused.detail
+
+
+# ---- failures
+
+
+async def no_turn(task: Task, sample: Sample) -> float:
+    return 1.0
+
+
+async def raises(task: Task, sample: Sample) -> float:
+    await sample(task.prompt)
+    raise KeyError("no such door")
+
+
+async def exits(task: Task, sample: Sample) -> float:
+    raise SystemExit(3)
+
+
+async def cancels_itself(task: Task, sample: Sample) -> float:
+    await sample(task.prompt)
+    raise asyncio.CancelledError
+
+
+async def own_timeout(task: Task, sample: Sample) -> float:
+    raise TimeoutError("the shop is closed")
+
+
+async def says_nonsense(task: Task, sample: Sample) -> float:
+    await sample([{"no": "role"}])
+    return 0.0
+
+
+def asking(said: Any, **how: Any) -> Any:
+    """An environment that has one turn and then asks for another in this way."""
+
+    async def environment(task: Task, sample: Sample) -> float:
+        await sample(task.prompt)
+        await sample(said, **how)
+        return 0.0
+
+    return environment
+
+
+async def twice_at_once(task: Task, sample: Sample) -> float:
+    await asyncio.gather(sample(task.prompt), sample(task.prompt))
+    return 0.0
+
+
+@pytest.mark.parametrize(
+    ("environment", "words"),
+    [
+        (no_turn, "before the model had a turn"),
+        (raises, "no such door"),
+        (exits, "SystemExit"),
+        (cancels_itself, "cancelled itself"),
+        (own_timeout, "the shop is closed"),
+        (says_nonsense, "BadTurn"),
+        (twice_at_once, "one turn at a time"),
+        (asking([5, 6, 999_999]), "999999 is not in the model's vocabulary"),
+        (asking([5, -1]), "-1 is not in the model's vocabulary"),
+        (asking([1 << 40]), "is not in the model's vocabulary"),
+        (asking(["a", 5]), "say text"),
+        (asking("go on", stop=""), "stop takes texts"),
+        (asking("go on", stop=("x", "")), "stop takes texts"),
+        (asking("go on", stop=(7,)), "stop takes texts"),
+        (asking("go on", stop=[None]), "stop takes texts"),
+        (asking("go on", stop="\ud800"), "stop takes texts"),
+        (asking("go on", max_tokens=2.5), "whole number"),
+    ],
+)
+async def test_a_failing_environment_returns_the_group_with_the_reason(
+    model: Path, environment: Any, words: str
+) -> None:
+    async with staged(model, environment, lambda prompt: "a") as stage:
+        refused = await stage.refusal()
+        assert (refused.kind, refused.reason) == (FAILED, "environment_error")
+        assert words in refused.detail
+        # The thread of all environments is still there.
+        assert await stage.produce(lease_of()) == refused
+
+
+async def test_one_failing_sample_ends_the_others_of_its_group(model: Path) -> None:
+    ended = threading.Event()
+
+    async def one_fails(task: Task, sample: Sample) -> float:
+        if task.index == 0:
+            raise ValueError("first")
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.set()
+        return 1.0
+
+    async with staged(model, one_fails, lambda prompt: "a") as stage:
+        assert "first" in (await stage.refusal()).detail
+        assert await asyncio.to_thread(ended.wait, 10)
+
+
+async def test_an_environment_out_of_time_is_a_reason_of_its_own(model: Path) -> None:
+    async def waits(task: Task, sample: Sample) -> float:
+        await sample(task.prompt)
+        await asyncio.Event().wait()
+        return 1.0
+
+    async with staged(model, waits, lambda prompt: "a", environment_timeout_s=0.1) as stage:
+        refused = await stage.refusal()
+        assert (refused.kind, refused.reason) == (FAILED, "environment_timeout")
+        assert "0.1 s" in refused.detail
+
+
+async def test_the_time_of_the_model_is_not_the_environments(model: Path) -> None:
+    async with staged(model, echo_twice, lambda prompt: "a", environment_timeout_s=0.5) as stage:
+        stage.engine.hold()
+        making = asyncio.ensure_future(stage.produce(lease_of()))
+        # Longer than the environment may take for itself.
+        await asyncio.sleep(0.8)
+        assert not making.done()
+        stage.engine.release()
+        assert isinstance(await making, rollout_pb2.Group)
+
+
+async def test_an_environment_that_blocks_is_left_behind_and_blames_nobody_else(
+    model: Path,
+) -> None:
+    let_go, patient = threading.Event(), threading.Event()
+
+    async def mixed(task: Task, sample: Sample) -> float:
+        await sample(task.prompt)
+        if task.row["prompt"] == "blocker":
+            let_go.wait(60)
+        elif task.row["prompt"] == "patient":
+            patient.set()
+            await asyncio.sleep(3600)
+        return 1.0
+
+    async with staged(
+        model, mixed, lambda prompt: "a", environment_timeout_s=1.5, group_size=1
+    ) as stage:
+        try:
+            waiting = asyncio.ensure_future(
+                stage.produce(lease_of({"prompt": "patient", "answer": ""}, count=1))
+            )
+            await asyncio.to_thread(patient.wait, 10)
+            blocked = await stage.refusal(lease_of({"prompt": "blocker", "answer": ""}, count=1))
+            assert (blocked.kind, blocked.reason) == (FAILED, "environment_timeout")
+            assert "does not await" in blocked.detail
+            lost = await waiting
+            assert (lost.kind, lost.reason) == (
+                rollout_pb2.RETURN_KIND_HAND_BACK,
+                "environment_lost",
+            )
+            group = await stage.produce(lease_of({"prompt": "quick", "answer": ""}, count=1))
+            assert isinstance(group, rollout_pb2.Group)
+        finally:
+            let_go.set()
+
+
+async def test_an_abort_that_the_environment_swallows_still_ends_the_attempt(model: Path) -> None:
+    async def stubborn(task: Task, sample: Sample) -> float:
+        for said in (task.prompt, "again"):
+            try:
+                await sample(said)
+            except Exception:
+                continue
+        return 1.0
+
+    async with staged(model, stubborn, lambda prompt: "a") as stage:
+        stage.engine.hold()
+        making = asyncio.ensure_future(stage.produce(lease_of()))
+        await until(lambda: len(stage.engine.running) == 2)
+        stage.engine.abort_all()
+        with pytest.raises(Aborted):
+            await making
+
+
+async def test_a_dropped_task_ends_its_environments_and_their_requests(model: Path) -> None:
+    async with staged(model, echo_twice, lambda prompt: "a") as stage:
+        stage.engine.hold()
+        making = asyncio.ensure_future(stage.produce(lease_of()))
+        await until(lambda: len(stage.engine.running) == 2)
+        making.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await making
+        await until(lambda: not stage.engine.running)
+        assert len(stage.engine.aborted) == 2
+
+
+# ---- configuration
+
+
+def test_names_that_lead_nowhere_say_so(model: Path) -> None:
+    for name, words in {
+        "calculater": "calculator, guess_number",
+        "no.such.module:play": "cannot import no.such.module",
+        "tests.fixtures.environment_fixture:nothing": "has no 'nothing'",
+        "tests.fixtures.environment_fixture:lease_of": "must be an async function",
+        "asyncio:sleep_forever": "has no",
+        "tests.fakes.worker_rewards:gated": "must take two arguments",
+    }.items():
+        with pytest.raises(BadEnvironment, match="rollout") as caught:
+            load(name)
+        assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("rollout.environment=calculator", "needs rollout.max_context"),
+        ("rollout.openai=true", "set rollout.environment"),
+        ("rollout.max_turns=0", "rollout.max_turns"),
+        ("rollout.environment_timeout_s=0", "rollout.environment_timeout_s"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused(tmp_path: Path, override: str, words: str) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[model]\npath = "m"\n[data]\npath = "d"\n')
+    with pytest.raises(ConfigError, match=words.replace(".", r"\.")):
+        load_config(path, [override])
+
+
+def test_a_worker_with_an_environment_that_is_none_ends_with_one_line(
+    model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(worker_main.logs, "setup", lambda worker_id: None)
+    config = stage_config(model, environment="nowhere:play")
+    assert worker_main.run(config, controllers=["127.0.0.1:1"], worker_id="rollout-0") == 2
+    (line,) = capsys.readouterr().err.splitlines()[-1:]
+    assert line.startswith("rollout_worker: rollout.environment = 'nowhere:play': cannot import")
+
+
+async def test_a_port_that_is_taken_is_said_to_be(model: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(BadEnvironment, match=f"openai_port = {port}: .*in use"):
+            async with staged(model, echo_twice, lambda prompt: "a", openai=True, openai_port=port):
+                pass
+
+
+def test_the_endpoint_needs_a_chat_template(tmp_path: Path) -> None:
+    from rollout_worker.environments.environment_runner import Environments
+
+    bare = make_chat_model(tmp_path, None)
+    config = stage_config(bare, openai=True)
+    with pytest.raises(BadEnvironment, match="chat template"):
+        Environments(config, PromptTokenizer(config))

@@ -1,0 +1,178 @@
+"""Desired counts: bounded, idempotent, and moved together with a drain in one event."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controller.ledger import Ledger
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
+from tests.fixtures.ledgers import Driven, facts
+
+BOUNDS = {"policy_min": 1, "policy_max": 3, "rollout_min": 2, "rollout_max": 4}
+
+
+def bounded() -> Driven:
+    return Driven(desired={"policy": 2, "rollout": 3}, bounds=BOUNDS)
+
+
+@pytest.mark.parametrize(
+    ("desired", "why"),
+    [
+        ({"policy": 4}, "policy=4 is above fleet.policy_max = 3"),
+        ({"rollout": 1}, "rollout=1 is below fleet.rollout_min = 2"),
+        ({"policy": 3, "rollout": 5}, "rollout=5 is above fleet.rollout_max = 4"),
+    ],
+)
+def test_a_scale_out_of_bounds_is_refused_with_the_bound_and_changes_nothing(
+    desired: dict[str, int], why: str
+) -> None:
+    run = bounded()
+    with pytest.raises(cmd.Refused, match=why):
+        run.do(cmd.Scale("x", desired))
+    assert run.state.desired == {"policy": 2, "rollout": 3}
+    assert run.do(cmd.Scale("x", {"policy": 3})) == "wanted now: policy=3, rollout=3"
+
+
+def test_a_drain_lowers_the_wanted_number_in_the_same_event() -> None:
+    run = bounded()
+    run.policy("p0", "p1")
+    reply = run.do(cmd.Drain("d", "p1"))
+    assert run.event(ev.Drained).desired == {"policy": 1}
+    assert "policy=1" in reply
+    assert run.state.desired["policy"] == 1
+    run.failover()
+    assert run.do(cmd.Drain("d", "p1")) == reply
+    assert run.state.desired["policy"] == 1, "a repeated request lowered it again"
+
+
+def test_a_second_drain_of_a_leaving_worker_does_not_lower_the_number_again() -> None:
+    run = bounded()
+    run.rollout("r0", "r1", "r2")
+    run.do(cmd.Drain("one", "r2"))
+    run.do(cmd.Drain("two", "r2"))
+    assert run.state.desired["rollout"] == 2
+
+
+def test_a_drain_below_the_least_is_refused_unless_the_worker_is_replaced() -> None:
+    run = Driven()
+    run.rollout("r0")
+    with pytest.raises(cmd.Refused, match=r"fleet\.rollout_min = 1"):
+        run.do(cmd.Drain("d", "r0"))
+    assert not run.state.fleet.workers["r0"].drain
+    run.do(cmd.Drain("d", "r0", replace=True))
+    assert run.state.fleet.workers["r0"].drain
+    assert run.state.desired["rollout"] == 1
+
+
+def test_draining_one_of_a_surplus_leaves_the_wanted_number_alone() -> None:
+    run = Driven()
+    run.rollout("r0", "r1")
+    run.do(cmd.Drain("d", "r1"))
+    assert run.state.desired["rollout"] == 1
+
+
+def test_a_later_leaders_bounds_hold_and_move_the_wanted_numbers_into_them() -> None:
+    run = bounded()
+    narrower = facts(desired={"policy": 2, "rollout": 3}, bounds={**BOUNDS, "rollout_max": 2})
+    run.do(cmd.StartRun(narrower))
+    assert run.names() == ["BoundsSet", "Scaled"]
+    assert run.state.desired == {"policy": 2, "rollout": 2}
+    run.do(cmd.StartRun(narrower))
+    assert run.names() == []
+    run.failover()
+    with pytest.raises(cmd.Refused, match=r"rollout_max = 2"):
+        run.do(cmd.Scale("x", {"rollout": 3}))
+
+
+def test_a_run_that_is_over_cannot_be_scaled() -> None:
+    run = Driven()
+    run.do(cmd.Stop("s", "broken", failed=True))
+    with pytest.raises(cmd.Refused, match="failed"):
+        run.do(cmd.Scale("x", {"policy": 2}))
+
+
+def test_a_replica_with_another_number_of_ranks_is_refused_by_name() -> None:
+    run = Driven()
+    run.policy("p0")
+    with pytest.raises(cmd.Refused, match=r"p1 has 2 ranks, p0 of this run has 1: .*policy_ranks"):
+        run.do(cmd.Register("p1", 999, cmd.Role.POLICY, "h", 1, "127.0.0.1", 2, -1))
+    run.do(cmd.Register("r0", 998, cmd.Role.ROLLOUT, "h", 1, "127.0.0.1", 1, -1))
+    run.die("p0")
+    run.do(cmd.Register("p1", 999, cmd.Role.POLICY, "h", 1, "127.0.0.1", 2, -1))
+
+
+def test_a_journal_from_before_there_were_bounds_is_read() -> None:
+    started = ev.to_json(ev.RunStarted(facts(), 1.0))
+    del started["facts"]["bounds"]
+    drained = {"type": "Drained", "request_id": "d", "worker_id": "r0"}
+    run = Driven()
+    run.rollout("r0")
+    ledger = Ledger()
+    ledger.apply(ev.from_json(started))
+    assert ledger.state.bounds == {}
+    event = ev.from_json(drained)
+    assert isinstance(event, ev.Drained)
+    assert event.desired == {}
+    snapshot = run.ledger.to_snapshot()
+    del snapshot["bounds"]
+    assert Ledger.from_snapshot(snapshot).state.bounds == {}
+
+
+requests = st.lists(
+    st.one_of(
+        st.tuples(
+            st.just("scale"),
+            st.sampled_from(["policy", "rollout"]),
+            st.integers(min_value=-1, max_value=6),
+        ),
+        st.tuples(st.just("drain"), st.sampled_from(["p0", "p1", "r0", "r1", "r2"]), st.booleans()),
+        st.just(("failover", "", 0)),
+    ),
+    max_size=12,
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(requests)
+def test_no_sequence_of_requests_and_failovers_leaves_the_bounds(script: list) -> None:
+    run = bounded()
+    run.policy("p0", "p1")
+    run.rollout("r0", "r1", "r2")
+    for number, (kind, what, value) in enumerate(script):
+        try:
+            if kind == "failover":
+                run.failover()
+            elif kind == "scale":
+                run.do(cmd.Scale(str(number), {what: value}))
+            else:
+                run.do(cmd.Drain(str(number), what, bool(value)))
+        except cmd.Refused:
+            pass
+        assert 1 <= run.state.desired["policy"] <= 3
+        assert 2 <= run.state.desired["rollout"] <= 4
+
+
+def test_a_scale_that_expects_other_numbers_is_refused_unless_it_is_a_repeat() -> None:
+    run = bounded()
+    done = run.do(cmd.Scale("a", {"rollout": 4}, expected={"rollout": 3}))
+    with pytest.raises(cmd.Refused, match="policy=2, rollout=4: look again") as refused:
+        run.do(cmd.Scale("b", {"rollout": 2}, expected={"rollout": 3}))
+    assert refused.value.code == "changed"
+    assert run.do(cmd.Scale("a", {"rollout": 4}, expected={"rollout": 3})) == done
+    run.do(cmd.Scale("c", {"policy": 3}, expected={"policy": 2}))
+    assert run.state.desired == {"policy": 3, "rollout": 4}
+
+
+def test_a_drain_meant_for_a_process_that_was_replaced_drains_nobody() -> None:
+    run = bounded()
+    run.rollout("r0")
+    seen = run.current["r0"]
+    run.rollout("r0")
+    with pytest.raises(cmd.Refused, match="r0 has been replaced") as refused:
+        run.do(cmd.Drain("d", "r0", replace=True, incarnation=seen))
+    assert refused.value.code == "changed" and not run.state.fleet.workers["r0"].leaving
+    run.do(cmd.Drain("d", "r0", replace=True, incarnation=run.current["r0"]))
+    assert run.state.fleet.workers["r0"].leaving

@@ -1,0 +1,496 @@
+"""Registration, links, administration, terms, the run's start and end, directives."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.ledger import Ledger, views
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
+from tests.fixtures.ledgers import Driven, facts, group
+
+
+def register(worker_id: str, incarnation: int, state_version: int = -1) -> cmd.Register:
+    role = cmd.Role.POLICY if worker_id.startswith("p") else cmd.Role.ROLLOUT
+    return cmd.Register(worker_id, incarnation, role, "h", 1, "127.0.0.1", 1, state_version)
+
+
+def link_of(run: Driven, worker_id: str) -> ev.LinkAssigned:
+    link: ev.LinkAssigned = run.state.fleet.links[worker_id]
+    return link
+
+
+def test_a_resumed_run_has_a_new_leader_and_no_failover() -> None:
+    run = Driven()
+    run.rollout("r0")
+    run.failover()
+    assert views.status(run.state).failovers == 1
+    run.observe("r0", "stopped")
+    run.failover()
+    assert views.status(run.state).failovers == 1
+    assert Ledger.from_snapshot(run.ledger.to_snapshot()).state.failovers == 1
+
+
+def test_registering_twice_counts_once_across_a_failover() -> None:
+    run = Driven()
+    run.do(register("r0", 5))
+    run.failover()
+    run.do(register("r0", 5))
+    assert run.names() == []
+
+
+def test_a_new_incarnation_replaces_the_old_one_at_once() -> None:
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0")
+    run.lease("r0", 2)
+    run.do(register("r0", 999))
+    assert run.names()[:3] == ["TaskReleased", "TaskReleased", "WorkerDied"]
+    assert views.counts(run.state).pending == 2
+
+
+def test_a_process_whose_place_another_one_has_taken_is_not_told_to_take_it_back() -> None:
+    run = Driven()
+    run.do(register("r0", 5))
+    run.do(register("r0", 6))
+    assert views.directive(run.state, "r0", 5).lifecycle == "stopped"
+    run.do(cmd.DeclareDead("r0", 6, "lease"))
+    for earlier in (5, 6):
+        assert views.directive(run.state, "r0", earlier).lifecycle == "rejoin"
+
+
+def test_a_process_of_an_earlier_incarnation_can_do_nothing_more() -> None:
+    """It may only be cut off, not dead: what it sends must not count for its successor."""
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0")
+    old = run.current["r0"]
+    (lease,) = run.lease("r0").leases
+    run.rollout("r0")
+    for command in (
+        cmd.AcceptGroup("r0", old, group(lease)),
+        cmd.LeaseTasks("r0", old, 9, 1, 0),
+        cmd.ReturnTask("r0", old, lease.task_id, lease.attempt, "hand_back", "why"),
+        cmd.Observe("r0", old, "stopped"),
+    ):
+        with pytest.raises(cmd.Refused) as refused:
+            run.do(command)
+        assert refused.value.code == "fenced"
+
+
+def test_a_delayed_registration_of_an_earlier_incarnation_is_refused() -> None:
+    run = Driven()
+    run.do(register("r0", 5))
+    run.do(register("r0", 6))
+    for stale in (5,):
+        with pytest.raises(cmd.Refused) as refused:
+            run.do(register("r0", stale))
+        assert refused.value.code == "fenced"
+    run.do(cmd.DeclareDead("r0", 6, "exit"))
+    with pytest.raises(cmd.Refused):
+        run.do(register("r0", 6))
+    assert views.directive(run.state, "r0", 6).lifecycle == "rejoin"
+
+
+def test_a_state_that_was_never_committed_is_not_believed() -> None:
+    run = Driven()
+    run.do(register("p0", 1, state_version=3))
+    assert run.state.fleet.workers["p0"].state_version == -1
+
+
+def test_a_lost_commit_is_rolled_back_where_all_replicas_hold_it() -> None:
+    """Redis lost the end of the journal: they hold a version that the ledger has never heard of."""
+    run = Driven()
+    run.policy("p0", "p1")
+    run.rollout("r0")
+    run.observe("p0", state=1)
+    mesh = run.state.fleet.mesh
+    assert [m.needs_state for m in mesh.members] == [True, False], "the other may hold version 0"
+    run.failover()
+    run.observe("p1", state=1)
+    mesh = run.state.fleet.mesh
+    assert mesh.restore and mesh.state_version == 2, "the lost version 1 must not be used again"
+    run.observe("p0", state=1)
+    assert run.state.fleet.workers["p0"].state_version == -1
+    for worker_id in ("p0", "p1"):
+        run.observe(worker_id, state=2)
+    run.observe("r0", loaded=2)
+    run.train()
+    assert run.state.versions.step == 1
+
+
+def test_a_lost_commit_costs_only_a_seed_where_a_replica_holds_the_state_before_it() -> None:
+    run = Driven()
+    run.policy("p0", "p1")
+    run.rollout("r0")
+    run.fill("r0", 4)
+    run.observe("p0", state=1)
+    assert run.state.versions.rollbacks == 0 and run.state.steps.open is not None
+    assert [m.needs_state for m in run.state.fleet.mesh.members] == [True, False]
+    run.train()
+    assert run.state.versions.version == 1
+    assert {run.state.fleet.workers[w].state_version for w in ("p0", "p1")} == {1}
+
+
+def test_an_engine_with_lost_weights_gets_others_and_no_task_until_then() -> None:
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0")
+    before = link_of(run, "r0").epoch
+    assert run.lease("r0", version=1).empty_reason == "weights"
+    run.observe("r0", loaded=1)
+    assert run.state.fleet.workers["r0"].loaded_version == -1
+    assert link_of(run, "r0").epoch == before + 1
+    run.observe("r0", loaded=1)
+    assert run.names() == [], "its next reports say the same"
+    run.failover()
+    run.observe("r0", loaded=0)
+    assert run.lease("r0").leases
+
+
+def test_declaring_dead_an_earlier_incarnation_does_nothing() -> None:
+    run = Driven()
+    run.do(register("r0", 5))
+    run.do(register("r0", 6))
+    run.do(cmd.DeclareDead("r0", 5, "exit"))
+    assert run.names() == []
+
+
+def test_nothing_happens_before_the_run_is_started() -> None:
+    with pytest.raises(cmd.Refused, match="no run"):
+        Ledger().execute(register("r0", 1), 0.0)
+
+
+def test_starting_a_run_again_with_other_settings_is_refused_by_name() -> None:
+    run = Driven()
+    run.do(cmd.StartRun(facts(desired={"policy": 7})))
+    assert run.names() == []
+    with pytest.raises(cmd.Refused, match=r"steps was 10, is 11"):
+        run.do(cmd.StartRun(facts(steps=11)))
+
+
+def test_terms_only_rise() -> None:
+    run = Driven()
+    run.do(cmd.BeginTerm(1, "controller-0"))
+    assert run.names() == []
+    run.do(cmd.BeginTerm(5, "controller-1"))
+    for term, who in ((5, "controller-0"), (4, "controller-1")):
+        with pytest.raises(cmd.Refused):
+            run.do(cmd.BeginTerm(term, who))
+
+
+def test_an_overtaken_report_does_not_take_anything_back() -> None:
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0")
+    run.train()
+    run.observe("p0", state=0)
+    run.observe("r0", "starting", loaded=0)
+    assert run.state.fleet.workers["p0"].state_version == 1
+    assert run.names() == []
+
+
+def test_a_worker_is_linked_as_soon_as_it_registers() -> None:
+    run = Driven()
+    run.policy("p0", "p1")
+    run.register("r0")
+    assert link_of(run, "r0").publisher == "p0"
+    (view,) = views.directive(run.state, "r0", run.current["r0"]).links
+    assert (view.publisher.worker_id, view.receiver.worker_id) == ("p0", "r0")
+    assert views.directive(run.state, "p0", run.current["p0"]).links == (view,)
+
+
+def test_a_dead_receiver_concerns_nobody_else() -> None:
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0", "r1")
+    epoch, mesh = link_of(run, "r1").epoch, run.state.fleet.mesh_epoch
+    run.die("r0")
+    assert link_of(run, "r1").epoch == epoch
+    assert run.state.fleet.mesh_epoch == mesh
+    assert "r0" not in run.state.fleet.links
+
+
+def test_a_dead_publisher_is_replaced_on_every_link() -> None:
+    run = Driven()
+    run.policy("p0", "p1")
+    run.rollout("r0", "r1")
+    before = run.state.fleet.link_epoch
+    run.die("p0")
+    links = [link_of(run, "r0"), link_of(run, "r1")]
+    assert {x.publisher for x in links} == {"p1"}
+    assert all(x.epoch > before for x in links)
+
+
+def test_a_broken_link_gets_a_new_epoch_once() -> None:
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0")
+    broken = link_of(run, "r0").epoch
+    run.do(cmd.BreakLink("p0", run.current["p0"], broken))
+    assert link_of(run, "r0").epoch == broken + 1
+    run.do(cmd.BreakLink("r0", run.current["r0"], broken))
+    assert run.names() == []
+
+
+def test_a_worker_that_lost_its_weights_leases_nothing() -> None:
+    run = Driven()
+    run.policy("p0")
+    run.register("r0")
+    assert run.lease("r0", version=-1).empty_reason == "weights"
+
+
+def test_a_draining_rollout_worker_leaves_when_it_holds_nothing() -> None:
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0")
+    (lease,) = run.lease("r0").leases
+    run.do(cmd.Drain("d", "r0", replace=True))
+    assert views.directive(run.state, "r0", run.current["r0"]).lifecycle == "draining"
+    run.submit("r0", lease)
+    assert views.directive(run.state, "r0", run.current["r0"]).lifecycle == "stopped"
+    run.observe("r0", "stopped")
+    assert run.names() == ["WorkerChanged"]
+    run.die("r0")
+    assert run.names() == []
+
+
+def test_a_replica_asked_to_leave_before_it_holds_any_state_leaves_at_once() -> None:
+    run = Driven()
+    run.register("p0")
+    run.observe("p0")
+    run.do(cmd.Drain("d", "p0", replace=True))
+    assert views.directive(run.state, "p0", run.current["p0"]).lifecycle == "stopped"
+    run.observe("p0", "stopped")
+    run.policy("p1")
+    assert [m.worker_id for m in run.state.fleet.mesh.members] == ["p1"]
+
+
+def test_a_worker_that_says_goodbye_hands_its_tasks_back() -> None:
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0")
+    (lease,) = run.lease("r0").leases
+    run.observe("r0", "stopped")
+    released = run.event(ev.TaskReleased)
+    assert (released.task_id, released.counts) == (lease.task_id, False)
+
+
+def test_cancelled_names_the_held_leases_that_moved_on() -> None:
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0")
+    one, two = run.lease("r0", 2).leases
+    run.do(cmd.ExpireLease(one.task_id, 1))
+    view = views.directive(run.state, "r0", run.current["r0"], [(one.task_id, 1), (two.task_id, 1)])
+    assert view.cancelled == ((one.task_id, 1),)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        cmd.Scale("same", {"policy": 3}),
+        cmd.Drain("same", "r0", replace=True),
+        cmd.Pause("same", True),
+        cmd.Stop("same", "enough"),
+    ],
+)
+def test_a_repeated_request_has_one_effect_and_one_reply_across_a_failover(
+    command: cmd.Command,
+) -> None:
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0")
+    first = run.do(command)
+    assert run.names()
+    run.failover()
+    assert run.do(command) == first
+    assert run.names() == []
+
+
+@pytest.mark.parametrize("desired", [{"policy": 0}, {"trainer": 2}, {"rollout": 10**9}, {}])
+def test_an_impossible_scale_is_refused(desired: dict[str, int]) -> None:
+    run = Driven()
+    with pytest.raises(cmd.Refused):
+        run.do(cmd.Scale("x", desired))
+    assert run.state.desired == {"policy": 1, "rollout": 1}
+
+
+def test_draining_a_worker_nobody_knows_is_refused() -> None:
+    run = Driven()
+    with pytest.raises(cmd.Refused, match="nobody"):
+        run.do(cmd.Drain("x", "nobody"))
+
+
+def test_pause_opens_no_step_and_resume_does() -> None:
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0")
+    leases = run.lease("r0", 4).leases
+    run.do(cmd.Pause("a", True))
+    for lease in leases:
+        run.submit("r0", lease)
+    assert run.state.steps.open is None
+    run.do(cmd.Pause("b", False))
+    assert run.state.steps.open.step == 1
+
+
+# ---- evaluations and the end ---------------------------------------------------------------
+
+
+def finish(run: Driven) -> None:
+    for step in range(1, run.state.run.steps + 1):
+        evaluate(run)
+        run.train()
+        if views.wanted_checkpoint(run.state) == step:
+            run.checkpoint()
+    evaluate(run)
+
+
+def evaluate(run: Driven) -> None:
+    while run.state.evals.rounds:
+        for lease in run.lease("r0", 4).leases:
+            run.submit("r0", lease, run.state.versions.version)
+
+
+def test_rounds_are_held_at_the_start_every_n_steps_and_at_the_end() -> None:
+    run = Driven(steps=5, eval_rows=3, eval_every=2, checkpoint_every=3, max_staleness=2)
+    run.policy("p0")
+    run.rollout("r0")
+    finish(run)
+    recorded = [e for e in run.journal if e["type"] == "EvalRecorded"]
+    assert [(e["step"], e["version"], e["count"]) for e in recorded] == [
+        (0, 0, 3),
+        (2, 2, 3),
+        (4, 4, 3),
+        (5, 5, 3),
+    ]
+    assert run.names()[-1] == "RunFinished"
+    assert run.state.reason == ""
+
+
+def test_an_evaluation_waits_for_the_weights_of_its_step() -> None:
+    run = Driven(eval_rows=1, eval_every=1)
+    run.policy("p0")
+    run.rollout("r0")
+    assert run.lease("r0").leases[0].task_id == "e0.0"
+    leases = run.lease("r0", 4).leases
+    for lease in leases:
+        run.submit("r0", lease)
+    run.vote("p0")
+    assert run.lease("r0", 1, version=0).leases[0].task_id.startswith("t")
+    assert run.lease("r0", 1, version=1).leases[0].task_id == "e1.0"
+
+
+def test_an_evaluation_whose_every_row_failed_has_no_reward() -> None:
+    run = Driven(eval_rows=2)
+    run.policy("p0")
+    run.rollout("r0")
+    for lease in run.lease("r0", 2).leases:
+        run.return_task("r0", lease, "drop", "prompt_too_long")
+    recorded = run.event(ev.EvalRecorded)
+    assert (recorded.reward_mean, recorded.count) == (None, 0)
+    run.failover()
+
+
+def test_an_evaluation_is_never_trained_and_never_scored_twice() -> None:
+    run = Driven(eval_rows=2)
+    run.policy("p0")
+    run.rollout("r0")
+    one, two = run.lease("r0", 2).leases
+    assert run.submit("r0", one, reward_mean=1.0).code == "accepted"
+    assert run.submit("r0", one, reward_mean=1.0).code == "duplicate"
+    run.submit("r0", two, reward_mean=0.0)
+    assert run.event(ev.EvalRecorded).reward_mean == 0.5
+    assert views.counts(run.state).dispatched == 0
+    assert run.submit("r0", two).code == "duplicate"
+
+
+def test_the_run_ends_only_with_the_last_checkpoint() -> None:
+    run = Driven(steps=1)
+    run.policy("p0")
+    run.rollout("r0")
+    run.train()
+    plan = views.plan(run.state, "p0", run.current["p0"], run.state.fleet.mesh_epoch, 1)
+    assert plan[0] == "finished"
+    assert not run.state.ended
+    assert views.directive(run.state, "p0", run.current["p0"]).lifecycle == "running"
+    run.checkpoint()
+    assert run.state.ended
+    assert views.directive(run.state, "p0", run.current["p0"]).lifecycle == "stopped"
+    assert views.directive(run.state, "r9", 1).lifecycle == "stopped"
+
+
+def test_stop_ends_after_the_open_step_and_its_checkpoint_and_drops_the_rest_with_a_reason() -> (
+    None
+):
+    run = Driven(max_staleness=2)
+    run.policy("p0")
+    run.rollout("r0")
+    accepted = run.fill("r0", 6)[-1]
+    running = run.lease("r0", 2).leases[0]
+    run.do(cmd.Stop("s", "enough"))
+    assert views.phase(run.state) == "stopping"
+    assert views.wanted_checkpoint(run.state) == 1
+    run.vote("p0")
+    assert not run.state.ended
+    run.checkpoint()
+    assert views.phase(run.state) == "finished"
+    counts = views.counts(run.state)
+    assert counts.dropped == {"run_ended": 4}
+    assert run.submit("r0", accepted).code == "duplicate"
+    assert run.submit("r0", running).code == "superseded"
+    assert counts.dispatched == counts.trained + 4
+
+
+def test_stop_ends_at_once_where_nobody_could_write_a_checkpoint() -> None:
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0")
+    run.train()
+    run.die("p0")
+    run.do(cmd.Stop("s", "enough"))
+    assert views.phase(run.state) == "finished"
+
+
+def test_stop_after_a_rollback_accounts_for_the_groups_it_will_not_repeat() -> None:
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0")
+    run.train()
+    run.train()
+    run.die("p0")
+    run.register("p0")
+    run.observe("p0")
+    assert views.counts(run.state).in_step == 8
+    run.do(cmd.Stop("s", "enough"))
+    run.die("p0")
+    assert views.phase(run.state) == "finished"
+    assert views.counts(run.state).dropped == {"run_ended": 8}
+
+
+def test_a_failed_run_keeps_its_reason() -> None:
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0")
+    run.fill("r0", 4)
+    run.do(cmd.Stop("s", "policy-0 died 20 times", failed=True))
+    status = views.status(run.state)
+    assert (status.phase, status.reason) == ("failed", "policy-0 died 20 times")
+    assert status.counts.dropped == {"run_ended": 4}
+    with pytest.raises(cmd.Refused) as refused:
+        run.do(cmd.Pause("p", True))
+    assert refused.value.code == "stopped"
+
+
+def test_an_ended_run_forms_no_mesh_and_leases_nothing() -> None:
+    run = Driven(steps=1)
+    run.policy("p0", "p1")
+    run.rollout("r0")
+    run.train()
+    run.checkpoint()
+    epoch = run.state.fleet.mesh_epoch
+    run.observe("p1", "stopped")
+    run.policy("p2")
+    assert run.state.fleet.mesh_epoch == epoch
+    assert run.lease("r0").empty_reason == "stopped"

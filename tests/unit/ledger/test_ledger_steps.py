@@ -1,0 +1,443 @@
+"""Steps, votes, deaths in the middle, checkpoints and rollbacks."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
+from controller.ledger import views
+from controller.ledger.steps import deal
+from tests.fixtures.ledgers import Driven
+
+
+def fleet(*policy: str, **changes: object) -> Driven:
+    run = Driven(**changes)
+    run.policy(*policy)
+    run.rollout("r0")
+    return run
+
+
+def shard_of(run: Driven, worker_id: str) -> set[str]:
+    kind, plan = views.plan(
+        run.state,
+        worker_id,
+        run.current[worker_id],
+        run.state.fleet.mesh_epoch,
+        run.state.versions.version,
+    )
+    assert kind == "open"
+    return {task_id for task_id, _ in plan.shard}
+
+
+def test_shards_are_balanced_by_tokens_and_dealt_longest_first() -> None:
+    costs = [100, 10, 10, 10, 10, 60]
+    assert deal(costs, ["a", "b"]) == {"a": (0,), "b": (1, 2, 3, 4, 5)}
+    assert deal(costs, ["a", "b"]) == deal(list(costs), ["a", "b"])
+    loads = [sum(costs[i] for i in shard) for shard in deal(costs, ["a", "b", "c"]).values()]
+    assert loads == [100, 60, 40]
+
+
+def test_a_step_commits_only_with_the_votes_of_all_members() -> None:
+    run = fleet("p0", "p1")
+    run.fill("r0", 4)
+    assert run.vote("p0").outcome == "pending"
+    assert run.state.versions.version == 0
+    assert run.vote("p0").outcome == "pending"
+    assert run.vote("p1") == cmd.VoteResult("committed", 1)
+    assert run.names()[:2] == ["VoteCast", "StepCommitted"]
+    assert views.counts(run.state).trained == 4
+
+
+def test_a_late_vote_for_a_committed_step_gets_committed_after_a_failover() -> None:
+    run = fleet("p0", "p1")
+    run.fill("r0", 4)
+    run.vote("p0")
+    epoch = run.state.fleet.mesh_epoch
+    run.vote("p1")
+    late = {"step": 1, "round": 0, "mesh_epoch": epoch}
+    assert run.vote("p0", **late) == cmd.VoteResult("committed", 1)
+    run.failover()
+    assert run.vote("p0", **late) == cmd.VoteResult("committed", 1)
+    run.policy("p2")
+    assert run.vote("p2", **late).outcome == "retry"
+
+
+def test_a_vote_of_an_earlier_epoch_or_round_gets_retry() -> None:
+    run = fleet("p0", "p1", "p2")
+    run.fill("r0", 4)
+    before = {"step": 1, "round": 0, "mesh_epoch": run.state.fleet.mesh_epoch}
+    run.vote("p0")
+    run.die("p2")
+    assert run.state.steps.open.votes == {}
+    assert run.vote("p0", **before).outcome == "retry"
+    assert run.vote("p1", **before).outcome == "retry"
+    assert run.vote("p0").outcome == "pending"
+    assert run.vote("p1").outcome == "committed"
+
+
+def test_a_members_death_moves_only_its_own_groups() -> None:
+    run = fleet("p0", "p1", "p2", groups_per_step=9)
+    run.fill("r0", 9)
+    before = {p: shard_of(run, p) for p in ("p0", "p1", "p2")}
+    run.die("p1")
+    assert run.names() == ["WorkerDied", "MeshBroken", "MeshFormed", "StepDealt"]
+    after = {p: shard_of(run, p) for p in ("p0", "p2")}
+    assert before["p0"] < after["p0"] and before["p2"] < after["p2"]
+    assert after["p0"] | after["p2"] == set().union(*before.values())
+    assert after["p0"].isdisjoint(after["p2"])
+    assert run.state.steps.open.step == 1
+
+
+def test_the_death_of_the_only_missing_voter_lets_the_others_vote_again() -> None:
+    run = fleet("p0", "p1")
+    run.fill("r0", 4)
+    run.vote("p0")
+    run.die("p1")
+    assert shard_of(run, "p0") == {"t0", "t1", "t2", "t3"}
+    assert run.vote("p0").outcome == "committed"
+
+
+def test_a_diverged_minority_loses_its_state_and_the_step_goes_on() -> None:
+    run = fleet("p0", "p1", "p2")
+    run.fill("r0", 4)
+    before = {p: shard_of(run, p) for p in ("p0", "p1", "p2")}
+    run.vote("p0", "wrong")
+    run.vote("p1", "right")
+    assert run.vote("p2", "right").outcome == "retry"
+    assert run.event(ev.MeshBroken).diverged == ("p0",)
+    formed = run.event(ev.MeshFormed)
+    assert [m.needs_state for m in formed.members] == [True, False, False]
+    assert formed.source_rank == 1
+    assert {p: shard_of(run, p) for p in before} == before
+    run.observe("p0", state=0)
+    assert run.state.fleet.workers["p0"].state_version == -1, "it does not know that it is wrong"
+    for p in ("p0", "p1", "p2"):
+        run.vote(p)
+    assert run.state.fleet.workers["p0"].state_version == 1
+
+
+def test_in_a_tie_the_lowest_rank_is_believed() -> None:
+    run = fleet("p0", "p1")
+    run.fill("r0", 4)
+    run.vote("p1", "b")
+    run.vote("p0", "a")
+    assert run.event(ev.MeshBroken).diverged == ("p1",)
+
+
+def test_a_diverged_replica_that_registers_again_is_not_believed() -> None:
+    run = fleet("p0", "p1")
+    run.fill("r0", 4)
+    run.vote("p0", "a")
+    run.vote("p1", "b")
+    run.die("p0")
+    run.register("p1", state_version=0)
+    assert run.state.fleet.workers["p1"].state_version == -1
+
+
+def test_the_death_of_all_replicas_goes_back_to_the_checkpoint_and_repeats_the_same_steps() -> None:
+    run = fleet("p0", max_staleness=2)
+    run.train()
+    run.checkpoint()
+    run.train()
+    run.train()
+    lost = dict(run.state.steps.history)
+    run.fill("r0", 4)
+    run.die("p0")
+    assert "StepAborted" in run.names()
+    assert views.counts(run.state).ready == 4
+    run.register("p1")
+    assert run.state.versions.step == 3, "a process that is not ready decides nothing"
+    run.observe("p1")
+    back = run.event(ev.RolledBack)
+    assert (back.step, back.version, back.from_version) == (1, 4, 3)
+    formed = run.event(ev.MeshFormed)
+    assert formed.restore and formed.checkpoint_path == "checkpoints/step-1-1"
+    assert (formed.state_version, formed.step) == (4, 1)
+    assert views.counts(run.state).in_step == 8
+    run.failover()
+    run.observe("p1", state=4)
+    for step in (2, 3):
+        assert run.state.steps.open.groups == lost[step]
+        assert run.state.steps.open.replay
+        assert run.vote("p1").outcome == "committed"
+    assert (run.state.versions.step, run.state.versions.version) == (3, 6)
+    assert run.state.steps.open.step == 4
+    assert views.counts(run.state).trained == 12
+
+
+def test_a_restart_without_anything_newer_than_the_checkpoint_needs_no_rollback() -> None:
+    run = fleet("p0")
+    run.train()
+    run.checkpoint()
+    run.die("p0")
+    run.register("p0")
+    run.observe("p0")
+    assert "RolledBack" not in run.names()
+    formed = run.event(ev.MeshFormed)
+    assert (formed.restore, formed.state_version, formed.step) == (True, 1, 1)
+
+
+def test_the_first_epoch_starts_from_the_initial_model_without_a_rollback() -> None:
+    run = Driven()
+    run.register("p0")
+    run.observe("p0")
+    formed = run.event(ev.MeshFormed)
+    assert (formed.restore, formed.checkpoint_path, formed.state_version) == (True, "", 0)
+    assert run.names() == ["WorkerChanged", "MeshFormed"]
+
+
+def test_a_survivor_with_the_state_is_waited_for_instead_of_rolling_back() -> None:
+    run = fleet("p0")
+    run.train()
+    run.die("p0")
+    run.register("p0", state_version=1)
+    run.register("p1")
+    run.observe("p1")
+    assert run.names() == ["WorkerChanged"]
+    run.observe("p0", state=1)
+    formed = run.event(ev.MeshFormed)
+    members = [(m.worker_id, m.needs_state) for m in formed.members]
+    assert members == [("p0", False), ("p1", True)]
+    assert run.state.versions.version == 1
+
+
+def test_versions_stay_readable_over_rollbacks() -> None:
+    run = fleet("p0", max_staleness=4)
+    run.train()
+    run.checkpoint()
+    for _ in range(2):
+        run.train()
+        run.train()
+        run.die("p0")
+        run.policy("p0")
+    v = run.state.versions
+    assert [v.step_of(x) for x in range(v.version + 1)] == [0, 1, 2, 3, 1, 2, 3, 1]
+    assert [x for x in range(v.version + 1) if v.survives(x)] == [0, 1, 4, 7]
+    assert v.version_of(0) == 0
+    assert v.version_of(1) == 7
+    assert v.version_of(3) == 9
+
+
+def test_a_checkpoint_of_an_abandoned_line_is_not_recorded() -> None:
+    run = fleet("p0")
+    run.train()
+    run.train()
+    run.die("p0")
+    run.policy("p0")
+    who = ("p0", run.current["p0"])
+    assert run.do(cmd.RecordCheckpoint(*who, 2, 2, "late")) == ("late",)
+    assert run.names() == []
+    assert run.state.versions.checkpoint.step == 0
+
+
+def test_a_stranger_to_the_mesh_records_no_checkpoint() -> None:
+    """What is recorded is what a fleet without any living state starts from."""
+    run = fleet("p0")
+    run.train()
+    run.register("p1")
+    for stranger in ("r0", "p1"):
+        with pytest.raises(cmd.Refused, match="no member of the mesh"):
+            run.checkpoint(stranger)
+    run.policy("p2")
+    run.do(cmd.Drain("d", "p0", True))
+    run.train()
+    assert [m.worker_id for m in run.state.fleet.mesh.members] == ["p2"]
+    run.checkpoint("p0")  # it was writing while the others went on without it
+    assert run.state.versions.checkpoint.step > 0
+
+
+def test_a_stopped_run_whose_last_state_dies_ends_at_its_checkpoint() -> None:
+    """Found by schedule 2059576 of the simulator: it had ended at a step that no weights are left of,
+    and its mesh was formed again after that."""
+    run = fleet("p0")
+    run.train()
+    run.checkpoint()
+    run.train()
+    run.do(cmd.Stop("stop", "enough"))
+    run.die("p0")
+    assert run.state.ended and run.state.versions.step == 1
+    assert dict(run.state.tasks.dropped) == {"run_ended": run.state.run.groups_per_step}
+    run.do(cmd.FormMesh())
+    assert run.names() == []
+
+
+def test_a_member_taken_for_dead_still_records_what_it_wrote() -> None:
+    """Found by schedules 1015330 and 1018360 of the simulator."""
+    run = fleet("p0", "p1")
+    run.train()
+    run.die("p0", "lease")
+    run.register("p0", state_version=run.state.versions.version)
+    assert [m.worker_id for m in run.state.fleet.mesh.members] == ["p1"]
+    assert run.checkpoint("p0") == ()
+    assert run.state.versions.checkpoint.step == run.state.versions.step
+
+
+def test_a_repeated_checkpoint_record_gets_the_same_answer_after_a_failover() -> None:
+    run = fleet("p0")
+    run.train()
+    run.checkpoint()
+    run.train()
+    assert run.checkpoint() == ("checkpoints/step-1-1",)
+    run.failover()
+    assert run.checkpoint() == ("checkpoints/step-1-1",)
+    assert run.names() == []
+
+
+def test_the_path_of_a_recorded_checkpoint_is_never_called_obsolete_by_a_later_step_name() -> None:
+    run = fleet("p0")
+    run.train()
+    who = ("p0", run.current["p0"])
+    run.do(cmd.RecordCheckpoint(*who, 1, 1, "step-1"))
+    run.train()
+    run.die("p0")
+    run.policy("p0")
+    who = ("p0", run.current["p0"])
+    version = run.state.versions.version
+    assert run.do(cmd.RecordCheckpoint(*who, 1, version, "step-1")) == ()
+
+
+def test_a_wanted_checkpoint_stays_wanted_until_it_is_recorded() -> None:
+    run = fleet("p0", checkpoint_every=2, steps=5)
+    assert views.wanted_checkpoint(run.state) == 2
+    for _ in range(3):
+        run.train()
+    assert views.wanted_checkpoint(run.state) == 2
+    run.checkpoint()
+    assert views.wanted_checkpoint(run.state) == 4
+    run.train()
+    run.checkpoint()
+    assert views.wanted_checkpoint(run.state) == 5
+
+
+def test_a_checkpoint_asked_for_comes_before_the_regular_one_and_once() -> None:
+    run = fleet("p0", checkpoint_every=4, steps=6)
+    run.train()
+    assert run.do(cmd.RequestCheckpoint("a")) == "a checkpoint will be written after step 2"
+    assert run.names() == ["CheckpointRequested"]
+    assert run.do(cmd.RequestCheckpoint("a")) == "a checkpoint will be written after step 2"
+    assert run.names() == []
+    run.failover()
+    assert views.wanted_checkpoint(run.state) == 2
+    run.train()
+    assert views.wanted_checkpoint(run.state) == 2
+    run.checkpoint()
+    assert views.wanted_checkpoint(run.state) == 4
+
+
+def test_a_wish_for_a_checkpoint_whose_writer_died_is_still_wanted_after_its_step() -> None:
+    run = fleet("p0", checkpoint_every=4, steps=6)
+    run.do(cmd.RequestCheckpoint("a"))
+    for _ in range(2):
+        run.train()
+    assert views.wanted_checkpoint(run.state) == 1
+    run.checkpoint()
+    assert views.wanted_checkpoint(run.state) == 4
+
+
+def test_joins_and_leaves_wait_for_the_end_of_the_open_step() -> None:
+    run = fleet("p0", "p1")
+    run.fill("r0", 4)
+    epoch = run.state.fleet.mesh_epoch
+    run.register("p2")
+    run.observe("p2")
+    run.do(cmd.Drain("bye", "p1"))
+    assert run.state.fleet.mesh_epoch == epoch
+    assert views.directive(run.state, "p1", run.current["p1"]).lifecycle == "draining"
+    run.vote("p0")
+    run.vote("p1")
+    assert [m.worker_id for m in run.state.fleet.mesh.members] == ["p0", "p2"]
+    assert views.directive(run.state, "p1", run.current["p1"]).lifecycle == "stopped"
+    assert run.state.fleet.mesh.members[1].needs_state
+
+
+def test_the_last_holder_of_the_state_drains_only_once_another_is_seeded() -> None:
+    run = fleet("p0")
+    run.train()
+    run.do(cmd.Drain("bye", "p0", replace=True))
+    assert [m.worker_id for m in run.state.fleet.mesh.members] == ["p0"]
+    run.train()
+    run.register("p1")
+    run.observe("p1")
+    assert [m.worker_id for m in run.state.fleet.mesh.members] == ["p0", "p1"]
+    assert run.state.fleet.mesh.source_rank == 0
+    run.observe("p1", state=2)
+    assert [m.worker_id for m in run.state.fleet.mesh.members] == ["p1"]
+    assert run.state.versions.rollbacks == 0
+
+
+def test_a_failed_collective_ends_the_epoch_for_all_and_kills_nobody() -> None:
+    run = fleet("p0", "p1")
+    run.fill("r0", 4)
+    epoch = run.state.fleet.mesh_epoch
+    run.do(cmd.BreakMesh("p0", run.current["p0"], epoch, "connection reset"))
+    for p in ("p0", "p1"):
+        assert views.directive(run.state, p, run.current[p]).mesh is None
+        assert views.plan(run.state, p, run.current[p], epoch, 0)[0] == "epoch_over"
+    run.do(cmd.BreakMesh("p1", run.current["p1"], epoch, "too"))
+    assert run.names() == []
+    run.do(cmd.FormMesh())
+    assert run.names() == ["MeshFormed", "StepDealt"]
+    run.do(cmd.FormMesh())
+    assert run.names() == []
+    assert run.vote("p0").outcome == "pending"
+    assert run.vote("p1").outcome == "committed"
+
+
+def test_a_step_whose_members_all_die_returns_its_groups() -> None:
+    run = fleet("p0", "p1")
+    run.fill("r0", 4)
+    run.die("p0")
+    run.die("p1")
+    assert views.counts(run.state).ready == 4
+    assert run.state.steps.open is None
+
+
+def test_a_joiner_that_was_never_seeded_cannot_carry_the_step() -> None:
+    run = fleet("p0")
+    run.register("p1")
+    run.observe("p1")
+    run.fill("r0", 4)
+    assert len(run.state.fleet.mesh.members) == 2
+    run.die("p0")
+    assert "StepAborted" in run.names()
+    assert run.event(ev.MeshFormed).restore
+
+
+def test_votes_are_merged_exactly_into_the_steps_metrics() -> None:
+    run = fleet("p0", "p1")
+    run.now += 2.0
+    run.fill("r0", 3, tokens=30, version_sum=0.0)
+    run.fill("r0", 1, tokens=10, version_sum=0.0, reward_mean=0.9, reward_std=0.1)
+    first = {"loss": cmd.StatValue(6.0, 3.0, 9.0), "ratio": cmd.StatValue(2.0, 2.0, 1.5)}
+    second = {"loss": cmd.StatValue(2.0, 1.0, 2.0), "ratio": cmd.StatValue(4.0, 2.0, 3.5)}
+    run.vote("p0", stats=first)
+    run.vote("p1", stats=second)
+    metrics = run.event(ev.StepCommitted).metrics
+    assert metrics["loss"] == 2.0
+    assert metrics["ratio_mean"] == 1.5 and metrics["ratio_max"] == 3.5
+    assert metrics["reward_mean"] == pytest.approx((3 * 0.5 + 0.9) / 4)
+    second_moment = (3 * 0.5 + 0.82) / 4
+    assert metrics["reward_std"] == pytest.approx((second_moment - 0.6**2) ** 0.5)
+    assert metrics["tokens"] == 100 and metrics["samples"] == 8
+    assert metrics["step_s"] == pytest.approx(2.0)
+    assert metrics["tokens_per_s"] == pytest.approx(50.0)
+    assert metrics["replicas"] == 2
+
+
+def test_staleness_metrics_count_steps_not_versions() -> None:
+    run = fleet("p0", max_staleness=4)
+    run.train()
+    run.checkpoint()
+    run.train()
+    run.die("p0")
+    run.policy("p0")
+    run.rollout("r1")
+    assert run.state.versions.version == 3
+    run.vote("p0")
+    for lease in run.lease("r1", 4).leases:
+        run.submit("r1", lease, 3)
+    run.vote("p0")
+    metrics = run.event(ev.StepCommitted).metrics
+    assert metrics["step"] == 3 and metrics["version"] == 5
+    assert metrics["staleness_max"] == 1.0 and metrics["staleness_mean"] == 1.0

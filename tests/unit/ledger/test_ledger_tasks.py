@@ -1,0 +1,368 @@
+"""Leases, groups and returns: what happens to a task under retries, deaths and failovers."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
+from controller.ledger import views
+from controller.ledger.tasks import TRANSITIONS, Stand
+from paceline.dataset.row_sampler import task_row, task_seed
+from tests.fixtures.ledgers import Driven, group
+
+
+@pytest.fixture
+def run() -> Driven:
+    driven = Driven()
+    driven.policy("p0")
+    driven.rollout("r0", "r1")
+    return driven
+
+
+def test_a_retried_lease_request_gets_the_same_tasks_across_a_failover(run: Driven) -> None:
+    first = run.lease("r0", 3)
+    retry = cmd.LeaseTasks("r0", run.current["r0"], run.seqs["r0"], 3, 0)
+    assert run.do(retry) == first
+    run.failover()
+    assert run.do(retry) == first
+    assert views.counts(run.state).leased == 3
+    assert {t.task_id for t in run.lease("r0", 3).leases}.isdisjoint(
+        t.task_id for t in first.leases
+    )
+
+
+def test_an_overtaken_lease_request_is_refused(run: Driven) -> None:
+    run.lease("r0")
+    run.lease("r0")
+    with pytest.raises(cmd.Refused, match="older"):
+        run.do(cmd.LeaseTasks("r0", run.current["r0"], 1, 1, 0))
+
+
+def test_a_repeated_submission_counts_once_across_a_failover(run: Driven) -> None:
+    (lease,) = run.lease("r0").leases
+    assert run.submit("r0", lease).code == "accepted"
+    assert run.submit("r0", lease).code == "duplicate"
+    run.failover()
+    assert run.submit("r0", lease).code == "duplicate"
+    assert views.counts(run.state).ready == 1
+
+
+def test_a_repeated_submission_is_a_duplicate_even_after_its_step_is_covered(run: Driven) -> None:
+    leases = run.fill("r0", 4)
+    run.train()
+    run.checkpoint()
+    assert not run.state.tasks.records
+    assert run.submit("r0", leases[0]).code == "duplicate"
+    older = group(leases[0], attempt=0)
+    assert run.do(cmd.AcceptGroup("r0", run.current["r0"], older)).code == "unknown_task"
+
+
+def test_a_submission_by_another_than_the_owner_changes_nothing(run: Driven) -> None:
+    (lease,) = run.lease("r0").leases
+    assert run.submit("r1", lease).code == "superseded"
+    assert run.names() == []
+
+
+def test_a_submission_of_an_earlier_attempt_is_superseded(run: Driven) -> None:
+    (lease,) = run.lease("r0").leases
+    run.return_task("r0", lease, "hand_back")
+    assert run.submit("r0", lease).code == "superseded"
+    (again,) = run.lease("r0").leases
+    assert (again.task_id, again.attempt) == (lease.task_id, 2)
+    assert run.submit("r0", lease).code == "superseded"
+    assert run.submit("r0", again).code == "accepted"
+
+
+def test_a_submission_of_a_task_never_dispatched_is_unknown(run: Driven) -> None:
+    (lease,) = run.lease("r0").leases
+    for task_id in ("t7", "t-1", "t01", "e0.0", "x", "", "t", "e1", "t١"):
+        unknown = group(lease, task_id=task_id)
+        verdict = run.do(cmd.AcceptGroup("r0", run.current["r0"], unknown))
+        assert verdict.code == "unknown_task", task_id
+        assert run.names() == []
+    future = group(lease, attempt=2)
+    assert run.do(cmd.AcceptGroup("r0", run.current["r0"], future)).code == "unknown_task"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"min_version": 1, "max_version": 1},
+        {"min_version": -1},
+        {"sequences": 3},
+        {"tokens": 0},
+    ],
+)
+def test_an_implausible_group_changes_nothing(run: Driven, changes: dict[str, int]) -> None:
+    (lease,) = run.lease("r0").leases
+    assert run.submit("r0", lease, **changes).code == "invalid"
+    assert run.names() == []
+    assert run.submit("r0", lease).code == "accepted"
+
+
+def test_a_dead_owners_tasks_go_out_first_and_in_order(run: Driven) -> None:
+    lost = run.lease("r0", 3).leases
+    run.lease("r1", 2)
+    run.die("r0")
+    assert views.counts(run.state).pending == 3
+    again = run.lease("r1", 4).leases
+    assert [t.task_id for t in again[:3]] == [t.task_id for t in lost]
+    assert [t.attempt for t in again] == [2, 2, 2, 1]
+    assert [t.seed for t in again[:3]] == [t.seed for t in lost]
+
+
+def test_a_dead_owner_can_do_nothing_more(run: Driven) -> None:
+    (lease,) = run.lease("r0").leases
+    run.die("r0")
+    for command in (
+        cmd.AcceptGroup("r0", run.current["r0"], group(lease)),
+        cmd.LeaseTasks("r0", run.current["r0"], 9, 1, 0),
+        cmd.Observe("r0", run.current["r0"], "running"),
+    ):
+        with pytest.raises(cmd.Refused) as refused:
+            run.do(command)
+        assert refused.value.code == "fenced"
+
+
+def test_a_poisoned_task_is_quarantined_with_its_reasons(run: Driven) -> None:
+    (lease,) = run.lease("r0").leases
+    run.return_task("r0", lease, "failed", "reward_error")
+    run.lease("r0")
+    run.die("r0", "exit")
+    run.rollout("r0")
+    run.lease("r1")
+    (third,) = [t for t in run.state.tasks.records.values() if t.task_id == lease.task_id]
+    assert third.attempt == 3
+    run.die("r1", "lease")
+    dropped = run.event(ev.TaskDropped)
+    assert (dropped.task_id, dropped.reason) == (lease.task_id, "quarantined")
+    assert dropped.detail == "r0: reward_error; r0: owner_died exit; r1: owner_died lease"
+    assert views.counts(run.state).dropped == {"quarantined": 1}
+
+
+def test_hand_backs_and_lost_leases_never_quarantine(run: Driven) -> None:
+    for _ in range(5):
+        (lease,) = run.lease("r0").leases
+        run.return_task("r0", lease, "hand_back", "draining")
+    for _ in range(5):
+        (lease,) = run.lease("r0").leases
+        run.do(cmd.ExpireLease(lease.task_id, lease.attempt))
+    (lease,) = run.lease("r0").leases
+    assert (lease.task_id, lease.attempt) == ("t0", 11)
+
+
+def test_a_task_that_can_never_succeed_is_dropped_at_once_and_once(run: Driven) -> None:
+    (lease,) = run.lease("r0").leases
+    assert run.return_task("r0", lease, "drop", "prompt_too_long").code == "accepted"
+    assert run.return_task("r0", lease, "drop", "prompt_too_long").code == "duplicate"
+    assert views.counts(run.state).dropped == {"prompt_too_long": 1}
+
+
+def test_an_expired_lease_that_has_moved_on_is_left_alone(run: Driven) -> None:
+    (lease,) = run.lease("r0").leases
+    run.submit("r0", lease)
+    run.do(cmd.ExpireLease(lease.task_id, lease.attempt))
+    run.do(cmd.ExpireLease("t99", 1))
+    assert run.names() == []
+
+
+@pytest.mark.parametrize(("staleness", "expected"), [(0, 4), (1, 8), (3, 16)])
+def test_admission_is_exact(staleness: int, expected: int) -> None:
+    run = Driven(max_staleness=staleness)
+    run.policy("p0")
+    run.rollout("r0", "r1")
+    assert len(run.lease("r0", 100).leases) == expected
+    assert run.lease("r1", 1).empty_reason == "staleness"
+
+
+def test_admission_counts_what_is_in_flight_and_never_leaks() -> None:
+    run = Driven(max_staleness=0)
+    run.policy("p0")
+    run.rollout("r0")
+    for _ in range(20):
+        leases = run.lease("r0", 100).leases
+        assert len(leases) == 4
+        for lease in leases:
+            run.return_task("r0", lease, "hand_back")
+    run.fill("r0", 4)
+    assert run.lease("r0", 100).empty_reason == "staleness"
+
+
+def test_a_worker_with_old_weights_is_told_that_weights_are_the_reason(run: Driven) -> None:
+    run.train()
+    run.fill("r0", 4)
+    assert run.lease("r0", 1, version=0).empty_reason == "weights"
+    assert run.lease("r0", 1, version=-1).empty_reason == "weights"
+    assert run.lease("r0", 1, version=1).leases
+
+
+def test_weights_that_were_never_committed_lease_nothing(run: Driven) -> None:
+    assert run.lease("r0", 1, version=1).empty_reason == "weights"
+
+
+def test_a_fault_that_hits_every_task_fails_the_run_and_names_itself() -> None:
+    """The data set has no end: without this, tasks would be dropped for ever and no step come."""
+    run = Driven(groups_per_step=8, max_attempts=1)
+    run.policy("p0")
+    run.rollout("r0")
+    for number in range(23):
+        (lease,) = run.lease("r0").leases
+        run.return_task("r0", lease, "failed", f"reward_error {number}")
+    run.failover()
+    assert not run.state.ended
+    (lease,) = run.lease("r0").leases
+    run.return_task("r0", lease, "drop", "prompt_too_long")
+    assert run.names()[-1] == "RunFailed"
+    assert "24 tasks in a row" in run.state.reason and "prompt_too_long" in run.state.reason
+    run.failover()
+    assert run.state.phase == "failed"
+
+
+@pytest.mark.parametrize("fruit", ["accepted", "uninformative"])
+def test_one_group_in_between_is_enough_to_go_on(fruit: str) -> None:
+    run = Driven(groups_per_step=8, max_attempts=1, filter_uninformative=True)
+    run.policy("p0")
+    run.rollout("r0")
+    for number in range(60):
+        (lease,) = run.lease("r0").leases
+        if number % 20 == 19:
+            run.submit("r0", lease, reward_std=0.0 if fruit == "uninformative" else 0.5)
+        else:
+            run.return_task("r0", lease, "drop", "prompt_too_long")
+    assert not run.state.ended
+    assert run.state.tasks.fruitless == 0
+
+
+def test_no_more_tasks_are_leased_than_the_run_needs() -> None:
+    run = Driven(steps=1, max_staleness=4)
+    run.policy("p0")
+    run.rollout("r0")
+    assert len(run.lease("r0", 100).leases) == 4
+
+
+def test_a_group_that_comes_too_late_is_dropped_counted_and_replaced() -> None:
+    run = Driven(max_staleness=0)
+    run.policy("p0")
+    run.rollout("r0", "r1")
+    (late,) = run.lease("r1").leases
+    run.fill("r0", 3)
+    run.do(cmd.ExpireLease(late.task_id, late.attempt))
+    (again,) = run.lease("r1").leases
+    run.fill("r0", 1)
+    assert run.submit("r1", again).code == "accepted"
+    run.train()
+    (late,) = run.lease("r1").leases
+    assert run.submit("r1", late, version=0).code == "too_stale"
+    assert run.submit("r1", late, version=0).code == "too_stale"
+    run.failover()
+    assert run.submit("r1", late, version=0).code == "too_stale"
+    assert views.counts(run.state).dropped == {"stale": 1}
+    assert len(run.lease("r0", 100).leases) == 4
+
+
+def test_a_group_too_stale_for_the_step_after_the_open_one_is_dropped_on_arrival() -> None:
+    run = Driven(max_staleness=1, groups_per_step=2)
+    run.policy("p0")
+    run.rollout("r0", "r1")
+    early = run.lease("r0", 4).leases
+    for lease in early[:2]:
+        run.submit("r0", lease)
+    run.vote("p0")  # step 1
+    run.fill("r1", 2)
+    assert run.state.steps.open.step == 2
+    run.submit("r0", early[2], 0)
+    assert run.names() == ["TaskDropped"]
+    run.vote("p0")
+    assert run.state.versions.step == 2
+    assert views.counts(run.state).dropped == {"stale": 1}
+
+
+def test_ready_groups_that_grew_too_stale_are_dropped_before_the_step_opens() -> None:
+    run = Driven(max_staleness=1, groups_per_step=2)
+    run.policy("p0")
+    run.rollout("r0")
+    run.train()  # step 1
+    leases = run.lease("r0", 4).leases
+    run.do(cmd.Pause("a", True))
+    for lease in leases:  # fresh enough for step 2, all four of them
+        assert run.submit("r0", lease, version=0).code == "accepted"
+    run.do(cmd.Pause("b", False))
+    assert run.state.steps.open.step == 2
+    run.vote("p0")
+    assert run.names().count("TaskDropped") == 2
+    assert run.state.steps.open is None, "step 3 waits for fresher groups"
+    assert views.counts(run.state).dropped == {"stale": 2}
+
+
+def test_uninformative_groups_are_dropped_counted_and_replaced() -> None:
+    run = Driven(filter_uninformative=True)
+    run.policy("p0")
+    run.rollout("r0")
+    (lease,) = run.lease("r0").leases
+    assert run.submit("r0", lease, reward_std=0.0).code == "accepted"
+    assert run.submit("r0", lease, reward_std=0.0).code == "duplicate"
+    assert views.counts(run.state).dropped == {"uninformative": 1}
+    assert len(run.lease("r0", 100).leases) == 8
+
+
+def test_nothing_is_leased_while_paused_draining_or_stopping(run: Driven) -> None:
+    run.do(cmd.Pause("a", True))
+    assert run.lease("r0").empty_reason == "paused"
+    run.do(cmd.Pause("b", False))
+    run.do(cmd.Drain("c", "r0"))
+    assert run.lease("r0").empty_reason == "stopped"
+    run.fill("r1", 4)  # a step is open: the run cannot end yet
+    run.do(cmd.Stop("d", "enough"))
+    assert run.lease("r1").empty_reason == "stopped"
+
+
+def test_every_dataset_epoch_visits_every_row_once() -> None:
+    for rows in (1, 2, 17, 5000):
+        for epoch in (0, 1):
+            seen = [task_row(3, epoch * rows + i, rows, True) for i in range(rows)]
+            assert {e for e, _ in seen} == {epoch}
+            assert sorted(i for _, i in seen) == list(range(rows))
+    assert [task_row(3, i, 17, True) for i in range(17)] != [
+        task_row(4, i, 17, True) for i in range(17)
+    ]
+    assert [task_row(3, i, 5, False)[1] for i in range(7)] == [0, 1, 2, 3, 4, 0, 1]
+
+
+def test_sampling_seeds_differ_between_tasks_and_runs() -> None:
+    seeds = {task_seed(run, f"t{n}") for run in range(3) for n in range(100_000, 100_400)}
+    assert len(seeds) == 1200
+
+
+def test_the_transition_table_names_every_stand() -> None:
+    assert set(TRANSITIONS) == {None, *Stand}
+    reachable: set[Stand | None] = {None}
+    for _ in Stand:
+        reachable |= {to for at in reachable for to in TRANSITIONS[at]}
+    assert reachable == {None, *Stand}
+
+
+def test_payloads_are_kept_until_a_checkpoint_covers_them(run: Driven) -> None:
+    leases = run.fill("r0", 4)
+    run.train()
+    refs = {(t.task_id, t.attempt) for t in leases}
+    assert run.ledger.take_garbage() == []
+    assert views.live_payloads(run.state) == refs
+    run.checkpoint()
+    assert set(run.ledger.take_garbage()) == refs
+    assert views.live_payloads(run.state) == set()
+
+
+def test_finished_tasks_leave_the_memory() -> None:
+    run = Driven(steps=10_000, checkpoint_every=10)
+    run.policy("p0")
+    run.rollout("r0")
+    run.ledger.checked = False
+    sizes = []
+    for step in range(1, 61):
+        run.train()
+        if step % 10 == 0:
+            run.checkpoint()
+            sizes.append(len(run.ledger.fingerprint()))
+    assert sizes[-1] < sizes[0] * 3
+    assert len(run.state.tasks.records) == 0

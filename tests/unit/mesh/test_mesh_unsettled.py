@@ -1,0 +1,93 @@
+"""Operations that cannot be ended: their memory is left to them, and the process lives on."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+
+import pytest
+import torch
+from torch import Tensor
+
+from paceline.mesh import elastic_mesh as mesh_module
+from paceline.mesh.elastic_mesh import EpochCancelled, ProcessMesh
+from paceline.mesh.process_group_forming import graveyard
+
+CPU = torch.device("cpu")
+
+
+class Stuck:
+    """An operation that ends when it is told to, as gloo's may never do."""
+
+    def __init__(self, buffer: Tensor, ended: threading.Event) -> None:
+        self.buffer, self.ended = buffer, ended
+
+    def poll(self, seconds: float) -> bool:
+        return self.ended.wait(seconds)
+
+    def result(self) -> None:
+        raise RuntimeError("it ended badly")
+
+
+class Side:
+    def __init__(self) -> None:
+        self.ended = threading.Event()
+        self.severed = threading.Event()
+
+    def all_reduce(self, buffer: Tensor) -> Stuck:
+        return Stuck(buffer, self.ended)
+
+    def sever(self) -> None:
+        self.severed.set()
+
+
+@pytest.fixture
+def side(monkeypatch: pytest.MonkeyPatch) -> Side:
+    monkeypatch.setattr(mesh_module, "_SETTLE_S", 0.05)
+    return Side()
+
+
+def cancelled_mesh(side: Side, buffer: Tensor) -> ProcessMesh:
+    """A mesh whose epoch ends while it reduces ``buffer``."""
+    over = threading.Event()
+    mesh = ProcessMesh(0, 2, CPU, over.is_set, side)  # type: ignore[arg-type]
+    handle = mesh.all_reduce_async(buffer)
+    over.set()
+    with pytest.raises(EpochCancelled):
+        mesh.wait(handle)
+    return mesh
+
+
+def test_an_operation_that_does_not_end_keeps_its_buffer_and_says_so(side: Side) -> None:
+    before = graveyard.unended()
+    buffer = torch.ones(1000)
+    lives = weakref.ref(buffer)
+    mesh = cancelled_mesh(side, buffer)
+    assert side.severed.is_set()
+    assert not mesh.settled
+    assert graveyard.unended() == before + 1, "counted"
+    del buffer, mesh
+    assert lives() is not None, "gloo may still write there"
+    side.ended.set()
+    wait_until_dropped()
+    assert lives() is None, "what ends late is dropped then"
+    assert graveyard.unended() == before
+
+
+def test_an_operation_that_ends_when_severed_frees_its_buffer(side: Side) -> None:
+    side.severed = side.ended
+    assert cancelled_mesh(side, torch.ones(1000)).settled
+
+
+def test_nothing_is_started_on_a_mesh_that_did_not_settle(side: Side) -> None:
+    mesh = cancelled_mesh(side, torch.ones(10))
+    with pytest.raises(EpochCancelled):
+        mesh.all_reduce_async(torch.ones(10))
+    assert not mesh.settled
+    side.ended.set()
+
+
+def wait_until_dropped() -> None:
+    for thread in threading.enumerate():
+        if thread.name == "mesh-drop":
+            thread.join(10)

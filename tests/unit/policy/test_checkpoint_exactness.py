@@ -1,0 +1,184 @@
+"""A checkpoint gives back exactly the state it was taken of."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+
+import numpy as np
+import pytest
+import torch
+
+from policy_worker.checkpoint import checkpoint as checkpoint_module
+from policy_worker.checkpoint.checkpoint import (
+    META,
+    Checkpointer,
+    CheckpointError,
+    complete_checkpoints,
+    read_meta,
+)
+from tests.fixtures.train_states import (
+    all_bits,
+    assert_same_bits,
+    synthetic_step,
+    tiny_config,
+    tiny_state,
+)
+
+
+@pytest.fixture
+def config(tmp_path):
+    return tiny_config(tmp_path)
+
+
+@pytest.fixture
+def checkpointer(tmp_path, config):
+    checkpointer = Checkpointer(tmp_path / "run", config)
+    yield checkpointer
+    checkpointer.close()
+
+
+def test_restored_state_has_the_same_bits(config, checkpointer):
+    state = tiny_state(config)
+    for _ in range(3):
+        synthetic_step(state)
+    info = checkpointer.save_async(state).result(30)
+    assert (info.step, info.version, info.path.name) == (3, 3, "step-000003")
+    assert info.size_bytes == sum(f["size"] for f in read_meta(info.path)["files"].values())
+
+    fresh = tiny_state(config)
+    checkpointer.restore(fresh, info.path, version=9)
+    assert (fresh.step, fresh.version) == (3, 9)
+    assert_same_bits(all_bits(fresh), all_bits(state))
+    assert fresh.optimizer.param_groups[0]["lr"] == state.optimizer.param_groups[0]["lr"]
+
+
+def test_step_after_restore_equals_that_of_an_uninterrupted_run(config, checkpointer):
+    state = tiny_state(config)
+    torch.manual_seed(7)
+    for _ in range(2):
+        synthetic_step(state)
+    saved = checkpointer.save_async(state)
+    # Draws from torch's random state, which the checkpoint therefore has to hold as well.
+    uninterrupted = [synthetic_step(state) for _ in range(3)]
+    path = saved.result(30).path
+
+    torch.manual_seed(12345)
+    resumed = tiny_state(config)
+    checkpointer.restore(resumed, path)
+    assert [synthetic_step(resumed) for _ in range(3)] == uninterrupted
+    assert_same_bits(all_bits(resumed), all_bits(state))
+
+
+def test_random_states_of_python_and_numpy_come_back(config, checkpointer):
+    state = tiny_state(config)
+    random.seed(3)
+    np.random.seed(3)
+    np.random.standard_normal()  # leaves a second Gaussian cached
+    path = checkpointer.save_async(state).result(30).path
+    expected = random.random(), np.random.standard_normal(2).tolist()
+    checkpointer.restore(state, path)
+    assert (random.random(), np.random.standard_normal(2).tolist()) == expected
+
+
+def test_training_goes_on_while_the_disk_is_slow(config, checkpointer, monkeypatch):
+    may_write = threading.Event()
+    write = checkpoint_module.write_shards
+
+    def slow_disk(*args):
+        assert may_write.wait(30)
+        return write(*args)
+
+    monkeypatch.setattr(checkpoint_module, "write_shards", slow_disk)
+    state = tiny_state(config)
+    synthetic_step(state)
+    before = all_bits(state)
+    pending = checkpointer.save_async(state)
+    for _ in range(3):
+        synthetic_step(state)
+    assert not pending.done()
+    may_write.set()
+    restored = tiny_state(config)
+    checkpointer.restore(restored, pending.result(30).path)
+    assert_same_bits(all_bits(restored), before)
+
+
+def test_same_step_on_a_later_line_replaces_the_earlier_one(config, checkpointer):
+    state = tiny_state(config)
+    synthetic_step(state)
+    checkpointer.save_async(state).result(30)
+    torch.manual_seed(99)
+    synthetic_step(state)
+    state.step, state.version = 1, 7
+    path = checkpointer.save_async(state).result(30).path
+    restored = tiny_state(config)
+    assert checkpointer.restore(restored, path)["version"] == 7
+    assert_same_bits(all_bits(restored), all_bits(state))
+    assert [p.name for p in path.parent.iterdir()] == ["step-000001"]
+
+
+def test_nothing_in_a_checkpoint_is_a_pickle(config, checkpointer):
+    path = checkpointer.save_async(tiny_state(config)).result(30).path
+    names = sorted(p.name for p in path.iterdir())
+    assert all(name.endswith((".safetensors", ".json")) for name in names), names
+    for file in path.glob("*.json"):
+        json.loads(file.read_text())
+
+
+def test_failed_write_leaves_no_checkpoint_and_says_why(config, checkpointer, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "checkpoints").write_text("a file where the directory should be")
+    with pytest.raises(OSError, match="checkpoints"):
+        checkpointer.save_async(tiny_state(config)).result(30)
+    assert complete_checkpoints(tmp_path / "run") == []
+
+
+def test_delete_removes_only_checkpoints_of_this_run(config, checkpointer, tmp_path):
+    state = tiny_state(config)
+    paths = []
+    for _ in range(2):
+        synthetic_step(state)
+        paths.append(checkpointer.save_async(state).result(30).path)
+    elsewhere = tmp_path / "precious" / "step-000001"
+    elsewhere.mkdir(parents=True)
+    checkpointer.delete([str(paths[0]), elsewhere, paths[0].parent, paths[0] / ".." / ".." / "x"])
+    checkpointer.close()
+    assert complete_checkpoints(tmp_path / "run") == [paths[1]]
+    assert elsewhere.is_dir()
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (lambda p: p.rename(p.with_name("gone")), "no such checkpoint"),
+        (lambda p: (p / META).unlink(), "not a complete checkpoint"),
+        (lambda p: (p / META).write_text("{"), "cannot be read"),
+        (lambda p: next(p.glob("shard-*")).unlink(), "is missing"),
+        (lambda p: _flip_last_byte(next(p.glob("shard-*"))), "is damaged"),
+    ],
+)
+def test_unusable_checkpoint_is_refused_with_the_reason(config, checkpointer, harm, message):
+    state = tiny_state(config)
+    path = checkpointer.save_async(state).result(30).path
+    harm(path)
+    with pytest.raises(CheckpointError, match=message):
+        checkpointer.restore(state, path)
+
+
+def test_checkpoint_of_another_model_is_refused(config, checkpointer, tmp_path):
+    path = checkpointer.save_async(tiny_state(config)).result(30).path
+    from testbed.tiny_model import make_tiny_model
+
+    make_tiny_model(tmp_path / "wider", hidden=64)
+    other = config.model_copy(
+        update={"model": config.model.model_copy(update={"path": str(tmp_path / "wider")})}
+    )
+    with pytest.raises(CheckpointError, match="another model"):
+        checkpointer.restore(tiny_state(other), path)
+
+
+def _flip_last_byte(path):
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)

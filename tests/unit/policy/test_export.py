@@ -1,0 +1,111 @@
+"""An export is a directory that transformers loads, with exactly the trained weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import logging
+
+from paceline.cli import app
+from policy_worker.checkpoint.checkpoint import Checkpointer
+from policy_worker.checkpoint.export import MARKER, ExportError, export, main
+from tests.fixtures.train_states import synthetic_step, tiny_config, tiny_state
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("export")
+    config = tiny_config(folder)
+    state = tiny_state(config)
+    for _ in range(2):
+        synthetic_step(state)
+    checkpointer = Checkpointer(folder / "run", config)
+    path = checkpointer.save_async(state).result(30).path
+    checkpointer.close()
+    return config, state, path
+
+
+def test_exported_weights_equal_the_trained_bits(trained, tmp_path):
+    config, state, checkpoint = trained
+    out = export(checkpoint, config.model.path, tmp_path / "out")
+    model = AutoModelForCausalLM.from_pretrained(out)
+    loaded = dict(model.named_parameters())
+    for name, weight in state.named_weights():
+        assert loaded[name].dtype == torch.float32
+        assert torch.equal(loaded[name], weight), name
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    tokens = torch.tensor([[5, 6, 7]])
+    assert torch.allclose(model(tokens).logits, state.model(tokens).logits, atol=1e-6)
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    assert tokenizer.encode("s12=") == AutoTokenizer.from_pretrained(config.model.path).encode(
+        "s12="
+    )
+    assert json.loads((out / MARKER).read_text())["step"] == 2
+
+
+def test_export_in_bfloat16_says_so_in_its_config(trained, tmp_path):
+    _, state, checkpoint = trained
+    assert main([str(checkpoint), str(tmp_path / "out"), "--dtype", "bfloat16"]) == 0
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    for name, weight in model.named_parameters():
+        assert weight.dtype == torch.bfloat16
+        assert torch.equal(weight, dict(state.named_weights())[name].bfloat16()), name
+
+
+def test_the_command_takes_a_directory_of_checkpoints_and_says_nothing_beside_its_line(
+    trained, tmp_path, capfd
+):
+    """Where the roles were started by hand, the events are in a controller's directory."""
+    config, _, checkpoint = trained
+    model = tmp_path / "moved"
+    shutil.copytree(config.model.path, model)
+    logging.enable_progress_bar()
+    out = tmp_path / "out"
+    arguments = ["export", str(checkpoint.parent.parent), "--out", str(out)]
+    app([*arguments, "--model", str(model), "--dtype", "bfloat16"], standalone_mode=False)
+    assert capfd.readouterr() == (f"exported {checkpoint} to {out}\n", "")
+    assert json.loads((out / MARKER).read_text())["model"] == str(model)
+    assert json.loads((out / "config.json").read_text())["dtype"] == "bfloat16"
+
+
+def test_export_replaces_an_earlier_export_and_nothing_else(trained, tmp_path):
+    config, _, checkpoint = trained
+    out = export(checkpoint, None, tmp_path / "out")
+    assert export(checkpoint, None, out) == out
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("words")
+    with pytest.raises(ExportError, match="not an earlier export"):
+        export(checkpoint, config.model.path, tmp_path / "mine")
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "words"
+
+
+def test_missing_checkpoint_is_named_with_the_newest_there_is(trained, tmp_path, capsys):
+    _, _, checkpoint = trained
+    assert main([str(checkpoint.with_name("step-000099")), str(tmp_path / "out")]) == 2
+    message = capsys.readouterr().err
+    assert "step-000099: no such checkpoint" in message
+    assert str(checkpoint) in message
+    assert not (tmp_path / "out").exists()
+
+
+def test_incomplete_checkpoint_and_wrong_model_are_refused(trained, tmp_path):
+    config, _, checkpoint = trained
+    half = tmp_path / "step-000002"
+    shutil.copytree(checkpoint, half)
+    (half / "meta.json").unlink()
+    with pytest.raises(ExportError, match="not a complete checkpoint"):
+        export(half, config.model.path, tmp_path / "out")
+    with pytest.raises(ExportError, match=r"cannot be read.*--model"):
+        export(checkpoint, tmp_path / "nothing", tmp_path / "out")
+    from testbed.tiny_model import make_tiny_model
+
+    make_tiny_model(tmp_path / "deeper", hidden=32, layers=3)
+    with pytest.raises(ExportError, match=r"is not of .*deeper"):
+        export(checkpoint, tmp_path / "deeper", tmp_path / "out")
+    with pytest.raises(ExportError, match="float8"):
+        export(checkpoint, None, tmp_path / "out", "float8")

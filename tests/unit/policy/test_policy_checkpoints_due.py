@@ -1,0 +1,137 @@
+"""When a replica writes a checkpoint: as soon as one is due that nobody is writing, and once."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from paceline.v1 import common_pb2, policy_pb2, worker_pb2
+from policy_worker import publish_and_checkpoint
+from policy_worker.checkpoint.checkpoint import CheckpointInfo
+
+
+class Desk:
+    """A control plane that records checkpoints when it is told to."""
+
+    def __init__(self) -> None:
+        self.directive = worker_pb2.Directive()
+        self.caller = common_pb2.Caller(worker_id="policy-0", incarnation=1)
+        self.answers: list[tuple[policy_pb2.CheckpointRequest, object, Future[None]]] = []
+
+    def on_directive(self, callback) -> None:
+        pass
+
+    def post(self, method, request, then=lambda reply: None):
+        future: Future[None] = Future()
+        self.answers.append((request, then, future))
+        return future
+
+    def answer(self, *, recorded: bool = True) -> int:
+        """Step of the checkpoint that is answered."""
+        request, then, future = self.answers.pop(0)
+        if recorded:
+            then(policy_pb2.CheckpointReply())
+        future.set_result(None)
+        return request.step
+
+
+class Writer:
+    """A trainer whose saves end when it is told to."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.state = SimpleNamespace(step=0, version=0)
+        self.device = None
+        self.saves: list[tuple[int, int, Future[CheckpointInfo]]] = []
+        self.checkpointer = SimpleNamespace(delete=lambda paths: None)
+
+    def save(self) -> Future[CheckpointInfo]:
+        future: Future[CheckpointInfo] = Future()
+        self.saves.append((self.state.step, self.state.version, future))
+        return future
+
+    def step_on(self) -> None:
+        self.state.step += 1
+        self.state.version += 1
+
+    def written(self) -> None:
+        step, version, future = self.saves[-1]
+        future.set_result(CheckpointInfo(Path(f"step-{step}"), step, version, 1, 0.1))
+
+
+@pytest.fixture
+def due(monkeypatch):
+    """(outlets, desk, trainer) after step 3, with a checkpoint of step 2 wanted."""
+    idle = SimpleNamespace(publish=lambda *a: 0.0, set_links=lambda links: None)
+    monkeypatch.setattr(publish_and_checkpoint, "Publisher", lambda **_: idle)
+    desk, trainer = Desk(), Writer()
+    reply = worker_pb2.RegisterReply(rendezvous_url="redis://", run_id="r")
+    out = publish_and_checkpoint.Outlets(desk, trainer, reply, "127.0.0.1")
+    desk.directive.checkpoint_step = 2
+    trainer.state.step = trainer.state.version = 3
+    return out, desk, trainer
+
+
+def test_a_checkpoint_whose_step_has_passed_is_made_up_at_once_and_only_once(due) -> None:
+    out, desk, trainer = due
+    assert out.wanted()
+    out.serve()
+    assert [s[0] for s in trainer.saves] == [3]
+    trainer.step_on()
+    out.serve()
+    assert not out.wanted() and len(trainer.saves) == 1, "it is being written"
+    trainer.written()
+    out.serve()
+    assert len(trainer.saves) == 1, "it is being recorded"
+    assert desk.answer() == 3
+    out.serve()
+    assert len(trainer.saves) == 1
+    desk.directive.checkpoint_step = 6
+    assert not out.wanted()
+    trainer.state.step = trainer.state.version = 6
+    out.serve()
+    assert [s[0] for s in trainer.saves] == [3, 6]
+
+
+@pytest.mark.parametrize("failure", ["write", "record"])
+def test_a_checkpoint_that_failed_is_tried_again_after_a_while(due, failure, monkeypatch) -> None:
+    out, desk, trainer = due
+    now = 100.0
+    monkeypatch.setattr(publish_and_checkpoint.time, "monotonic", lambda: now)
+    out.serve()
+    if failure == "write":
+        trainer.saves[0][2].set_exception(OSError("disk full"))
+    else:
+        trainer.written()
+        desk.answer(recorded=False)
+    trainer.step_on()
+    assert not out.wanted()
+    now += publish_and_checkpoint.RETRY_S
+    assert out.wanted()
+    out.serve()
+    assert [s[0] for s in trainer.saves] == [3, 4]
+
+
+def test_what_was_saved_on_a_line_that_was_rolled_back_does_not_count(due) -> None:
+    out, desk, trainer = due
+    desk.directive.checkpoint_step = 4
+    trainer.state.step = trainer.state.version = 4
+    out.serve()
+    assert [s[:2] for s in trainer.saves] == [(4, 4)]
+    # Back to step 1, as version 5; step 4 comes again, as version 8.
+    trainer.state.step, trainer.state.version = 3, 7
+    assert not out.wanted()
+    trainer.step_on()
+    out.serve()
+    assert [s[:2] for s in trainer.saves] == [(4, 4), (4, 8)]
+
+
+def test_only_rank_0_writes(due) -> None:
+    out, _, trainer = due
+    trainer.rank = 1
+    assert not out.wanted()
+    out.serve()
+    assert trainer.saves == []

@@ -1,0 +1,275 @@
+"""The gradient of a step must not depend on who computes which part of it, nor when."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from controller.services.validation import check_stats
+from policy_worker.state import TrainState
+from policy_worker.step.batch import BadGroup
+from policy_worker.step.gradients import Gradients, StepFacts
+from policy_worker.step.optimizer import build_optimizer
+from policy_worker.step.stats import Stats
+from tests.fixtures.policy_models import make_config, make_group, random_groups, tiny_network
+
+CPU = torch.device("cpu")
+
+
+def make_gradients(config, *, reference=None, seed=0):
+    model = tiny_network("qwen3", seed=seed)
+    state = TrainState(model, build_optimizer(model, config.train), 0, 0, config)
+    return Gradients(state, CPU, reference)
+
+
+def facts_of(groups, step=1):
+    sequences = [c for g in groups for c in g.completions]
+    tokens = sum(len(c.tokens) // 4 for c in sequences)
+    return StepFacts(step, step - 1, tokens, len(sequences))
+
+
+def keys(groups):
+    return [(g.task.task_id, g.task.attempt) for g in groups]
+
+
+def flat(gradients):
+    scratch = torch.full((gradients.size,), float("nan"))
+    gradients.flatten(scratch)
+    return scratch
+
+
+def whole_step(config, groups, *parts, **kwargs):
+    """Flat gradient of ``groups``, added in ``parts`` (lists of groups; default: all at once)."""
+    gradients = make_gradients(config, **kwargs)
+    gradients.begin(facts_of(groups), keys(groups))
+    for part in parts or [groups]:
+        gradients.add(part)
+    return flat(gradients), gradients
+
+
+def padded_reference(config, groups):
+    """The same loss by a padded batch through the model's ordinary forward, in plain torch."""
+    model = tiny_network("qwen3")
+    sequences, weights = [], []
+    facts = facts_of(groups)
+    for group in groups:
+        prompt = np.frombuffer(group.prompt_tokens, "<i4").tolist()
+        rewards = torch.tensor([c.reward for c in group.completions], dtype=torch.float64)
+        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-4)
+        for completion, advantage in zip(group.completions, advantages, strict=True):
+            tokens = np.frombuffer(completion.tokens, "<i4").tolist()
+            old = torch.tensor(np.frombuffer(completion.logprobs, "<f4").copy())
+            sequences.append((prompt, tokens, old))
+            weights.append(float(advantage))
+    longest = max(len(p) + len(t) for p, t, _ in sequences)
+    ids = torch.zeros(len(sequences), longest, dtype=torch.int64)
+    mask = torch.zeros_like(ids)
+    for row, (prompt, tokens, _) in enumerate(sequences):
+        ids[row, : len(prompt) + len(tokens)] = torch.tensor(prompt + tokens)
+        mask[row, : len(prompt) + len(tokens)] = 1
+    logits = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
+    logp = torch.log_softmax(logits / config.rollout.temperature, -1)
+    loss = torch.zeros(())
+    for row, (prompt, tokens, old) in enumerate(sequences):
+        at = torch.arange(len(prompt) - 1, len(prompt) + len(tokens) - 1)
+        r = (logp[row, at, torch.tensor(tokens)] - old).exp()
+        a = weights[row]
+        loss = loss - torch.minimum(r * a, r.clamp(0.8, 1.2) * a).sum() / facts.tokens
+    loss.backward()
+    return torch.cat([p.grad.reshape(-1) for p in model.parameters()]), float(loss)
+
+
+def close(a, b):
+    torch.testing.assert_close(a, b, atol=2e-7, rtol=2e-4)
+
+
+def test_a_step_equals_the_padded_textbook_step():
+    config = make_config(rollout={"temperature": 0.9})
+    groups = random_groups(6, group_size=4, seed=11)
+    expected, loss = padded_reference(config, groups)
+    got, gradients = whole_step(config, groups)
+    close(got, expected)
+    assert gradients.stats.mean("loss") == pytest.approx(loss, rel=1e-4)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "dr_grpo"])
+def test_replicas_add_up_to_the_whole_step(aggregation):
+    config = make_config(train={"aggregation": aggregation})
+    groups = random_groups(6, group_size=3, seed=2)
+    whole, one = whole_step(config, groups)
+    first, a = whole_step(config, groups, groups[:1])
+    second, b = whole_step(config, groups, groups[1:])
+    close(first + second, whole)
+    a.stats.merge([b.stats.entries])
+    for name in ("loss", "entropy", "ratio", "logprob_gap", "clip_fraction"):
+        assert a.stats.mean(name) == pytest.approx(one.stats.mean(name), rel=1e-4, abs=1e-7)
+    assert a.stats.entries["ratio"][2] == pytest.approx(one.stats.entries["ratio"][2])
+
+
+def test_staleness_is_no_part_of_the_fresh_gap():
+    groups = random_groups(2, group_size=3, seed=2)
+    fresh, stale = make_gradients(make_config()), make_gradients(make_config())
+    for gradients, step in ((fresh, 1), (stale, 2)):
+        gradients.begin(facts_of(groups, step), keys(groups))
+        gradients.add(groups)
+    assert fresh.stats.entries["logprob_gap_fresh"] == fresh.stats.entries["logprob_gap"]
+    assert "logprob_gap_fresh" not in stale.stats.entries
+    assert "logprob_gap" in stale.stats.entries
+
+
+def test_kl_is_measured_without_a_reference():
+    groups = random_groups(2, group_size=3, seed=2)
+    config = make_config(train={"kl_coef": 0.0})
+    _, gradients = whole_step(config, groups)
+    assert "kl" not in gradients.stats.entries
+    assert gradients.stats.mean("kl_behaviour") > 0
+
+
+def test_rounds_and_order_change_nothing():
+    config = make_config()
+    groups = random_groups(5, group_size=3, seed=4)
+    whole, _ = whole_step(config, groups)
+    dealt, _ = whole_step(config, groups, groups[3:], groups[:1], groups[1:3])
+    close(dealt, whole)
+
+
+def test_small_micro_batches_change_nothing():
+    groups = random_groups(5, group_size=3, seed=4)
+    whole, _ = whole_step(make_config(), groups)
+    tiny, _ = whole_step(make_config(train={"tokens_per_microbatch": 20}), groups)
+    close(tiny, whole)
+
+
+def test_skipping_zero_advantage_changes_no_gradient():
+    groups = random_groups(4, group_size=3, seed=6)
+    for completion in groups[1].completions:
+        completion.reward = 1.0
+    skipped, a = whole_step(make_config(), groups)
+    computed, b = whole_step(make_config(train={"skip_zero_advantage": False}), groups)
+    close(skipped, computed)
+    assert a.stats.entries["entropy"][1] < b.stats.entries["entropy"][1]
+
+
+def test_zero_advantage_still_counts_for_the_kl():
+    config = make_config(train={"kl_coef": 0.5})
+    groups = random_groups(2, group_size=3, seed=6)
+    for group in groups:
+        for completion in group.completions:
+            completion.reward = 1.0
+    gradient, gradients = whole_step(config, groups, reference=tiny_network("qwen3", seed=9))
+    assert gradient.abs().max() > 0
+    assert gradients.stats.mean("kl") > 0
+
+
+def test_a_group_named_again_in_a_later_round_is_added_once():
+    config = make_config()
+    groups = random_groups(3, group_size=3, seed=5)
+    facts = facts_of(groups)
+    gradients = make_gradients(config)
+    assert gradients.begin(facts, keys(groups[:2])) == keys(groups[:2])
+    gradients.add(groups[:2])
+    assert gradients.begin(facts, keys(groups)) == keys(groups[2:])
+    gradients.add(groups[2:])
+    assert gradients.begin(facts, keys(groups)) == []
+    close(flat(gradients), whole_step(config, groups)[0])
+
+
+def test_a_group_that_went_to_another_replica_is_not_trained_twice():
+    config = make_config()
+    groups = random_groups(3, group_size=3, seed=5)
+    facts = facts_of(groups)
+    gradients = make_gradients(config)
+    gradients.begin(facts, keys(groups[:2]))
+    gradients.add(groups[:2])
+    # Declared dead meanwhile: after rejoining, group 0 is somebody else's.
+    assert gradients.begin(facts, keys(groups[1:])) == keys(groups[1:])
+    gradients.add(groups[1:])
+    close(flat(gradients), whole_step(config, groups, groups[1:])[0])
+
+
+def test_gradients_of_an_abandoned_step_do_not_leak_into_the_next():
+    config = make_config()
+    old, new = random_groups(2, group_size=3, seed=1), random_groups(2, group_size=3, seed=2)
+    gradients = make_gradients(config)
+    gradients.begin(facts_of(old), keys(old))
+    gradients.add(old)
+    facts = facts_of(new, step=2)
+    gradients.begin(facts, keys(new))
+    gradients.add(new)
+    fresh = make_gradients(config)
+    fresh.begin(facts, keys(new))
+    fresh.add(new)
+    assert torch.equal(flat(gradients), flat(fresh))
+
+
+def test_a_reduction_never_touches_the_local_gradients():
+    gradients = whole_step(make_config(), random_groups(2, group_size=3, seed=1))[1]
+    before = flat(gradients)
+    scratch = flat(gradients)
+    scratch.fill_(float("nan"))  # what a broken all-reduce may leave behind
+    assert torch.equal(flat(gradients), before)
+
+
+def test_a_replica_without_groups_contributes_zeros():
+    gradients = make_gradients(make_config())
+    gradients.begin(StepFacts(1, 0, 10, 2), [])
+    assert (flat(gradients) == 0).all()
+
+
+def test_environment_tokens_carry_no_gradient():
+    config = make_config()
+    masks = [[1, 0, 1], [1, 1, 1]]
+    tokens = [[3, 4, 5], [6, 7, 8]]
+    clean = make_group("t0", [1, 2], tokens, [1.0, 0.0], masks=masks)
+    noisy = make_group(
+        "t0", [1, 2], tokens, [1.0, 0.0], masks=masks, logprobs=[[-1, -9, -1], [-1, -1, -1]]
+    )
+    facts = StepFacts(1, 0, 5, 2)
+    got = []
+    for group in (clean, noisy):
+        gradients = make_gradients(config)
+        gradients.begin(facts, keys([group]))
+        gradients.add([group])
+        got.append(flat(gradients))
+        assert gradients.stats.entries["logprob_gap"][1] == 5
+    assert torch.equal(got[0], got[1])
+
+
+def test_a_contradictory_payload_is_refused_before_anything_is_added():
+    gradients = make_gradients(make_config())
+    good, bad = random_groups(2, group_size=2, seed=0)
+    bad.completions[1].logprobs = bad.completions[1].logprobs[:-4]
+    gradients.begin(StepFacts(1, 0, 10, 4), keys([good, bad]))
+    with pytest.raises(BadGroup, match="t1 completion 1"):
+        gradients.add([good, bad])
+    assert (flat(gradients) == 0).all()
+
+
+def test_a_token_that_the_model_does_not_know_is_refused_before_anything_is_added():
+    gradients = make_gradients(make_config())
+    good, bad = random_groups(2, group_size=2, seed=0)
+    bad.completions[1].tokens = np.array([2_000_000_000], "<i4").tobytes() + bytes(
+        bad.completions[1].tokens[4:]
+    )
+    gradients.begin(StepFacts(1, 0, 10, 4), keys([good, bad]))
+    with pytest.raises(BadGroup, match="2000000000"):
+        gradients.add([good, bad])
+    assert (flat(gradients) == 0).all()
+
+
+def test_statistics_that_are_not_finite_do_not_have_a_vote_refused():
+    """A step whose gradient is not finite must commit, skipped: its vote has to pass the door."""
+    stats = Stats()
+    stats.add("loss", float("nan"), 1.0)
+    stats.add("ratio", 2.0, 1.0, float("inf"))
+    stats.add("entropy", 1.5, 3.0)
+    assert list(check_stats(stats.messages())) == ["entropy"]
+
+
+def test_bfloat16_computation_keeps_float32_gradients():
+    groups = random_groups(3, group_size=3, seed=2)
+    exact, _ = whole_step(make_config(), groups)
+    rough, gradients = whole_step(make_config(model_section={"dtype": "bfloat16"}), groups)
+    assert all(p.grad.dtype == torch.float32 for p in gradients.parameters if p.grad is not None)
+    assert torch.nn.functional.cosine_similarity(exact, rough, dim=0) > 0.98

@@ -1,0 +1,248 @@
+"""Losses against a plain loop over tokens, and their gradients against finite differences."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from policy_worker.objectives.advantages import group_advantages
+from policy_worker.objectives.aggregation import Totals, token_weights
+from policy_worker.objectives.grpo import TokenColumns, grpo_loss
+from policy_worker.objectives.kl import token_kl
+from policy_worker.objectives.masks import ratio_mask
+from policy_worker.objectives.proximal_policy import proximal_policy
+from tests.fixtures.policy_models import make_config
+
+LENGTHS = np.array([3, 1, 4, 2])
+
+
+def columns_for(config, seed=0, dtype=torch.float64, reference=True):
+    """Random columns of four sequences; the second token of the third one is an environment's."""
+    rng = np.random.default_rng(seed)
+    n = int(LENGTHS.sum())
+    trained = np.ones(n, np.float32)
+    trained[5] = 0
+    weight = token_weights(trained, LENGTHS, Totals(20, 8), config)
+    sequence = np.repeat(np.arange(4), LENGTHS)
+    tensors = {
+        "behaviour": rng.uniform(-2, -0.2, n),
+        "advantage": np.array([1.0, -0.5, 0.7, -1.2])[sequence],
+        "weight": weight,
+        "trained": trained,
+        "staleness": rng.integers(0, 4, n),
+    }
+    logprobs = tensors["behaviour"] + rng.uniform(-0.8, 0.8, n)
+    made = {k: torch.tensor(np.asarray(v), dtype=dtype) for k, v in tensors.items()}
+    return torch.tensor(logprobs, dtype=dtype, requires_grad=True), TokenColumns(
+        **made,
+        sequence_of=torch.tensor(sequence),
+        sequences=4,
+        reference=torch.tensor(rng.uniform(-2, -0.2, n), dtype=dtype) if reference else None,
+    )
+
+
+def reference_loss(logprobs, c, config):
+    """Token by token, as docs/algorithms.md writes it. Returns the loss and d loss / d logprob."""
+    t = config.train
+    total, slopes = 0.0, []
+    lp = logprobs.detach().tolist()
+    ratios = {}
+    for s in range(c.sequences):
+        inside = [i for i in range(len(lp)) if c.sequence_of[i] == s and c.trained[i]]
+        ratios[s] = math.exp(sum(lp[i] - c.behaviour[i].item() for i in inside) / len(inside))
+    for i, logp in enumerate(lp):
+        behaviour, advantage = c.behaviour[i].item(), c.advantage[i].item()
+        weight, age = c.weight[i].item(), c.staleness[i].item()
+        if t.proximal == "behaviour":
+            prox, importance = behaviour, 1.0
+        else:
+            share = 0.0 if t.proximal == "trainer" or age == 0 else 1 / age
+            prox = share * behaviour + (1 - share) * logp
+            importance = math.exp(prox - behaviour)
+            importance = 1.0 if t.tis_cap is None else min(importance, t.tis_cap)
+        r = math.exp(logp - prox)
+        clipped = min(max(r, 1 - t.clip_low), 1 + t.clip_high)
+        value = min(r * advantage, clipped * advantage) * importance
+        slope = r * advantage * importance if r * advantage <= clipped * advantage else 0.0
+        own = math.exp(logp - behaviour)
+        if t.mask_ratio_token and not t.mask_ratio_token[0] <= own <= t.mask_ratio_token[1]:
+            value = slope = 0.0
+        seq = ratios[int(c.sequence_of[i])]
+        if (
+            t.mask_ratio_sequence
+            and not t.mask_ratio_sequence[0] <= seq <= t.mask_ratio_sequence[1]
+        ):
+            value = slope = 0.0
+        total -= weight * value
+        slope *= -weight
+        if c.reference is not None:
+            x = c.reference[i].item() - logp
+            kl = {"k1": -x, "k2": x * x / 2, "k3": math.exp(x) - 1 - x}[t.kl_estimator]
+            dkl = {"k1": 1.0, "k2": -x, "k3": 1 - math.exp(x)}[t.kl_estimator]
+            total += t.kl_coef * weight * kl
+            slope += t.kl_coef * weight * dkl
+        slopes.append(slope)
+    return total, slopes
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "dr_grpo"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"clip_low": 0.1, "clip_high": 0.4},
+        {"kl_coef": 0.3, "kl_estimator": "k1"},
+        {"kl_coef": 0.3, "kl_estimator": "k2"},
+        {"kl_coef": 0.3, "kl_estimator": "k3"},
+        {"proximal": "trainer"},
+        {"proximal": "trainer", "tis_cap": None},
+        {"proximal": "trainer", "tis_cap": 1.1},
+        {"proximal": "interpolated", "tis_cap": 1.3},
+        {"mask_ratio_token": (0.7, 1.4)},
+        {"mask_ratio_sequence": (0.9, 1.2), "proximal": "trainer"},
+        {"mask_ratio_sequence": (0.8, 1.3), "mask_ratio_token": (0.6, 1.5)},
+    ],
+    ids=str,
+)
+def test_loss_and_gradient_equal_the_formula_token_by_token(aggregation, changes):
+    config = make_config(train={"aggregation": aggregation, **changes}, rollout={"max_tokens": 16})
+    for seed in range(3):
+        logprobs, columns = columns_for(config, seed, reference="kl_coef" in changes)
+        loss = grpo_loss(logprobs, columns, config.train)
+        loss.total.backward()
+        value, slopes = reference_loss(logprobs, columns, config)
+        assert loss.total.item() == pytest.approx(value, rel=1e-6)
+        assert logprobs.grad.tolist() == pytest.approx(slopes, rel=1e-5, abs=1e-9)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_gradient_of_the_kl_by_finite_differences(estimator):
+    reference = torch.linspace(-2, -0.5, 6, dtype=torch.float64)
+    logprobs = torch.linspace(-1, -1.4, 6, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: token_kl(x, reference, estimator), (logprobs,))
+
+
+def test_gradient_of_the_clipped_loss_by_finite_differences():
+    config = make_config(train={"kl_coef": 0.1, "clip_low": 0.15, "clip_high": 0.3})
+    logprobs, columns = columns_for(config, seed=4)
+    assert torch.autograd.gradcheck(
+        lambda x: grpo_loss(x, columns, config.train).total, (logprobs,)
+    )
+
+
+def test_kl_estimators_have_the_right_expectation():
+    """Summed over a whole distribution, k1 and k3 are the KL; k3 is never negative."""
+    p = torch.log_softmax(torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.float64), 0)
+    q = torch.log_softmax(torch.tensor([0.0, 0.5, 0.2, -0.4], dtype=torch.float64), 0)
+    kl = (p.exp() * (p - q)).sum()
+    for estimator in ("k1", "k3"):
+        torch.testing.assert_close((p.exp() * token_kl(p, q, estimator)).sum(), kl)
+    assert (token_kl(p, q, "k3") >= 0).all()
+
+
+def test_loss_by_hand():
+    """Two sequences, one token each, token mean over 2: -(min(1.5, 1.2) * 1 + 0.5 * -1) / 2."""
+    config = make_config()
+    logprobs = torch.tensor([math.log(0.6), math.log(0.2)])
+    columns = TokenColumns(
+        behaviour=torch.tensor([math.log(0.4), math.log(0.4)]),
+        advantage=torch.tensor([1.0, -1.0]),
+        weight=torch.tensor([0.5, 0.5]),
+        trained=torch.ones(2),
+        staleness=torch.zeros(2),
+        sequence_of=torch.tensor([0, 1]),
+        sequences=2,
+    )
+    loss = grpo_loss(logprobs, columns, config.train)
+    # The second: ratio 0.5, clipped 0.8; min(-0.5, -0.8) = -0.8.
+    assert loss.total.item() == pytest.approx(-(1.2 - 0.8) / 2)
+    assert loss.clipped.tolist() == [True, True]
+    assert loss.ratio.tolist() == pytest.approx([1.5, 0.5])
+
+
+def test_weights_of_all_parts_sum_to_one():
+    trained = np.ones(10, np.float32)
+    for name, total in (("token_mean", 1.0), ("sequence_mean", 1.0), ("dr_grpo", 10 / 64)):
+        config = make_config(train={"aggregation": name}, rollout={"max_tokens": 16})
+        weights = token_weights(trained, LENGTHS, Totals(10, 4), config)
+        assert weights.sum() == pytest.approx(total, rel=1e-6)
+
+
+def test_environment_tokens_weigh_nothing():
+    trained = np.ones(10, np.float32)
+    trained[[0, 3]] = 0  # of the first sequence one of three; the whole second one
+    for name in ("token_mean", "sequence_mean", "dr_grpo"):
+        config = make_config(train={"aggregation": name})
+        weights = token_weights(trained, LENGTHS, Totals(8, 4), config)
+        assert weights[[0, 3]].tolist() == [0, 0]
+        assert np.isfinite(weights).all()
+    config = make_config(train={"aggregation": "sequence_mean"})
+    assert token_weights(trained, LENGTHS, Totals(8, 4), config)[1] == pytest.approx(1 / 2 / 4)
+
+
+def test_advantages_by_hand():
+    reward = np.array([1.0, 0.0, 0.0, 1.0, 2.0, 2.0, 2.0])
+    sizes = np.array([4, 3])
+    raw = group_advantages(reward, sizes, normalise=False)
+    assert raw.tolist() == [0.5, -0.5, -0.5, 0.5, 0, 0, 0]
+    normal = group_advantages(reward, sizes, normalise=True)
+    deviation = math.sqrt(1 / 3)
+    assert normal[:4].tolist() == pytest.approx((raw[:4] / (deviation + 1e-4)).tolist())
+    assert normal[4:].tolist() == [0, 0, 0]
+
+
+def test_equal_rewards_have_exactly_zero_advantage():
+    reward = np.full(7, 0.1)
+    assert (group_advantages(reward, np.array([7]), normalise=True) == 0).all()
+
+
+def test_a_group_of_one_has_no_advantage():
+    assert group_advantages(np.array([3.0]), np.array([1]), normalise=False).tolist() == [0.0]
+
+
+def test_proximal_policy_of_the_trainer_makes_the_ratio_one():
+    config = make_config(train={"proximal": "trainer", "tis_cap": 1.5})
+    logprobs, columns = columns_for(config)
+    proximal = proximal_policy(
+        logprobs.detach(), columns.behaviour, columns.staleness, config.train
+    )
+    assert torch.equal(proximal.logprobs, logprobs.detach())
+    assert proximal.weight.max() <= 1.5
+
+
+def test_interpolated_proximal_policy_is_the_behaviour_policy_at_staleness_one():
+    config = make_config(train={"proximal": "interpolated"})
+    trainer, behaviour = torch.full((4,), -1.0), torch.full((4,), -3.0)
+    age = torch.tensor([0.0, 1.0, 2.0, 4.0])
+    mixed = proximal_policy(trainer, behaviour, age, config.train).logprobs
+    assert mixed.tolist() == pytest.approx([-1.0, -3.0, -2.0, -1.5])
+
+
+def test_ratios_outside_the_bounds_are_masked():
+    config = make_config(train={"mask_ratio_token": (0.5, 2.0)})
+    trainer = torch.tensor([0.49, 0.51, 1.0, 1.99, 2.01]).log()
+    one = torch.ones(5)
+    mask = ratio_mask(trainer, one * 0, one, torch.zeros(5, dtype=torch.int64), 1, config.train)
+    assert mask.tolist() == [False, True, True, True, False]
+
+
+def test_extreme_ratios_stay_finite():
+    config = make_config(train={"kl_coef": 0.1})
+    logprobs = torch.tensor([-0.1, -500.0], requires_grad=True)
+    columns = TokenColumns(
+        behaviour=torch.tensor([-400.0, -0.1]),
+        advantage=torch.tensor([-1.0, -1.0]),
+        weight=torch.ones(2),
+        trained=torch.ones(2),
+        staleness=torch.zeros(2),
+        sequence_of=torch.tensor([0, 1]),
+        sequences=2,
+        reference=torch.tensor([-400.0, -0.1]),
+    )
+    loss = grpo_loss(logprobs, columns, config.train).total
+    loss.backward()
+    assert torch.isfinite(loss)
+    assert torch.isfinite(logprobs.grad).all()

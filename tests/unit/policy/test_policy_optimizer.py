@@ -1,0 +1,115 @@
+"""Learning rates, decay groups, stats and the staleness of tokens."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.v1 import policy_pb2
+from policy_worker.model import ModelError, load_model, pick_device
+from policy_worker.ranks.rank_group import Replica
+from policy_worker.ranks.sharding import load_sharded_state
+from policy_worker.step.batch import decode, staleness
+from policy_worker.step.optimizer import build_optimizer, learning_rate
+from policy_worker.step.stats import Stats
+from testbed.tiny_model import make_tiny_model
+from tests.fixtures.policy_models import make_config, make_group, tiny_network
+
+CPU = torch.device("cpu")
+
+
+def rates(**train):
+    config = make_config(train={"steps": 8, "lr": 1.0, **train}).train
+    return [learning_rate(step, config) for step in range(1, 9)]
+
+
+def test_schedules_by_hand():
+    assert rates(warmup_steps=4) == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
+    linear = rates(warmup_steps=4, schedule="linear")
+    assert linear == pytest.approx([0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25, 0])
+    cosine = rates(warmup_steps=4, schedule="cosine", min_lr_ratio=0.1)
+    assert cosine[3] == 1
+    assert cosine[5] == pytest.approx(0.1 + 0.9 * 0.5)
+    assert cosine[7] == pytest.approx(0.1)
+    assert rates(warmup_steps=8, schedule="cosine")[-1] == 1
+
+
+def test_norms_are_not_decayed_and_state_exists_from_the_start():
+    model = tiny_network("qwen3")
+    optimizer = build_optimizer(model, make_config(train={"weight_decay": 0.5}).train)
+    decayed = {id(p) for p in optimizer.param_groups[0]["params"]}
+    for name, parameter in model.named_parameters():
+        assert (id(parameter) in decayed) == ("norm" not in name), name
+        assert set(optimizer.state[parameter]) == {"step", "exp_avg", "exp_avg_sq"}
+
+
+def test_first_update_equals_adamw_made_without_prior_state():
+    a, b = tiny_network("qwen3"), tiny_network("qwen3")
+    ours = build_optimizer(a, make_config(train={"lr": 1e-3}).train)
+    plain = torch.optim.AdamW(b.parameters(), lr=1e-3, weight_decay=0.0)
+    for _ in range(2):
+        for p, q in zip(a.parameters(), b.parameters(), strict=True):
+            p.grad = torch.sin(p.detach() * 50)
+            q.grad = p.grad.clone()
+        ours.step()
+        plain.step()
+    for p, q in zip(a.parameters(), b.parameters(), strict=True):
+        torch.testing.assert_close(p, q, atol=1e-7, rtol=1e-6)
+
+
+def test_stats_merge_as_if_measured_at_once():
+    a, b = Stats(), Stats()
+    a.add("ratio", 3.0, 2.0, 2.0)
+    b.add("ratio", 9.0, 4.0, 4.0)
+    a.merge([b.entries])
+    message = a.messages()["ratio"]
+    assert (message.sum, message.weight, message.max) == (12.0, 6.0, 4.0)
+    assert a.mean("ratio") == 2.0
+
+
+def test_staleness_counts_steps_across_a_rollback():
+    # Versions 0 to 7 stand after steps 0 to 7. Rolled back to step 4: version 8 stands after it.
+    lines = [
+        policy_pb2.VersionLine(first_version=8, offset=4),
+        policy_pb2.VersionLine(first_version=0, offset=0),
+    ]
+    version = np.array([8, 7, 4, 3, 9, 0])
+    assert staleness(version, 6, lines).tolist() == [1, 0, 1, 2, 0, 5]
+
+
+def test_versions_are_spread_over_tokens():
+    group = make_group("t0", [1], [[3, 4, 5], [6]], [0, 1], versions=[[(4, 1), (5, 2)], [(5, 1)]])
+    batch = decode([group])
+    assert batch.version.tolist() == [4, 5, 5, 5]
+    assert batch.length.tolist() == [3, 1]
+    assert batch.group_of.tolist() == [0, 0]
+
+
+def test_an_unreadable_model_is_one_line_that_names_the_field(tmp_path):
+    config = make_config().model
+    (tmp_path / "empty").mkdir()
+    for path in (str(tmp_path / "missing"), str(tmp_path / "empty")):
+        with pytest.raises(ModelError) as error:
+            load_model(path, config, CPU, field="train.reference_path")
+        message = str(error.value)
+        assert "\n" not in message
+        assert path in message and message.startswith("train.reference_path")
+
+
+def test_a_loaded_model_trains_in_float32_without_dropout(tmp_path):
+    config = make_config(model=make_tiny_model(tmp_path / "m"))
+    state = load_sharded_state(config, Replica(), CPU)
+    assert state.version == -1
+    names = [name for name, _ in state.named_weights()]
+    assert len(names) == len(set(names))
+    assert "lm_head.weight" not in names  # tied: once
+    assert all(t.dtype == torch.float32 for _, t in state.named_weights())
+
+
+def test_cuda_where_there_is_none_is_refused():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    with pytest.raises(ModelError, match="no CUDA device"):
+        pick_device("cuda")
+    assert pick_device("auto").type == "cpu"

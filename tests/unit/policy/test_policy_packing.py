@@ -1,0 +1,138 @@
+"""Packed rows must score every token as if its sequence were alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from policy_worker.step import attention, logprobs, packing
+from policy_worker.step.batch import decode
+from policy_worker.step.logprobs import score
+from policy_worker.step.packing import pack, plan_rows
+from tests.fixtures.policy_models import random_groups, tiny_network
+
+CPU = torch.device("cpu")
+
+
+def alone(model, prompt, completion, temperature):
+    """Log-probs and entropies of one unpacked sequence, through the model's ordinary forward."""
+    ids = torch.tensor([*prompt, *completion])[None]
+    logits = model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 : -1].float()
+    distribution = torch.log_softmax(logits / temperature, -1)
+    chosen = distribution.gather(1, torch.tensor(completion)[:, None])[:, 0]
+    return chosen, -(distribution.exp() * distribution).sum(-1)
+
+
+def sequences_of(groups):
+    for group in groups:
+        prompt = np.frombuffer(group.prompt_tokens, "<i4").tolist()
+        for completion in group.completions:
+            yield prompt, np.frombuffer(completion.tokens, "<i4").tolist()
+
+
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2"])
+@pytest.mark.parametrize("limit", [40, 1000])
+@pytest.mark.parametrize("short", [0, 64])
+def test_packed_rows_equal_each_sequence_alone(family, limit, short, monkeypatch):
+    monkeypatch.setattr(attention, "SHORT_LENGTH", short)
+    model = tiny_network(family)
+    groups = random_groups(5, group_size=3, seed=3)
+    batch = decode(groups)
+    expected = [alone(model, p, c, 0.7) for p, c in sequences_of(groups)]
+    logp = torch.cat([e[0] for e in expected])
+    weights = torch.linspace(-1, 1, len(logp))
+    (logp * weights).sum().backward()
+    wanted = {n: p.grad.clone() for n, p in model.named_parameters()}
+    model.zero_grad()
+
+    got, entropy = torch.full_like(logp, float("nan")), torch.full_like(logp, float("nan"))
+    rows = plan_rows(batch, np.arange(len(batch.length)), limit)
+    assert (len(rows) > 1) == (limit == 40)
+    for row in rows:
+        micro = pack(batch, row, CPU)
+        scores = score(model, micro, 0.7)
+        (scores.logprobs * weights[micro.token_index]).sum().backward()
+        got[micro.token_index] = scores.logprobs.detach()
+        entropy[micro.token_index] = scores.entropy
+    torch.testing.assert_close(got, logp.detach(), atol=2e-6, rtol=1e-5)
+    torch.testing.assert_close(entropy, torch.cat([e[1] for e in expected]), atol=2e-6, rtol=1e-5)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, wanted[name], atol=2e-5, rtol=1e-4)
+
+
+def test_sequences_of_very_different_lengths_get_their_own_attention_blocks(monkeypatch):
+    monkeypatch.setattr(packing, "BLOCK_MINIMUM", 8)
+    model = tiny_network("qwen3")
+    groups = random_groups(2, group_size=2, seed=1, longest=4) + random_groups(
+        2, group_size=2, seed=2, shortest=30, longest=40
+    )
+    batch = decode(groups)
+    micro = pack(batch, np.arange(8), CPU)
+    assert len(micro.packing.blocks) > 1
+    got = score(model, micro, 1.0).logprobs
+    expected = torch.cat([alone(model, p, c, 1.0)[0] for p, c in sequences_of(groups)])
+    torch.testing.assert_close(got, expected, atol=2e-6, rtol=1e-5)
+
+
+def test_large_vocabularies_are_scored_in_chunks_with_the_same_gradient(monkeypatch):
+    model = tiny_network("qwen3")
+    batch = decode(random_groups(3, group_size=2, seed=5))
+    micro = pack(batch, np.arange(6), CPU)
+    score(model, micro, 1.0).logprobs.sum().backward()
+    wanted = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", 7 * model.config.vocab_size)
+    score(model, micro, 1.0).logprobs.sum().backward()
+    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-5, rtol=1e-4)
+
+
+def test_rows_hold_every_sequence_once_within_the_limit():
+    batch = decode(random_groups(9, group_size=4, seed=7))
+    keep = np.array([0, 1, 2, 5, 9, 10, 11, 12, 20, 35])
+    for limit in (1, 16, 30, 64, 10_000):
+        rows = plan_rows(batch, keep, limit)
+        assert sorted(np.concatenate(rows).tolist()) == keep.tolist()
+        for row in rows:
+            size = pack(batch, row, CPU).input_ids.shape[1]
+            assert size <= limit or len(row) == 1
+    assert plan_rows(batch, keep[:0], 64) == []
+
+
+def test_a_group_shares_the_forward_of_its_prompt():
+    batch = decode(random_groups(1, group_size=8, seed=0))
+    row = pack(batch, np.arange(8), CPU).input_ids
+    assert row.shape[1] == batch.prompt_length[0] + batch.length.sum() - 8
+
+
+def test_gradient_checkpointing_changes_nothing_but_memory():
+    model = tiny_network("qwen3")
+    micro = pack(decode(random_groups(3, group_size=2, seed=5)), np.arange(6), CPU)
+    score(model, micro, 1.0).logprobs.sum().backward()
+    wanted = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    score(model, micro, 1.0).logprobs.sum().backward()
+    for parameter, gradient in zip(model.parameters(), wanted, strict=True):
+        torch.testing.assert_close(parameter.grad, gradient, atol=1e-6, rtol=1e-5)
+
+
+def test_models_whose_layers_carry_state_are_refused():
+    model = tiny_network("qwen3", scorer=False)
+    model.config.layer_types = ["linear_attention", "full_attention"]
+    with pytest.raises(ValueError, match="do not take an attention function"):
+        logprobs.make_scorer(model)
+
+
+def test_models_that_cap_attention_scores_are_refused():
+    model = tiny_network("gemma2", scorer=False)
+    model.config.attn_logit_softcapping = 50.0
+    with pytest.raises(ValueError, match="caps attention scores"):
+        logprobs.make_scorer(model)
+
+
+def test_attention_registration_is_repeatable():
+    attention.register()
+    attention.register()

@@ -1,0 +1,144 @@
+"""``paceline doctor``: what is wrong with a machine is found, told with a remedy, and is status 1."""
+
+from __future__ import annotations
+
+import json
+import resource
+import socket
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli import app
+from paceline.config.load import load_config
+from paceline.config.schema import AuthConfig, Config
+from paceline.preflight.clock_skew import Reading, judge
+from paceline.preflight.doctor import Check, examine
+from paceline.rpc.ports import free_ports
+
+
+@pytest.fixture
+def config_file(tmp_path: Path) -> Path:
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f'[model]\npath = "{model}"\ndevice = "cpu"\n'
+        f'[data]\npath = "{tmp_path / "rows.jsonl"}"\n'
+        "[reward]\nprocesses = 0\n"
+    )
+    return path
+
+
+def examined(config: Config | None, run_dir: Path) -> dict[str, list[Check]]:
+    found: dict[str, list[Check]] = {}
+    for check in examine(config, AuthConfig(), [], run_dir):
+        found.setdefault(check.name, []).append(check)
+    return found
+
+
+def test_a_machine_that_runs_the_tests_is_fit_and_every_complaint_has_a_remedy(
+    config_file: Path, tmp_path: Path
+) -> None:
+    found = examined(load_config(config_file), tmp_path)
+    for name in ("python", "torch", "devices", "redis", "ports", "inputs"):
+        assert [c.state for c in found[name]] == ["ok"] * len(found[name]), found[name]
+    assert [c.state for c in found["settings"]] == ["ok"]
+    for name in ("vllm", "shared memory", "open files", "disk", "memory", "cores"):
+        assert name in found
+    for checks in found.values():
+        assert all(c.found and (c.state == "ok" or c.remedy) for c in checks)
+
+
+def test_masks_that_truncated_sampling_misleads_are_a_warning(
+    config_file: Path, tmp_path: Path
+) -> None:
+    sets = ["rollout.top_p=0.9", "train.mask_ratio_token=[0.5, 2.0]"]
+    (check,) = examined(load_config(config_file, sets), tmp_path)["settings"]
+    assert check.state == "warn" and "top_p = 0.9 with train.mask_ratio_token" in check.found
+
+
+def test_wrong_inputs_a_taken_port_and_a_dead_redis_fail(config_file: Path, tmp_path: Path) -> None:
+    (free,) = free_ports("127.0.0.1", 1)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        sets = [
+            f"controller.port={port}",
+            f"redis.url=redis://127.0.0.1:{free}/0",
+            "data.prompt_field=nothing",
+            "fleet.controllers=1",
+        ]
+        shown = CliRunner().invoke(
+            app,
+            ["doctor", str(config_file), "--json"]
+            + [part for one in sets for part in ("--set", one)],
+        )
+    assert shown.exit_code == 1
+    found = json.loads(shown.output)
+    assert found["ok"] is False
+    failed = {c["name"]: c for c in found["checks"] if c["state"] == "fail"}
+    assert str(port) in failed["ports"]["found"]
+    assert str(free) in failed["redis"]["remedy"]
+    assert "nothing" in failed["inputs"]["found"]
+
+
+def test_a_low_limit_of_open_files_is_told(tmp_path: Path) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+        (check,) = examined(None, tmp_path)["open files"]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert check.state == "warn"
+    assert "1024" in check.found
+    assert "ulimit" in check.remedy
+
+
+def test_the_engine_that_a_config_names_must_be_there(config_file: Path, tmp_path: Path) -> None:
+    import importlib.util
+
+    config = load_config(config_file, ["rollout.engine=vllm"])
+    (check,) = examined(config, tmp_path)["vllm"]
+    there = importlib.util.find_spec("vllm") is not None
+    assert check.state != "fail" if there else check.state == "fail"
+
+
+def test_a_cuda_run_on_a_machine_without_a_gpu_fails(config_file: Path, tmp_path: Path) -> None:
+    import torch
+
+    config = load_config(config_file, ["model.device=cuda"])
+    (check,) = examined(config, tmp_path)["devices"]
+    assert check.state == ("ok" if torch.cuda.is_available() else "fail")
+
+
+@pytest.mark.parametrize(
+    ("told", "state"), [(100.05, "ok"), (100.3, "ok"), (101.0, "warn"), (90.0, "fail")]
+)
+def test_clocks_are_judged_by_the_skew_that_the_round_trip_cannot_explain(
+    told: float, state: str
+) -> None:
+    # Asked at 100.0, heard at 100.2: the middle is 100.1, uncertain by 0.1.
+    reading = Reading.of(100.0, told, 100.2)
+    assert reading.uncertain_s == pytest.approx(0.1)
+    check = judge("b:7000", reading)
+    assert check.state == state
+    assert "b:7000" in check.found
+    assert bool(check.remedy) == (state != "ok")
+
+
+def test_a_slow_answer_is_no_skew() -> None:
+    assert judge("far", Reading.of(100.0, 104.0, 104.5)).state == "ok"
+
+
+def test_controllers_that_do_not_answer_fail(tmp_path: Path) -> None:
+    (port,) = free_ports("127.0.0.1", 1)
+    checks = list(examine(None, AuthConfig(), [f"127.0.0.1:{port}"], tmp_path))
+    (check,) = [c for c in checks if c.name == "controllers"]
+    assert check.state == "fail"
+    assert str(port) in check.found

@@ -1,0 +1,68 @@
+"""A server that is restarted finds its port free again; one that cannot be had is named."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.config.schema import Config
+from paceline.rpc.ports import free_ports
+from paceline.run_view.fleet_file import FleetRecord, ProcessId, ProcessRecord
+from paceline.supervisor.preflight import _ports
+
+
+def test_ports_are_out_of_reach_of_outgoing_connections():
+    text = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    first_ephemeral = int(text.split()[0])
+    ports = free_ports("127.0.0.1", 20)
+    assert len(set(ports)) == 20
+    assert max(ports) < first_ephemeral or first_ephemeral <= 11240
+
+
+def config_of(**sections: dict[str, Any]) -> Config:
+    return Config.model_validate({"model": {"path": "m"}, "data": {"path": "d"}, **sections})
+
+
+@pytest.mark.parametrize(
+    ("sections", "said"),
+    [
+        ({"controller": {"port": "taken"}}, "controller.port: port {taken} is in use"),
+        ({"rest": {"port": "taken"}}, "rest.port: port {taken} is in use"),
+        ({"rest": {"port": "taken", "enabled": False}}, ""),
+        ({"controller": {"port": 65535}}, "controller.port: 65535 and the ports after it, one for"),
+        (
+            {"controller": {"port": 1700}, "rest": {"port": 1701}},
+            "rest.port: port 1701 is one of controller.port's",
+        ),
+    ],
+)
+def test_ports_that_cannot_be_had_are_named_before_anything_starts(
+    tmp_path: Path, sections: dict[str, Any], said: str
+) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        taken = holder.getsockname()[1]
+        for fields in sections.values():
+            fields["port"] = taken if fields["port"] == "taken" else fields["port"]
+        found = list(_ports(config_of(**sections), tmp_path))
+    assert len(found) == bool(said)
+    assert said.format(taken=taken) in "".join(found)
+
+
+def test_a_port_that_the_runs_own_leftovers_hold_is_no_hindrance(tmp_path: Path) -> None:
+    """They are ended before the run goes on, or taken over; it was refused for their ports."""
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))
+        holder.listen()
+        config = config_of(controller={"port": holder.getsockname()[1]}, fleet={"controllers": 1})
+        record = FleetRecord("run", ProcessId(1, 0.0))
+        mine = ProcessId.of(os.getpid())
+        record.processes.append(ProcessRecord("controller-0", "controller", "log", ids=[mine]))
+        assert list(_ports(config, tmp_path)) != []
+        record.write(tmp_path)
+        assert list(_ports(config, tmp_path)) == []

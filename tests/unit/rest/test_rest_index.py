@@ -1,0 +1,183 @@
+"""The index of run files: incremental, bounded, exact, and quick for long runs."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from controller.rest.event_history import MOST_COMMITS, MOST_EVENTS, History
+from controller.rest.metric_store import Columns
+from controller.rest.redaction import Scrubber
+from controller.rest.run_index import RunIndex
+from paceline.run_view.file_tail import LineTail
+from paceline.run_view.json_lines import JsonLines
+
+NAMES = ("reward_mean", "loss", "kl", "entropy", "grad_norm", "clip_fraction", "tokens_per_s")
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    return [
+        {
+            "position": f"{1000 + step}-0",
+            "n": 0,
+            "t": 1000.0 + step,
+            "kind": "step",
+            "step": step,
+            "version": step,
+            **dict.fromkeys(NAMES, step / count),
+        }
+        for step in range(1, count + 1)
+    ]
+
+
+def write_long_run(directory: Path, steps: int) -> None:
+    """Run files of a long run, with a spike and a fault in them."""
+    with (directory / "metrics.jsonl").open("w") as file:
+        for row in rows(steps):
+            if row["step"] == steps // 3:
+                row["loss"] = 99.0
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+    with (directory / "events.jsonl").open("w") as file:
+        for step in range(1, steps + 1):
+            head = {"position": f"{1000 + step}-0", "n": 1, "t": 1000.0 + step}
+            event: dict[str, Any] = {
+                **head,
+                "type": "StepCommitted",
+                "step": step,
+                "version": step,
+                "metrics": {"reward_mean": step / steps, "pad": "x" * 300},
+            }
+            file.write(json.dumps(event, separators=(",", ":")) + "\n")
+            if step == steps // 3:
+                died = {**head, "n": 2, "type": "WorkerDied", "worker_id": "r", "how": "lease"}
+                file.write(json.dumps(died, separators=(",", ":")) + "\n")
+
+
+def index_of(directory: Path) -> RunIndex:
+    return RunIndex(SimpleNamespace(run_dir=directory, journal=None))  # type: ignore[arg-type]
+
+
+async def test_a_hundred_thousand_steps_are_read_once_and_answered_at_once(tmp_path: Path) -> None:
+    write_long_run(tmp_path, 100_000)
+    index = index_of(tmp_path)
+    began = time.perf_counter()
+    await index.ask(lambda i: len(i.columns))
+    loading_s = time.perf_counter() - began
+    began = time.perf_counter()
+    curves = await index.ask(lambda i: i.columns.curves(NAMES, since=0, until=1 << 53, points=500))
+    answering_s = time.perf_counter() - began
+    print(f"loading {loading_s:.2f} s, curves {answering_s * 1000:.0f} ms")
+    assert len(curves["x"]) == 500 and curves["x"][-1] == 100_000
+    # One step in a hundred thousand, and still on the curve.
+    assert max(curves["high"]["loss"]) == 99.0
+    assert min(curves["low"]["reward_mean"]) == pytest.approx(1e-5)
+    faults = await index.ask(lambda i: i.history.after(None, limit=9, kinds="faults"))
+    assert [(e.step, e.commit_s) for e in faults] == [(33_333, 1.0)]
+    assert answering_s < 1.0 and loading_s < 30.0
+    index.close()
+
+
+def test_a_bucket_has_the_mean_and_the_extremes_of_its_steps() -> None:
+    columns = Columns()
+    for row in rows(10):
+        columns.append({**row, "loss": float(row["step"]), "kl": None})
+    curves = columns.curves(["loss", "kl"], since=0, until=100, points=5)
+    assert curves["x"] == [2, 4, 6, 8, 10]
+    assert curves["series"]["loss"] == [1.5, 3.5, 5.5, 7.5, 9.5]
+    assert curves["low"]["loss"] == [1, 3, 5, 7, 9] and curves["high"]["loss"][0] == 2
+    assert curves["series"]["kl"] == [None] * 5
+    assert columns.curves(["loss"], since=100, until=200, points=5)["x"] == []
+
+
+def test_steps_that_were_rolled_back_are_replaced_by_those_that_came_after() -> None:
+    columns = Columns()
+    for row in rows(6):
+        columns.append(row)
+    columns.append({"step": 4, "version": 9, "t": 5.0, "late": 7.0})
+    found = columns.rows(0, 100)
+    assert [(r["step"], r["version"]) for r in found] == [(1, 1), (2, 2), (3, 3), (4, 9)]
+    assert found[-1]["late"] == 7.0 and found[-1]["loss"] is None and found[0]["late"] is None
+
+
+def test_a_file_that_a_new_leader_replaced_is_read_on_without_gap_or_repeat(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    first = JsonLines(path)
+    tail = LineTail(path)
+    for n in range(3):
+        first.append({"n": n})
+    assert [json.loads(x)["n"] for x in tail.read()[1]] == [0, 1, 2]
+    with path.open("ab") as torn:
+        torn.write(b'{"n": 3, "torn')
+    assert tail.read() == (False, [])
+    second = JsonLines(path)
+    second.append({"n": 3})
+    first.append({"n": "a deposed leader's"})
+    void, lines = tail.read()
+    assert not void and [json.loads(x)["n"] for x in lines] == [3]
+    path.unlink()
+    third = JsonLines(path)
+    third.append({"n": "another run"})
+    void, lines = tail.read()
+    assert void and [json.loads(x)["n"] for x in lines] == ["another run"]
+
+
+def test_history_is_bounded_and_says_how_long_a_fault_lasted() -> None:
+    history = History(lambda value: value)
+    history.add("1-0", 0, 1.0, {"type": "TermBegun", "term": 1, "controller_id": "c"})
+    history.committed("2-0", 0, 2.0, 1, 0.5)
+    history.add("3-0", 0, 3.0, {"type": "WorkerDied", "worker_id": "p", "how": "exit"})
+    history.add("4-0", 0, 3.5, {"type": "MeshFormed", "epoch": 2, "members": []})
+    history.committed("5-0", 0, 4.25, 2, None)
+    died = history.after(None, limit=9, kinds="faults")
+    assert [(e.type, e.step, e.mesh_s, e.commit_s) for e in died] == [("WorkerDied", 1, 0.5, 1.25)]
+    assert died[0].noticed == "its launcher saw the process end"
+    for n in range(MOST_EVENTS + 50):
+        history.add(f"{10 + n}-0", 0, 5.0, {"type": "Paused", "paused": True})
+        history.committed(f"{10 + n}-0", 1, 5.0, 3 + n, None)
+    everything = history.after(None, limit=1 << 30)
+    assert len(everything) == MOST_EVENTS + MOST_COMMITS
+    assert [e.key for e in everything] == sorted(e.key for e in everything)
+    assert len(history.after(everything[-3].key, limit=10)) == 2
+
+
+def test_a_long_runs_checkpoints_push_out_no_other_mark() -> None:
+    history = History(lambda value: value)
+    steered = {"type": "Scaled", "desired": {"rollout": 2}}
+    died = {"type": "WorkerDied", "worker_id": "policy-0", "how": "exit"}
+    left = {"type": "Drained", "worker_id": "rollout-1"}
+    for n, event in enumerate((steered, died, left)):
+        history.add(f"{n + 1}-0", 0, 1.0, event)
+    for step in range(1, 3001):
+        history.committed(f"{step + 9}-0", 0, 2.0, step, None)
+        saved = {"type": "CheckpointRecorded", "step": step, "version": step, "path": "x"}
+        history.add(f"{step + 9}-0", 1, 2.0, saved)
+    marks = history.after(None, limit=100, kinds="marks", newest=True)
+    assert [e.type for e in marks[:3]] == ["Scaled", "WorkerDied", "Drained"]
+    spread = [e.step for e in marks[3:]]
+    assert 60 < len(spread) <= 97 and spread[-1] == 3000 and spread[0] < 60
+    near = history.after(None, limit=100, kinds="marks", newest=True, steps=(2001, 2010))
+    assert [e.step for e in near] == list(range(2001, 2011))
+    assert [e.type for e in history.after(None, limit=2, kinds="marks", newest=True)] == [
+        *("WorkerDied", "Drained"),
+    ]
+    assert len(history.after(marks[2].key, limit=50, kinds="marks")) == 50
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("/srv/run/checkpoints/step-3", "checkpoints/step-3"),
+        ("cannot open /etc/passwd", "cannot open …/passwd"),
+        ("redis://user:secret@host:6379/0", "redis://host:6379/0"),
+        ("~/models/big", "…/big"),
+        ("../models/big", "…/big"),
+        ("512 samples/s, 3/4 done", "512 samples/s, 3/4 done"),
+    ],
+)
+def test_no_path_outside_the_run_directory_is_told(text: str, shown: str) -> None:
+    assert Scrubber(Path("/srv/run")).value({"a": [text]}) == {"a": [shown]}

@@ -1,0 +1,146 @@
+"""What a person sees: a live table on a terminal, plain lines in a file."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from paceline.cli.messages import as_dict
+from paceline.cli.up import _print_outcome
+from paceline.console.live_view import LiveConsole, PlainConsole, fitted, open_console
+from paceline.run_view.eta import Progress
+from paceline.run_view.event_text import tell
+from paceline.v1 import admin_pb2, common_pb2
+
+
+def status(step: int) -> admin_pb2.StatusReply:
+    reply = admin_pb2.StatusReply(
+        run_name="demo", phase="running", leader="controller-0", term=1795234359712, step=step
+    )
+    reply.total_steps = 10
+    reply.metrics.update({"reward_mean": 0.5, "loss": 0.1, "samples_per_s": 1650.0})
+    reply.workers.add(worker_id="policy-0", role=common_pb2.ROLE_POLICY, state="running", version=3)
+    reply.workers.add(worker_id="rollout-9", role=common_pb2.ROLE_ROLLOUT, state="dead")
+    reply.controllers.add(controller_id="controller-0", state="leader")
+    return reply
+
+
+def test_live_table_shows_progress_fleet_and_events() -> None:
+    out = io.StringIO()
+    console = open_console(Console(file=out, force_terminal=True, width=120, height=50))
+    assert isinstance(console, LiveConsole)
+    console.show(status(3))
+    console.note("controller-0 leads")
+    console.close()
+    shown = out.getvalue()
+    for part in ("step 3/10", "1,650 samples/s", "policy-0", "controller-0 leads"):
+        assert part in shown
+    assert "rollout-9" not in shown, "the dead are not part of the fleet"
+
+
+def test_live_table_shows_the_rewards_and_the_time_left() -> None:
+    out = io.StringIO()
+    progress = Progress.of_rows(
+        {"kind": "step", "step": step, "reward_mean": step / 10, "step_s": 30.0}
+        for step in range(1, 4)
+    )
+    screen = Console(file=out, force_terminal=True, width=120, height=50)
+    console = open_console(screen, progress)
+    newest = status(4)
+    newest.metrics["step_s"] = 30.0
+    console.show(newest)
+    console.note("policy-0 died", t=time.time() - 65)
+    console.close()
+    shown = out.getvalue()
+    assert "▁" in shown and "█" in shown
+    assert "0.1 to 0.5" in shown
+    assert "0.5 ± -" in shown, "no line of the table is lost beside the bar"
+    assert "3 min 00 s left" in shown
+    assert "policy-0 died  (1 min 05 s ago)" in shown
+
+
+@pytest.mark.parametrize(("height", "workers"), [(24, 4), (24, 1000), (50, 1000)])
+def test_the_newest_event_is_in_sight_however_low_the_terminal(height: int, workers: int) -> None:
+    reply = status(3)
+    for n in range(workers):
+        state = "suspect" if n == workers - 1 else "running"
+        doing = f"step {n}: waiting for groups of other replicas, which compute"
+        reply.workers.add(worker_id=f"rollout-{n + 10}", state=state, version=3, activity=doing)
+    out = Console(file=io.StringIO(), force_terminal=True, width=80, height=height)
+    events = [(float(n), f"event number {n}.") for n in range(8)]
+    out.print(fitted(out, reply, Progress(), events))
+    lines = out.file.getvalue().rstrip().splitlines()  # type: ignore[attr-defined]
+    assert len(lines) <= height
+    assert "event number 7." in lines[-1]
+    assert any("suspect" in line for line in lines), "who does not just run is shown first"
+    assert any("more" in line for line in lines) == (workers > 4)
+    assert len(lines) == height or workers == 4, "no room is left unused"
+
+
+def test_a_terminal_that_cannot_draw_in_place_gets_lines() -> None:
+    out = io.StringIO()
+    console = open_console(Console(file=out, force_terminal=True, _environ={"TERM": "dumb"}))
+    console.show(status(3))
+    assert "step 3/10" in out.getvalue()
+    console.close()
+
+
+def test_words_of_processes_are_neither_markup_nor_steer_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    said = "wants [batch, seq] of [/tmp/x] \x1b[31mred"
+    shown = "wants [batch, seq] of [/tmp/x] \\x1b[31mred"
+    reply = status(3)
+    reply.provider_trouble = reply.proposed_why = reply.reason = said
+    reply.proposed["policy"] = 2
+    reply.workers[0].activity = said
+    out = io.StringIO()
+    live = open_console(Console(file=out, force_terminal=True, width=240, height=50))
+    live.show(reply)
+    live.note(said)
+    plain = PlainConsole(Console(file=out, width=240))
+    plain.note(said)
+    live.close()
+    _print_outcome({"status": "failed", "reason": said}, "failed", Path("run"))
+    printed = capsys.readouterr()
+    assert shown in printed.out
+    assert shown in printed.err
+    text = out.getvalue()
+    assert "31mred" in text
+    assert "\x1b[31mred" not in text
+    assert sum(line.count(shown) for line in text.splitlines()) >= 6
+
+
+def test_plain_lines_are_few_and_include_the_last_step() -> None:
+    out = io.StringIO()
+    console = open_console(Console(file=out, width=80))
+    assert isinstance(console, PlainConsole)
+    for step in range(11):
+        console.show(status(step))
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 2
+    assert "step 10/10" in lines[-1]
+
+
+def test_a_step_without_some_metrics_can_be_shown() -> None:
+    out = io.StringIO()
+    console = PlainConsole(Console(file=out))
+    console.show(admin_pb2.StatusReply(step=1, total_steps=2))
+    assert "step 1/2" in out.getvalue()
+
+
+def test_unknown_and_malformed_events_are_told_anyway() -> None:
+    assert tell({"type": "SomethingNew", "a": 1}) == "SomethingNew a=1"
+    assert tell({"type": "WorkerDied"}) == "WorkerDied"
+
+
+def test_status_json_keeps_numbers_and_names() -> None:
+    value = as_dict(status(3))
+    assert value["term"] == 1795234359712
+    assert value["workers"][0]["role"] == "policy"
+    assert value["workers"][0]["heartbeat_age_s"] == 0.0
+    assert value["metrics"]["samples_per_s"] == 1650.0

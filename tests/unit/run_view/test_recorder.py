@@ -1,0 +1,142 @@
+"""The run files: complete after every handover, never a line twice."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.run_view.event_text import tell
+from paceline.run_view.json_lines import read_lines
+from paceline.run_view.run_file_writer import Recorder
+
+
+def journal(steps: int) -> list[tuple[str, float, dict]]:
+    """A run's events, several to a journal position, as the leader would hand them over."""
+    entries: list[tuple[str, float, dict]] = [
+        ("1-0", 1.0, {"type": "RunStarted"}),
+        ("1-0", 1.0, {"type": "TermBegun", "term": 1}),
+        (
+            "2-0",
+            2.0,
+            {"type": "EvalRecorded", "step": 0, "version": 0, "reward_mean": 0.25, "count": 4},
+        ),
+    ]
+    for step in range(1, steps + 1):
+        at = 10.0 * step
+        entries += [
+            (f"{int(at)}-0", at, {"type": "TasksLeased", "worker": "rollout-0"}),
+            (f"{int(at)}-0", at, {"type": "GroupAccepted", "task": f"t{step}"}),
+            (f"{int(at)}-1", at, {"type": "VoteCast", "step": step}),
+            (f"{int(at)}-1", at, {"type": "StepCommitted", "step": step, "version": step, "metrics": {"reward_mean": step / 10, "loss": float("nan")}}),
+            (f"{int(at)}-1", at, {"type": "CheckpointRecorded", "step": step}),
+        ]  # fmt: skip
+    return entries
+
+
+def replay(recorder: Recorder, entries: list[tuple[str, float, dict]]) -> None:
+    """Hands over every entry whose position comes after ``last_position``."""
+
+    def key(position: str) -> tuple[int, ...]:
+        return tuple(int(part) for part in position.split("-"))
+
+    after = recorder.last_position
+    for position, t, event in entries:
+        if after is None or key(position) > key(after):
+            recorder.record(position, t, event)
+
+
+@pytest.mark.parametrize("cut", range(24))
+def test_a_new_leader_continues_the_files_without_gap_or_repeat(tmp_path: Path, cut: int) -> None:
+    entries = journal(4)
+    whole = Recorder(tmp_path / "whole")
+    replay(whole, entries)
+    whole.close()
+
+    first = Recorder(tmp_path / "split")
+    replay(first, entries[:cut])
+    second = Recorder(tmp_path / "split")
+    replay(second, entries)
+    second.close()
+
+    for name in ("events.jsonl", "metrics.jsonl"):
+        expected = (tmp_path / "whole" / name).read_text()
+        assert (tmp_path / "split" / name).read_text() == expected
+
+
+def test_a_torn_last_line_is_written_again_whole(tmp_path: Path) -> None:
+    entries = journal(3)
+    recorder = Recorder(tmp_path)
+    replay(recorder, entries)
+    recorder.close()
+    whole = {n: (tmp_path / n).read_bytes() for n in ("events.jsonl", "metrics.jsonl")}
+    for name, data in whole.items():
+        (tmp_path / name).write_bytes(data[:-7])
+
+    again = Recorder(tmp_path)
+    replay(again, entries)
+    again.close()
+    assert {n: (tmp_path / n).read_bytes() for n in whole} == whole
+
+
+def test_a_deposed_leader_that_wakes_up_writes_nothing(tmp_path: Path) -> None:
+    entries = journal(2)
+    deposed = Recorder(tmp_path)
+    replay(deposed, entries[:6])
+    leader = Recorder(tmp_path)
+    replay(leader, entries)
+    before = (tmp_path / "events.jsonl").read_bytes()
+    for position, t, event in entries[6:]:
+        deposed.record(position, t, event)
+    assert (tmp_path / "events.jsonl").read_bytes() == before
+
+
+def test_routine_events_are_counted_on_the_step_line(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    replay(recorder, journal(2))
+    recorder.close()
+    lines = list(read_lines(tmp_path / "events.jsonl"))
+    assert {line["type"] for line in lines} == {
+        "RunStarted",
+        "TermBegun",
+        "EvalRecorded",
+        "StepCommitted",
+        "CheckpointRecorded",
+    }
+    steps = [line for line in lines if line["type"] == "StepCommitted"]
+    assert steps[1]["counts"]["GroupAccepted"] == 1
+    assert steps[1]["counts"]["VoteCast"] == 1
+
+
+def test_an_evaluation_without_a_score_is_recorded_as_null(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    nothing = {"type": "EvalRecorded", "step": 0, "version": 0, "reward_mean": None, "count": 0}
+    recorder.record("1-0", 1.0, nothing)
+    recorder.close()
+    (row,) = read_lines(tmp_path / "metrics.jsonl")
+    assert (row["eval_reward_mean"], row["eval_count"]) == (None, 0.0)
+    assert "no prompt" in tell(nothing)
+
+
+def test_one_metrics_row_a_step_and_one_an_evaluation(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path)
+    replay(recorder, journal(3))
+    recorder.close()
+    rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    assert [(r["kind"], r["step"]) for r in rows] == [
+        ("eval", 0),
+        ("step", 1),
+        ("step", 2),
+        ("step", 3),
+    ]
+    assert rows[0]["eval_reward_mean"] == 0.25
+    assert rows[1]["loss"] is None, "NaN is not JSON"
+
+
+def test_the_recorder_imports_no_heavy_library() -> None:
+    code = "import sys, paceline.run_view.run_file_writer; print({'torch', 'tensorboardX', 'numpy'} & set(sys.modules))"
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert shown.stdout.strip() == "set()"

@@ -1,0 +1,150 @@
+"""The summary says what the files say, also of a run that stepped back or failed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from paceline.run_view.summary import Accounting, Story, summarise
+
+
+def write(run_dir: Path, events: list[dict], metrics: list[dict]) -> Story:
+    for name, rows in (("events.jsonl", events), ("metrics.jsonl", metrics)):
+        (run_dir / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return Story.read(run_dir)
+
+
+def step(number: int, reward: float, **more: float) -> dict:
+    return {"kind": "step", "step": number, "t": float(number), "reward_mean": reward, **more}
+
+
+def committed(number: int) -> dict:
+    return {"type": "StepCommitted", "step": number}
+
+
+def summary_of(story: Story, accounting: Accounting | None = None) -> dict:
+    return summarise(
+        story,
+        status="finished",
+        reason="",
+        wall_s=1.0,
+        group_size=8,
+        accounting=accounting,
+        export=None,
+    )
+
+
+def test_rewards_rates_and_faults(tmp_path: Path) -> None:
+    story = write(
+        tmp_path,
+        [
+            {"type": "TermBegun"},
+            {"type": "WorkerRegistered", "worker_id": "policy-0"},
+            {"type": "MeshFormed"},
+            {"type": "TermBegun"},
+            {"type": "MeshBroken", "reason": "peer_error"},
+            {"type": "MeshFormed"},
+            *(committed(n) for n in range(1, 11)),
+        ],
+        [
+            {"kind": "eval", "step": 0, "t": 0.0, "eval_reward_mean": 0.5},
+            *(step(n, n / 10, samples=64, tokens=640, staleness_max=n % 3) for n in range(1, 11)),
+            {"kind": "eval", "step": 10, "t": 11.0, "eval_reward_mean": 0.9},
+        ],
+    )
+    found = summary_of(
+        story, Accounting(True, trained=80, lost=0, duplicated=0, dropped={"stale": 2})
+    )
+    assert found["steps"] == 10
+    assert found["reward_first5"] == 0.3
+    assert found["reward_last5"] == 0.8
+    assert (found["eval_first"], found["eval_last"]) == (0.5, 0.9)
+    assert found["samples_per_s"] == 64
+    assert found["tokens_per_s"] == 640
+    assert found["max_staleness"] == 2
+    assert found["controller_failovers"] == 1
+    assert found["mesh_rebuilds"] == 1
+    assert found["samples_trained"] == 640
+    assert found["groups_dropped"] == {"stale": 2}
+
+
+def test_a_join_and_a_resume_are_no_faults(tmp_path: Path) -> None:
+    found = summary_of(
+        write(
+            tmp_path,
+            [
+                {"type": "TermBegun"},
+                {"type": "WorkerRegistered", "worker_id": "policy-0"},
+                {"type": "MeshFormed"},
+                {"type": "MeshBroken", "reason": "membership"},
+                {"type": "MeshFormed"},
+                {"type": "WorkerChanged", "worker_id": "policy-0", "lifecycle": "stopped"},
+                {"type": "TermBegun"},
+            ],
+            [],
+        )
+    )
+    assert (found["mesh_rebuilds"], found["controller_failovers"]) == (0, 0)
+
+
+def test_the_time_that_a_run_lay_still_is_no_part_of_its_pace(tmp_path: Path) -> None:
+    found = summary_of(
+        write(
+            tmp_path,
+            [
+                {"type": "TermBegun", "t": 0.0},
+                {"type": "WorkerRegistered", "worker_id": "policy-0", "t": 0.5},
+                *(committed(n) for n in (1, 2, 3)),
+                {"type": "WorkerDied", "worker_id": "policy-0", "t": 3.5},
+                {"type": "TermBegun", "t": 90_000.0},
+                {"type": "WorkerRegistered", "worker_id": "policy-0", "t": 90_001.0},
+                *(committed(n) for n in (4, 5)),
+            ],
+            [
+                *(step(n, 0.5, samples=64) for n in (1, 2, 3)),
+                *({**step(n, 0.5, samples=64), "t": 90_000.0 + n} for n in (4, 5)),
+            ],
+        )
+    )
+    assert found["samples_per_s"] == 64
+
+
+def test_an_evaluation_without_a_score_is_no_reward_of_zero(tmp_path: Path) -> None:
+    found = summary_of(
+        write(
+            tmp_path,
+            [committed(1)],
+            [
+                {"kind": "eval", "step": 0, "t": 0.0, "eval_reward_mean": None, "eval_count": 0.0},
+                {"kind": "eval", "step": 1, "t": 1.0, "eval_reward_mean": 0.5, "eval_count": 7.0},
+                {"kind": "eval", "step": 2, "t": 2.0, "eval_reward_mean": None, "eval_count": 0.0},
+            ],
+        )
+    )
+    assert (found["eval_first"], found["eval_last"]) == (0.5, 0.5)
+    assert (found["eval_last_count"], found["evals_without_scores"]) == (7.0, 2)
+
+
+def test_steps_that_were_rolled_back_do_not_count(tmp_path: Path) -> None:
+    story = write(
+        tmp_path,
+        [
+            committed(1),
+            {"type": "CheckpointRecorded", "step": 1, "path": "c1"},
+            committed(2),
+            {"type": "CheckpointRecorded", "step": 2, "path": "c2"},
+            {"type": "RolledBack", "step": 1, "checkpoint_path": "c1"},
+        ],
+        [step(1, 0.1), step(2, 0.9)],
+    )
+    assert summary_of(story)["steps"] == 1
+    assert summary_of(story)["reward_last5"] == 0.1
+    assert story.newest_checkpoint == "c1"
+
+
+def test_a_run_that_failed_before_its_first_step_has_a_summary(tmp_path: Path) -> None:
+    found = summary_of(Story.read(tmp_path))
+    assert found["steps"] == 0
+    assert found["samples_lost"] is None
+    assert found["reward_first5"] is None
+    json.dumps(found, allow_nan=False)

@@ -1,0 +1,206 @@
+"""The schedules can fail: with any one guard removed, some do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from controller.fleet.liveness import Liveness
+from controller.ledger import commands as cmd
+from controller.ledger import (
+    decider,
+    invariants,
+    lease_decisions,
+    membership_decisions,
+    speculation,
+    standby_workers,
+    step_decisions,
+)
+from controller.ledger import ledger as ledger_module
+from controller.ledger import state as state_module
+from controller.ledger.steps import StepBook, deal
+from controller.ledger.tasks import Stand, Task
+from controller.ledger.versions import Versions
+from controller.simulator.faults import run_schedule
+from controller.simulator.store import Store
+
+SEEDS = range(1000)
+
+
+def first_failure(**options: Any) -> int | None:
+    for seed in SEEDS:
+        try:
+            run_schedule(seed, **options)
+        except Exception:
+            return seed
+    return None
+
+
+def no_lease_idempotency(patch: pytest.MonkeyPatch) -> None:
+    def lease(d: Any, c: cmd.LeaseTasks, now: float) -> Any:
+        worker = d.caller(c.worker_id, c.incarnation)
+        fresh = cmd.LeaseTasks(
+            c.worker_id, c.incarnation, worker.lease_seq + 1, c.max_tasks, c.loaded_version
+        )
+        return lease_decisions.lease(d, fresh, now)
+
+    patch.setitem(ledger_module._HANDLERS, cmd.LeaseTasks, lease)
+
+
+def no_submission_idempotency(patch: pytest.MonkeyPatch) -> None:
+    """A group of the newest attempt is taken whatever became of the task meanwhile."""
+    held = lease_decisions._holds
+    patch.setattr(
+        lease_decisions,
+        "_holds",
+        lambda t, w, a: held(t, w, a) or (t.owner == w and t.attempt == a),
+    )
+
+
+def no_owner_check(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(lease_decisions, "_holds", lambda task, w, a: task.stand is Stand.LEASED)
+
+
+def no_incarnation_fence(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(decider, "caller", lambda state, w, i: state.fleet.workers[w])
+
+
+def no_staleness_check(patch: pytest.MonkeyPatch) -> None:
+    """Neither at acceptance nor when a step opens."""
+    patch.setattr(Versions, "staleness", lambda self, version, step: 0)
+
+    def choose(d: Any, step: int) -> tuple[str, ...] | None:
+        wanted = d.state.run.groups_per_step
+        ready = tuple(d.state.tasks.ready)
+        return ready[:wanted] if len(ready) >= wanted else None
+
+    patch.setattr(step_decisions, "_choose", choose)
+
+
+def no_admission_limit(patch: pytest.MonkeyPatch) -> None:
+    """Without the limit work is thrown away as stale; staleness itself is still refused."""
+    no_staleness_check(patch)
+    patch.setattr(lease_decisions, "admissible", lambda state, loaded: 8)
+
+
+def no_commit_vote(patch: pytest.MonkeyPatch) -> None:
+    """The first vote commits."""
+
+    def vote(d: Any, c: cmd.CastVote, now: float) -> Any:
+        result = step_decisions.vote(d, c, now)
+        if result.outcome != "pending":
+            return result
+        step_decisions._commit(d, d.state.steps.open, now)
+        return cmd.VoteResult("committed", d.state.versions.version)
+
+    patch.setitem(ledger_module._HANDLERS, cmd.CastVote, vote)
+
+
+def no_memory_of_commits(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StepBook, "committed", lambda self, step, round_, epoch: None)
+
+
+def no_digest_comparison(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(step_decisions, "diverged", lambda mesh, step: ())
+
+
+def no_stickiness_of_shards(patch: pytest.MonkeyPatch) -> None:
+    """A lost member's step is dealt from scratch."""
+    patch.setattr(
+        step_decisions, "deal", lambda costs, members, kept=None: deal(costs, members[::-1])
+    )
+
+
+def no_payloads_after_commit(patch: pytest.MonkeyPatch) -> None:
+    committed = state_module._committed
+
+    def forget(s: Any, e: Any) -> None:
+        groups = s.steps.open.groups
+        committed(s, e)
+        s.garbage.extend((t, s.tasks.records[t].attempt) for t in groups)
+
+    patch.setitem(state_module._APPLY, state_module.ev.StepCommitted, forget)
+
+
+def no_fence_on_the_sweep_of_payloads(patch: pytest.MonkeyPatch) -> None:
+    """A deposed leader takes what its successor has accepted for orphans, and deletes it."""
+    patch.setattr(Store, "list_payloads", lambda self, term: set(self.payloads))
+
+
+def no_lease_expiry(patch: pytest.MonkeyPatch) -> None:
+    """Silent workers live for ever."""
+    patch.setattr(Liveness, "_verdict", lambda self, state, key, pulse, now: None)
+
+
+def no_expiry_of_unnamed_leases(patch: pytest.MonkeyPatch) -> None:
+    """A lease whose reply was lost belongs to its owner for ever."""
+    patch.setitem(ledger_module._HANDLERS, cmd.ExpireLease, lambda d, c, now: None)
+
+
+def every_death_charged_to_all_that_were_held(patch: pytest.MonkeyPatch) -> None:
+    """Whoever happened to be on the same worker as a poisoned task is quarantined with it."""
+
+    def release(*arguments: Any, counts: bool, suspected: bool = False, **named: Any) -> None:
+        lease_decisions.release(
+            *arguments, counts=counts or suspected, suspected=suspected, **named
+        )
+
+    patch.setattr(membership_decisions, "release", release)
+
+
+def suspects_in_company(patch: pytest.MonkeyPatch) -> None:
+    """A poisoned task is leased with others for ever, and never found out."""
+    patch.setattr(Task, "suspect", property(lambda self: False))
+
+
+def no_end_of_the_slower_try(patch: pytest.MonkeyPatch) -> None:
+    """A task that was finished stays leased to whoever tried it too."""
+    patch.setattr(lease_decisions, "supersede", lambda d, task, attempt: None)
+
+
+def second_tries_of_what_killed_its_owner(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(speculation, "_alone_and_sound", lambda task: task.kind is cmd.Kind.TRAIN)
+
+
+def no_spare_is_put_to_work(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(standby_workers, "settle_spares", lambda d: None)
+    patch.setattr(invariants, "missing_at_work", lambda state: 0)
+
+
+MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
+    no_lease_idempotency,
+    no_submission_idempotency,
+    no_owner_check,
+    no_incarnation_fence,
+    no_staleness_check,
+    no_admission_limit,
+    no_commit_vote,
+    no_memory_of_commits,
+    no_digest_comparison,
+    no_stickiness_of_shards,
+    no_payloads_after_commit,
+    no_fence_on_the_sweep_of_payloads,
+    no_lease_expiry,
+    no_expiry_of_unnamed_leases,
+    every_death_charged_to_all_that_were_held,
+    suspects_in_company,
+    no_end_of_the_slower_try,
+    second_tries_of_what_killed_its_owner,
+    no_spare_is_put_to_work,
+)
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_schedules_fail_without(
+    mutant: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mutant(monkeypatch)
+    assert first_failure() is not None
+
+
+@pytest.mark.timeout(0)
+def test_schedules_fail_without_the_fence_on_appends() -> None:
+    assert first_failure(fenced=False) is not None
