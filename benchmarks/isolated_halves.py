@@ -131,8 +131,8 @@ def train(config, warm_up: int, path: Path) -> dict[str, float]:
     import torch
 
     from paceline.v1 import rollout_pb2
-    from policy_worker.step.gradients import StepFacts
-    from policy_worker.trainer import Epoch, Trainer
+    from policy_worker.step.gradients import StepSpec
+    from policy_worker.trainer import EpochMesh, Trainer
 
     data, batches = path.read_bytes(), []
     while data:
@@ -141,13 +141,13 @@ def train(config, warm_up: int, path: Path) -> dict[str, float]:
         data = data[end:]
     trainer = Trainer(config, torch.device("cpu"))
     trainer.restore("", 0, 0)
-    trainer.form(Epoch(1, 0, 1, "", "alone", "127.0.0.1"), lambda: False)
+    trainer.form(EpochMesh(1, 0, 1, "", "alone", "127.0.0.1"), lambda: False)
     for step, groups in enumerate(batches):
         if step == warm_up:
             begun, cpu = time.perf_counter(), time.process_time()
         completions = [c for group in groups for c in group.completions]
         tokens = sum(len(c.tokens) // 4 for c in completions)
-        facts = StepFacts(step + 1, step, tokens, len(completions), ((0, 0),))
+        facts = StepSpec(step + 1, step, tokens, len(completions), ((0, 0),))
         trainer.begin(facts, [(g.task.task_id, g.task.attempt) for g in groups])
         trainer.add(groups)
         trainer.reduce()

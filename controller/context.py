@@ -8,7 +8,7 @@ from pathlib import Path
 from redis.exceptions import RedisError
 
 from controller.dataset_rows import Rows
-from controller.ledger.commands import RunFacts
+from controller.ledger.commands import RunSpec
 from controller.store.election import Election
 from controller.store.journal import Journal
 from controller.store.partial_rollouts import PartialStore
@@ -18,7 +18,7 @@ from paceline.redis.client import parse_sentinel
 
 
 @dataclass(slots=True)
-class Plant:
+class ControllerContext:
     config: Config
     run_dir: Path
     controller_id: str
@@ -39,10 +39,10 @@ class Plant:
         except (RedisError, OSError):
             return False
 
-    def facts(self) -> RunFacts:
+    def facts(self) -> RunSpec:
         """What the ledger must know of the config and the data."""
         config, rows = self.config, self.rows
-        return RunFacts(
+        return RunSpec(
             run_id=config.run.name,
             run_name=config.run.name,
             seed=config.run.seed,

@@ -13,13 +13,13 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from controller.context import Plant
+from controller.context import ControllerContext
 from controller.errors import NotLeading
 from controller.export.exporters import FINISH_S, Outflow
 from controller.export.run_files import RunFiles
 from controller.ledger import Ledger
 from controller.ledger.views import live_payloads, running_tries
-from controller.store.group_commit import Appender, Batch
+from controller.store.group_commit import Appender, CommitBatch
 from controller.store.journal import START, Deposed, Position, Snapshot
 from controller.store.payloads import Ref
 from paceline.process.structured_log import event
@@ -34,7 +34,12 @@ class Upkeep:
     """One term's."""
 
     def __init__(
-        self, plant: Plant, term: int, ledger: Ledger, appender: Appender, snapshot_at: str
+        self,
+        plant: ControllerContext,
+        term: int,
+        ledger: Ledger,
+        appender: Appender,
+        snapshot_at: str,
     ) -> None:
         """``snapshot_at``: position of the newest snapshot there is."""
 
@@ -52,7 +57,7 @@ class Upkeep:
         self._appender = appender
         self._snapshot_at = snapshot_at
         self._events_since_snapshot = 0
-        self._held_lines: list[Batch] | None = []
+        self._held_lines: list[CommitBatch] | None = []
         """Batches to be written once the lines before them are; None: those are."""
 
     def begin(self, before: Position) -> None:
@@ -70,7 +75,7 @@ class Upkeep:
 
     # ---- run files and sinks ------------------------------------------------------------------
 
-    def record(self, batch: Batch, *, last: bool) -> None:
+    def record(self, batch: CommitBatch, *, last: bool) -> None:
         """Writes what has become durable; ``last``: the run has ended with it."""
         if self._held_lines is None:
             self.files.record(batch.at.entry, batch.t, batch.json)

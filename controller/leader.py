@@ -26,21 +26,21 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from controller.cancel_tasks import cancel_all
-from controller.context import Plant
+from controller.context import ControllerContext
 from controller.errors import NotLeading
 from controller.fleet.autoscale_policy import Proposal
 from controller.fleet.liveness import Liveness
-from controller.fleet.sessions import Session, Sessions
+from controller.fleet.sessions import ServerSession, Sessions
 from controller.housekeeping import Upkeep
-from controller.ledger.commands import BeginTerm, Command, Refused, StartRun
+from controller.ledger.commands import BeginTerm, Command, CommandRefused, StartRun
 from controller.ledger.events import Event, GroupAccepted
 from controller.ledger.fleet import Worker
 from controller.long_poll import SILENT, Hub
 from controller.proto_encoding import directive_of
 from controller.services.validation import GroupLimits
-from controller.store.group_commit import Appender, Batch
+from controller.store.group_commit import Appender, CommitBatch
 from controller.store.journal import Deposed, Snapshot
-from controller.store.ledger_follower import Replica
+from controller.store.ledger_follower import LedgerFollower
 from controller.store.partial_rollouts import PartialWork
 from controller.store.payloads import Ref
 from paceline.process.structured_log import event
@@ -60,7 +60,7 @@ PATIENCE_S = 2.0
 class _Closing:
     """What a batch does once it is durable."""
 
-    directives: list[tuple[Session, worker_pb2.Directive]]
+    directives: list[tuple[ServerSession, worker_pb2.Directive]]
     obsolete: list[Ref]
     snapshot: dict[str, Any] | None
     last: bool
@@ -70,7 +70,7 @@ class _Closing:
 class Leader:
     """One term. Thrown away with all its memory when the term ends."""
 
-    def __init__(self, plant: Plant, replica: Replica, term: int) -> None:
+    def __init__(self, plant: ControllerContext, replica: LedgerFollower, term: int) -> None:
         config = plant.config
         self.plant = plant
         self.term = term
@@ -147,7 +147,7 @@ class Leader:
             raise NotLeading("stepping down")
         try:
             return self.ledger.execute(command, time.time())
-        except Refused:
+        except CommandRefused:
             raise
         except Exception as error:
             log.exception("a decision failed halfway command=%s", type(command).__name__)
@@ -287,7 +287,7 @@ class Leader:
                 event(log, "liveness", command=command)
                 try:
                     self.decide(command)
-                except Refused as refusal:
+                except CommandRefused as refusal:
                     # Overtaken by a request since the evidence was looked at.
                     event(log, "liveness overtaken", why=str(refusal), level=logging.WARNING)
 
@@ -315,7 +315,7 @@ class Leader:
 
     # ---- a batch's way --------------------------------------------------------------------
 
-    def _close_batch(self, batch: Batch) -> _Closing:
+    def _close_batch(self, batch: CommitBatch) -> _Closing:
         """The ledger stands exactly at the batch's end: what depends on that is taken now."""
         kinds = {type(e).__name__ for e in batch.events}
         directives = [] if kinds <= SILENT else self.sessions.collect()
@@ -323,7 +323,7 @@ class Leader:
         snapshot = self.upkeep.snapshot_due(len(batch.events))
         return _Closing(directives, obsolete, snapshot, last=not kinds.isdisjoint(ENDS))
 
-    def _batch_durable(self, batch: Batch) -> None:
+    def _batch_durable(self, batch: CommitBatch) -> None:
         closing: _Closing = batch.attachment
         self.hub.announce(batch.json)
         self.sessions.deliver(closing.directives)
@@ -335,7 +335,7 @@ class Leader:
         if closing.snapshot is not None:
             self.upkeep.chore(self.upkeep.save(Snapshot(batch.at, closing.snapshot, batch.t)))
 
-    def _directive(self, session: Session) -> worker_pb2.Directive:
+    def _directive(self, session: ServerSession) -> worker_pb2.Directive:
         return directive_of(
             self.ledger.state, session.worker_id, session.incarnation, session.report
         )

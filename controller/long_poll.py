@@ -68,8 +68,8 @@ WAKES: Mapping[str, frozenset[str]] = {
     "lease": _LEASE,
     # For the one worker that runs empty; too frequent to wake everybody.
     "alone": _LEASE | {"GroupAccepted", "EvalTaskDone", "LeaseSuperseded"},
-    "plan": frozenset({"StepOpened", "StepDealt", "MeshBroken", "MeshFormed", *_ENDINGS}),
-    "vote": frozenset({"StepCommitted", "StepAborted", "StepDealt", "MeshBroken", *_ENDINGS}),
+    "plan": frozenset({"StepOpened", "StepResharded", "MeshBroken", "MeshFormed", *_ENDINGS}),
+    "vote": frozenset({"StepCommitted", "StepAborted", "StepResharded", "MeshBroken", *_ENDINGS}),
 }
 """Topic to the types of events that wake it."""
 
@@ -79,7 +79,7 @@ SILENT = frozenset(
         "GroupAccepted",
         "VoteCast",
         "StepOpened",
-        "StepDealt",
+        "StepResharded",
         "EvalTaskDone",
         "WorkerChanged",
     }

@@ -10,7 +10,7 @@ from controller.ledger import views
 from controller.ledger.commands import Role
 from controller.ledger.events import Member
 from controller.ledger.fleet import Lifecycle, Worker
-from controller.ledger.standby_workers import wanted_spares
+from controller.ledger.standby_workers import desired_spares
 from controller.ledger.state import State
 from paceline.v1 import admin_pb2, common_pb2, policy_pb2, worker_pb2
 
@@ -132,7 +132,7 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
             dropped=view.counts.dropped,
         ),
     )
-    if spares := wanted_spares(state):
+    if spares := desired_spares(state):
         reply.spares["rollout"] = spares
     if leader is not None:
         reply.provider_trouble = leader.provider_trouble

@@ -20,18 +20,18 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from controller.cancel_tasks import cancel_all
-from controller.context import Plant
+from controller.context import ControllerContext
 from controller.dataset_rows import Rows
 from controller.errors import BadStart, NotLeading
 from controller.fleet.fleet_loops import keep_fleet
 from controller.leader import Leader
-from controller.ledger.commands import Refused
+from controller.ledger.commands import CommandRefused
 from controller.ledger.state import State
 from controller.long_poll import Topic
 from controller.services.worker import differences
 from controller.store.election import Election
 from controller.store.journal import Deposed, Journal, JournalGap
-from controller.store.ledger_follower import Replica
+from controller.store.ledger_follower import LedgerFollower
 from controller.store.partial_rollouts import FilePartials, PartialStore, RedisPartials
 from controller.store.payloads import FilePayloads, PayloadStore, RedisPayloads
 from controller.store.redis_keys import Keys
@@ -78,7 +78,7 @@ class Controller:
             self.redis, self.keys, identity, lease_s=config.controller.leader_lease_s
         )
         self.leader: Leader | None = None
-        self.replica: Replica | None = None
+        self.replica: LedgerFollower | None = None
         self.peers: dict[str, dict[str, Any]] = {}
         self.hint = ""
         """Address of the leader, as the lease names it."""
@@ -118,7 +118,7 @@ class Controller:
     async def run(self) -> None:
         """Follows and leads by turns until cancelled. Raises BadStart where it can never lead."""
         self._rows = asyncio.create_task(Rows.load(self.config))
-        herald = asyncio.create_task(self._herald())
+        presence = asyncio.create_task(self._presence())
         try:
             while True:
                 try:
@@ -131,12 +131,12 @@ class Controller:
                     await self._revive_redis()
                     await asyncio.sleep(0.1)
         finally:
-            await cancel_all([herald, self._rows])
+            await cancel_all([presence, self._rows])
 
     async def _stand_by(self) -> int:
         """Keeps a hot copy of the ledger until the lease is free and ours; the new term."""
         await self._agree_on_config()
-        self.replica = replica = await Replica.load(self.journal)
+        self.replica = replica = await LedgerFollower.load(self.journal)
         self._say_trouble("")
         event(log, "standing by", at=replica.at.entry)
         block_ms = FOLLOW_MS
@@ -168,7 +168,7 @@ class Controller:
         self._topic.wake()
         try:
             await leader.run()
-        except Refused as refusal:
+        except CommandRefused as refusal:
             if refusal.code == "fenced":
                 # Stopped between winning the term and reading the journal, and succeeded meanwhile.
                 raise Deposed(str(refusal)) from refusal
@@ -196,8 +196,8 @@ class Controller:
                 "run.name"
             )
 
-    def plant(self, rows: Rows) -> Plant:
-        return Plant(
+    def plant(self, rows: Rows) -> ControllerContext:
+        return ControllerContext(
             config=self.config,
             run_dir=self.run_dir,
             controller_id=self.identity.controller_id,
@@ -215,7 +215,7 @@ class Controller:
         """Whether ``term`` is the highest granted."""
         return bool((await self.redis.get(self.keys.term) or b"").decode() == str(term))
 
-    async def _herald(self) -> None:
+    async def _presence(self) -> None:
         """Publishes this process and learns of the others. Redis being away is no reason to stop."""
         while True:
             mine = {

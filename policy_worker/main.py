@@ -44,12 +44,12 @@ from policy_worker.checkpoint.checkpoint import CheckpointError
 from policy_worker.control_plane import Control
 from policy_worker.model import ModelError, pick_device
 from policy_worker.publish_and_checkpoint import Outlets
-from policy_worker.ranks.rank_group import Replica, ReplicaBroken, lead
+from policy_worker.ranks.rank_group import RankGroup, ReplicaBroken, lead
 from policy_worker.refusal_limit import Refusals, RefusedForGood
 from policy_worker.step.batch import BadGroup
-from policy_worker.step.gradients import StepFacts
+from policy_worker.step.gradients import StepSpec
 from policy_worker.step.stats import Stats
-from policy_worker.trainer import Epoch, Trainer
+from policy_worker.trainer import EpochMesh, Trainer
 from policy_worker.worker_report import Standing
 
 log = logging.getLogger(__name__)
@@ -125,7 +125,7 @@ class PolicyWorker:
 
     def load_trainer(self) -> Trainer:
         device = pick_device(self.config.model.device)
-        replica: Replica = lead(
+        replica: RankGroup = lead(
             self.config.fleet.policy_ranks,
             config_json=_follower_settings(self.config, self.worker_id),
             threads=self.config.fleet.policy_threads,
@@ -204,7 +204,9 @@ class PolicyWorker:
         self.standing.work(f"epoch {mesh.epoch}: forming")
         trainer = self.trainer
         trainer.form(
-            Epoch(mesh.epoch, rank, len(mesh.members), self.rendezvous_url, self.run_id, self.host),
+            EpochMesh(
+                mesh.epoch, rank, len(mesh.members), self.rendezvous_url, self.run_id, self.host
+            ),
             cancelled=lambda: self.epoch_is_over(mesh.epoch),
         )
         needy = [i for i, member in enumerate(mesh.members) if member.needs_state]
@@ -276,7 +278,7 @@ class PolicyWorker:
         plan = self.next_plan(mesh.epoch)
         if plan is None:
             return
-        facts = StepFacts.of(plan)
+        facts = StepSpec.of(plan)
         shard = [(ref.task_id, ref.attempt) for ref in plan.shard]
         missing = self.trainer.begin(facts, shard)
         groups = self.control.fetch(missing, lambda: self.epoch_is_over(mesh.epoch))

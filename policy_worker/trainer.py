@@ -30,7 +30,7 @@ from paceline.v1 import rollout_pb2
 from paceline.weights.weight_transfer import weights_digest
 from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointInfo
 from policy_worker.model import load_reference
-from policy_worker.ranks.rank_group import Replica
+from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.sharding import (
     gathered_weights,
     load_sharded_state,
@@ -41,14 +41,14 @@ from policy_worker.ranks.sharding import (
 from policy_worker.state import TrainState
 from policy_worker.state_transfer import BUCKET, receive_state, send_state, state_tensors
 from policy_worker.step.batch import BadGroup
-from policy_worker.step.gradients import Gradients, GroupKey, StepFacts
+from policy_worker.step.gradients import Gradients, GroupKey, StepSpec
 from policy_worker.step.optimizer import learning_rate
 from policy_worker.step.optimizer_step import apply_update
 from policy_worker.step.stats import Stats
 
 
 @dataclass(frozen=True, slots=True)
-class Epoch:
+class EpochMesh:
     """A mesh epoch from this replica's point of view."""
 
     number: int
@@ -69,14 +69,14 @@ class Trainer:
         config: Config,
         device: torch.device,
         *,
-        replica: Replica | None = None,
+        replica: RankGroup | None = None,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """Loads model.path. ``on_progress`` is called whenever work got somewhere.
 
         Raises ModelError where a model cannot be read.
         """
-        self.replica = replica or Replica()
+        self.replica = replica or RankGroup()
         self._config = config
         self.device = device
         self.state: TrainState = load_sharded_state(config, self.replica, device)
@@ -111,7 +111,9 @@ class Trainer:
         """Of this replica in the mesh it has formed; -1 without one."""
         return -1 if self._mesh is None else self._mesh.rank
 
-    def form(self, epoch: Epoch, cancelled: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    def form(
+        self, epoch: EpochMesh, cancelled: Callable[[], bool], timeout_s: float = 60.0
+    ) -> None:
         """Meets the other members. Raises EpochCancelled or MeshError; there is no mesh then."""
         self._tell("form", epoch=_plain(epoch), timeout_s=timeout_s)
 
@@ -163,7 +165,7 @@ class Trainer:
 
     # -- step ---------------------------------------------------------------------------------
 
-    def begin(self, facts: StepFacts, shard: Sequence[GroupKey]) -> list[GroupKey]:
+    def begin(self, facts: StepSpec, shard: Sequence[GroupKey]) -> list[GroupKey]:
         """Opens or continues a step; returns the groups of ``shard`` that are still to be added."""
         self._tell("begin", facts=facts.json(), shard=[list(key) for key in shard])
         return self.gradients.begin(facts, shard)
@@ -233,12 +235,12 @@ class Trainer:
                 break
             try:
                 if op == "form":
-                    epoch = Epoch(**command["epoch"])
+                    epoch = EpochMesh(**command["epoch"])
                     over = _epoch_over(self.replica, epoch.number)
                     self._form(epoch, over, command["timeout_s"])
                 elif op == "begin":
                     shard = [(task, attempt) for task, attempt in command["shard"]]
-                    self.gradients.begin(StepFacts.from_json(command["facts"]), shard)
+                    self.gradients.begin(StepSpec.from_json(command["facts"]), shard)
                 elif op == "add":
                     packed = self.replica.broadcast_bytes(None)
                     self.gradients.add(rollout_pb2.SubmitRequest.FromString(packed).groups)
@@ -291,7 +293,7 @@ class Trainer:
     def _attach(self, run_dir: str) -> None:
         self._checkpointer = Checkpointer(Path(run_dir), self._config, self.replica)
 
-    def _form(self, epoch: Epoch, over: Callable[[], bool], timeout_s: float) -> None:
+    def _form(self, epoch: EpochMesh, over: Callable[[], bool], timeout_s: float) -> None:
         self._abandon()
         self._epoch = epoch.number
 
@@ -385,9 +387,9 @@ class Trainer:
         return self._mesh
 
 
-def _epoch_over(replica: Replica, epoch: int) -> Callable[[], bool]:
+def _epoch_over(replica: RankGroup, epoch: int) -> Callable[[], bool]:
     return lambda: replica.epoch_over(epoch)
 
 
-def _plain(epoch: Epoch) -> dict[str, Any]:
-    return {name: getattr(epoch, name) for name in Epoch.__slots__}
+def _plain(epoch: EpochMesh) -> dict[str, Any]:
+    return {name: getattr(epoch, name) for name in EpochMesh.__slots__}

@@ -69,7 +69,7 @@ def _follow(
     detected, _, after = fleet.first(of_worker("WorkerDied", victim), at)
     committed, _, end = fleet.first(kind("StepCommitted"), after)
     open_step = [e for _, e in fleet.tail.events[:after] if e["type"] == "StepOpened"][-1:]
-    moved = between(fleet, at, end, "StepDealt")
+    moved = between(fleet, at, end, "StepResharded")
     lost = len(open_step[0]["shards"].get(victim, ())) if moved and open_step else 0
     if number == signal.SIGSTOP:
         fleet.send(victim, signal.SIGCONT)

@@ -28,7 +28,7 @@ MOST_GROWTH = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class WorkerCounts:
     """Workers by role."""
 
     policy: int
@@ -36,7 +36,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ScaleBounds:
     """Least and most workers by role; a most of None is no limit."""
 
     policy: tuple[int, int | None]
@@ -53,11 +53,13 @@ class Waits:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    counts: Counts
+    counts: WorkerCounts
     why: str
 
 
-def propose(now: Counts, limits: Limits, waits: Waits, *, high: float) -> Proposal | None:
+def propose(
+    now: WorkerCounts, limits: ScaleBounds, waits: Waits, *, high: float
+) -> Proposal | None:
     """A better fleet by this measurement; None where waiting is below ``high`` or none is better."""
     starved = min(waits.starved, LARGEST_SHARE)
     throttled = min(waits.throttled, LARGEST_SHARE)
@@ -80,38 +82,38 @@ def propose(now: Counts, limits: Limits, waits: Waits, *, high: float) -> Propos
     return None
 
 
-def waiting(balance: float, now: Counts, then: Counts) -> float:
+def waiting(balance: float, now: WorkerCounts, then: WorkerCounts) -> float:
     """Share of time that the waiting role would wait with ``then`` workers, where ``balance`` is
     rollout capacity over trainer capacity with ``now``. Capacity is proportional to workers."""
     after = balance * (then.rollout / now.rollout) / (then.policy / now.policy)
     return 1.0 - min(after, 1.0 / after)
 
 
-def _grow(now: Counts, role: str, limit: tuple[int, int | None]) -> list[Counts]:
+def _grow(now: WorkerCounts, role: str, limit: tuple[int, int | None]) -> list[WorkerCounts]:
     have = getattr(now, role)
     most = have * MOST_GROWTH if limit[1] is None else min(have * MOST_GROWTH, limit[1])
     return [_with(now, role, count) for count in range(have + 1, most + 1)]
 
 
-def _shrink(now: Counts, role: str, limit: tuple[int, int | None]) -> list[Counts]:
+def _shrink(now: WorkerCounts, role: str, limit: tuple[int, int | None]) -> list[WorkerCounts]:
     return [_with(now, role, count) for count in range(max(1, limit[0]), getattr(now, role))]
 
 
-def _with(now: Counts, role: str, count: int) -> Counts:
-    return Counts(count, now.rollout) if role == "policy" else Counts(now.policy, count)
+def _with(now: WorkerCounts, role: str, count: int) -> WorkerCounts:
+    return WorkerCounts(count, now.rollout) if role == "policy" else WorkerCounts(now.policy, count)
 
 
 class Autoscaler:
     """Proposals that hold for some time. ``observe`` once for every committed step."""
 
-    def __init__(self, limits: Limits, *, steps: int, high: float, patience: int) -> None:
+    def __init__(self, limits: ScaleBounds, *, steps: int, high: float, patience: int) -> None:
         """``steps``: of one measurement, and skipped after a change of the fleet. ``patience``:
         measurements in a row that must ask for the same move."""
         self._limits = limits
         self._steps = steps
         self._high = high
         self._patience = patience
-        self._counts: Counts | None = None
+        self._counts: WorkerCounts | None = None
         self._skip = 0
         self._seen: list[Waits] = []
         self._move: tuple[int, int] | None = None
@@ -119,7 +121,7 @@ class Autoscaler:
         self.proposal: Proposal | None = None
         """What to change; None: nothing."""
 
-    def observe(self, counts: Counts, waits: Waits, *, settled: bool) -> None:
+    def observe(self, counts: WorkerCounts, waits: Waits, *, settled: bool) -> None:
         """``counts``: wanted workers; ``settled``: exactly those are there and at work."""
         if counts != self._counts or not settled:
             if self._counts is not None:
@@ -151,7 +153,7 @@ def _average(values: Iterable[float]) -> float:
     return sum(known) / len(known) if known else 0.0
 
 
-def _direction(now: Counts, then: Counts) -> tuple[int, int]:
+def _direction(now: WorkerCounts, then: WorkerCounts) -> tuple[int, int]:
     return _sign(then.policy - now.policy), _sign(then.rollout - now.rollout)
 
 

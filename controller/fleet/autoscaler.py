@@ -11,8 +11,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from controller.errors import NotLeading
-from controller.fleet.autoscale_policy import Autoscaler, Counts, Limits, Waits
-from controller.ledger.commands import Refused, Role, Scale
+from controller.fleet.autoscale_policy import Autoscaler, ScaleBounds, Waits, WorkerCounts
+from controller.ledger.commands import CommandRefused, Role, Scale
 from controller.ledger.lease_decisions import admissible
 from controller.ledger.state import Phase, State
 from controller.store.journal import Deposed
@@ -79,7 +79,7 @@ class Autoscaling:
             throttled = min(idle, sum(self._closed) / len(self._closed))
         self._idle.clear()
         self._closed.clear()
-        counts = Counts(state.desired.get("policy", 1), state.desired.get("rollout", 1))
+        counts = WorkerCounts(state.desired.get("policy", 1), state.desired.get("rollout", 1))
         self._autoscaler.observe(
             counts, Waits(min(1.0, starved), throttled), settled=settled(state, counts)
         )
@@ -99,19 +99,19 @@ class Autoscaling:
         desired = {"policy": counts.policy, "rollout": counts.rollout}
         try:
             await self._leader.execute(Scale(request, desired))
-        except (Refused, NotLeading, Deposed) as error:
+        except (CommandRefused, NotLeading, Deposed) as error:
             event(log, "proposal not applied", why=str(error), level=logging.WARNING)
 
 
-def limits_of(fleet: FleetConfig, groups_per_step: int) -> Limits:
+def limits_of(fleet: FleetConfig, groups_per_step: int) -> ScaleBounds:
     """The fleet's bounds; more replicas than a step has groups would have nothing to do."""
     most = groups_per_step if fleet.policy_max is None else fleet.policy_max
-    return Limits((fleet.policy_min, most), (fleet.rollout_min, fleet.rollout_max))
+    return ScaleBounds((fleet.policy_min, most), (fleet.rollout_min, fleet.rollout_max))
 
 
-def settled(state: State, counts: Counts) -> bool:
+def settled(state: State, counts: WorkerCounts) -> bool:
     """Exactly the wanted workers are at work, and the end of the run is not what holds them back."""
-    at_work = Counts(
+    at_work = WorkerCounts(
         sum(w.joinable for w in state.fleet.living(Role.POLICY)),
         sum(w.joinable and not w.spare for w in state.fleet.living(Role.ROLLOUT)),
     )

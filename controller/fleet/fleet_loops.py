@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from controller.errors import NotLeading
 from controller.fleet.autoscaler import Autoscaling
-from controller.ledger.commands import Drain, Refused
+from controller.ledger.commands import CommandRefused, Drain
 from controller.proto_encoding import status_of
 from controller.store.journal import Deposed
 from paceline.process.structured_log import event
@@ -92,7 +92,7 @@ class Provisioning:
             return
         except Trouble as why:
             trouble = str(why)
-        except Refused as refusal:
+        except CommandRefused as refusal:
             trouble = f"a worker could not be drained: {refusal}"
         except TimeoutError:
             trouble = f"the provider gave no answer for {TURN_LIMIT_S:g} s"

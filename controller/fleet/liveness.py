@@ -45,7 +45,7 @@ Key = tuple[str, int]
 """(worker id, incarnation)."""
 
 
-class Limits(Protocol):
+class LivenessTimeouts(Protocol):
     """Time limits, seconds; the fleet section of the config is one."""
 
     @property
@@ -106,7 +106,7 @@ class Pulse:
 class Liveness:
     """Times are of one monotonic clock of the leader; seconds."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: LivenessTimeouts) -> None:
         self.limits = limits
         self.pulses: dict[Key, Pulse] = {}
         self._broken_epoch = 0

@@ -17,7 +17,7 @@ from paceline.v1 import worker_pb2
 
 
 @dataclass(eq=False, slots=True)
-class Session:
+class ServerSession:
     """One open stream of one incarnation."""
 
     worker_id: str
@@ -41,7 +41,7 @@ class Session:
         self.due.set()
 
 
-Build = Callable[[Session], worker_pb2.Directive]
+Build = Callable[[ServerSession], worker_pb2.Directive]
 """What should be true of the session's worker now, without term and seq."""
 
 
@@ -53,17 +53,17 @@ class Sessions:
         self._term = term
         self._build = build
         self._seq = 0
-        self._open: dict[tuple[str, int], Session] = {}
+        self._open: dict[tuple[str, int], ServerSession] = {}
 
-    def open(self, report: worker_pb2.Report) -> Session:
-        session = Session(report.caller.worker_id, report.caller.incarnation, report)
+    def open(self, report: worker_pb2.Report) -> ServerSession:
+        session = ServerSession(report.caller.worker_id, report.caller.incarnation, report)
         older = self._open.get(session.key)
         if older is not None:
             older.close()
         self._open[session.key] = session
         return session
 
-    def close(self, session: Session) -> bool:
+    def close(self, session: ServerSession) -> bool:
         """Forgets a session; True where it was its incarnation's newest one."""
         session.close()
         if self._open.get(session.key) is session:
@@ -75,13 +75,13 @@ class Sessions:
         for session in list(self._open.values()):
             session.close()
 
-    def of(self, worker_id: str, incarnation: int) -> Session | None:
+    def of(self, worker_id: str, incarnation: int) -> ServerSession | None:
         return self._open.get((worker_id, incarnation))
 
-    def __iter__(self) -> Iterator[Session]:
+    def __iter__(self) -> Iterator[ServerSession]:
         return iter(list(self._open.values()))
 
-    def collect(self) -> list[tuple[Session, worker_pb2.Directive]]:
+    def collect(self) -> list[tuple[ServerSession, worker_pb2.Directive]]:
         """The directives that differ from what was built before, for ``deliver``."""
         changed = []
         for session in self._open.values():
@@ -90,7 +90,7 @@ class Sessions:
                 changed.append((session, directive))
         return changed
 
-    def refresh(self, session: Session) -> worker_pb2.Directive | None:
+    def refresh(self, session: ServerSession) -> worker_pb2.Directive | None:
         """What should be true of the session's worker by now; None where nothing changed."""
         directive = self._build(session)
         content = directive.SerializeToString(deterministic=True)
@@ -102,12 +102,12 @@ class Sessions:
         directive.seq = self._seq
         return directive
 
-    def deliver(self, changed: Iterable[tuple[Session, worker_pb2.Directive]]) -> None:
+    def deliver(self, changed: Iterable[tuple[ServerSession, worker_pb2.Directive]]) -> None:
         for session, directive in changed:
             self.send(session, directive)
 
     @staticmethod
-    def send(session: Session, directive: worker_pb2.Directive | None) -> None:
+    def send(session: ServerSession, directive: worker_pb2.Directive | None) -> None:
         """Lets ``directive`` leave, or the one before again; never an older one than before."""
         if directive is not None and (session.latest is None or directive.seq > session.latest.seq):
             session.latest = directive

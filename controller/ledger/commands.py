@@ -21,7 +21,7 @@ class Kind(StrEnum):
     EVAL = "eval"
 
 
-class Refused(Exception):
+class CommandRefused(Exception):
     """The command is not allowed in this state; nothing has changed.
 
     ``code`` is one of: fenced (an earlier or unknown incarnation), unknown, invalid, stopped,
@@ -34,7 +34,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class RunFacts:
+class RunSpec:
     """What of the config and the data the ledger's rules depend on; fixed for the run."""
 
     run_id: str
@@ -67,7 +67,7 @@ class RunFacts:
 class StartRun:
     """First command of a run. Refused where the run exists with other facts."""
 
-    facts: RunFacts
+    facts: RunSpec
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from controller.ledger.commands import Refused
+from controller.ledger.commands import CommandRefused
 from controller.ledger.events import Event
 from controller.ledger.fleet import Worker
 from controller.ledger.state import State
@@ -19,7 +19,7 @@ class Decider(Protocol):
         """Applies ``event`` at once and keeps it for the journal."""
 
     def caller(self, worker_id: str, incarnation: int) -> Worker:
-        """The living worker that speaks; raises ``Refused`` for anyone else."""
+        """The living worker that speaks; raises ``CommandRefused`` for anyone else."""
 
     def settle_fleet(self, now: float) -> None:
         """Everything that may follow from a change of the fleet or of the run."""
@@ -34,9 +34,11 @@ class Decider(Protocol):
 def caller(state: State, worker_id: str, incarnation: int) -> Worker:
     worker = state.fleet.workers.get(worker_id)
     if worker is None:
-        raise Refused("unknown", f"no worker {worker_id!r} is registered")
+        raise CommandRefused("unknown", f"no worker {worker_id!r} is registered")
     if worker.incarnation != incarnation:
-        raise Refused("fenced", f"{worker_id} is another process now: register anew")
+        raise CommandRefused("fenced", f"{worker_id} is another process now: register anew")
     if not worker.alive:
-        raise Refused("fenced", f"{worker_id} is {worker.lifecycle} for the ledger: register anew")
+        raise CommandRefused(
+            "fenced", f"{worker_id} is {worker.lifecycle} for the ledger: register anew"
+        )
     return worker

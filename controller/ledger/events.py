@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
-from controller.ledger.commands import GroupFacts, Kind, LeasedTask, Role, RunFacts, StatValue
+from controller.ledger.commands import GroupFacts, Kind, LeasedTask, Role, RunSpec, StatValue
 
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    facts: RunFacts
+    facts: RunSpec
     t: float
 
 
@@ -201,7 +201,7 @@ class StepOpened:
 
 
 @dataclass(frozen=True, slots=True)
-class StepDealt:
+class StepResharded:
     """The open step goes on in a new epoch, with a lost member's groups dealt to the others."""
 
     step: int
@@ -282,7 +282,7 @@ class Scaled:
 
 @dataclass(frozen=True, slots=True)
 class BoundsSet:
-    """Least and most wanted workers from here on; see RunFacts.bounds."""
+    """Least and most wanted workers from here on; see RunSpec.bounds."""
 
     bounds: Mapping[str, int]
 
@@ -346,7 +346,7 @@ Event = (
     | RolledBack
     | LinkAssigned
     | StepOpened
-    | StepDealt
+    | StepResharded
     | VoteCast
     | StepCommitted
     | StepAborted
@@ -415,12 +415,12 @@ def lease_from_json(data: list[Any]) -> LeasedTask:
     return LeasedTask(data[0], data[1], Kind(data[2]), data[3], data[4], data[5])
 
 
-def facts_to_json(facts: RunFacts) -> dict[str, Any]:
+def facts_to_json(facts: RunSpec) -> dict[str, Any]:
     return {n: dict(v) if isinstance(v := getattr(facts, n), Mapping) else v for n in _FACT_FIELDS}
 
 
-def facts_from_json(data: Mapping[str, Any]) -> RunFacts:
-    return RunFacts(**data)
+def facts_from_json(data: Mapping[str, Any]) -> RunSpec:
+    return RunSpec(**data)
 
 
 def stats_to_json(stats: Mapping[str, StatValue]) -> dict[str, list[float]]:
@@ -440,7 +440,7 @@ def _shards_from_json(data: Mapping[str, list[int]]) -> dict[str, tuple[int, ...
 
 
 _GROUP_FIELDS = tuple(f.name for f in fields(GroupFacts))
-_FACT_FIELDS = tuple(f.name for f in fields(RunFacts))
+_FACT_FIELDS = tuple(f.name for f in fields(RunSpec))
 
 _ENCODE: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     RunStarted: {"facts": facts_to_json},
@@ -449,7 +449,7 @@ _ENCODE: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     MeshBroken: {"diverged": list},
     MeshFormed: {"members": lambda members: [asdict(m) for m in members]},
     StepOpened: {"groups": list, "shards": _shards_to_json},
-    StepDealt: {"shards": _shards_to_json},
+    StepResharded: {"shards": _shards_to_json},
     VoteCast: {"stats": stats_to_json},
     StepCommitted: {"metrics": dict},
     Scaled: {"desired": dict},
@@ -464,7 +464,7 @@ _DECODE: dict[type[Any], dict[str, Callable[[Any], Any]]] = {
     MeshBroken: {"diverged": tuple},
     MeshFormed: {"members": lambda members: tuple(Member(**m) for m in members)},
     StepOpened: {"groups": tuple, "shards": _shards_from_json},
-    StepDealt: {"shards": _shards_from_json},
+    StepResharded: {"shards": _shards_from_json},
     VoteCast: {"stats": stats_from_json},
 }
 

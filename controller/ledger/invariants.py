@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from controller.ledger.commands import Kind
 from controller.ledger.standby_workers import missing_at_work
 from controller.ledger.state import State
-from controller.ledger.tasks import Stand
+from controller.ledger.tasks import TaskState
 
 
 def check_counts(s: State) -> list[str]:
@@ -52,20 +52,20 @@ def _partition(s: State) -> Iterator[str]:
     stands = Counter(x.stand for x in t.records.values() if x.kind is Kind.TRAIN)
     uncovered = sum(len(g) for g in s.steps.history.values())
     for stand, count in (
-        (Stand.PENDING, len(t.pending)),
-        (Stand.LEASED, t.leased),
-        (Stand.READY, len(t.ready)),
-        (Stand.IN_STEP, t.in_step),
-        (Stand.TRAINED, uncovered),
+        (TaskState.PENDING, len(t.pending)),
+        (TaskState.LEASED, t.leased),
+        (TaskState.READY, len(t.ready)),
+        (TaskState.IN_STEP, t.in_step),
+        (TaskState.TRAINED, uncovered),
     ):
         if stands[stand] != count:
             yield f"{stands[stand]} tasks are {stand}, {count} are counted"
     for ordinal in t.pending:
         task = t.records.get(f"t{ordinal}")
-        if task is None or task.stand is not Stand.PENDING:
+        if task is None or task.stand is not TaskState.PENDING:
             yield f"t{ordinal} is queued but not pending"
     for task_id in t.ready:
-        if t.records[task_id].stand is not Stand.READY or t.records[task_id].group is None:
+        if t.records[task_id].stand is not TaskState.READY or t.records[task_id].group is None:
             yield f"{task_id} is among the ready but not ready"
 
 
@@ -81,7 +81,7 @@ def _owners(s: State) -> Iterator[str]:
         owners = sorted(task.leases.values())
         if holders != owners:
             yield f"{task.task_id} is leased to {owners}, held by {holders}"
-        if (task.stand is Stand.LEASED) != bool(owners):
+        if (task.stand is TaskState.LEASED) != bool(owners):
             yield f"{task.task_id} is {task.stand} and leased to {owners}"
         if len(owners) > (2 if s.run.speculative_after else 1) or len(set(owners)) < len(owners):
             yield f"{task.task_id} has too many owners: {owners}"

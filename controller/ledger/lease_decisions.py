@@ -18,13 +18,13 @@ from itertools import islice
 
 from controller.ledger.commands import (
     AcceptGroup,
+    CommandRefused,
     ExpireLease,
     GroupFacts,
     Kind,
     LeasedTask,
     LeaseResult,
     LeaseTasks,
-    Refused,
     ReturnTask,
     Role,
     Verdict,
@@ -42,7 +42,7 @@ from controller.ledger.fleet import Worker
 from controller.ledger.speculation import awaited_tasks
 from controller.ledger.state import Phase, State
 from controller.ledger.step_decisions import settle_step
-from controller.ledger.tasks import Stand, Task
+from controller.ledger.tasks import Task, TaskState
 from paceline.dataset.row_sampler import task_row, task_seed
 
 
@@ -52,7 +52,7 @@ def lease(d: Decider, c: LeaseTasks, now: float) -> LeaseResult:
     if c.lease_seq == worker.lease_seq and worker.lease_reply:
         return LeaseResult(worker.lease_reply)
     if c.lease_seq <= worker.lease_seq:
-        raise Refused("invalid", f"lease_seq {c.lease_seq} is older than {worker.lease_seq}")
+        raise CommandRefused("invalid", f"lease_seq {c.lease_seq} is older than {worker.lease_seq}")
     # Weights of a commit that Redis has lost are nobody's: others are on their way.
     loaded = c.loaded_version if c.loaded_version <= state.versions.version else -1
     if state.phase is not Phase.OPEN or worker.leaving:
@@ -206,7 +206,9 @@ def give_back(d: Decider, c: ReturnTask, now: float) -> Verdict:
     elif c.kind == "hand_back":
         release(d, task, worker, "hand_back", counts=False, detail=c.reason)
     else:
-        raise Refused("invalid", f"a task is returned as hand_back, failed or drop, not {c.kind!r}")
+        raise CommandRefused(
+            "invalid", f"a task is returned as hand_back, failed or drop, not {c.kind!r}"
+        )
     d.settle_evals(now)
     return Verdict("accepted")
 
@@ -263,7 +265,7 @@ def _not_yours(task: Task, attempt: int) -> Verdict:
         return Verdict("unknown_task", f"{task.task_id} was never tried {attempt} times")
     if task.group is not None and attempt == task.group.attempt:
         return Verdict("duplicate", "this attempt was accepted before")
-    if task.stand is Stand.PENDING:
+    if task.stand is TaskState.PENDING:
         return Verdict("superseded", "this lease is over; the task waits for another try")
     return Verdict("superseded", f"the task is at attempt {task.finished_attempt}")
 

@@ -50,7 +50,7 @@ class Ledger:
         allowed. The reply may leave only once the events are durable.
         """
         if self.state.phase is Phase.NONE and not isinstance(command, cmd.StartRun | cmd.BeginTerm):
-            raise cmd.Refused("unknown", "no run has been started")
+            raise cmd.CommandRefused("unknown", "no run has been started")
         events: list[Event] = []
         self._events = events
         reply = _HANDLERS[type(command)](self, command, now)

@@ -13,11 +13,11 @@ from __future__ import annotations
 from controller.ledger.commands import (
     BreakLink,
     BreakMesh,
+    CommandRefused,
     DeclareDead,
     Drain,
     FormMesh,
     Observe,
-    Refused,
     Register,
     Role,
 )
@@ -37,9 +37,9 @@ from controller.ledger.events import (
 from controller.ledger.fleet import Lifecycle, Worker
 from controller.ledger.lease_decisions import release
 from controller.ledger.scale_limits import bounds_of
-from controller.ledger.standby_workers import wanted_spares
+from controller.ledger.standby_workers import desired_spares
 from controller.ledger.state import Phase
-from controller.ledger.step_decisions import redeal
+from controller.ledger.step_decisions import reshard
 
 
 def register(d: Decider, c: Register, now: float) -> None:
@@ -47,10 +47,10 @@ def register(d: Decider, c: Register, now: float) -> None:
     known = fleet.workers.get(c.worker_id)
     if known is not None and known.incarnation == c.incarnation:
         if not known.alive:
-            raise Refused("fenced", f"this process of {c.worker_id} is {known.lifecycle}")
+            raise CommandRefused("fenced", f"this process of {c.worker_id} is {known.lifecycle}")
         return
     if c.incarnation in fleet.retired.get(c.worker_id, ()):
-        raise Refused("fenced", f"{c.worker_id} is another process now")
+        raise CommandRefused("fenced", f"{c.worker_id} is another process now")
     believed = c.state_version
     if believed > d.state.versions.version:
         believed = -1
@@ -70,7 +70,7 @@ def register(d: Decider, c: Register, now: float) -> None:
             tensor_host=c.tensor_host,
             ranks=c.ranks,
             state_version=believed,
-            spare=c.role is Role.ROLLOUT and wanted_spares(d.state) > 0,
+            spare=c.role is Role.ROLLOUT and desired_spares(d.state) > 0,
         )
     )
     d.settle_fleet(now)
@@ -82,7 +82,7 @@ def _check_ranks(d: Decider, c: Register) -> None:
         return
     for other in d.state.fleet.living(Role.POLICY):
         if other.worker_id != c.worker_id and other.ranks != c.ranks:
-            raise Refused(
+            raise CommandRefused(
                 "invalid",
                 f"{c.worker_id} has {c.ranks} ranks, {other.worker_id} of this run has "
                 f"{other.ranks}: start every replica with the same fleet.policy_ranks",
@@ -160,9 +160,11 @@ def drain(d: Decider, c: Drain, now: float) -> str:
         return requests[c.request_id]
     worker = d.state.fleet.workers.get(c.worker_id)
     if worker is None or not worker.alive:
-        raise Refused("unknown", f"no living worker {c.worker_id!r}")
+        raise CommandRefused("unknown", f"no living worker {c.worker_id!r}")
     if c.incarnation not in (0, worker.incarnation):
-        raise Refused("changed", f"{c.worker_id} has been replaced by another process: look again")
+        raise CommandRefused(
+            "changed", f"{c.worker_id} has been replaced by another process: look again"
+        )
     fewer = {} if c.replace or worker.leaving else _one_fewer(d, worker)
     d.emit(Drained(c.request_id, c.worker_id, fewer))
     d.settle_fleet(now)
@@ -178,7 +180,7 @@ def _one_fewer(d: Decider, worker: Worker) -> dict[str, int]:
         return {}  # one of the surplus
     least, _ = bounds_of(s.bounds, role)
     if wanted - 1 < least:
-        raise Refused(
+        raise CommandRefused(
             "invalid",
             f"without {worker.worker_id}, {role}={wanted - 1} would be wanted, fleet.{role}_min = "
             f"{least}: have it replaced (--replace), or lower the minimum",
@@ -253,7 +255,7 @@ def mend_mesh(d: Decider) -> None:
     survivors = [w for m in mesh.members if (w := s.fleet.member(m)) is not None]
     _form(d, [w for w in survivors if not s.fleet.left_out(w, s.versions.version)])
     assert s.fleet.mesh is not None
-    redeal(d, s.fleet.mesh)
+    reshard(d, s.fleet.mesh)
 
 
 def _abort_hopeless_step(d: Decider) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from controller.ledger.commands import (
     BeginTerm,
+    CommandRefused,
     Pause,
-    Refused,
     RequestCheckpoint,
     Scale,
     StartRun,
@@ -31,7 +31,7 @@ from controller.ledger.lease_decisions import drop
 from controller.ledger.membership_decisions import roll_back
 from controller.ledger.scale_limits import check_desired, within
 from controller.ledger.state import Phase, State
-from controller.ledger.tasks import Stand
+from controller.ledger.tasks import TaskState
 
 FRUITLESS_BATCHES = 3
 FRUITLESS_TASKS = 20
@@ -50,7 +50,7 @@ def start_run(d: Decider, c: StartRun, now: float) -> None:
     before, after = facts_to_json(s.facts), facts_to_json(c.facts)
     differing = [k for k in before if k not in _FREE_TO_CHANGE and before[k] != after[k]]
     if differing:
-        raise Refused(
+        raise CommandRefused(
             "invalid",
             f"run {s.facts.run_name!r} was started with other settings: "
             + ", ".join(f"{k} was {before[k]!r}, is {after[k]!r}" for k in differing),
@@ -68,7 +68,7 @@ def begin_term(d: Decider, c: BeginTerm, now: float) -> None:
     if (c.term, c.controller_id) == (s.term, s.leader):
         return
     if c.term <= s.term:
-        raise Refused("fenced", f"term {c.term} is over; {s.leader} leads term {s.term}")
+        raise CommandRefused("fenced", f"term {c.term} is over; {s.leader} leads term {s.term}")
     d.emit(TermBegun(c.term, c.controller_id, now))
 
 
@@ -118,7 +118,7 @@ def _drop_leftovers(d: Decider) -> None:
     for step in sorted(s.steps.replay):
         d.emit(StepAborted(step, "run_ended"))
     for task in list(s.tasks.records.values()):
-        if task.stand is not Stand.TRAINED:
+        if task.stand is not TaskState.TRAINED:
             verdict = "superseded" if task.group is None else "duplicate"
             # A try that still runs, if one does: the newest may have ended with its owner.
             attempt = max(task.leases, default=task.finished_attempt)
@@ -142,7 +142,7 @@ def scale(d: Decider, c: Scale, now: float) -> str:
     wanted = d.state.desired
     if any(wanted.get(role) != count for role, count in c.expected.items()):
         shown = ", ".join(f"{role}={count}" for role, count in sorted(wanted.items()))
-        raise Refused("changed", f"the wanted numbers have changed to {shown}: look again")
+        raise CommandRefused("changed", f"the wanted numbers have changed to {shown}: look again")
     d.emit(Scaled(c.request_id, dict(c.desired)))
     d.settle_fleet(now)
     return requests[c.request_id]
@@ -185,6 +185,6 @@ def stop(d: Decider, c: Stop, now: float) -> str:
 
 def _refuse_if_over(s: State) -> None:
     if s.phase is Phase.NONE:
-        raise Refused("unknown", "no run has been started")
+        raise CommandRefused("unknown", "no run has been started")
     if s.ended:
-        raise Refused("stopped", f"the run has {s.phase}")
+        raise CommandRefused("stopped", f"the run has {s.phase}")

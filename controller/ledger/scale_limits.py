@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from controller.ledger.commands import Refused, Role
+from controller.ledger.commands import CommandRefused, Role
 
 MOST_WORKERS = 10_000
 
@@ -28,13 +28,13 @@ def check_desired(bounds: Mapping[str, int], desired: Mapping[str, int]) -> None
     roles = [str(role) for role in Role]
     for role, count in desired.items():
         if role not in roles:
-            raise Refused("invalid", f"there is no role {role!r}: one of {', '.join(roles)}")
+            raise CommandRefused("invalid", f"there is no role {role!r}: one of {', '.join(roles)}")
         if not 1 <= count <= MOST_WORKERS:
-            raise Refused("invalid", f"{role}={count}: at least 1, at most {MOST_WORKERS}")
+            raise CommandRefused("invalid", f"{role}={count}: at least 1, at most {MOST_WORKERS}")
         least, most = bounds_of(bounds, role)
         if count < least:
-            raise Refused("invalid", f"{role}={count} is below fleet.{role}_min = {least}")
+            raise CommandRefused("invalid", f"{role}={count} is below fleet.{role}_min = {least}")
         if count > most:
-            raise Refused("invalid", f"{role}={count} is above fleet.{role}_max = {most}")
+            raise CommandRefused("invalid", f"{role}={count} is above fleet.{role}_max = {most}")
     if not desired:
-        raise Refused("invalid", "no count given: policy=N, rollout=N")
+        raise CommandRefused("invalid", "no count given: policy=N, rollout=N")

@@ -15,14 +15,14 @@ from controller.ledger.fleet import Lifecycle, Worker
 from controller.ledger.state import State
 
 
-def wanted_spares(state: State) -> int:
+def desired_spares(state: State) -> int:
     return state.bounds.get("rollout_spares", 0)
 
 
 def missing_at_work(state: State) -> int:
     """Rollout workers that should be put to work; negative: that should stand by."""
     staying = _staying(state)
-    wanted = state.desired.get("rollout", 0) if wanted_spares(state) else len(staying)
+    wanted = state.desired.get("rollout", 0) if desired_spares(state) else len(staying)
     missing = wanted - sum(not w.spare for w in staying)
     return min(missing, sum(w.spare for w in staying))
 

@@ -12,11 +12,11 @@ from enum import StrEnum
 from typing import Any
 
 from controller.ledger import events as ev
-from controller.ledger.commands import Kind, RunFacts
+from controller.ledger.commands import Kind, RunSpec
 from controller.ledger.evals import Evals
 from controller.ledger.fleet import Fleet
 from controller.ledger.steps import StepBook
-from controller.ledger.tasks import Stand, Task, TaskBook
+from controller.ledger.tasks import Task, TaskBook, TaskState
 from controller.ledger.versions import Versions
 
 _REQUESTS_KEPT = 256
@@ -32,7 +32,7 @@ class Phase(StrEnum):
 
 @dataclass(slots=True)
 class State:
-    facts: RunFacts | None = None
+    facts: RunSpec | None = None
     phase: Phase = Phase.NONE
     paused: bool = False
     reason: str = ""
@@ -47,7 +47,7 @@ class State:
     """Those of them that took over a fleet at work; not the first, nor one of a run that is resumed."""
     desired: dict[str, int] = field(default_factory=dict)
     bounds: dict[str, int] = field(default_factory=dict)
-    """Of the desired counts: policy_min, policy_max, ..., and rollout_spares; see RunFacts.bounds."""
+    """Of the desired counts: policy_min, policy_max, ..., and rollout_spares; see RunSpec.bounds."""
     requests: dict[str, str] = field(default_factory=dict)
     """Replies to the last admin requests, by request id."""
     tasks: TaskBook = field(default_factory=TaskBook)
@@ -68,7 +68,7 @@ class State:
         return self.versions.step + (2 if self.steps.open else 1)
 
     @property
-    def run(self) -> RunFacts:
+    def run(self) -> RunSpec:
         assert self.facts is not None
         return self.facts
 
@@ -176,7 +176,7 @@ def _dropped(s: State, e: ev.TaskDropped) -> None:
         del s.fleet.workers[worker_id].held[e.task_id]
     if task.kind is Kind.EVAL:
         s.evals.drop(task.eval_step, task.ordinal)
-    elif task.stand is not Stand.PENDING:
+    elif task.stand is not TaskState.PENDING:
         s.garbage.append((e.task_id, e.attempt))
     s.tasks.apply_dropped(e)
 
@@ -186,7 +186,7 @@ def _eval_scheduled(s: State, e: ev.EvalScheduled) -> None:
     for row in range(e.rows):
         task_id = f"e{e.step}.{row}"
         s.tasks.records[task_id] = Task(
-            task_id, Kind.EVAL, row, stand=Stand.PENDING, eval_step=e.step
+            task_id, Kind.EVAL, row, stand=TaskState.PENDING, eval_step=e.step
         )
 
 
@@ -302,7 +302,7 @@ _APPLY: dict[type[Any], Callable[[State, Any], None]] = {
     ev.RolledBack: _rolled_back,
     ev.LinkAssigned: lambda s, e: s.fleet.apply_link(e),
     ev.StepOpened: _opened,
-    ev.StepDealt: lambda s, e: s.steps.apply_dealt(e),
+    ev.StepResharded: lambda s, e: s.steps.apply_resharded(e),
     ev.VoteCast: lambda s, e: s.steps.apply_vote(e),
     ev.StepCommitted: _committed,
     ev.StepAborted: _aborted,

@@ -11,9 +11,9 @@ from collections import Counter
 
 from controller.ledger.commands import (
     CastVote,
+    CommandRefused,
     GroupFacts,
     RecordCheckpoint,
-    Refused,
     Role,
     VoteResult,
 )
@@ -22,15 +22,15 @@ from controller.ledger.events import (
     CheckpointRecorded,
     MeshBroken,
     StepCommitted,
-    StepDealt,
     StepOpened,
+    StepResharded,
     TaskDropped,
     VoteCast,
 )
 from controller.ledger.fleet import Mesh
 from controller.ledger.metrics import step_metrics
 from controller.ledger.state import Phase, State
-from controller.ledger.steps import OpenStep, deal
+from controller.ledger.steps import OpenStep, assign_shards
 
 
 def settle_step(d: Decider, now: float) -> None:
@@ -47,7 +47,7 @@ def settle_step(d: Decider, now: float) -> None:
     if groups is None:
         return
     members = [m.worker_id for m in mesh.members]
-    shards = deal([_cost(s, task_id) for task_id in groups], members)
+    shards = assign_shards([_cost(s, task_id) for task_id in groups], members)
     d.emit(StepOpened(step, s.versions.version, mesh.epoch, groups, shards, replay is not None))
 
 
@@ -71,14 +71,14 @@ def _choose(d: Decider, step: int) -> tuple[str, ...] | None:
     return tuple(sorted(s.tasks.ready, key=age.__getitem__)[:wanted])
 
 
-def redeal(d: Decider, mesh: Mesh) -> None:
+def reshard(d: Decider, mesh: Mesh) -> None:
     """The open step goes on in ``mesh``: lost members' groups go to the others, theirs stay."""
     s = d.state
     step = s.steps.open
     assert step is not None
     costs = [_cost(s, task_id) for task_id in step.groups]
-    shards = deal(costs, [m.worker_id for m in mesh.members], step.shards)
-    d.emit(StepDealt(step.step, step.round + 1, mesh.epoch, shards))
+    shards = assign_shards(costs, [m.worker_id for m in mesh.members], step.shards)
+    d.emit(StepResharded(step.step, step.round + 1, mesh.epoch, shards))
 
 
 def _facts(s: State, task_id: str) -> GroupFacts:
@@ -154,7 +154,9 @@ def record_checkpoint(d: Decider, c: RecordCheckpoint, now: float) -> tuple[str,
     # One that leaves, or was taken for dead and is back, wrote it while it was a member.
     wrote = member or worker.leaving or worker.state_version >= c.version
     if worker.role is not Role.POLICY or not wrote:
-        raise Refused("invalid", f"{c.worker_id} is no member of the mesh: it has no state to save")
+        raise CommandRefused(
+            "invalid", f"{c.worker_id} is no member of the mesh: it has no state to save"
+        )
     v = s.versions
     recorded = {k.path for k in v.checkpoints}
     useless = () if c.path in recorded else (c.path,)

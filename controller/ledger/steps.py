@@ -13,8 +13,8 @@ from typing import Any
 from controller.ledger.commands import StatValue
 from controller.ledger.events import (
     StepCommitted,
-    StepDealt,
     StepOpened,
+    StepResharded,
     VoteCast,
     stats_from_json,
     stats_to_json,
@@ -89,7 +89,7 @@ class StepBook:
             replay=event.replay,
         )
 
-    def apply_dealt(self, event: StepDealt) -> None:
+    def apply_resharded(self, event: StepResharded) -> None:
         assert self.open is not None
         self.open.round = event.round
         self.open.mesh_epoch = event.mesh_epoch
@@ -161,7 +161,7 @@ class StepBook:
         )
 
 
-def deal(
+def assign_shards(
     costs: Sequence[int],
     members: Sequence[str],
     kept: Mapping[str, Sequence[int]] | None = None,

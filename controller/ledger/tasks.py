@@ -33,7 +33,7 @@ SUSPECT_DEATHS = 2
 """Owners that died with a task before it is leased alone. One death happens to everybody."""
 
 
-class Stand(StrEnum):
+class TaskState(StrEnum):
     PENDING = "pending"  # waits for a lease, after an earlier try
     LEASED = "leased"  # an owner works at it; two, where it was leased speculatively
     READY = "ready"  # training group accepted, waits for a step
@@ -42,13 +42,13 @@ class Stand(StrEnum):
     # dropped, and trained under a checkpoint: not in memory any more
 
 
-TRANSITIONS: dict[Stand | None, frozenset[Stand | None]] = {
-    None: frozenset({Stand.LEASED}),
-    Stand.PENDING: frozenset({Stand.LEASED, None}),
-    Stand.LEASED: frozenset({Stand.PENDING, Stand.READY, None}),
-    Stand.READY: frozenset({Stand.IN_STEP, None}),
-    Stand.IN_STEP: frozenset({Stand.TRAINED, Stand.READY}),
-    Stand.TRAINED: frozenset({Stand.IN_STEP, None}),
+TRANSITIONS: dict[TaskState | None, frozenset[TaskState | None]] = {
+    None: frozenset({TaskState.LEASED}),
+    TaskState.PENDING: frozenset({TaskState.LEASED, None}),
+    TaskState.LEASED: frozenset({TaskState.PENDING, TaskState.READY, None}),
+    TaskState.READY: frozenset({TaskState.IN_STEP, None}),
+    TaskState.IN_STEP: frozenset({TaskState.TRAINED, TaskState.READY}),
+    TaskState.TRAINED: frozenset({TaskState.IN_STEP, None}),
 }
 """Where a training task may go from where; None is "not in memory": not yet dispatched, dropped,
 or trained under a checkpoint."""
@@ -60,7 +60,7 @@ class Task:
     kind: Kind
     ordinal: int
     """Train: position in the endless data order. Eval: row of the held-out set."""
-    stand: Stand | None = None
+    stand: TaskState | None = None
     attempt: int = 0
     """Newest try, running or not."""
     owner: str = ""
@@ -135,7 +135,7 @@ class TaskBook:
             self.cursor += 1
         elif task.kind is Kind.TRAIN:
             self._unqueue(task.ordinal)
-        self._move(task, Stand.LEASED)
+        self._move(task, TaskState.LEASED)
         task.since = t
         self._begin(task, lease.attempt, owner)
         if task.kind is Kind.TRAIN:
@@ -148,7 +148,7 @@ class TaskBook:
 
     def apply_accepted(self, event: GroupAccepted) -> None:
         task, group = self.records[event.group.task_id], event.group
-        self._move(task, Stand.READY)
+        self._move(task, TaskState.READY)
         self.leased -= 1
         self.fruitless = 0
         task.group, task.owner = group, event.worker_id
@@ -168,7 +168,7 @@ class TaskBook:
         task.deaths += event.suspected
         if task.leases:
             return
-        self._move(task, Stand.PENDING)
+        self._move(task, TaskState.PENDING)
         if task.kind is Kind.TRAIN:
             self.leased -= 1
             heapq.heappush(self.pending, task.ordinal)
@@ -178,9 +178,9 @@ class TaskBook:
         before = task.stand
         self._move(task, None)
         if task.kind is Kind.TRAIN:
-            if before is Stand.PENDING:
+            if before is TaskState.PENDING:
                 self._unqueue(task.ordinal)
-            elif before is Stand.LEASED:
+            elif before is TaskState.LEASED:
                 self.leased -= 1
             else:
                 del self.ready[task.task_id]
@@ -194,26 +194,26 @@ class TaskBook:
 
     def take_into_step(self, task_ids: Iterable[str]) -> None:
         for task_id in task_ids:
-            self._move(self.records[task_id], Stand.IN_STEP)
+            self._move(self.records[task_id], TaskState.IN_STEP)
             del self.ready[task_id]
             self.in_step += 1
 
     def back_to_ready(self, task_ids: Iterable[str]) -> None:
         for task_id in task_ids:
-            self._move(self.records[task_id], Stand.READY)
+            self._move(self.records[task_id], TaskState.READY)
             self.ready[task_id] = None
             self.in_step -= 1
 
     def train(self, task_ids: Iterable[str]) -> None:
         for task_id in task_ids:
-            self._move(self.records[task_id], Stand.TRAINED)
+            self._move(self.records[task_id], TaskState.TRAINED)
             self.in_step -= 1
             self.trained += 1
 
     def untrain(self, task_ids: Iterable[str]) -> None:
         """The step they were trained in is lost; they are kept for the same step again."""
         for task_id in task_ids:
-            self._move(self.records[task_id], Stand.IN_STEP)
+            self._move(self.records[task_id], TaskState.IN_STEP)
             self.trained -= 1
             self.in_step += 1
 
@@ -240,7 +240,7 @@ class TaskBook:
             heapq.heapify(self.pending)
 
     @staticmethod
-    def _move(task: Task, to: Stand | None) -> None:
+    def _move(task: Task, to: TaskState | None) -> None:
         assert to in TRANSITIONS[task.stand] or task.kind is Kind.EVAL, (
             f"{task.task_id}: {task.stand} to {to}"
         )
@@ -305,14 +305,14 @@ def _dump_task(task: Task) -> list[Any]:
 def _load_task(data: list[Any]) -> Task:
     task_id, kind, ordinal, stand, attempt, owner, failures, group, eval_step, *later = data
     # Snapshots of earlier versions know of one try at a time.
-    only = [[attempt, owner]] if stand == Stand.LEASED else []
+    only = [[attempt, owner]] if stand == TaskState.LEASED else []
     known: list[Any] = [*later, *[0, only, 0.0][len(later) :]]
     deaths, leases, since = known
     return Task(
         task_id=task_id,
         kind=Kind(kind),
         ordinal=ordinal,
-        stand=None if stand is None else Stand(stand),
+        stand=None if stand is None else TaskState(stand),
         attempt=attempt,
         owner=owner,
         failures=tuple(failures),

@@ -12,7 +12,7 @@ from controller.ledger.commands import Kind, Role
 from controller.ledger.events import Member
 from controller.ledger.fleet import Worker
 from controller.ledger.state import Phase, State
-from controller.ledger.tasks import Stand
+from controller.ledger.tasks import TaskState
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class PlanView:
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class TaskCounts:
     """Training tasks: dispatched is the sum of the others."""
 
     dispatched: int
@@ -95,7 +95,7 @@ class StatusView:
     total_steps: int
     version: int
     mesh_epoch: int
-    counts: Counts
+    counts: TaskCounts
     desired: dict[str, int]
     metrics: dict[str, float]
     failovers: int
@@ -235,9 +235,9 @@ def plan(
     )
 
 
-def counts(state: State) -> Counts:
+def counts(state: State) -> TaskCounts:
     t = state.tasks
-    return Counts(
+    return TaskCounts(
         dispatched=t.cursor,
         pending=len(t.pending),
         leased=t.leased,
@@ -300,7 +300,7 @@ def runs(state: State, worker_id: str, task_id: str, attempt: int) -> bool:
 def unfinished(state: State, task_id: str) -> bool:
     """Whether the task waits for a lease or is leased."""
     task = state.tasks.records.get(task_id)
-    return task is not None and task.stand in (Stand.PENDING, Stand.LEASED)
+    return task is not None and task.stand in (TaskState.PENDING, TaskState.LEASED)
 
 
 def may_continue(state: State, task_id: str, oldest_version: int) -> bool:

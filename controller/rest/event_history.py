@@ -21,7 +21,7 @@ Key = tuple[tuple[int, ...], int]
 FAULTS = frozenset(
     {"WorkerDied", "MeshBroken", "RolledBack", "StepAborted", "RunFailed", "TaskDropped"}
 )
-ROUTINE = frozenset({"StepCommitted", "StepDealt", "EvalScheduled"})
+ROUTINE = frozenset({"StepCommitted", "StepResharded", "EvalScheduled"})
 STEERED = frozenset({"Scaled", "Drained"})
 """With faults and checkpoints, what the learning curves carry a mark for."""
 

@@ -171,7 +171,7 @@ MODELS: dict[str, Any] = {
         "step_s": 2.4,
         "workers": {"policy": 2, "rollout": 4},
     },
-    "VersionLine": _VERSION,
+    "VersionEpoch": _VERSION,
     "Checkpoint": {
         "step": 40,
         "version": 40,

@@ -80,7 +80,7 @@ class Exposition(Collector):
             ("paceline_leader", "1 where this controller leads", controller.leader is not None),
             ("paceline_term", "Term of leadership, as this controller knows it", view.term),
             ("paceline_step", "Committed steps on the surviving line", view.step),
-            ("paceline_steps_wanted", "Steps of the whole run", view.total_steps),
+            ("paceline_steps_desired", "Steps of the whole run", view.total_steps),
             ("paceline_weights_version", "Newest committed version", view.version),
             ("paceline_mesh_epoch", "Epoch of the trainers' mesh", view.mesh_epoch),
             ("paceline_checkpoint_step", "Step of the newest checkpoint", view.checkpoint_step),
@@ -144,7 +144,7 @@ class Exposition(Collector):
         yield parts
 
     def _workers(self, view: views.StatusView) -> Iterator[Metric]:
-        wanted = GaugeMetricFamily("paceline_workers_wanted", "Wanted workers", labels=["role"])
+        wanted = GaugeMetricFamily("paceline_workers_desired", "Wanted workers", labels=["role"])
         for role, count in sorted(view.desired.items()):
             wanted.add_metric([role], count)
         yield wanted

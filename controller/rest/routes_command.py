@@ -12,9 +12,9 @@ from starlette.responses import RedirectResponse, Response
 from controller.errors import NotLeading
 from controller.ledger.commands import (
     Command,
+    CommandRefused,
     Drain,
     Pause,
-    Refused,
     RequestCheckpoint,
     Scale,
     Stop,
@@ -45,7 +45,7 @@ def router(controller: Controller) -> APIRouter:
         try:
             async with asyncio.timeout(PATIENCE_S):
                 reply = await controller.leading().execute(command)
-        except Refused as refusal:
+        except CommandRefused as refusal:
             raise Problem(REFUSALS.get(refusal.code, 409), str(refusal)) from refusal
         except (NotLeading, Deposed, TimeoutError):
             url = leader_url(controller)

@@ -232,8 +232,8 @@ def router(controller: Controller, index: RunIndex, pace: Pace) -> APIRouter:
         return {section: scrub.value(fields) for section, fields in shown.items()}
 
     @routes.get("/versions", summary="Who holds which weights", tags=["fleet"])
-    async def versions() -> list[schemas.VersionLine]:
-        return [schemas.VersionLine(**line) for line in versions_of(controller)]
+    async def versions() -> list[schemas.VersionEpoch]:
+        return [schemas.VersionEpoch(**line) for line in versions_of(controller)]
 
     @routes.get("/checkpoints", summary="What can be restored, newest first", tags=["run"])
     async def checkpoints() -> list[schemas.Checkpoint]:

@@ -31,7 +31,7 @@ class Tasks(BaseModel):
     dropped: dict[str, int]
 
 
-class Row(BaseModel):
+class MetricRow(BaseModel):
     """One committed step."""
 
     model_config = ConfigDict(extra="allow")
@@ -42,7 +42,7 @@ class Row(BaseModel):
 
 
 class Steps(BaseModel):
-    steps: list[Row]
+    steps: list[MetricRow]
     next: Annotated[int, Field(description="since of the next request")]
 
 
@@ -263,7 +263,7 @@ class Flow(BaseModel):
     workers: Annotated[dict[str, int], Field(description="Living workers by role")]
 
 
-class VersionLine(BaseModel):
+class VersionEpoch(BaseModel):
     version: int
     step: int
     workers: Annotated[list[str], Field(description="Who holds or serves it")]

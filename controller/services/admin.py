@@ -7,7 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from controller.ledger.commands import DeclareDead, Drain, Pause, Refused, Scale, Stop
+from controller.ledger.commands import CommandRefused, DeclareDead, Drain, Pause, Scale, Stop
 from controller.proto_encoding import status_of
 from controller.services.validation import Invalid, check_caller, check_request_id, check_text
 from paceline.v1 import admin_pb2, common_pb2
@@ -110,6 +110,6 @@ async def _admin(
 ) -> admin_pb2.AdminReply:
     try:
         done = await controller.leading().execute(command)
-    except Refused as refusal:
+    except CommandRefused as refusal:
         return admin_pb2.AdminReply(accepted=False, message=str(refusal))
     return admin_pb2.AdminReply(accepted=True, message=str(done or ""))

@@ -24,7 +24,7 @@ import grpc.aio
 from redis.exceptions import RedisError
 
 from controller.errors import BadStart, NotLeading
-from controller.ledger.commands import Refused
+from controller.ledger.commands import CommandRefused
 from controller.services.validation import Invalid
 from controller.store.journal import Deposed
 from paceline.config.schema import Config
@@ -154,7 +154,7 @@ def final_error(controller: Controller, error: Exception) -> Exception:
     One that was stopped and wakes knows nothing of what its successor decided: what it finds wrong
     with a request may be right, and a refusal is final for who hears it.
     """
-    if isinstance(error, Refused | Invalid):
+    if isinstance(error, CommandRefused | Invalid):
         leader = controller.leader
         if leader is not None and not leader.active:
             return NotLeading("the leader's lease has run out", controller.hint)
@@ -164,7 +164,7 @@ def final_error(controller: Controller, error: Exception) -> Exception:
 async def _abort(context: grpc.aio.ServicerContext, method: Method, error: Exception) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error
-    if isinstance(error, Refused):
+    if isinstance(error, CommandRefused):
         await context.abort(
             REFUSALS.get(error.code, grpc.StatusCode.FAILED_PRECONDITION), str(error)
         )

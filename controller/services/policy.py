@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from controller.ledger.commands import CastVote, RecordCheckpoint, Refused, VoteResult
+from controller.ledger.commands import CastVote, CommandRefused, RecordCheckpoint, VoteResult
 from controller.proto_encoding import plan_of
 from controller.services.validation import (
     Invalid,
@@ -73,7 +73,7 @@ async def fetch_groups(
         some = refs[start : start + FETCHED_AT_ONCE]
         for ref, data in zip(some, await leader.plant.payloads.get(some), strict=True):
             if data is None:
-                raise Refused("unknown", f"no payload of {ref[0]} attempt {ref[1]}")
+                raise CommandRefused("unknown", f"no payload of {ref[0]} attempt {ref[1]}")
             yield data
 
 

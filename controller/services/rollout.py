@@ -44,7 +44,7 @@ _EMPTY = {
     "weights": rollout_pb2.EMPTY_REASON_WEIGHTS,
     "paused": rollout_pb2.EMPTY_REASON_PAUSED,
     "stopped": rollout_pb2.EMPTY_REASON_STOPPED,
-    "alone": rollout_pb2.EMPTY_REASON_ALONE,
+    "alone": rollout_pb2.EMPTY_REASON_ISOLATED,
     "spare": rollout_pb2.EMPTY_REASON_SPARE,
 }
 _VERDICTS = {

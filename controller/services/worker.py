@@ -10,12 +10,12 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from controller.errors import NotLeading
-from controller.ledger.commands import BreakLink, BreakMesh, Observe, Refused, Register, Role
+from controller.ledger.commands import BreakLink, BreakMesh, CommandRefused, Observe, Register, Role
 from controller.services.validation import MAX_TASKS, Invalid, check_caller, check_text
 from paceline.v1 import common_pb2, worker_pb2
 
 if TYPE_CHECKING:
-    from controller.fleet.sessions import Session
+    from controller.fleet.sessions import ServerSession
     from controller.leader import Leader
     from controller.replicated_controller import Controller
 
@@ -45,7 +45,7 @@ async def register(
     if not 1 <= request.ranks <= MAX_RANKS:
         raise Invalid(f"ranks must be 1 to {MAX_RANKS}, not {request.ranks}")
     if request.config_digest != plant.config_digest:
-        raise Refused(
+        raise CommandRefused(
             "fenced",
             "the worker's config differs from the run's: "
             f"{differences(plant.config_json, request.config_json)}. Start every process of a run "
@@ -110,7 +110,7 @@ async def session(
 
 async def _read(
     leader: Leader,
-    current: Session,
+    current: ServerSession,
     report: worker_pb2.Report,
     reports: AsyncIterator[worker_pb2.Report],
 ) -> None:
@@ -129,7 +129,7 @@ async def _read(
         current.close()
 
 
-async def _observe(leader: Leader, current: Session, report: worker_pb2.Report) -> None:
+async def _observe(leader: Leader, current: ServerSession, report: worker_pb2.Report) -> None:
     """Takes one report and answers it, at once where nothing is waiting to become durable."""
     current.report = report
     worker_id, incarnation = current.worker_id, current.incarnation

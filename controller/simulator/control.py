@@ -20,7 +20,7 @@ from controller.simulator.oracle import Violation
 from controller.simulator.store import Ref
 
 if TYPE_CHECKING:
-    from controller.simulator.worker import Worker
+    from controller.simulator.worker import SimulatedWorker
     from controller.simulator.world import World
 
 Respond = Callable[[tuple[Any, ...]], None]
@@ -73,7 +73,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Session:
-    worker: Worker
+    worker: SimulatedWorker
     incarnation: int
     held: tuple[tuple[str, int], ...] = ()
     sent: views.DirectiveView | None = None
@@ -123,7 +123,7 @@ class Controller(Process):
         self.decide(cmd.StartRun(world.facts))
         try:
             self.decide(cmd.BeginTerm(self.term, self.name))
-        except cmd.Refused:  # succeeded before it had read the journal
+        except cmd.CommandRefused:  # succeeded before it had read the journal
             self.step_down()
             return
         self.liveness.begin(ledger, self.loop.now)
@@ -280,7 +280,7 @@ class Controller(Process):
             self.liveness.peer_error(*who, command.epoch, self.loop.now)
         try:
             reply = self.decide(command)
-        except cmd.Refused as refused:
+        except cmd.CommandRefused as refused:
             answer = ("refused", refused.code, str(refused))
             self._when_durable(lambda: respond(answer))
             return
@@ -293,7 +293,7 @@ class Controller(Process):
 
     # ---- sessions -------------------------------------------------------------------------
 
-    def report(self, worker: Worker, report: Report) -> None:
+    def report(self, worker: SimulatedWorker, report: Report) -> None:
         if not self.leads:
             return
         assert self.ledger is not None

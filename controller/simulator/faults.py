@@ -21,7 +21,7 @@ def draw_shape(rng: random.Random) -> Shape:
     group_s = rng.choice([0.05, 0.15, 0.4])
     messy = rng.random()
     fates = {rng.randrange(30): rng.choice(FATES) for _ in range(rng.choice([0, 0, 1, 2]))}
-    facts = cmd.RunFacts(
+    facts = cmd.RunSpec(
         run_id="sim",
         run_name="sim",
         seed=rng.randrange(1 << 30),

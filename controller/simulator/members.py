@@ -34,7 +34,7 @@ class Collective:
     done: bool = False
 
 
-class Epoch:
+class SimulatedEpoch:
     def __init__(self, world: World, mesh: MeshView) -> None:
         self.world = world
         self.mesh = mesh

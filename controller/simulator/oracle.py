@@ -19,7 +19,7 @@ from controller.ledger.commands import (
     CastVote,
     LeasedTask,
     LeaseTasks,
-    RunFacts,
+    RunSpec,
 )
 from controller.ledger.tasks import SUSPECT_DEATHS
 from controller.ledger.views import PlanView
@@ -38,7 +38,7 @@ def next_state(before: str, groups: frozenset[str]) -> str:
 
 class Oracle:
     def __init__(
-        self, facts: RunFacts, *, guilty: Collection[str] = (), checked: bool = True
+        self, facts: RunSpec, *, guilty: Collection[str] = (), checked: bool = True
     ) -> None:
         """``guilty``: tasks that kill their worker or fail. No other may be quarantined for deaths
         it was not alone with."""
@@ -65,7 +65,7 @@ class Oracle:
         self.dropped: set[str] = set()
         self.deaths: Counter[str] = Counter()
         """Owners of a task that died holding it and had not been told to leave."""
-        self.deaths_alone: Counter[str] = Counter()
+        self.isolated_deaths: Counter[str] = Counter()
         """Those of them that held nothing else."""
         self.leaving: set[str] = set()
         self.spares: set[str] = set()
@@ -130,8 +130,8 @@ class Oracle:
         for task_id, condemned in buried.items():
             if e.worker_id not in self.leaving:
                 self.deaths[task_id] += 1
-                self.deaths_alone[task_id] += len(buried) == 1
-            alone = self.deaths_alone[task_id]
+                self.isolated_deaths[task_id] += len(buried) == 1
+            alone = self.isolated_deaths[task_id]
             if condemned and task_id not in self.guilty and alone < self.facts.max_attempts:
                 raise Violation(f"innocent {task_id} is quarantined, {alone} died of it alone")
 
@@ -255,7 +255,7 @@ class Oracle:
                 raise Violation(f"{task_id} is in step {e.step}, and used, dropped or not accepted")
         self.open, self.votes, self.shards = e, {}, dict(e.shards)
 
-    def _on_StepDealt(self, e: ev.StepDealt) -> None:
+    def _on_StepResharded(self, e: ev.StepResharded) -> None:
         self.votes = {}
         for worker_id, before in self.shards.items():
             if worker_id in e.shards and not set(before) <= set(e.shards[worker_id]):

@@ -55,7 +55,7 @@ def forecast(fleet: Fleet, seed: int = 0) -> Forecast:
     """Simulates ``fleet`` and says what it would reach. Deterministic for a seed."""
     group_s = fleet.step_s / fleet.groups_per_step
     location = math.log(fleet.generate_s) - fleet.spread**2 / 2
-    facts = cmd.RunFacts(
+    facts = cmd.RunSpec(
         run_id="plan",
         run_name="plan",
         seed=seed,

@@ -16,15 +16,15 @@ from controller.ledger import commands as cmd
 from controller.ledger.views import MeshView, PlanView
 from controller.simulator.control import Query
 from controller.simulator.loop import Future
-from controller.simulator.members import ERROR, Epoch, Weights
+from controller.simulator.members import ERROR, SimulatedEpoch, Weights
 from controller.simulator.oracle import Violation, next_state
-from controller.simulator.worker import Fenced, Worker
+from controller.simulator.worker import Fenced, SimulatedWorker
 
 if TYPE_CHECKING:
     from controller.simulator.world import World
 
 
-class PolicyWorker(Worker):
+class PolicyWorker(SimulatedWorker):
     role = cmd.Role.POLICY
 
     def __init__(self, world: World, worker_id: str) -> None:
@@ -71,7 +71,7 @@ class PolicyWorker(Worker):
         """Forms the epoch and holds its state; False where it was called off first."""
         world, me = self.world, (self.worker_id, self.incarnation)
         self.epoch = mesh.epoch
-        epoch = world.epochs.setdefault(mesh.epoch, Epoch(world, mesh))
+        epoch = world.epochs.setdefault(mesh.epoch, SimulatedEpoch(world, mesh))
         rank = next(r for r, m in enumerate(mesh.members) if (m.worker_id, m.incarnation) == me)
         if mesh.restore:
             self.accumulated.clear()

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 from controller.ledger import commands as cmd
 from controller.simulator.loop import Future
-from controller.simulator.worker import Fenced, Worker
+from controller.simulator.worker import Fenced, SimulatedWorker
 
 if TYPE_CHECKING:
     from controller.simulator.policy import PolicyWorker
     from controller.simulator.world import World
 
 
-class RolloutWorker(Worker):
+class RolloutWorker(SimulatedWorker):
     role = cmd.Role.ROLLOUT
 
     def __init__(self, world: World, worker_id: str) -> None:

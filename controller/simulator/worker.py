@@ -60,7 +60,7 @@ class Client(Process):
         controller.request(command, respond)
 
 
-class Worker(Client):
+class SimulatedWorker(Client):
     role: cmd.Role
     HEARTBEAT_S = 0.5
 

@@ -12,19 +12,19 @@ from controller.ledger import commands as cmd
 from controller.ledger.views import LinkView
 from controller.simulator.control import Controller
 from controller.simulator.loop import Loop, Network, Process
-from controller.simulator.members import Epoch, Weights
+from controller.simulator.members import SimulatedEpoch, Weights
 from controller.simulator.oracle import Oracle, Violation
 from controller.simulator.policy import PolicyWorker
 from controller.simulator.rollout import RolloutWorker
 from controller.simulator.store import Entry, Store
-from controller.simulator.worker import Client, Fenced, Worker
+from controller.simulator.worker import Client, Fenced, SimulatedWorker
 
 
 @dataclass(frozen=True)
 class Shape:
     """Size, timing and manners of one simulated run. Times in seconds."""
 
-    facts: cmd.RunFacts
+    facts: cmd.RunSpec
     controllers: int = 2
     policy: int = 2
     rollout: int = 2
@@ -69,7 +69,7 @@ class World:
             wedged_after_s=shape.wedged_after_s,
         )
         self.incarnations = 0
-        self.epochs: dict[int, Epoch] = {}
+        self.epochs: dict[int, SimulatedEpoch] = {}
         self.checkpoints: dict[str, Weights] = {"": Weights(0, "initial")}
         self.trace: Callable[[float, Entry], None] | None = None
         self.calm = False
@@ -78,7 +78,7 @@ class World:
         self.controllers: dict[str, Controller] = {}
         for name in self.controller_names:
             self.controllers[name] = Controller(self, name)
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, SimulatedWorker] = {}
         self.down: set[str] = set()
         """Workers that a fault keeps from being started again."""
         for n in range(shape.policy):
@@ -101,7 +101,7 @@ class World:
         kind = PolicyWorker if worker_id.startswith("policy") else RolloutWorker
         self.workers[worker_id] = kind(self, worker_id)
 
-    def crash(self, worker: Worker, *, restart_s: float | None = None) -> None:
+    def crash(self, worker: SimulatedWorker, *, restart_s: float | None = None) -> None:
         """The process is gone; its peers may or may not see the connection break."""
         if not worker.alive:
             return
@@ -115,13 +115,13 @@ class World:
             self.ask(cmd.DeclareDead(worker.worker_id, worker.incarnation, "exit"))
         self._restart(worker, rng.uniform(0.3, 3.0) if restart_s is None else restart_s)
 
-    def ended(self, worker: Worker) -> None:
+    def ended(self, worker: SimulatedWorker) -> None:
         """It left of its own accord, with status 0."""
         worker.kill()
         if not self.oracle.finished:
             self._restart(worker, self.rng.uniform(1.0, 5.0))
 
-    def _restart(self, worker: Worker, delay: float) -> None:
+    def _restart(self, worker: SimulatedWorker, delay: float) -> None:
         def start() -> None:
             if self.oracle.finished or worker is not self.workers[worker.worker_id]:
                 return

@@ -33,7 +33,7 @@ LINGER_S = 0.002
 
 
 @dataclass(slots=True, eq=False)
-class Batch:
+class CommitBatch:
     """Everything decided between two flushes; after its flush, ``json`` and ``at`` are set."""
 
     events: list[Event] = field(default_factory=list)
@@ -56,8 +56,8 @@ class Appender:
         *,
         term: int,
         at: Position,
-        on_flush: Callable[[Batch], Any],
-        on_durable: Callable[[Batch], None],
+        on_flush: Callable[[CommitBatch], Any],
+        on_durable: Callable[[CommitBatch], None],
     ) -> None:
         """``on_flush`` runs when a batch is closed, with the ledger exactly at the batch's end."""
         self._journal = journal
@@ -65,8 +65,8 @@ class Appender:
         self.at = at
         self._on_flush = on_flush
         self._on_durable = on_durable
-        self._open = Batch()
-        self._inflight: Batch | None = None
+        self._open = CommitBatch()
+        self._inflight: CommitBatch | None = None
         self._wanted = asyncio.Event()
         self._flowing = asyncio.Event()
         self._flowing.set()
@@ -108,7 +108,7 @@ class Appender:
                 await self._flush()
 
     async def _flush(self) -> None:
-        batch, self._open = self._open, Batch()
+        batch, self._open = self._open, CommitBatch()
         self._inflight = batch
         batch.id = secrets.token_hex(12)
         batch.t = time.time()
@@ -121,7 +121,7 @@ class Appender:
                 waiter.set_result(None)
         self._on_durable(batch)
 
-    async def _append(self, batch: Batch) -> Position:
+    async def _append(self, batch: CommitBatch) -> Position:
         pause_s = FIRST_RETRY_S
         while True:
             try:

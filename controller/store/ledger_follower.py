@@ -12,7 +12,7 @@ from controller.store.journal import Entry, Journal, JournalGap, Position, Snaps
 
 
 @dataclass(slots=True)
-class Replica:
+class LedgerFollower:
     """``ledger`` stands exactly at journal position ``at``."""
 
     ledger: Ledger
@@ -21,7 +21,7 @@ class Replica:
     """Stream id of the snapshot it began from; empty: none."""
 
     @classmethod
-    async def load(cls, journal: Journal) -> Replica:
+    async def load(cls, journal: Journal) -> LedgerFollower:
         """From the newest snapshot, to the end of the journal."""
         while True:
             snapshot = await journal.load_snapshot()
@@ -36,7 +36,7 @@ class Replica:
                     raise
 
     @classmethod
-    def of_snapshot(cls, snapshot: Snapshot | None) -> Replica:
+    def of_snapshot(cls, snapshot: Snapshot | None) -> LedgerFollower:
         if snapshot is None:
             return cls(Ledger(), Position())
         return cls(Ledger.from_snapshot(dict(snapshot.state)), snapshot.at, snapshot.at.entry)

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 from controller.rest import samples
 from controller.rest.problem_details import Problem
 from controller.store.journal import Journal
-from controller.store.ledger_follower import Replica
+from controller.store.ledger_follower import LedgerFollower
 from controller.store.payloads import FilePayloads, PayloadStore, RedisPayloads
 from controller.store.redis_keys import Keys
 from paceline.redis.client import connect, without_password
@@ -29,7 +29,7 @@ async def kept_groups(
     try:
         where = (await client.get(keys.payloads_at) or b"").decode()
         payloads: PayloadStore = FilePayloads(Path(where)) if where else RedisPayloads(client, keys)
-        replica = await Replica.load(Journal(client, keys, payloads))
+        replica = await LedgerFollower.load(Journal(client, keys, payloads))
         state = replica.ledger.state
         found = samples.groups(state, wanted, sort, limit)
         details = []

@@ -14,7 +14,7 @@ import math
 import operator
 from collections.abc import Callable
 
-from rollout_worker.environments.base import Sample, Task, TranscriptFull
+from rollout_worker.environments.base import EnvironmentTask, Sample, TranscriptFull
 
 OPEN, CLOSE = "<calc>", "</calc>"
 LONGEST = 200
@@ -43,7 +43,7 @@ class BadExpression(Exception):
     """The message is what the model is told."""
 
 
-async def calculator(task: Task, sample: Sample) -> None:
+async def calculator(task: EnvironmentTask, sample: Sample) -> None:
     """Answers every ``<calc>...</calc>`` until the model ends a turn without one."""
     turn = await sample(task.prompt, stop=[CLOSE])
     try:

@@ -12,14 +12,14 @@ from __future__ import annotations
 import random
 import re
 
-from rollout_worker.environments.base import Said, Sample, Task, TranscriptFull
+from rollout_worker.environments.base import EnvironmentTask, Said, Sample, TranscriptFull
 
 HIGHER, LOWER, UNCLEAR = "higher", "lower", "say one number"
 _NUMBER = re.compile(r"-?\d{1,12}")
 _SPEED = 0.5
 
 
-async def guess_number(task: Task, sample: Sample) -> dict[str, float]:
+async def guess_number(task: EnvironmentTask, sample: Sample) -> dict[str, float]:
     secret = number_of(task)
     said: Said = task.prompt
     for turn_number in range(1, task.max_turns + 1):
@@ -35,7 +35,7 @@ async def guess_number(task: Task, sample: Sample) -> dict[str, float]:
     return {"solved": 0.0, "speed": 0.0}
 
 
-def number_of(task: Task) -> int:
+def number_of(task: EnvironmentTask) -> int:
     """Raises ValueError for a row whose numbers are none."""
     if task.answer is not None:
         return int(task.answer)
@@ -48,7 +48,7 @@ def last_number(text: str) -> int | None:
     return int(found[-1]) if found else None
 
 
-def reply(task: Task, hint: str) -> Said:
+def reply(task: EnvironmentTask, hint: str) -> Said:
     """A message of the user in a chat, a line of its own in plain text."""
     if isinstance(task.prompt, str):
         return f"\n{hint}\n"

@@ -51,13 +51,15 @@ def up(
     """
     from paceline.config.load import load_config
     from paceline.run_view.summary import read_summary
-    from paceline.supervisor.preflight import Refused, check
+    from paceline.supervisor.preflight import PreflightFailed, check
     from paceline.supervisor.run_dir_lock import check_unled, clear, end_leftovers, held
 
     settings = load_config(config, overrides or ())
     where = (run_dir or Path("runs") / settings.run.name).resolve()
     if attach and fresh:
-        raise Refused("--attach takes a running fleet over, --fresh removes it: give one of them")
+        raise PreflightFailed(
+            "--attach takes a running fleet over, --fresh removes it: give one of them"
+        )
     if attach:
         with held(where):
             raise typer.Exit(_run(settings, where, as_json, _fleet_left(settings, where)))
@@ -75,7 +77,7 @@ def up(
         if summary is not None and summary.get("status") == "finished":
             # A Redis of the user's own knows a run by its name, wherever its directory is.
             elsewhere = "--run-dir DIR" if settings.redis.url is None else "another run.name"
-            raise Refused(
+            raise PreflightFailed(
                 f"the run in {where} is finished ({summary.get('steps')} steps). Start anew with "
                 f"--fresh, or elsewhere with {elsewhere}"
             )
@@ -92,17 +94,17 @@ def _fleet_left(settings: Config, where: Path) -> FleetRecord:
     """Record of the fleet in ``where``, which runs without its supervisor. Raises Refused."""
     from paceline.cli.common import run_config
     from paceline.run_view.fleet_file import FleetRecord
-    from paceline.supervisor.preflight import Refused
+    from paceline.supervisor.preflight import PreflightFailed
 
     record = FleetRecord.read(where)
     known = {p.name for p in record.processes if p.role == "controller"} if record else set()
     wanted = {f"controller-{index}" for index in range(settings.fleet.controllers)}
     if record is None or not record.survivors() or not wanted <= known:
-        raise Refused(
+        raise PreflightFailed(
             f"--attach: no fleet runs in {where}. Without --attach the run is started, or goes on"
         )
     if run_config(where) != settings:
-        raise Refused(
+        raise PreflightFailed(
             f"--attach: the fleet in {where} runs with other settings (its config.toml). Give the "
             "same ones, or leave --attach away: it is then ended and goes on with the new ones"
         )

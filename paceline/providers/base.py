@@ -75,7 +75,7 @@ def role_of(worker: admin_pb2.WorkerStatus) -> str:
     return "policy" if worker.role == common_pb2.ROLE_POLICY else "rollout"
 
 
-def wanted_of(status: admin_pb2.StatusReply, role: str) -> int:
+def desired_of(status: admin_pb2.StatusReply, role: str) -> int:
     """Processes of a role: those wanted at work, and the spares."""
     return int(status.desired[role]) + int(status.spares.get(role, 0))
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import KubernetesConfig
-from paceline.providers.base import AT_WORK, ROLES, Provider, Trouble, wanted_of
+from paceline.providers.base import AT_WORK, ROLES, Provider, Trouble, desired_of
 from paceline.v1 import admin_pb2
 
 LIMIT_S = 10.0
@@ -30,7 +30,7 @@ CONFLICTS = 5
 NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
-class Refused(Exception):
+class KubernetesRefused(Exception):
     """The API server answered with an error status."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -51,7 +51,7 @@ class KubernetesProvider(Provider):
         for role in ROLES:
             if role in status.desired:
                 # A thread each: the client blocks, the leader's loop must not.
-                missing = await asyncio.to_thread(self._scale, role, wanted_of(status, role))
+                missing = await asyncio.to_thread(self._scale, role, desired_of(status, role))
                 unfinished.append(missing)
         return "; ".join(filter(None, unfinished))
 
@@ -73,10 +73,10 @@ class KubernetesProvider(Provider):
                 try:
                     self._ask("PATCH", path, change)
                     return f"{workload} goes from {replicas} to {wanted} replicas"
-                except Refused as refusal:
+                except KubernetesRefused as refusal:
                     if refusal.status != 409:
                         raise
-        except Refused as refusal:
+        except KubernetesRefused as refusal:
             raise Trouble(self._explained(workload, refusal)) from refusal
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Trouble(f"the API server cannot be asked about {workload}: {error}") from error
@@ -131,9 +131,9 @@ class KubernetesProvider(Provider):
                 found: dict[str, Any] = json.load(answer)
                 return found
         except urllib.error.HTTPError as error:
-            raise Refused(error.code, _message(error)) from error
+            raise KubernetesRefused(error.code, _message(error)) from error
 
-    def _explained(self, workload: str, refusal: Refused) -> str:
+    def _explained(self, workload: str, refusal: KubernetesRefused) -> str:
         remedy = {
             401: "the service account's token is not accepted",
             403: "the service account may not scale it: bind it to a role with get and patch on "

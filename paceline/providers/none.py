@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.providers.base import AT_WORK, ROLES, Drain, Provider, moves, staying, wanted_of
+from paceline.providers.base import AT_WORK, ROLES, Drain, Provider, desired_of, moves, staying
 from paceline.v1 import admin_pb2
 
 
@@ -20,12 +20,12 @@ class NoProvider(Provider):
             if role not in status.desired:
                 continue
             here = staying(status, role)
-            todo = moves(wanted_of(status, role), here)
+            todo = moves(desired_of(status, role), here)
             for name in todo.drain:
                 await self._drain(here[name])
             if todo.start:
                 missing.append(
-                    f"{todo.start} of {wanted_of(status, role)} {role} workers are missing: start "
+                    f"{todo.start} of {desired_of(status, role)} {role} workers are missing: start "
                     f"them with `{command(status, role)}`"
                 )
         return "; ".join(missing)

@@ -26,10 +26,10 @@ from paceline.providers.base import (
     Drain,
     Provider,
     Trouble,
+    desired_of,
     moves,
     number,
     staying,
-    wanted_of,
 )
 from paceline.v1 import admin_pb2
 
@@ -88,7 +88,7 @@ class RayProvider(Provider):
             and (known[name].pid == p.pid or p.state == "silent")
             and known[name].state in ("draining", "stopped")
         }
-        todo = moves(wanted_of(status, role), here.keys() - leaving)
+        todo = moves(desired_of(status, role), here.keys() - leaving)
         for name in todo.drain:
             worker = staying(status, role).get(name)
             if worker is not None and worker.pid == here[name].pid:

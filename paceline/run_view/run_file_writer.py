@@ -110,7 +110,7 @@ def is_listed(event: Mapping[str, Any]) -> bool:
     kind = event.get("type")
     if kind in COUNTED:
         return False
-    if kind == "StepDealt":
+    if kind == "StepResharded":
         return int(event.get("round", 0)) > 1
     if kind == "WorkerChanged":
         return event.get("lifecycle") not in ("starting", "running")

@@ -88,7 +88,7 @@ class Lifelines:
             yield from self._dropped(t, event)
         elif kind == "StepOpened":
             yield from self._opened(t, event)
-        elif kind == "StepDealt" and self._step is not None:
+        elif kind == "StepResharded" and self._step is not None:
             self._step.round, self._step.voted = int(event["round"]), 0.0
             self._step.replicas = _replicas(self._step.groups, event["shards"])
         elif kind == "VoteCast" and self._step is not None:

@@ -21,7 +21,7 @@ from collections.abc import Awaitable, Callable, Collection
 from pathlib import Path
 
 from paceline.config.schema import Config
-from paceline.providers.base import wanted_of
+from paceline.providers.base import desired_of
 from paceline.redis.leader_lease import release_dead
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.run_view.fleet_file import FleetRecord, ProcessId, ProcessRecord
@@ -128,7 +128,7 @@ class LocalFleet:
             if role not in status.desired:
                 continue
             staying = [n for n, r in self._roles.items() if r == role and n not in self._leaving]
-            wanted = wanted_of(status, role) - self._abandoned[role]
+            wanted = desired_of(status, role) - self._abandoned[role]
             for _ in range(wanted - len(staying)):
                 index = self._next_index(role)
                 self._note(f"starting {role}-{index}")

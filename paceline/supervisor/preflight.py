@@ -29,12 +29,12 @@ NOT_USABLE = 3
 """Exit status of the process that loads a reward: it is there, and not to be called as one."""
 
 
-class Refused(Exception):
+class PreflightFailed(Exception):
     """The run cannot start; the message has one line for each reason."""
 
 
 def check(config: Config, run_dir: Path) -> None:
-    """Raises ``Refused`` with everything found wrong. Starts nothing."""
+    """Raises ``PreflightFailed`` with everything found wrong. Starts nothing."""
     checks: tuple[Callable[[], Iterator[str]], ...] = (
         lambda: _models(config),
         lambda: _data(config),
@@ -47,7 +47,7 @@ def check(config: Config, run_dir: Path) -> None:
     )
     problems = [line for one in checks for line in one()]
     if problems:
-        raise Refused("\n".join(problems))
+        raise PreflightFailed("\n".join(problems))
 
 
 def input_problems(config: Config) -> list[str]:

@@ -17,7 +17,7 @@ import psutil
 from paceline.config.schema import Config
 from paceline.process.process_wait import wait_ended
 from paceline.run_view.fleet_file import FleetRecord, ProcessId
-from paceline.supervisor.preflight import Refused
+from paceline.supervisor.preflight import PreflightFailed
 
 OWN_ENTRIES = (
     *("redis", "controllers", "logs", "checkpoints", "export"),
@@ -35,12 +35,12 @@ def held(run_dir: Path) -> Iterator[None]:
         run_dir.mkdir(parents=True, exist_ok=True)
         lock = (run_dir / "supervisor.lock").open("a+")
     except OSError as error:
-        raise Refused(f"--run-dir: {run_dir} cannot be written: {error.strerror}") from None
+        raise PreflightFailed(f"--run-dir: {run_dir} cannot be written: {error.strerror}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise Refused(
+            raise PreflightFailed(
                 f"{run_dir} is in use by another `paceline up`. Look at it with `paceline status "
                 f"--run-dir {run_dir}`, or choose another --run-dir"
             ) from None
@@ -73,7 +73,7 @@ def check_unled(config: Config) -> None:
         return
     leader = living_leader(config.redis.url, config.run.name)
     if leader is not None:
-        raise Refused(
+        raise PreflightFailed(
             f"run {config.run.name!r} in redis.url is led by {leader.controller_id} at "
             f"{leader.address} (pid {leader.pid} on {leader.host}): another fleet has it. Choose "
             "another run.name, or stop that one first"

@@ -70,10 +70,10 @@ class StepPlan(_message.Message):
     total_groups: int
     rank: int
     size: int
-    lines: _containers.RepeatedCompositeFieldContainer[VersionLine]
-    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., next_version: _Optional[int] = ..., shard: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., total_sequences: _Optional[int] = ..., total_groups: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., lines: _Optional[_Iterable[_Union[VersionLine, _Mapping]]] = ...) -> None: ...
+    lines: _containers.RepeatedCompositeFieldContainer[VersionEpoch]
+    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., next_version: _Optional[int] = ..., shard: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., total_sequences: _Optional[int] = ..., total_groups: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., lines: _Optional[_Iterable[_Union[VersionEpoch, _Mapping]]] = ...) -> None: ...
 
-class VersionLine(_message.Message):
+class VersionEpoch(_message.Message):
     __slots__ = ("first_version", "offset")
     FIRST_VERSION_FIELD_NUMBER: _ClassVar[int]
     OFFSET_FIELD_NUMBER: _ClassVar[int]

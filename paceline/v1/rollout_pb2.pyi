@@ -21,7 +21,7 @@ class EmptyReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     EMPTY_REASON_WEIGHTS: _ClassVar[EmptyReason]
     EMPTY_REASON_PAUSED: _ClassVar[EmptyReason]
     EMPTY_REASON_STOPPED: _ClassVar[EmptyReason]
-    EMPTY_REASON_ALONE: _ClassVar[EmptyReason]
+    EMPTY_REASON_ISOLATED: _ClassVar[EmptyReason]
     EMPTY_REASON_SPARE: _ClassVar[EmptyReason]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
@@ -54,7 +54,7 @@ EMPTY_REASON_STALENESS: EmptyReason
 EMPTY_REASON_WEIGHTS: EmptyReason
 EMPTY_REASON_PAUSED: EmptyReason
 EMPTY_REASON_STOPPED: EmptyReason
-EMPTY_REASON_ALONE: EmptyReason
+EMPTY_REASON_ISOLATED: EmptyReason
 EMPTY_REASON_SPARE: EmptyReason
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_STOP: FinishReason

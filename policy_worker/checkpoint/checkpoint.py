@@ -50,7 +50,7 @@ from policy_worker.checkpoint.shards import (
     stored_tensors,
     write_shards,
 )
-from policy_worker.ranks.rank_group import FOREVER, Replica
+from policy_worker.ranks.rank_group import FOREVER, RankGroup
 from policy_worker.state import TrainState
 
 log = logging.getLogger(__name__)
@@ -84,10 +84,10 @@ class Checkpointer:
     the same points of the command sequence.
     """
 
-    def __init__(self, run_dir: Path, config: Config, replica: Replica | None = None) -> None:
+    def __init__(self, run_dir: Path, config: Config, replica: RankGroup | None = None) -> None:
         self._root = Path(run_dir).absolute() / "checkpoints"
         self._config = config
-        self._replica = replica or Replica()
+        self._replica = replica or RankGroup()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saves = 0
 

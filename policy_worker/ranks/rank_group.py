@@ -50,7 +50,7 @@ class ReplicaBroken(Exception):
     """A rank of this replica is gone or does not answer; the process must exit."""
 
 
-class Replica:
+class RankGroup:
     """A replica of one rank: its own leader, nobody to tell, nobody to wait for."""
 
     rank = 0
@@ -105,7 +105,7 @@ class Replica:
         """Leader: lets the followers go (they exit 0) and waits for them."""
 
 
-class RankedReplica(Replica):
+class RankedReplica(RankGroup):
     """Two or more ranks on one host. Made by ``lead`` in rank 0 and by ``follow`` in the others."""
 
     def __init__(
@@ -237,7 +237,7 @@ def lead(
     threads: int = 1,
     device_type: str = "cpu",
     follower: Sequence[str] = ("policy_worker.ranks.rank_worker",),
-) -> Replica:
+) -> RankGroup:
     """Starts a replica of ``size`` ranks with the caller as rank 0; call it from the main thread.
 
     ``config_json`` reaches the followers as ``follow()``'s second result. ``follower`` is the
@@ -245,7 +245,7 @@ def lead(
     threads. Returns once every rank has joined. Raises ReplicaBroken where that fails.
     """
     if size == 1:
-        return Replica()
+        return RankGroup()
     if device_type == "cuda" and torch.cuda.device_count() < size:
         raise ReplicaBroken(
             f"fleet.policy_ranks = {size}, but this process sees {torch.cuda.device_count()} CUDA "

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from paceline.config.schema import Config
 from policy_worker.model import load_model
-from policy_worker.ranks.rank_group import Replica
+from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.state import TrainState, local_tensor
 from policy_worker.step.optimizer import build_optimizer
 
@@ -30,7 +30,7 @@ from policy_worker.step.optimizer import build_optimizer
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
-def load_sharded_state(config: Config, replica: Replica, device: torch.device) -> TrainState:
+def load_sharded_state(config: Config, replica: RankGroup, device: torch.device) -> TrainState:
     """The initial state of one rank of a replica: model.path's weights, zero optimizer state, step 0,
     version -1 (nobody's yet). Collective in its first use, not in loading.
 
@@ -86,7 +86,7 @@ def local_weights(state: TrainState) -> Iterator[tuple[str, Tensor]]:
         yield name, local_tensor(tensor)
 
 
-def squared_norm(tensors: list[Tensor], replica: Replica) -> Tensor:
+def squared_norm(tensors: list[Tensor], replica: RankGroup) -> Tensor:
     """Collective: sum of squares over all ranks' slices, float32 scalar, equal on every rank."""
     norms = torch.stack([torch.linalg.vector_norm(t.float()) for t in tensors if t.numel()])
     return replica.all_sum(norms.square().sum())

@@ -23,7 +23,7 @@ class BadGroup(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class TokenBatch:
     """Groups in columns. G groups, S sequences (completions), C completion tokens, P prompt tokens."""
 
     prompt_tokens: Ints
@@ -51,7 +51,7 @@ class Batch:
         return np.repeat(np.arange(len(self.sequences)), self.sequences)
 
 
-def decode(groups: Sequence[rollout_pb2.Group]) -> Batch:
+def decode(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
     """Columns of ``groups``, in their order. Raises BadGroup where lengths contradict one another."""
     try:
         return _columns(groups)
@@ -60,7 +60,7 @@ def decode(groups: Sequence[rollout_pb2.Group]) -> Batch:
         raise BadGroup(_contradiction(groups)) from error
 
 
-def _columns(groups: Sequence[rollout_pb2.Group]) -> Batch:
+def _columns(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
     completions = [completion for group in groups for completion in group.completions]
     tokens = np.frombuffer(b"".join([c.tokens for c in completions]), dtype="<i4")
     length = np.array([len(c.tokens) for c in completions], dtype=np.int64) // 4
@@ -72,7 +72,7 @@ def _columns(groups: Sequence[rollout_pb2.Group]) -> Batch:
     version = np.repeat(np.array([span.version for span in spans], dtype=np.int64), span_length)
     if not len(tokens) == len(behaviour) == len(trained) == len(version):
         raise BadGroup(_contradiction(groups))
-    return Batch(
+    return TokenBatch(
         prompt_tokens=np.frombuffer(
             b"".join([group.prompt_tokens for group in groups]), dtype="<i4"
         ).astype(np.int64),
@@ -87,7 +87,7 @@ def _columns(groups: Sequence[rollout_pb2.Group]) -> Batch:
     )
 
 
-def check_vocabulary(batch: Batch, groups: Sequence[rollout_pb2.Group], rows: int) -> None:
+def check_vocabulary(batch: TokenBatch, groups: Sequence[rollout_pb2.Group], rows: int) -> None:
     """Raises BadGroup where a token id has no row in an embedding of ``rows``."""
     highest = max(int(batch.tokens.max()), int(batch.prompt_tokens.max()))
     if highest >= rows:
@@ -95,7 +95,7 @@ def check_vocabulary(batch: Batch, groups: Sequence[rollout_pb2.Group], rows: in
         raise BadGroup(f"token {highest} in one of {names}: the model knows {rows}")
 
 
-def staleness(version: Ints, step: int, lines: Sequence[policy_pb2.VersionLine]) -> Ints:
+def staleness(version: Ints, step: int, lines: Sequence[policy_pb2.VersionEpoch]) -> Ints:
     """How many steps before the state that step ``step`` starts from each token was produced, >= 0.
 
     ``lines``: versions at and above first_version (up to the next higher line's) stand after step

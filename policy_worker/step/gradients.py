@@ -21,9 +21,9 @@ from paceline.v1 import policy_pb2, rollout_pb2
 from policy_worker.objectives.advantages import group_advantages
 from policy_worker.objectives.aggregation import Totals, token_weights
 from policy_worker.objectives.grpo import TokenColumns, grpo_loss
-from policy_worker.ranks.rank_group import Replica
+from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.state import TrainState, local_tensor
-from policy_worker.step.batch import Batch, Ints, check_vocabulary, decode, staleness
+from policy_worker.step.batch import Ints, TokenBatch, check_vocabulary, decode, staleness
 from policy_worker.step.logprobs import score
 from policy_worker.step.packing import MicroBatch, pack, plan_rows
 from policy_worker.step.stats import Stats, measure
@@ -33,7 +33,7 @@ GroupKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class StepFacts:
+class StepSpec:
     """What all members know of a step. JSON-friendly, for the other ranks of a replica."""
 
     step: int
@@ -41,10 +41,10 @@ class StepFacts:
     tokens: int
     sequences: int
     lines: tuple[tuple[int, int], ...] = ()
-    """(first_version, offset), see VersionLine."""
+    """(first_version, offset), see VersionEpoch."""
 
     @classmethod
-    def of(cls, plan: policy_pb2.StepPlan) -> StepFacts:
+    def of(cls, plan: policy_pb2.StepPlan) -> StepSpec:
         lines = tuple((line.first_version, line.offset) for line in plan.lines)
         return cls(plan.step, plan.version, plan.total_tokens, plan.total_sequences, lines)
 
@@ -52,7 +52,7 @@ class StepFacts:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> StepFacts:
+    def from_json(cls, value: Mapping[str, Any]) -> StepSpec:
         return cls(**{**value, "lines": tuple(tuple(line) for line in value["lines"])})
 
 
@@ -60,7 +60,7 @@ class StepFacts:
 class Columns:
     """A Batch with what the loss wants to know of each token ([C]) and sequence ([S])."""
 
-    batch: Batch
+    batch: TokenBatch
     advantage: np.ndarray
     weight: np.ndarray
     staleness: np.ndarray
@@ -74,21 +74,21 @@ class Gradients:
         state: TrainState,
         device: torch.device,
         reference: nn.Module | None = None,
-        replica: Replica | None = None,
+        replica: RankGroup | None = None,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
         """``on_progress`` is called after every micro-batch."""
         self._state = state
         self._device = device
         self._reference = reference
-        self._replica = replica or Replica()
+        self._replica = replica or RankGroup()
         self._on_progress = on_progress
         self._parameters = [p for p in state.model.parameters() if p.requires_grad]
-        self._facts: StepFacts | None = None
+        self._facts: StepSpec | None = None
         self._added: set[GroupKey] = set()
         self.stats = Stats()
 
-    def begin(self, facts: StepFacts, shard: Iterable[GroupKey]) -> list[GroupKey]:
+    def begin(self, facts: StepSpec, shard: Iterable[GroupKey]) -> list[GroupKey]:
         """Opens or continues a step; returns which groups of ``shard`` are still to be added.
 
         Starts over where the step is another one, or where a group was added that is no longer
@@ -165,12 +165,12 @@ class Gradients:
     def parameters(self) -> list[nn.Parameter]:
         return self._parameters
 
-    def _columns(self, batch: Batch, facts: StepFacts) -> Columns:
+    def _columns(self, batch: TokenBatch, facts: StepSpec) -> Columns:
         config = self._state.config
         advantage = group_advantages(
             batch.reward, batch.sequences, normalise=config.train.advantage_norm
         )
-        lines = [policy_pb2.VersionLine(first_version=f, offset=o) for f, o in facts.lines]
+        lines = [policy_pb2.VersionEpoch(first_version=f, offset=o) for f, o in facts.lines]
         totals = Totals(facts.tokens, facts.sequences)
         return Columns(
             batch,

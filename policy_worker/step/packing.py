@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from policy_worker.step.attention import Block, Packing
-from policy_worker.step.batch import Batch, Ints
+from policy_worker.step.batch import Ints, TokenBatch
 
 BLOCK_RATIO = 2.0
 """Sequences share an attention block while the longest is at most this many times the shortest."""
@@ -48,7 +48,7 @@ class MicroBatch:
     """int64 [C], which of the S sequences each target belongs to."""
 
 
-def plan_rows(batch: Batch, keep: Ints, tokens_per_microbatch: int) -> list[Ints]:
+def plan_rows(batch: TokenBatch, keep: Ints, tokens_per_microbatch: int) -> list[Ints]:
     """Splits the sequences ``keep`` (indices, ascending) into rows of at most so many tokens.
 
     Groups stay together where they fit, longest first so that rows hold sequences of similar
@@ -91,7 +91,7 @@ def plan_rows(batch: Batch, keep: Ints, tokens_per_microbatch: int) -> list[Ints
     return rows
 
 
-def pack(batch: Batch, sequences: Ints, device: torch.device) -> MicroBatch:
+def pack(batch: TokenBatch, sequences: Ints, device: torch.device) -> MicroBatch:
     """The row of ``sequences`` (indices into ``batch``; those of one group stand side by side)."""
     group = batch.group_of[sequences]
     length = batch.length[sequences]

@@ -55,7 +55,7 @@ class GenerationFailed(EngineError):
 class Aborted(Exception):
     """The request was aborted. ``partial``: what each sample had so far, for continuation."""
 
-    def __init__(self, request_id: str, partial: tuple[Sample | None, ...] = ()) -> None:
+    def __init__(self, request_id: str, partial: tuple[Completion | None, ...] = ()) -> None:
         super().__init__(request_id)
         self.partial = partial
 
@@ -92,7 +92,7 @@ class SamplingParams:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class Completion:
     """One completion, prompt excluded.
 
     ``tokens`` int32 [n], n >= 1; ``logprobs`` float32 [n]; ``versions``: (version, length) spans that
@@ -120,7 +120,7 @@ class Request:
     prompt_tokens: NDArray[np.int32]
     params: SamplingParams
     count: int = 1
-    prefixes: tuple[Sample | None, ...] = ()
+    prefixes: tuple[Completion | None, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.prompt_tokens) == 0:
@@ -188,7 +188,7 @@ class Engine(ABC):
         """Loads the model. Raises EngineError with one clear line where it cannot."""
 
     @abstractmethod
-    async def generate(self, request: Request) -> tuple[Sample, ...]:
+    async def generate(self, request: Request) -> tuple[Completion, ...]:
         """The request's samples, in order, once all are finished.
 
         Raises Aborted after ``abort``, GenerationFailed where the model's output is unusable or the

@@ -116,7 +116,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class EnvironmentTask:
     """One sample that is to be made."""
 
     row: Mapping[str, Any]
@@ -139,5 +139,5 @@ class Task:
     tokenizer: PromptTokenizer
 
 
-Environment = Callable[[Task, Sample], Awaitable[Any]]
+Environment = Callable[[EnvironmentTask, Sample], Awaitable[Any]]
 """Returns None (the reward functions score), a number, or numbers by component."""

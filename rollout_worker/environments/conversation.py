@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 from paceline.dataset.rows import Message
 from rollout_worker.engine.base import (
     Aborted,
+    Completion,
     Engine,
     EngineError,
     Finish,
     Request,
-    Sample,
     SamplingParams,
     bad_stop,
 )
@@ -46,7 +46,7 @@ TURNS = "max_turns_exceeded"
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ConversationLimits:
     context: int
     """Tokens of the whole transcript."""
     prompt: int
@@ -59,7 +59,7 @@ class Piece:
     """What was said before a turn, and the turn. ``said``: int32 [n], n may be 0 after the first."""
 
     said: NDArray[np.int32]
-    sample: Sample
+    sample: Completion
     said_text: str
     turn: Turn
 
@@ -73,7 +73,7 @@ class Conversation:
     engine: Engine
     tokenizer: PromptTokenizer
     params: SamplingParams
-    limits: Limits
+    limits: ConversationLimits
     own_clock: Callable[[bool], None] = lambda runs: None
     pieces: list[Piece] = field(default_factory=list)
     messages: list[Message] | None = field(default_factory=list)
@@ -234,7 +234,7 @@ class Conversation:
             self.messages.extend(dict(message) for message in messages)
             self.messages.append({"role": "assistant", "content": turn.text})
 
-    def _describe(self, sample: Sample, before: int) -> Turn:
+    def _describe(self, sample: Completion, before: int) -> Turn:
         tokens = tuple(sample.tokens.tolist())
         return Turn(
             text=text_of(sample, self.tokenizer.decode(tokens)),

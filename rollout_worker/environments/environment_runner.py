@@ -24,8 +24,8 @@ from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Engine, GenerationFailed, SamplingParams
 from rollout_worker.engine.transformers.rng import sample_keys
 from rollout_worker.environments import load
-from rollout_worker.environments.base import EnvironmentFailed, Task, TranscriptFull
-from rollout_worker.environments.conversation import FULL, TURNS, Conversation, Limits
+from rollout_worker.environments.base import EnvironmentFailed, EnvironmentTask, TranscriptFull
+from rollout_worker.environments.conversation import FULL, TURNS, Conversation, ConversationLimits
 from rollout_worker.environments.environment_thread import LOST, Host
 from rollout_worker.environments.reward_conversion import scores_of
 from rollout_worker.environments.transcript import common_prompt, completion, readable
@@ -129,9 +129,9 @@ class Environments:
         row: dict[str, Any],
         prompt: str | list[Message],
         index: int,
-    ) -> Task:
+    ) -> EnvironmentTask:
         field = self._config.data.answer_field
-        return Task(
+        return EnvironmentTask(
             row=row,
             prompt=prompt,
             answer=row.get(field) if field else None,
@@ -146,7 +146,7 @@ class Environments:
             tokenizer=self._tokenizer,
         )
 
-    def _conversation(self, held: HeldTask, task: Task) -> Conversation:
+    def _conversation(self, held: HeldTask, task: EnvironmentTask) -> Conversation:
         rollout = self._config.rollout
         context = self._engine.max_context
         return Conversation(
@@ -162,15 +162,18 @@ class Environments:
                 seed=task.seed,
                 greedy=task.evaluation,
             ),
-            Limits(context, min(self._tokenizer.limit, context - 1), rollout.max_turns),
+            ConversationLimits(context, min(self._tokenizer.limit, context - 1), rollout.max_turns),
         )
 
     async def _play_all(
-        self, tasks: Sequence[Task], conversations: Sequence[Conversation], request_id: str
+        self,
+        tasks: Sequence[EnvironmentTask],
+        conversations: Sequence[Conversation],
+        request_id: str,
     ) -> list[Any]:
         """What the environment returned for each. Raises for the first that failed."""
 
-        async def play(task: Task, conversation: Conversation) -> Any:
+        async def play(task: EnvironmentTask, conversation: Conversation) -> Any:
             result = await self._play(task, conversation)
             self.sample_over(request_id)
             return result
@@ -186,7 +189,7 @@ class Environments:
                 running.cancel()
             await asyncio.gather(*plays, return_exceptions=True)
 
-    async def _play(self, task: Task, conversation: Conversation) -> Any:
+    async def _play(self, task: EnvironmentTask, conversation: Conversation) -> Any:
         assert self._host is not None, "not started"
         if self._server is not None and task.openai is not None:
             self._server.admit(task.openai, conversation)

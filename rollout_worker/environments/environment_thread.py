@@ -25,8 +25,8 @@ from paceline.process.structured_log import event
 from rollout_worker.environments.base import (
     Environment,
     EnvironmentFailed,
+    EnvironmentTask,
     Said,
-    Task,
     Turn,
 )
 from rollout_worker.environments.conversation import Conversation
@@ -93,7 +93,7 @@ class Host:
         self._thread = BackgroundLoop("environments")
         self._runs: set[_Run] = set()
 
-    async def run(self, task: Task, conversation: Conversation) -> Any:
+    async def run(self, task: EnvironmentTask, conversation: Conversation) -> Any:
         """What the environment returns; raises what it raises, and EnvironmentFailed where its time
         is over or its thread was lost. ``conversation`` is closed afterwards."""
         worker = asyncio.get_running_loop()
@@ -117,7 +117,7 @@ class Host:
     async def close(self) -> None:
         await asyncio.to_thread(self._thread.close, _CLOSE_S)
 
-    async def _play(self, run: _Run, task: Task, sample: _Asking) -> Any:
+    async def _play(self, run: _Run, task: EnvironmentTask, sample: _Asking) -> Any:
         run.task = asyncio.current_task()
         try:
             return await self._environment(task, sample)

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_worker.engine.base import Finish, Sample
+from rollout_worker.engine.base import Completion, Finish
 from rollout_worker.environments.base import EnvironmentFailed
 from rollout_worker.environments.conversation import Conversation
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    sample: Sample
+    sample: Completion
     """Tokens of both sides after the group's prompt; version spans cover all of them."""
     mask: NDArray[np.uint8]
     """[n], 1 where the model produced the token."""
@@ -69,7 +69,7 @@ def completion(conversation: Conversation, prompt: int) -> Completion:
         version = spans[-1][0]
     cut = conversation.full or pieces[-1].sample.finish is Finish.LENGTH
     return Completion(
-        Sample(
+        Completion(
             np.concatenate(tokens),
             np.concatenate(logprobs),
             _merged(spans),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline.v1 import common_pb2, rollout_pb2
-from rollout_worker.engine.base import Finish, Sample
+from rollout_worker.engine.base import Completion, Finish
 from rollout_worker.rewards.scoring import Scores
 from rollout_worker.tokenizer import Prompt
 
@@ -22,7 +22,7 @@ _MAX_TEXT = 1 << 16
 def group_message(
     lease: rollout_pb2.Lease,
     prompt: Prompt,
-    samples: Sequence[Sample],
+    samples: Sequence[Completion],
     texts: Sequence[str],
     scores: Scores,
     *,
@@ -58,7 +58,7 @@ def group_message(
     )
 
 
-def text_of(sample: Sample, text: str) -> str:
+def text_of(sample: Completion, text: str) -> str:
     """The completion's text as rewards see it: without the stop string and what follows it."""
     if sample.stop is None:
         return text

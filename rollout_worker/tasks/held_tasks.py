@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from paceline.v1 import common_pb2, rollout_pb2
-from rollout_worker.engine.base import Request, Sample
+from rollout_worker.engine.base import Completion, Request
 
 
 class Stage(StrEnum):
@@ -32,7 +32,7 @@ class HeldTask:
     work: asyncio.Task[None] | None = None
     request: Request | None = None
     """What is asked of the engine, where another worker can go on with it."""
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[Completion, ...] = ()
     """The request's answer, while it is scored."""
     unfinished: int = field(init=False)
     """Samples that are not all there."""

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.v1 import common_pb2, rollout_pb2
-from rollout_worker.engine.base import Finish, Sample
+from rollout_worker.engine.base import Completion, Finish
 
 _FINISH = {
     Finish.STOP: rollout_pb2.FINISH_REASON_STOP,
@@ -25,7 +25,7 @@ _ENDS = {reason: finish for finish, reason in _FINISH.items()}
 
 
 def partial_group(
-    task: common_pb2.TaskRef, prompt_tokens: NDArray[np.int32], samples: Sequence[Sample | None]
+    task: common_pb2.TaskRef, prompt_tokens: NDArray[np.int32], samples: Sequence[Completion | None]
 ) -> rollout_pb2.PartialGroup:
     """``samples``: one for each completion wanted; None: nothing of it yet."""
     return rollout_pb2.PartialGroup(
@@ -35,7 +35,7 @@ def partial_group(
     )
 
 
-def _completion(sample: Sample | None) -> rollout_pb2.PartialCompletion:
+def _completion(sample: Completion | None) -> rollout_pb2.PartialCompletion:
     if sample is None:
         return rollout_pb2.PartialCompletion()
     return rollout_pb2.PartialCompletion(
@@ -57,7 +57,7 @@ def prefixes_of(
     count: int,
     max_tokens: int,
     version: int,
-) -> tuple[Sample | None, ...]:
+) -> tuple[Completion | None, ...]:
     """For each of ``count`` samples what there is of it; empty where there is nothing at all.
 
     ``version``: what the engine serves.
@@ -70,7 +70,7 @@ def prefixes_of(
 
 def _sample(
     completion: rollout_pb2.PartialCompletion, max_tokens: int, version: int
-) -> Sample | None:
+) -> Completion | None:
     finish = _ENDS[completion.finish_reason]
     spans = [(span.version, span.length) for span in completion.versions]
     count = sum(length for _, length in spans)
@@ -81,7 +81,7 @@ def _sample(
             finish = Finish.LENGTH
     if not count:
         return None
-    return Sample(
+    return Completion(
         np.frombuffer(completion.tokens, dtype="<i4")[:count].astype(np.int32),
         np.frombuffer(completion.logprobs, dtype="<f4")[:count].astype(np.float32),
         tuple(spans),

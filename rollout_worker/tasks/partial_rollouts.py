@@ -17,7 +17,7 @@ from typing import Any
 from paceline.process.structured_log import event
 from paceline.rpc.client import RequestRefused
 from paceline.v1 import common_pb2, rollout_pb2
-from rollout_worker.engine.base import Request, Sample
+from rollout_worker.engine.base import Completion, Request
 from rollout_worker.tasks.held_tasks import Held, HeldTask, Stage
 from rollout_worker.tasks.partial_encoding import partial_group
 
@@ -41,14 +41,14 @@ class Partials:
         self._caller = caller
         self._held = held
         self._limit = max_message_bytes
-        self._newest: dict[str, tuple[Request, Sequence[Sample | None]]] = {}
+        self._newest: dict[str, tuple[Request, Sequence[Completion | None]]] = {}
         """By request id."""
         self._filled = asyncio.Event()
         self._sending = asyncio.Lock()
         self.reported = 0
         """Reports that the controller has taken."""
 
-    def note(self, request: Request, samples: Sequence[Sample | None]) -> None:
+    def note(self, request: Request, samples: Sequence[Completion | None]) -> None:
         """What the request's samples have so far. Requests that are no held task's are ignored."""
         if self._task(request.request_id) is not None and any(samples):
             self._newest[request.request_id] = request, samples

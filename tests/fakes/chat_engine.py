@@ -16,11 +16,11 @@ from transformers import AutoTokenizer
 
 from rollout_worker.engine.base import (
     Aborted,
+    Completion,
     Engine,
     EngineStats,
     Finish,
     Request,
-    Sample,
 )
 from rollout_worker.tokenizer import PromptTokenizer
 from testbed.tiny_model import make_tiny_model
@@ -91,7 +91,7 @@ class TalkingEngine(Engine):
 
     async def start(self) -> None: ...
 
-    async def generate(self, request: Request) -> tuple[Sample, ...]:
+    async def generate(self, request: Request) -> tuple[Completion, ...]:
         self.check(request)
         self.requests.append(request)
         cut: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -110,7 +110,7 @@ class TalkingEngine(Engine):
         self.on_answer(request)
         return tuple(self._answer(request) for _ in range(request.count))
 
-    def _answer(self, request: Request) -> Sample:
+    def _answer(self, request: Request) -> Completion:
         text = self.speaker(self.tokenizer.decode_all(request.prompt_tokens.tolist()))
         finish, stop = Finish.STOP, None
         found = [(text.find(s) + len(s), s) for s in request.params.stop if s in text]
@@ -123,7 +123,7 @@ class TalkingEngine(Engine):
         if len(tokens) > request.params.max_tokens:
             tokens, finish, stop = tokens[: request.params.max_tokens], Finish.LENGTH, None
         n = len(tokens)
-        return Sample(
+        return Completion(
             np.array(tokens, np.int32),
             -np.arange(1, n + 1, dtype=np.float32) / 100,
             ((self._version, n),),

@@ -25,7 +25,7 @@ SILENCE_S = 1.5
 
 
 @dataclass
-class Worker:
+class FakeMember:
     worker_id: str
     incarnation: int
     state_version: int = -1
@@ -52,7 +52,7 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
         self.redis_url, self.run_dir, self.steps = redis_url, run_dir, steps
         self.at_start = at_start
         self.run_id = secrets.token_hex(4)  # rendezvous keys are good for one try
-        self.workers: dict[str, Worker] = {}
+        self.workers: dict[str, FakeMember] = {}
         self.members: list[tuple[str, int, bool]] = []
         self.epoch = self.version = self.step = 0
         self.restore = True
@@ -131,7 +131,7 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
         self._open_step()
         self._changed.notify_all()
 
-    def _form(self, workers: list[Worker]) -> None:
+    def _form(self, workers: list[FakeMember]) -> None:
         if not workers:
             self.members, self.open, self.epoch = [], None, self.epoch + 1
             return
@@ -168,7 +168,7 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
             groups, {n: list(range(k, len(groups), len(names))) for k, n in enumerate(names)}
         )
 
-    def _lost(self, worker: Worker) -> None:
+    def _lost(self, worker: FakeMember) -> None:
         if self.workers.get(worker.worker_id) is worker:
             del self.workers[worker.worker_id]
             self.deaths.append(worker.worker_id)
@@ -176,7 +176,7 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
 
     async def Register(self, request, context):
         async with self._changed:
-            worker = Worker(
+            worker = FakeMember(
                 request.caller.worker_id,
                 request.caller.incarnation,
                 request.state_version,
@@ -239,7 +239,7 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
             except StopAsyncIteration:
                 return
 
-    def _directive(self, worker: Worker | None) -> worker_pb2.Directive:
+    def _directive(self, worker: FakeMember | None) -> worker_pb2.Directive:
         self._seq += 1
         directive = worker_pb2.Directive(term=1, seq=self._seq, version=self.version)
         if worker is None:

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from rollout_worker.engine.base import (
     Aborted,
+    Completion,
     Engine,
     EngineError,
     EngineStats,
     Finish,
     Request,
-    Sample,
 )
 
 
@@ -60,7 +60,7 @@ class ScriptedEngine(Engine):
 
     async def start(self) -> None: ...
 
-    async def generate(self, request: Request) -> tuple[Sample, ...]:
+    async def generate(self, request: Request) -> tuple[Completion, ...]:
         if request.request_id in self._running:
             raise EngineError(f"request {request.request_id} is already running")
         self.requests.append(request)
@@ -72,7 +72,7 @@ class ScriptedEngine(Engine):
         finally:
             del self._running[request.request_id]
         n = len(self.tokens)
-        sample = Sample(
+        sample = Completion(
             np.array(self.tokens, np.int32),
             np.full(n, -0.5, np.float32),
             ((self._version, n),),

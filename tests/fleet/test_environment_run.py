@@ -16,11 +16,11 @@ from controller.store.journal_audit import verify
 from paceline.v1 import rollout_pb2, worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
 from policy_worker.step.batch import decode
-from policy_worker.step.gradients import StepFacts
-from policy_worker.trainer import Epoch, Trainer
+from policy_worker.step.gradients import StepSpec
+from policy_worker.trainer import EpochMesh, Trainer
+from rollout_worker.engine.base import Completion as EngineSample
 from rollout_worker.engine.base import Finish
-from rollout_worker.engine.base import Sample as EngineSample
-from rollout_worker.environments.base import Sample, Task
+from rollout_worker.environments.base import Completion, EnvironmentTask
 from rollout_worker.main import RolloutWorker
 from testbed.controllers import addresses, config_of, running_controllers, until
 from testbed.fake_workers import FakePolicy
@@ -46,7 +46,7 @@ async def test_log_probs_of_every_turn_are_those_behind_the_whole_transcript(
     model = make_chat_model(tmp_path, hidden=128)
     reference = Reference(model)
 
-    async def three_turns(task: Task, sample: Sample) -> float:
+    async def three_turns(task: EnvironmentTask, sample: Completion) -> float:
         turn = await sample(task.prompt)
         for said in ("And then?", "And now?"):
             assert turn.room > 0
@@ -148,10 +148,10 @@ async def test_groups_with_masks_are_accepted_and_trained_on(tmp_path: Path) -> 
     assert step["step"] == 1
     assert step["tokens"] == sum(int(mask.sum()) for mask in masks) == batch.trained.sum()
     trainer = Trainer(config, torch.device("cpu"))
-    trainer.form(Epoch(1, 0, 1, "", "run", ""), lambda: False)
+    trainer.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
     trainer.restore("", 0, 0)
     keys = [(group.task.task_id, group.task.attempt) for group in trained]
-    trainer.begin(StepFacts(1, 0, int(batch.trained.sum()), len(masks)), keys)
+    trainer.begin(StepSpec(1, 0, int(batch.trained.sum()), len(masks)), keys)
     trainer.add(trained)
     stats = trainer.reduce()
     # The same weights on both sides: the trainer finds the log-probs that were sampled with, at

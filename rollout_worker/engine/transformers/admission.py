@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from rollout_worker.engine.transformers.batch import Row
+from rollout_worker.engine.transformers.batch import SequenceRow
 
 
 @dataclass(slots=True)
 class _Waiting:
-    rows: deque[Row]
+    rows: deque[SequenceRow]
 
     @property
     def longest(self) -> int:
@@ -31,11 +31,11 @@ class Admission:
         self._queue: deque[_Waiting] = deque()
         self.waiting = 0
 
-    def add(self, rows: list[Row]) -> None:
+    def add(self, rows: list[SequenceRow]) -> None:
         self._queue.append(_Waiting(deque(rows)))
         self.waiting += len(rows)
 
-    def remove(self, request_ids: set[str]) -> list[Row]:
+    def remove(self, request_ids: set[str]) -> list[SequenceRow]:
         """Takes the rows of these requests out of the queue."""
         gone = [e for e in self._queue if e.rows[0].request_id in request_ids]
         if gone:
@@ -44,13 +44,13 @@ class Admission:
         self.waiting -= len(rows)
         return rows
 
-    def take(self, running: int, longest: int) -> list[Row]:
+    def take(self, running: int, longest: int) -> list[SequenceRow]:
         """Rows that join a batch of ``running`` rows, whose longest may reach ``longest`` tokens."""
         batch = max(1, self.slots // 8)
         free = self.slots - running
         if not self.waiting or (running and free < min(batch, self.waiting)):
             return []
-        taken: list[Row] = []
+        taken: list[SequenceRow] = []
         while self._queue and free:
             entry = self._queue[0]
             longest = max(longest, entry.longest)

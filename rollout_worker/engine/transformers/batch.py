@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_worker.engine.base import Finish, Sample
+from rollout_worker.engine.base import Completion, Finish
 from rollout_worker.engine.transformers.rng import uniforms
 from rollout_worker.engine.transformers.sampler import Rows
 
@@ -34,7 +34,7 @@ _STATE = np.dtype(
 
 
 @dataclass(slots=True)
-class Row:
+class SequenceRow:
     """One sample on its way: who wants it and which versions made its tokens so far."""
 
     request_id: str
@@ -47,7 +47,7 @@ class Row:
     top_k: int
     greedy: bool
     stop: tuple[str, ...]
-    prefix: Sample | None = None
+    prefix: Completion | None = None
     spans: list[tuple[int, int]] = field(default_factory=list)
     """(version, length) of the tokens that earlier versions made."""
     covered: int = 0
@@ -74,15 +74,15 @@ class Row:
             self.covered = count
 
 
-class Batch:
+class RunningBatch:
     def __init__(self, rows: int) -> None:
         self.size = 0
-        self.owners: list[Row] = []
+        self.owners: list[SequenceRow] = []
         self._state = np.zeros(rows, dtype=_STATE)
         self._tokens = np.zeros((rows, 32), dtype=np.int32)
         self._logprobs = np.zeros((rows, 32), dtype=np.float32)
 
-    def join(self, sequences: Sequence[Row]) -> slice:
+    def join(self, sequences: Sequence[SequenceRow]) -> slice:
         """Appends rows for sequences whose prefill is done; returns the rows."""
         start = self.size
         for row, sequence in enumerate(sequences, start):
@@ -154,12 +154,12 @@ class Batch:
     def completion(self, row: int) -> NDArray[np.int32]:
         return self._tokens[row, : self._state["count"][row]]
 
-    def sample(self, row: int, version: int, finish: Finish, stop: str | None = None) -> Sample:
+    def sample(self, row: int, version: int, finish: Finish, stop: str | None = None) -> Completion:
         """The row's tokens so far, copied."""
         count = int(self._state["count"][row])
         owner = self.owners[row]
         owner.close_span(version, count)
-        return Sample(
+        return Completion(
             self._tokens[row, :count].copy(),
             self._logprobs[row, :count].copy(),
             tuple(owner.spans),

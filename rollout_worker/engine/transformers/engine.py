@@ -29,13 +29,13 @@ from paceline.config.schema import Config
 from paceline.process.structured_log import event, first_line
 from rollout_worker.engine.base import (
     Aborted,
+    Completion,
     Engine,
     EngineError,
     EngineStats,
     GenerationFailed,
     OnPartial,
     Request,
-    Sample,
 )
 from rollout_worker.engine.stopping import Decode, EndTokens
 from rollout_worker.engine.transformers import fused_decoder
@@ -55,8 +55,8 @@ _PARITY = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
 @dataclass(slots=True)
 class _Pending:
     request: Request
-    future: asyncio.Future[tuple[Sample, ...]]
-    samples: list[Sample | None]
+    future: asyncio.Future[tuple[Completion, ...]]
+    samples: list[Completion | None]
     missing: int
     error: Exception | None = None
 
@@ -123,13 +123,13 @@ class TransformersEngine(Engine):
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
-    async def generate(self, request: Request) -> tuple[Sample, ...]:
+    async def generate(self, request: Request) -> tuple[Completion, ...]:
         self.check(request)
         if self._failure is not None or self._inbox.closing:
             raise EngineError(f"the engine is closed{self._why()}")
         if request.request_id in self._pending:
             raise EngineError(f"request {request.request_id} is already running")
-        future: asyncio.Future[tuple[Sample, ...]] = self._loop.create_future()
+        future: asyncio.Future[tuple[Completion, ...]] = self._loop.create_future()
         pending = _Pending(request, future, [None] * request.count, request.count)
         self._pending[request.request_id] = pending
         self._post(lambda inbox: inbox.requests.append(request))
@@ -345,7 +345,7 @@ class TransformersEngine(Engine):
 
     def _tell(self, due: list[Ended]) -> None:
         """Reports requests as they are: finished samples, running ones, and prefixes that wait."""
-        running: dict[str, dict[int, Sample | None]] = {}
+        running: dict[str, dict[int, Completion | None]] = {}
         for item in due:
             running.setdefault(item.request_id, {})[item.index] = item.sample
         for request_id, rows in running.items():

@@ -14,11 +14,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from rollout_worker.engine.base import Finish, Request, Sample
+from rollout_worker.engine.base import Completion, Finish, Request
 from rollout_worker.engine.stopping import Decode, EndTokens, StopStrings, TokenTexts
 from rollout_worker.engine.transformers import sampler
 from rollout_worker.engine.transformers.admission import Admission
-from rollout_worker.engine.transformers.batch import Batch, Row
+from rollout_worker.engine.transformers.batch import RunningBatch, SequenceRow
 from rollout_worker.engine.transformers.decoder import Decoder
 from rollout_worker.engine.transformers.kv_cache import SlotCache
 from rollout_worker.engine.transformers.rng import sample_keys
@@ -36,7 +36,7 @@ class Ended:
 
     request_id: str
     index: int
-    sample: Sample | None
+    sample: Completion | None
 
 
 class Scheduler:
@@ -53,7 +53,7 @@ class Scheduler:
         self._decoder = decoder
         self._device = decoder.shape.device
         self._cache = SlotCache(decoder.shape)
-        self._batch = Batch(slots)
+        self._batch = RunningBatch(slots)
         self._admission = Admission(slots, cache_tokens)
         self._end_tokens = end_tokens
         self._decode_text = decode_text
@@ -77,14 +77,14 @@ class Scheduler:
         params = request.params
         keys = sample_keys(params.seed, np.arange(request.count))
         ended: list[Ended] = []
-        rows: list[Row] = []
+        rows: list[SequenceRow] = []
         for index in range(request.count):
             prefix = request.prefixes[index] if request.prefixes else None
             if prefix is not None and _complete(prefix, params.max_tokens):
                 ended.append(Ended(request.request_id, index, prefix))
                 continue
             rows.append(
-                Row(
+                SequenceRow(
                     request.request_id,
                     index,
                     request.prompt_tokens,
@@ -157,7 +157,7 @@ class Scheduler:
         )
         return self._take_tokens(slice(0, batch.size), logits)
 
-    def _join(self, joining: list[Row]) -> list[Ended]:
+    def _join(self, joining: list[SequenceRow]) -> list[Ended]:
         ended: list[Ended] = []
         for chunk in _chunks(joining):
             inputs, sources = _distinct(chunk)
@@ -238,13 +238,13 @@ class Scheduler:
         return torch.from_numpy(array).to(self._device)
 
 
-def _complete(prefix: Sample, max_tokens: int) -> bool:
+def _complete(prefix: Completion, max_tokens: int) -> bool:
     return prefix.finish is not Finish.PARTIAL or len(prefix.tokens) >= max_tokens
 
 
-def _chunks(rows: list[Row]) -> list[list[Row]]:
+def _chunks(rows: list[SequenceRow]) -> list[list[SequenceRow]]:
     """Cuts newcomers, in order, into prefills of at most ``_PREFILL_TOKENS`` padded tokens."""
-    chunks: list[list[Row]] = [[]]
+    chunks: list[list[SequenceRow]] = [[]]
     longest = distinct = 0
     for row in rows:
         chunk = chunks[-1]
@@ -259,7 +259,7 @@ def _chunks(rows: list[Row]) -> list[list[Row]]:
     return chunks
 
 
-def _distinct(rows: Sequence[Row]) -> tuple[list[NDArray[np.int32]], list[int]]:
+def _distinct(rows: Sequence[SequenceRow]) -> tuple[list[NDArray[np.int32]], list[int]]:
     """The token sequences to prefill, and which of them each row starts from."""
     inputs: list[NDArray[np.int32]] = []
     sources: list[int] = []

@@ -24,6 +24,7 @@ from paceline.config.schema import Config
 from paceline.process.structured_log import event, first_line
 from rollout_worker.engine.base import (
     Aborted,
+    Completion,
     Engine,
     EngineDied,
     EngineError,
@@ -32,7 +33,6 @@ from rollout_worker.engine.base import (
     GenerationFailed,
     OnPartial,
     Request,
-    Sample,
 )
 from rollout_worker.engine.stopping import Decode
 from rollout_worker.engine.transformers.rng import sample_keys
@@ -133,7 +133,7 @@ class VLLMEngine(Engine):
 
     # ---- generating
 
-    async def generate(self, request: Request) -> tuple[Sample, ...]:
+    async def generate(self, request: Request) -> tuple[Completion, ...]:
         self.check(request)
         if self._closed:
             raise EngineError("the engine is closed")
@@ -143,7 +143,7 @@ class VLLMEngine(Engine):
             raise EngineError(f"request {request.request_id} is already running")
         return await self._generate(request)
 
-    async def _generate(self, request: Request) -> tuple[Sample, ...]:
+    async def _generate(self, request: Request) -> tuple[Completion, ...]:
         group = self._groups[request.request_id] = Group(request)
         if self._idle_since is not None:
             self._idle_s += time.monotonic() - self._idle_since
@@ -166,7 +166,7 @@ class VLLMEngine(Engine):
             raise Aborted(request.request_id, tuple(samples))
         return tuple(sample for sample in samples if sample is not None)
 
-    async def _sample(self, group: Group, index: int) -> Sample | None:
+    async def _sample(self, group: Group, index: int) -> Completion | None:
         """None: aborted without a token."""
         request = group.request
         sample = request.prefixes[index] if request.prefixes else None
@@ -194,7 +194,7 @@ class VLLMEngine(Engine):
             # Ended by a swap before its first token had arrived here: it goes on under the new version.
         return sample
 
-    async def _run(self, group: Group, index: int, prefix: Sample | None) -> Any:
+    async def _run(self, group: Group, index: int, prefix: Completion | None) -> Any:
         """One vLLM request, to its end. Returns its CompletionOutput."""
         self._count += 1
         name = f"{group.request.request_id}#{index}.{self._count}"
@@ -221,7 +221,7 @@ class VLLMEngine(Engine):
             group.fresh = salt, self._asked(request, request.prompt_tokens, 0)
         return internals.another(group.fresh[1], name, _seed(request, group.keys[index]))
 
-    def _continued(self, group: Group, index: int, prefix: Sample, name: str) -> Any:
+    def _continued(self, group: Group, index: int, prefix: Completion, name: str) -> Any:
         request, have = group.request, len(prefix.tokens)
         tokens = np.concatenate([request.prompt_tokens, prefix.tokens])
         asked = self._asked(request, tokens, have)

@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from rollout_worker.engine.base import Finish, GenerationFailed, Sample
+from rollout_worker.engine.base import Completion, Finish, GenerationFailed
 from rollout_worker.engine.stopping import Decode, StopStrings
 
 _FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.PARTIAL}
 
 
 def join(
-    prefix: Sample | None, output: Any, stop: tuple[str, ...], decode: Decode
-) -> Sample | None:
+    prefix: Completion | None, output: Any, stop: tuple[str, ...], decode: Decode
+) -> Completion | None:
     """The prefix and what vLLM added to it; None where there is not one token.
 
     ``output``: a finished CompletionOutput with flat log-probs. Raises GenerationFailed where a
@@ -32,8 +32,8 @@ def join(
     if prefix is None:
         if not len(tokens):
             return None
-        return Sample(tokens, logprobs, _merged(spans), finish, found)
-    whole = Sample(
+        return Completion(tokens, logprobs, _merged(spans), finish, found)
+    whole = Completion(
         np.concatenate([prefix.tokens, tokens]),
         np.concatenate([prefix.logprobs, logprobs]),
         _merged([*prefix.versions, *spans]),
@@ -48,8 +48,8 @@ def join(
 
 
 def complete(
-    prefix: Sample | None, max_tokens: int, stop: tuple[str, ...], decode: Decode
-) -> Sample | None:
+    prefix: Completion | None, max_tokens: int, stop: tuple[str, ...], decode: Decode
+) -> Completion | None:
     """What there is, where nothing is to be added to it.
 
     The prefix may have run past a stop string: its owner's vLLM did not see one that began in what
@@ -62,17 +62,21 @@ def complete(
         if any(s in text for s in stop):
             prefix = _cut(prefix, 0, len(prefix.tokens), stop, decode)
     if prefix.finish is Finish.PARTIAL and len(prefix.tokens) >= max_tokens:
-        return Sample(prefix.tokens, prefix.logprobs, prefix.versions, Finish.LENGTH, prefix.stop)
+        return Completion(
+            prefix.tokens, prefix.logprobs, prefix.versions, Finish.LENGTH, prefix.stop
+        )
     return None if prefix.finish is Finish.PARTIAL else prefix
 
 
-def _cut(sample: Sample, start: int, reach: int, stop: tuple[str, ...], decode: Decode) -> Sample:
+def _cut(
+    sample: Completion, start: int, reach: int, stop: tuple[str, ...], decode: Decode
+) -> Completion:
     """Ends the sample at the first stop string that a token behind ``start`` and up to ``reach``
     completes: vLLM has seen only the tokens that it made itself."""
     stops = StopStrings(stop, decode, 0)
     for end in range(start + 1, min(len(sample.tokens), reach) + 1):
         if (found := stops.found(sample.tokens[:end])) is not None:
-            return Sample(
+            return Completion(
                 sample.tokens[:end],
                 sample.logprobs[:end],
                 _first(sample.versions, end),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PretrainedConfig
 
-from rollout_worker.engine.base import Request, Sample, SamplingParams
+from rollout_worker.engine.base import Completion, Request, SamplingParams
 
 _ROUNDING = {"float32": 1e-3, "bfloat16": 1e-2, "float16": 5e-3}
 """Mean absolute gap of log-probabilities that counts as rounding where logits are small, by
@@ -45,7 +45,7 @@ def plain_logprobs(
     tensors: Mapping[str, Tensor],
     dtype: torch.dtype,
     request: Request,
-    samples: tuple[Sample, ...],
+    samples: tuple[Completion, ...],
 ) -> tuple[list[NDArray[np.float32]], float]:
     """Log-probabilities of the samples' tokens by transformers' own forward, float32 [n] each, and
     the mean size of those tokens' logits."""
@@ -73,6 +73,6 @@ def tolerance(dtype: str, scale: float, *, quantised: bool) -> float:
     return float(np.clip(scale * _STEP[dtype], _ROUNDING[dtype], _LARGEST[dtype]))
 
 
-def mean_gap(samples: tuple[Sample, ...], expected: list[NDArray[np.float32]]) -> float:
+def mean_gap(samples: tuple[Completion, ...], expected: list[NDArray[np.float32]]) -> float:
     gaps = [np.abs(s.logprobs - e) for s, e in zip(samples, expected, strict=True)]
     return float(np.concatenate(gaps).mean())

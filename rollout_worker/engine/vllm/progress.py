@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rollout_worker.engine.base import Finish, GenerationFailed, OnPartial, Sample
+from rollout_worker.engine.base import Completion, Finish, GenerationFailed, OnPartial
 from rollout_worker.engine.stopping import Decode
 from rollout_worker.engine.vllm import internals
 from rollout_worker.engine.vllm.client import VLLMClient
@@ -88,7 +88,7 @@ class Lookout:
         news = max((count - group.told[index] for index, count in counts.items()), default=0)
         if news < self._every:
             return self._every - news
-        samples: list[Sample | None] = []
+        samples: list[Completion | None] = []
         straddled = []
         try:
             for index in range(group.request.count):

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout_worker.engine.base import Request, Sample
+from rollout_worker.engine.base import Completion, Request
 from rollout_worker.engine.transformers.rng import sample_keys
 
 
@@ -18,9 +18,9 @@ class Group:
     request: Request
     aborted: bool = False
     live: set[str] = field(default_factory=set)
-    running: dict[int, tuple[str, Sample | None]] = field(default_factory=dict)
+    running: dict[int, tuple[str, Completion | None]] = field(default_factory=dict)
     """By sample: the vLLM request that makes it now, and what it had before that."""
-    done: dict[int, Sample] = field(default_factory=dict)
+    done: dict[int, Completion] = field(default_factory=dict)
     told: dict[int, int] = field(default_factory=dict)
     """Tokens of each sample when the group was reported last."""
     fresh: tuple[str, Any] = ("", None)

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from paceline.process.structured_log import event
 from rollout_worker.engine.base import (
+    Completion,
     EngineError,
     Request,
-    Sample,
     SwapFailed,
     WeightsRefused,
 )
@@ -50,7 +50,7 @@ class WeightSwap:
     def __init__(
         self,
         client: VLLMClient,
-        generate: Callable[[Request], Awaitable[tuple[Sample, ...]]] | None,
+        generate: Callable[[Request], Awaitable[tuple[Completion, ...]]] | None,
         end_all: Callable[[], Awaitable[None]],
     ) -> None:
         self._client = client
@@ -189,7 +189,7 @@ class WeightSwap:
 
     async def _verify(
         self,
-        generate: Callable[[Request], Awaitable[tuple[Sample, ...]]],
+        generate: Callable[[Request], Awaitable[tuple[Completion, ...]]],
         named: Mapping[str, Tensor],
     ) -> None:
         """The parameters by checksum, and what the kernels make of them by log-probs."""

@@ -15,13 +15,13 @@ import pytest
 from controller.dataset_rows import Rows
 from controller.errors import NotLeading
 from controller.leader import Leader
-from controller.ledger.commands import Command, DeclareDead, Refused, Register, Role
+from controller.ledger.commands import Command, CommandRefused, DeclareDead, Register, Role
 from controller.ledger.events import WorkerDied
 from controller.replicated_controller import Controller
 from controller.services.grpc_server import final_error
 from controller.services.validation import Invalid
 from controller.store.journal import Deposed
-from controller.store.ledger_follower import Replica
+from controller.store.ledger_follower import LedgerFollower
 from paceline.config.load import load_config
 from paceline.redis.leader_lease import LeaderIdentity
 from testbed.controller_processes import write_config
@@ -40,7 +40,7 @@ async def leader(tmp_path: Path) -> AsyncIterator[Leader]:
         controller = Controller(config, tmp_path, IDENTITY, url)
         term = await controller.election.acquire(0)
         assert term is not None
-        replica = await Replica.load(controller.journal)
+        replica = await LedgerFollower.load(controller.journal)
         yield Leader(controller.plant(await Rows.load(config)), replica, term)
         await controller.redis.aclose()
 
@@ -147,7 +147,7 @@ async def test_payloads_of_groups_that_may_still_be_handed_in_survive_the_sweep(
 
 
 @pytest.mark.parametrize(
-    "refusal", [Invalid("version 228, newest is 219"), Refused("unknown", "?")]
+    "refusal", [Invalid("version 228, newest is 219"), CommandRefused("unknown", "?")]
 )
 async def test_a_leader_that_woke_after_its_lease_refuses_nobody_for_good(
     leader: Leader, refusal: Exception

@@ -12,7 +12,7 @@ import pytest
 from controller.services.validation import GroupLimits, Invalid, InvalidGroup, check_group
 from controller.services.worker import check_report
 from controller.store.journal import Journal
-from controller.store.ledger_follower import Replica
+from controller.store.ledger_follower import LedgerFollower
 from controller.store.payloads import RedisPayloads
 from controller.store.redis_keys import Keys
 from paceline.redis.client import connect
@@ -147,7 +147,7 @@ async def test_refused_submissions_change_nothing(tmp_path: Path) -> None:
         journal = Journal(redis, keys, RedisPayloads(redis, keys))
 
         async def ledger() -> str:
-            return (await Replica.load(journal)).ledger.fingerprint()
+            return (await LedgerFollower.load(journal)).ledger.fingerprint()
 
         async with working_fleet(controllers, rollouts=0):
             worker = FakeRollout(

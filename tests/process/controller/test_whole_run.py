@@ -10,7 +10,7 @@ from pathlib import Path
 from controller.ledger import Ledger
 from controller.store.journal import Journal, JournalGap, Position
 from controller.store.journal_audit import verify
-from controller.store.ledger_follower import Replica
+from controller.store.ledger_follower import LedgerFollower
 from controller.store.payloads import RedisPayloads
 from controller.store.redis_keys import Keys
 from paceline.redis.client import connect
@@ -85,7 +85,7 @@ async def test_snapshot_trimming_and_replay_give_the_live_state(tmp_path: Path) 
         redis, keys = connect(controllers.redis_url), Keys("load")
         journal = Journal(redis, keys, RedisPayloads(redis, keys))
         # Sees every entry from the first one on, as it is written.
-        live = Replica(Ledger(checked=True), Position())
+        live = LedgerFollower(Ledger(checked=True), Position())
         following = True
 
         async def follow() -> None:
@@ -100,13 +100,13 @@ async def test_snapshot_trimming_and_replay_give_the_live_state(tmp_path: Path) 
         controllers.started[0].kill()
         following = False
         await follower
-        replayed = await Replica.load(journal)
+        replayed = await LedgerFollower.load(journal)
         assert replayed.snapshot_at and replayed.at == live.at
         assert replayed.ledger.fingerprint() == live.ledger.fingerprint()
         assert live.ledger.check() == []
         assert (await journal.scan("0-0", count=1))[0].at.number > 1
         try:
-            await Replica(Ledger(), Position()).catch_up(journal)
+            await LedgerFollower(Ledger(), Position()).catch_up(journal)
             raise AssertionError("a trimmed journal was read from its beginning")
         except JournalGap:
             pass

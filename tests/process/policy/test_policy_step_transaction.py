@@ -16,8 +16,8 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.mesh.elastic_mesh import MeshError
-from policy_worker.step.gradients import StepFacts
-from policy_worker.trainer import Epoch, Trainer
+from policy_worker.step.gradients import StepSpec
+from policy_worker.trainer import EpochMesh, Trainer
 from testbed.redis_process import throwaway_redis
 from testbed.tiny_model import make_tiny_model
 from tests.fakes.policy_controller import SmallController
@@ -52,13 +52,13 @@ def steps():
 def undisturbed(config, steps):
     """Weights after each step, computed by one process without a controller."""
     trainer = Trainer(config, torch.device("cpu"))
-    trainer.form(Epoch(1, 0, 1, "", "run", ""), lambda: False)
+    trainer.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
     trainer.restore("", 0, 0)
     after = []
     for number, groups in enumerate(steps):
         tokens = sum(len(c.tokens) // 4 for g in groups for c in g.completions)
         keys = [(g.task.task_id, 1) for g in groups]
-        trainer.begin(StepFacts(number + 1, number, tokens, 18), keys)
+        trainer.begin(StepSpec(number + 1, number, tokens, 18), keys)
         trainer.add(groups)
         trainer.reduce()
         trainer.commit(number + 1)
@@ -272,9 +272,9 @@ def test_a_reduction_that_fails_halfway_leaves_the_local_gradients_alone(
     config, steps, monkeypatch
 ):
     trainer = Trainer(config, torch.device("cpu"))
-    trainer.form(Epoch(1, 0, 1, "", "run", ""), lambda: False)
+    trainer.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
     trainer.restore("", 0, 0)
-    trainer.begin(StepFacts(1, 0, 100, 18), [(g.task.task_id, 1) for g in steps[0]])
+    trainer.begin(StepSpec(1, 0, 100, 18), [(g.task.task_id, 1) for g in steps[0]])
     trainer.add(steps[0])
     before = [p.grad.clone() for p in trainer.gradients.parameters]
     with monkeypatch.context() as patch:

@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from policy_worker.ranks.rank_group import Replica, ReplicaBroken, lead
+from policy_worker.ranks.rank_group import RankGroup, ReplicaBroken, lead
 from tests.fixtures import ranks
 
 
@@ -35,7 +35,7 @@ def test_one_rank_needs_nobody():
     assert replica.agree(False) is False
     assert replica.gather({"a": 1}) == [{"a": 1}]
     assert replica.broadcast_bytes(b"x") == b"x"
-    assert replica.identity != Replica().identity
+    assert replica.identity != RankGroup().identity
     with pytest.raises(ReplicaBroken):
         replica.next_command()
     replica.close()

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from controller.fleet.autoscale_policy import Counts, Proposal
+from controller.fleet.autoscale_policy import Proposal, WorkerCounts
 from controller.ledger import views
 from controller.ledger.state import State
 from controller.ledger.versions import Checkpoint
@@ -409,7 +409,7 @@ async def test_the_grafana_dashboard_asks_for_what_there_is(leader: httpx.AsyncC
 
 
 def test_what_the_autoscaler_proposes_is_exported_beside_what_is_wanted() -> None:
-    proposal = Proposal(Counts(1, 3), "replicas wait")
+    proposal = Proposal(WorkerCounts(1, 3), "replicas wait")
     view = views.status(State())
     view.desired.update(policy=1, rollout=2)
     for found, rollout in ((proposal, 3), (None, 2)):

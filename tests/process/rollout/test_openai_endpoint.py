@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from paceline.v1 import rollout_pb2
-from rollout_worker.environments.base import Endpoint, Sample, Task
+from rollout_worker.environments.base import Endpoint, EnvironmentTask, Sample
 from testbed.controllers import until
 from tests.fakes.chat_engine import END, FORGETFUL, make_chat_model
 from tests.fixtures.environment_fixture import (
@@ -42,7 +42,7 @@ def count_up(prompt: str) -> str:
 async def test_what_the_client_was_told_is_what_is_recorded(model: Path) -> None:
     told: list[Any] = []
 
-    async def two_turns(client: Any, task: Task) -> float:
+    async def two_turns(client: Any, task: EnvironmentTask) -> float:
         messages = list(BEGIN)
         for said in ("more", None):
             reply = await ask(client, task, messages, logprobs=True, max_completion_tokens=30)
@@ -84,7 +84,7 @@ async def test_a_client_that_only_has_a_base_url_and_a_key_will_do(model: Path) 
             reply = client.chat.completions.create(model=only.id, messages=BEGIN)
             return str(reply.choices[0].message.content)
 
-    async def environment(task: Task, sample: Sample) -> float:
+    async def environment(task: EnvironmentTask, sample: Sample) -> float:
         assert task.openai is not None
         return float((await asyncio.to_thread(old_agent, task.openai)) == "turn 1")
 
@@ -96,7 +96,7 @@ async def test_a_client_that_only_has_a_base_url_and_a_key_will_do(model: Path) 
 async def test_a_stream_carries_the_turn_its_end_and_its_usage(model: Path) -> None:
     chunks: list[Any] = []
 
-    async def streams(client: Any, task: Task) -> float:
+    async def streams(client: Any, task: EnvironmentTask) -> float:
         stream = await ask(
             client,
             task,
@@ -124,7 +124,7 @@ async def test_a_stream_carries_the_turn_its_end_and_its_usage(model: Path) -> N
 
 
 async def test_stop_strings_end_a_turn_and_are_left_out_of_its_text(model: Path) -> None:
-    async def stops(client: Any, task: Task) -> float:
+    async def stops(client: Any, task: EnvironmentTask) -> float:
         reply = await ask(client, task, BEGIN, stop=["n 1"])
         assert reply.choices[0].message.content == "tur"
         assert reply.choices[0].finish_reason == "stop"
@@ -137,7 +137,7 @@ async def test_stop_strings_end_a_turn_and_are_left_out_of_its_text(model: Path)
 async def test_a_template_that_rewrites_the_past_changes_no_token(
     tmp_path: Path,
 ) -> None:
-    async def two_turns(client: Any, task: Task) -> float:
+    async def two_turns(client: Any, task: EnvironmentTask) -> float:
         reply = await ask(client, task, BEGIN)
         # As many agents do, it tidies up what it was told.
         said = {"role": "assistant", "content": reply.choices[0].message.content.strip()}
@@ -203,7 +203,7 @@ async def test_refusals_are_those_that_clients_know(
 ) -> None:
     seen: list[Any] = []
 
-    async def refused(client: Any, task: Task) -> float:
+    async def refused(client: Any, task: EnvironmentTask) -> float:
         options = {"model": task.openai.model, "messages": BEGIN, **changes}
         with pytest.raises(openai.APIStatusError) as caught:
             await client.chat.completions.create(**options)
@@ -227,7 +227,7 @@ async def test_refusals_are_those_that_clients_know(
 async def test_a_sample_is_named_by_header_or_key_and_is_gone_once_it_is_made(model: Path) -> None:
     kept: list[Endpoint] = []
 
-    async def keeps(client: Any, task: Task) -> float:
+    async def keeps(client: Any, task: EnvironmentTask) -> float:
         kept.append(task.openai)
         await ask(client, task, BEGIN)
         return 1.0
@@ -249,7 +249,7 @@ async def test_a_sample_is_named_by_header_or_key_and_is_gone_once_it_is_made(mo
 
 @pytest.mark.parametrize("how", ["rewritten", "reworded", "asked again", "beside it"])
 async def test_a_conversation_that_does_not_grow_is_refused(model: Path, how: str) -> None:
-    async def diverges(client: Any, task: Task) -> float:
+    async def diverges(client: Any, task: EnvironmentTask) -> float:
         reply = await ask(client, task, BEGIN)
         said = {"role": "assistant", "content": reply.choices[0].message.content}
         more = {"role": "user", "content": "more"}
@@ -273,7 +273,7 @@ async def test_a_conversation_that_does_not_grow_is_refused(model: Path, how: st
 async def test_an_agent_that_runs_out_of_room_ends_its_transcript(model: Path) -> None:
     """It lets the client's own exception pass, of a plain request or of a stream."""
 
-    async def endless(client: Any, task: Task) -> None:
+    async def endless(client: Any, task: EnvironmentTask) -> None:
         messages = list(BEGIN)
         while True:
             if task.index:
@@ -297,7 +297,7 @@ async def test_room_that_ran_out_elsewhere_is_an_error_like_any_other(model: Pat
     class ElsewhereFull(Exception):
         code = "context_length_exceeded"
 
-    async def asks_elsewhere(client: Any, task: Task) -> None:
+    async def asks_elsewhere(client: Any, task: EnvironmentTask) -> None:
         await ask(client, task, BEGIN)
         raise ElsewhereFull("too long for it")
 
@@ -311,7 +311,7 @@ async def test_room_that_ran_out_elsewhere_is_an_error_like_any_other(model: Pat
 
 @pytest.mark.parametrize("sampling", ["run", "request"])
 async def test_whose_temperature_counts_is_the_runs_to_say(model: Path, sampling: str) -> None:
-    async def insists(client: Any, task: Task) -> float:
+    async def insists(client: Any, task: EnvironmentTask) -> float:
         messages = list(BEGIN)
         for options in ({"temperature": 0.25, "top_p": 0.5, "seed": 11}, {"temperature": 0}):
             reply = await ask(client, task, messages, **options)
@@ -335,7 +335,7 @@ async def test_whose_temperature_counts_is_the_runs_to_say(model: Path, sampling
 
 
 async def test_a_temperature_that_the_engine_would_change_is_refused(model: Path) -> None:
-    async def insists(client: Any, task: Task) -> float:
+    async def insists(client: Any, task: EnvironmentTask) -> float:
         with pytest.raises(
             openai.BadRequestError, match=r"temperature must be 0, or at least 0\.01"
         ):
@@ -355,7 +355,7 @@ async def test_a_temperature_that_the_engine_would_change_is_refused(model: Path
 
 
 async def test_a_turn_whose_reply_was_lost_is_told_again_and_not_sampled_again(model: Path) -> None:
-    async def loses_a_reply(task: Task, sample: Sample) -> float:
+    async def loses_a_reply(task: EnvironmentTask, sample: Sample) -> float:
         endpoint = task.openai
         assert endpoint is not None
         body = {"model": endpoint.model, "messages": BEGIN}
@@ -377,7 +377,7 @@ async def test_a_client_that_leaves_takes_its_turn_back(model: Path, stream: boo
     left = asyncio.Event()
     worker = asyncio.get_running_loop()
 
-    async def impatient(task: Task, sample: Sample) -> float:
+    async def impatient(task: EnvironmentTask, sample: Sample) -> float:
         assert task.openai is not None
         async with client_of(task.openai) as client:
             asking = asyncio.ensure_future(_whole(client, task, stream))
@@ -411,7 +411,7 @@ async def test_a_client_that_leaves_takes_its_turn_back(model: Path, stream: boo
         assert tokens_of(group.completions[0])[-1] == END
 
 
-async def _whole(client: Any, task: Task, stream: bool) -> None:
+async def _whole(client: Any, task: EnvironmentTask, stream: bool) -> None:
     reply = await ask(client, task, BEGIN, stream=stream)
     if stream:
         async for _ in reply:
@@ -419,7 +419,7 @@ async def _whole(client: Any, task: Task, stream: bool) -> None:
 
 
 async def test_two_requests_of_one_sample_at_once_are_refused(model: Path) -> None:
-    async def hasty(task: Task, sample: Sample) -> float:
+    async def hasty(task: EnvironmentTask, sample: Sample) -> float:
         assert task.openai is not None
         async with client_of(task.openai) as client:
             replies = await asyncio.gather(
@@ -437,7 +437,7 @@ async def test_two_requests_of_one_sample_at_once_are_refused(model: Path) -> No
 async def test_a_held_up_client_is_let_go_when_its_sample_is_over(model: Path) -> None:
     codes: list[str] = []
 
-    async def forgets(task: Task, sample: Sample) -> float:
+    async def forgets(task: EnvironmentTask, sample: Sample) -> float:
         assert task.openai is not None
         endpoint = task.openai
 

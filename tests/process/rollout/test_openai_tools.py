@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rollout_worker.environments.base import Task
+from rollout_worker.environments.base import EnvironmentTask
 from rollout_worker.openai_server.tools import Call, calls_in
 from rollout_worker.tokenizer import PromptTokenizer
 from tests.fakes.chat_engine import TOOLS, make_chat_model
@@ -53,7 +53,7 @@ def prompt_of(stage: Stage, prompt_tokens: bytes) -> str:
 async def test_calls_are_told_as_calls_and_recorded_as_sampled(model: Path) -> None:
     told: list[Any] = []
 
-    async def uses_a_tool(client: Any, task: Task) -> float:
+    async def uses_a_tool(client: Any, task: EnvironmentTask) -> float:
         messages: list[Any] = list(BEGIN)
         while True:
             reply = await ask(
@@ -98,7 +98,7 @@ async def test_calls_are_told_as_calls_and_recorded_as_sampled(model: Path) -> N
 async def test_a_stream_carries_calls(model: Path) -> None:
     chunks: list[Any] = []
 
-    async def streams(client: Any, task: Task) -> float:
+    async def streams(client: Any, task: EnvironmentTask) -> float:
         stream = await ask(client, task, BEGIN, tools=[ADD, ADD], stream=True)
         async for chunk in stream:
             chunks.append(chunk.choices[0])
@@ -138,7 +138,7 @@ def test_what_is_no_call_to_the_letter_stays_content(text: str) -> None:
 
 
 async def test_a_malformed_call_is_told_as_text(model: Path) -> None:
-    async def reads(client: Any, task: Task) -> float:
+    async def reads(client: Any, task: EnvironmentTask) -> float:
         (choice,) = (await ask(client, task, BEGIN, tools=[ADD])).choices
         assert choice.message.tool_calls is None and choice.finish_reason == "stop"
         return float(choice.message.content == CALL[:-1])
@@ -148,7 +148,7 @@ async def test_a_malformed_call_is_told_as_text(model: Path) -> None:
 
 
 async def test_without_tools_or_with_none_to_choose_a_call_is_text(model: Path) -> None:
-    async def plain(client: Any, task: Task) -> float:
+    async def plain(client: Any, task: EnvironmentTask) -> float:
         options = {"tools": [ADD], "tool_choice": "none"} if task.index else {}
         (choice,) = (await ask(client, task, BEGIN, **options)).choices
         assert choice.message.tool_calls is None and choice.finish_reason == "stop"
@@ -166,7 +166,7 @@ async def test_without_tools_or_with_none_to_choose_a_call_is_text(model: Path) 
 
 
 async def test_a_call_that_was_cut_off_is_no_call(model: Path) -> None:
-    async def brief(client: Any, task: Task) -> float:
+    async def brief(client: Any, task: EnvironmentTask) -> float:
         (choice,) = (await ask(client, task, BEGIN, tools=[ADD], max_tokens=40)).choices
         assert choice.finish_reason == "length" and choice.message.tool_calls is None
         return float(choice.message.content == f"Let me see. {CALL}"[:40])
@@ -177,7 +177,7 @@ async def test_a_call_that_was_cut_off_is_no_call(model: Path) -> None:
 
 @pytest.mark.parametrize("how", ["other arguments", "no call", "one more call", "other tools"])
 async def test_calls_and_tools_cannot_be_rewritten(model: Path, how: str) -> None:
-    async def rewrites(client: Any, task: Task) -> float:
+    async def rewrites(client: Any, task: EnvironmentTask) -> float:
         reply = await ask(client, task, BEGIN, tools=[ADD])
         said = reply.choices[0].message.model_dump(exclude_none=True)
         answer = {"role": "tool", "name": "add", "tool_call_id": "1", "content": "2"}
@@ -221,7 +221,7 @@ async def test_calls_that_the_agent_begins_with_go_through_the_template(model: P
         {"role": "tool", "tool_call_id": "x", "content": "2"},
     ]
 
-    async def shows(client: Any, task: Task) -> float:
+    async def shows(client: Any, task: EnvironmentTask) -> float:
         await ask(client, task, example, tools=[ADD])
         return 1.0
 

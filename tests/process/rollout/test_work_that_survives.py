@@ -22,7 +22,7 @@ from paceline.dataset.row_sampler import task_seed
 from paceline.redis.client import connect
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
-from rollout_worker.engine.base import Finish, Request, Sample, SamplingParams
+from rollout_worker.engine.base import Completion, Finish, Request, SamplingParams
 from rollout_worker.main import RolloutWorker
 from rollout_worker.tasks.partial_encoding import partial_group, prefixes_of
 from testbed.controllers import addresses, config_of, running_controllers, until
@@ -154,8 +154,8 @@ async def _is(found: object, wanted: int) -> bool:
     return bool(await found == wanted)  # type: ignore[misc]
 
 
-def sample_of(completion: rollout_pb2.Completion) -> Sample:
-    return Sample(
+def sample_of(completion: rollout_pb2.Completion) -> Completion:
+    return Completion(
         np.frombuffer(completion.tokens, "<i4"),
         np.frombuffer(completion.logprobs, "<f4"),
         tuple((span.version, span.length) for span in completion.versions),
@@ -236,12 +236,12 @@ async def test_an_attempt_goes_on_from_what_the_one_before_left(scene: Scene) ->
 
 def sample(
     tokens: list[int], versions: list[tuple[int, int]], finish: Finish = Finish.PARTIAL
-) -> Sample:
+) -> Completion:
     logprobs = -np.arange(1, len(tokens) + 1, dtype=np.float32)
-    return Sample(np.array(tokens, np.int32), logprobs, tuple(versions), finish)
+    return Completion(np.array(tokens, np.int32), logprobs, tuple(versions), finish)
 
 
-def through_the_wire(*samples: Sample | None, prompt: np.ndarray = PROMPT, **limits: int):
+def through_the_wire(*samples: Completion | None, prompt: np.ndarray = PROMPT, **limits: int):
     group = partial_group(common_pb2.TaskRef(task_id="t0", attempt=1), PROMPT, samples)
     again = rollout_pb2.PartialGroup.FromString(group.SerializeToString())
     values = {"count": len(samples), "max_tokens": 8, "version": 9, **limits}

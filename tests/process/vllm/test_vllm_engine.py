@@ -18,12 +18,12 @@ import torch
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import (
     Aborted,
+    Completion,
     Engine,
     EngineError,
     Finish,
     GenerationFailed,
     Request,
-    Sample,
     SamplingParams,
     SwapFailed,
 )
@@ -85,7 +85,7 @@ def ask(name: str, prompt: list[int] = PROMPT, count: int = 1, **params) -> Requ
     return Request(name, np.array(prompt, dtype=np.int32), SamplingParams(**params), count)
 
 
-def assert_logprobs(model: Reference, sample: Sample, since: int = 0) -> None:
+def assert_logprobs(model: Reference, sample: Completion, since: int = 0) -> None:
     expected = model.logprobs(PROMPT, sample)
     np.testing.assert_allclose(sample.logprobs[since:], expected[since:], atol=1e-4)
 
@@ -208,7 +208,7 @@ async def test_drain_lets_nobody_see_two_versions(
         assert_logprobs(models[0], sample)
 
 
-async def _across_a_swap(engine: Engine, model: Reference) -> tuple[Sample, ...]:
+async def _across_a_swap(engine: Engine, model: Reference) -> tuple[Completion, ...]:
     before = engine.stats().tokens
     running = asyncio.create_task(engine.generate(ask("run", count=40, max_tokens=200, seed=3)))
     await until(running, lambda: engine.stats().tokens >= before + 80)
@@ -309,9 +309,9 @@ async def test_a_stop_string_across_two_owners_ends_the_sample_for_a_third(
     stop = decode(whole.tokens[start - 2 : start + 2].tolist())
     end = next(n for n in range(1, 300) if stop in decode(whole.tokens[:n].tolist()))
     ends_in_second = begun(whole, end - 2)
-    reported: list[Sample | None] = []
+    reported: list[Completion | None] = []
 
-    def note(request: Request, samples: tuple[Sample | None, ...]) -> None:
+    def note(request: Request, samples: tuple[Completion | None, ...]) -> None:
         reported.extend(samples)
 
     engine.watch(1, note)
@@ -329,9 +329,9 @@ async def test_a_stop_string_across_two_owners_ends_the_sample_for_a_third(
     assert (len(sample.tokens), sample.finish, sample.stop) == (end, Finish.STOP, stop)
 
 
-def begun(sample: Sample, count: int) -> Sample:
+def begun(sample: Completion, count: int) -> Completion:
     version = sample.versions[0][0]
-    return Sample(
+    return Completion(
         sample.tokens[:count], sample.logprobs[:count], ((version, count),), Finish.PARTIAL
     )
 

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from paceline.config.schema import Config
-from rollout_worker.engine.base import EngineDied, EngineError, Finish, Sample
+from rollout_worker.engine.base import Completion, EngineDied, EngineError, Finish
 from rollout_worker.engine.vllm import worker_extension
 from rollout_worker.engine.vllm.client import VLLMClient, start_error
 from rollout_worker.engine.vllm.engine import VLLMEngine
@@ -60,10 +60,10 @@ def letters(tokens: Any) -> str:
     return "".join(chr(token) for token in tokens)
 
 
-def said(text: str, finish: Finish = Finish.PARTIAL) -> Sample:
+def said(text: str, finish: Finish = Finish.PARTIAL) -> Completion:
     n = len(text)
     tokens = np.array([ord(c) for c in text], np.int32)
-    return Sample(tokens, np.full(n, -0.5, np.float32), ((3, n // 2), (4, n - n // 2)), finish)
+    return Completion(tokens, np.full(n, -0.5, np.float32), ((3, n // 2), (4, n - n // 2)), finish)
 
 
 @pytest.mark.parametrize(

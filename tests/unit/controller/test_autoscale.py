@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from controller.fleet.autoscale_policy import (
     LEAST_GAIN,
     Autoscaler,
-    Counts,
-    Limits,
     Proposal,
+    ScaleBounds,
     Waits,
+    WorkerCounts,
     propose,
     waiting,
 )
@@ -19,28 +19,30 @@ from controller.fleet.autoscale_policy import (
 HIGH = 0.25
 shares = st.floats(min_value=0.0, max_value=1.0)
 limits = st.builds(
-    lambda p, q, r, s: Limits((min(p, q), max(p, q)), (min(r, s), max(r, s))),
+    lambda p, q, r, s: ScaleBounds((min(p, q), max(p, q)), (min(r, s), max(r, s))),
     *[st.integers(min_value=1, max_value=12) for _ in range(4)],
 )
 capacities = st.floats(min_value=0.05, max_value=20.0)
 
 
-def inside(bounds: Limits, share: tuple[float, float]) -> Counts:
+def inside(bounds: ScaleBounds, share: tuple[float, float]) -> WorkerCounts:
     pick = [
         least + round(x * ((most or least) - least))
         for (least, most), x in zip((bounds.policy, bounds.rollout), share, strict=True)
     ]
-    return Counts(*pick)
+    return WorkerCounts(*pick)
 
 
-def allowed(bounds: Limits, counts: Counts) -> bool:
+def allowed(bounds: ScaleBounds, counts: WorkerCounts) -> bool:
     return (
         bounds.policy[0] <= counts.policy <= (bounds.policy[1] or 10**9)
         and bounds.rollout[0] <= counts.rollout <= (bounds.rollout[1] or 10**9)
     )  # fmt: skip
 
 
-def follow(bounds: Limits, counts: Counts, waits, rounds: int = 60) -> list[Counts]:
+def follow(
+    bounds: ScaleBounds, counts: WorkerCounts, waits, rounds: int = 60
+) -> list[WorkerCounts]:
     """Fleets of a run that carries out every proposal; ``waits(counts)`` is what it measures."""
     scaler = Autoscaler(bounds, steps=3, high=HIGH, patience=2)
     fleets = [counts]
@@ -51,14 +53,14 @@ def follow(bounds: Limits, counts: Counts, waits, rounds: int = 60) -> list[Coun
     return fleets
 
 
-def gain(found: Proposal, now: Counts, waits: Waits) -> float:
+def gain(found: Proposal, now: WorkerCounts, waits: Waits) -> float:
     balance = 1 - waits.starved if waits.starved else 1 / (1 - waits.throttled)
     return waiting(balance, now, now) - waiting(balance, now, found.counts)
 
 
 @given(limits, st.tuples(shares, shares), shares, shares)
 def test_a_proposal_is_within_the_bounds_changes_one_role_and_saves_waiting(
-    bounds: Limits, start: tuple[float, float], starved: float, throttled: float
+    bounds: ScaleBounds, start: tuple[float, float], starved: float, throttled: float
 ) -> None:
     now = inside(bounds, start)
     found = propose(now, bounds, Waits(starved, throttled), high=HIGH)
@@ -74,7 +76,7 @@ def test_a_proposal_is_within_the_bounds_changes_one_role_and_saves_waiting(
 @settings(max_examples=60, deadline=None)
 @given(limits, st.tuples(shares, shares), shares, shares)
 def test_on_constant_input_no_role_ever_moves_both_ways_and_it_ends(
-    bounds: Limits, start: tuple[float, float], starved: float, throttled: float
+    bounds: ScaleBounds, start: tuple[float, float], starved: float, throttled: float
 ) -> None:
     fleets = follow(bounds, inside(bounds, start), lambda _: Waits(starved, throttled))
     assert all(allowed(bounds, fleet) for fleet in fleets)
@@ -87,11 +89,11 @@ def test_on_constant_input_no_role_ever_moves_both_ways_and_it_ends(
 @settings(max_examples=60, deadline=None)
 @given(limits, st.tuples(shares, shares), capacities)
 def test_in_a_run_that_answers_to_the_changes_it_settles_without_a_cycle(
-    bounds: Limits, start: tuple[float, float], ratio: float
+    bounds: ScaleBounds, start: tuple[float, float], ratio: float
 ) -> None:
     """``ratio``: what one rollout worker generates of what one replica trains."""
 
-    def waits(counts: Counts) -> Waits:
+    def waits(counts: WorkerCounts) -> Waits:
         balance = ratio * counts.rollout / counts.policy
         return Waits(max(0.0, 1 - balance), max(0.0, 1 - 1 / balance))
 
@@ -105,41 +107,46 @@ def test_in_a_run_that_answers_to_the_changes_it_settles_without_a_cycle(
 
 
 def test_a_starved_trainer_asks_for_as_many_rollout_workers_as_it_lacks() -> None:
-    bounds = Limits((1, 4), (1, 8))
-    found = propose(Counts(1, 2), bounds, Waits(0.5, 0.0), high=HIGH)
+    bounds = ScaleBounds((1, 4), (1, 8))
+    found = propose(WorkerCounts(1, 2), bounds, Waits(0.5, 0.0), high=HIGH)
     assert found is not None
-    assert found.counts == Counts(1, 4)
+    assert found.counts == WorkerCounts(1, 4)
     assert "wait for groups 50%" in found.why
 
 
 def test_throttled_rollouts_ask_for_replicas_first_and_leave_where_there_can_be_none() -> None:
     waits = Waits(0.0, 0.5)
-    grown = propose(Counts(1, 4), Limits((1, 4), (1, 8)), waits, high=HIGH)
+    grown = propose(WorkerCounts(1, 4), ScaleBounds((1, 4), (1, 8)), waits, high=HIGH)
     assert grown is not None
-    assert grown.counts == Counts(2, 4)
-    shrunk = propose(Counts(1, 4), Limits((1, 1), (1, 8)), waits, high=HIGH)
+    assert grown.counts == WorkerCounts(2, 4)
+    shrunk = propose(WorkerCounts(1, 4), ScaleBounds((1, 1), (1, 8)), waits, high=HIGH)
     assert shrunk is not None
-    assert shrunk.counts == Counts(1, 2)
+    assert shrunk.counts == WorkerCounts(1, 2)
 
 
 def test_a_worker_more_that_would_idle_longer_than_the_trainer_does_is_not_asked_for() -> None:
-    assert propose(Counts(1, 1), Limits((1, 1), (1, 8)), Waits(0.26, 0.0), high=HIGH) is None
+    assert (
+        propose(WorkerCounts(1, 1), ScaleBounds((1, 1), (1, 8)), Waits(0.26, 0.0), high=HIGH)
+        is None
+    )
 
 
 def test_no_limit_means_at_most_twice_as_many_at_once() -> None:
-    found = propose(Counts(1, 3), Limits((1, None), (1, None)), Waits(0.99, 0.0), high=HIGH)
+    found = propose(
+        WorkerCounts(1, 3), ScaleBounds((1, None), (1, None)), Waits(0.99, 0.0), high=HIGH
+    )
     assert found is not None
-    assert found.counts == Counts(1, 6)
+    assert found.counts == WorkerCounts(1, 6)
 
 
 def observe(scaler: Autoscaler, times: int, starved: float, **how) -> Proposal | None:
     for _ in range(times):
-        scaler.observe(how.get("counts", Counts(1, 2)), Waits(starved, 0.0), settled=True)
+        scaler.observe(how.get("counts", WorkerCounts(1, 2)), Waits(starved, 0.0), settled=True)
     return scaler.proposal
 
 
 def test_one_measurement_is_not_enough_and_a_contradiction_starts_over() -> None:
-    scaler = Autoscaler(Limits((1, 4), (1, 8)), steps=3, high=HIGH, patience=2)
+    scaler = Autoscaler(ScaleBounds((1, 4), (1, 8)), steps=3, high=HIGH, patience=2)
     observe(scaler, 1, 0.5)  # meets the fleet
     assert observe(scaler, 3, 0.5) is None
     assert observe(scaler, 3, 0.0) is None
@@ -149,24 +156,24 @@ def test_one_measurement_is_not_enough_and_a_contradiction_starts_over() -> None
 
 
 def test_after_a_change_it_waits_before_it_measures() -> None:
-    scaler = Autoscaler(Limits((1, 4), (1, 8)), steps=3, high=HIGH, patience=2)
+    scaler = Autoscaler(ScaleBounds((1, 4), (1, 8)), steps=3, high=HIGH, patience=2)
     observe(scaler, 7, 0.5)
     assert scaler.proposal is not None
-    more = Counts(1, 4)
+    more = WorkerCounts(1, 4)
     assert observe(scaler, 1 + 3 + 5, 0.5, counts=more) is None
     assert observe(scaler, 1, 0.5, counts=more) is not None
 
 
 def test_while_workers_are_still_starting_nothing_is_measured() -> None:
-    scaler = Autoscaler(Limits((1, 4), (1, 8)), steps=3, high=HIGH, patience=1)
+    scaler = Autoscaler(ScaleBounds((1, 4), (1, 8)), steps=3, high=HIGH, patience=1)
     for _ in range(20):
-        scaler.observe(Counts(1, 4), Waits(0.8, 0.0), settled=False)
+        scaler.observe(WorkerCounts(1, 4), Waits(0.8, 0.0), settled=False)
     assert scaler.proposal is None
 
 
 def test_waiting_is_the_share_that_the_idler_role_waits() -> None:
-    now = Counts(1, 2)
+    now = WorkerCounts(1, 2)
     assert waiting(0.5, now, now) == 0.5
-    assert waiting(0.5, now, Counts(1, 4)) == 0.0
-    assert waiting(2.0, now, Counts(2, 2)) == 0.0
+    assert waiting(0.5, now, WorkerCounts(1, 4)) == 0.0
+    assert waiting(2.0, now, WorkerCounts(2, 2)) == 0.0
     assert waiting(2.0, now, now) == 0.5

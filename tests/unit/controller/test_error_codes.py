@@ -14,7 +14,7 @@ from redis.exceptions import ConnectionError as RedisAway
 
 import policy_worker.main
 import rollout_worker.main
-from controller.ledger.commands import Refused
+from controller.ledger.commands import CommandRefused
 from controller.services.grpc_server import Services
 from controller.services.validation import Invalid
 from paceline.config.schema import Config
@@ -79,7 +79,9 @@ async def test_a_store_that_stays_away_is_no_refusal() -> None:
             await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), 0.5)
 
 
-@pytest.mark.parametrize("error", [Invalid("newest is 219"), Refused("unknown", "never heard of")])
+@pytest.mark.parametrize(
+    "error", [Invalid("newest is 219"), CommandRefused("unknown", "never heard of")]
+)
 async def test_a_refusal_is_final_only_while_the_lease_is_held(error: Exception) -> None:
     """A leader that was stopped and wakes refuses from what it remembers."""
 

@@ -180,7 +180,7 @@ def test_poisoned_tasks_cost_a_run_themselves_alone() -> None:
         guilty = {f"t{n}" for n in shape.fates}
         dropped = world.oracle.ledger.state.tasks.dropped["quarantined"]
         assert dropped <= len(guilty), seed
-        assert {t for t, n in world.oracle.deaths_alone.items() if n} <= guilty, seed
+        assert {t for t, n in world.oracle.isolated_deaths.items() if n} <= guilty, seed
         deaths += world.oracle.counts["deaths"]
         quarantined += dropped
     assert deaths > 30 and quarantined > 0

@@ -15,12 +15,12 @@ import torch
 
 from rollout_worker.engine.base import (
     Aborted,
+    Completion,
     Engine,
     EngineError,
     Finish,
     GenerationFailed,
     Request,
-    Sample,
     SamplingParams,
     WeightsRefused,
 )
@@ -91,7 +91,7 @@ def ask(
     prompt: list[int],
     *,
     count: int = 1,
-    prefixes: tuple[Sample | None, ...] = (),
+    prefixes: tuple[Completion | None, ...] = (),
     **params,
 ) -> Request:
     params.setdefault("max_tokens", MAX_TOKENS)
@@ -108,7 +108,7 @@ async def until(engine: Engine, task: asyncio.Task[object], tokens: int) -> None
         await asyncio.sleep(0.0005)
 
 
-def same(a: Sample, b: Sample) -> bool:
+def same(a: Completion, b: Completion) -> bool:
     return (
         np.array_equal(a.tokens, b.tokens)
         and np.allclose(a.logprobs, b.logprobs, atol=1e-4)
@@ -258,7 +258,7 @@ async def test_weights_change_between_two_tokens_and_requests_go_on(
     for sample in samples:
         assert sum(length for _, length in sample.versions) == len(sample.tokens)
         old = sample.versions[0][1] if sample.versions[0][0] == first else 0
-        before = Sample(sample.tokens[:old], sample.logprobs[:old], (), Finish.LENGTH)
+        before = Completion(sample.tokens[:old], sample.logprobs[:old], (), Finish.LENGTH)
         np.testing.assert_allclose(
             before.logprobs, reference.logprobs(PROMPTS[0], before), atol=1e-4
         )
@@ -364,7 +364,7 @@ async def test_an_abort_changes_nothing_of_the_rows_that_take_the_aborted_ones_p
 async def test_a_greedy_completion_that_was_cut_ends_as_if_never_cut(engine: Engine) -> None:
     (whole,) = await engine.generate(ask("w", PROMPTS[0], greedy=True, max_tokens=300))
     for cut in (1, len(whole.tokens) // 2):
-        begun = Sample(
+        begun = Completion(
             whole.tokens[:cut], whole.logprobs[:cut], ((engine.version, cut),), Finish.PARTIAL
         )
         (again,) = await engine.generate(
@@ -402,7 +402,7 @@ async def test_a_stop_string_is_found_across_the_end_of_a_prefix(engine: Engine)
     pairs = [(int(a), int(b)) for a, b in pairwise(whole.tokens)]
     pair = max(i for i, p in enumerate(pairs) if min(p) >= 3 and p not in pairs[:i])
     stop = "".join(digits[t - 3] for t in pairs[pair])
-    begun = Sample(
+    begun = Completion(
         whole.tokens[: pair + 1],
         whole.logprobs[: pair + 1],
         ((engine.version, pair + 1),),
@@ -425,7 +425,7 @@ async def test_a_finished_sample_is_told_while_others_of_its_request_run(engine:
         first.set()
 
     engine.sample_over = tell
-    begun = Sample(whole.tokens, whole.logprobs, whole.versions, Finish.STOP)
+    begun = Completion(whole.tokens, whole.logprobs, whole.versions, Finish.STOP)
     both = asyncio.create_task(
         engine.generate(
             ask("x/1", PROMPTS[0], count=2, seed=9, max_tokens=400, prefixes=(begun, None))

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 import torch
 
-from rollout_worker.engine.base import Engine, Finish, Request, Sample, SamplingParams
+from rollout_worker.engine.base import Completion, Engine, Finish, Request, SamplingParams
 from testbed.tiny_model import make_endless_model
 from tests.fixtures.engines import ENGINES, Reference, make_test_engine, tiny_config
 
@@ -34,17 +34,17 @@ class Watched:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.reports: list[tuple[Sample | None, ...]] = []
+        self.reports: list[tuple[Completion | None, ...]] = []
         self.reported = asyncio.Event()
         engine.watch(EVERY, self._note)
 
-    def _note(self, request: Request, samples: tuple[Sample | None, ...]) -> None:
+    def _note(self, request: Request, samples: tuple[Completion | None, ...]) -> None:
         self.reports.append(samples)
         self.reported.set()
 
     async def generate(
-        self, count: int, tokens: int, prefixes: tuple[Sample | None, ...] = ()
-    ) -> tuple[Sample, ...]:
+        self, count: int, tokens: int, prefixes: tuple[Completion | None, ...] = ()
+    ) -> tuple[Completion, ...]:
         params = SamplingParams(tokens, seed=5)
         return await self.engine.generate(Request("a", PROMPT, params, count, prefixes))
 
@@ -58,7 +58,7 @@ async def watched(request: pytest.FixtureRequest, model: Path) -> AsyncIterator[
     await engine.close()
 
 
-def assert_begins(sample: Sample, whole: Sample) -> None:
+def assert_begins(sample: Completion, whole: Completion) -> None:
     n = len(sample.tokens)
     assert n and sample.tokens.tolist() == whole.tokens[:n].tolist()
     np.testing.assert_array_equal(sample.logprobs, whole.logprobs[:n])
@@ -84,7 +84,7 @@ async def test_a_running_request_is_reported_every_so_many_tokens(watched: Watch
 async def test_a_prefix_is_not_reported_before_something_was_added_to_it(watched: Watched) -> None:
     (whole,) = await watched.generate(1, 40)
     watched.reports.clear()
-    begun = Sample(whole.tokens[:10], whole.logprobs[:10], ((3, 10),), Finish.PARTIAL)
+    begun = Completion(whole.tokens[:10], whole.logprobs[:10], ((3, 10),), Finish.PARTIAL)
     (again,) = await watched.generate(1, 40, (begun,))
     ((first,), *_) = watched.reports
     assert first is not None and 10 + EVERY <= len(first.tokens) <= 10 + EVERY + SLACK

@@ -18,8 +18,8 @@ from rollout_worker.engine.base import Aborted
 from rollout_worker.environments.base import (
     BadEnvironment,
     BadTurn,
+    EnvironmentTask,
     Sample,
-    Task,
     TranscriptFull,
 )
 from rollout_worker.environments.load import load
@@ -56,7 +56,7 @@ def text_of(tokenizer: PromptTokenizer, group: rollout_pb2.Group, index: int = 0
     return tokenizer.decode_all(prompt + tokens_of(group.completions[index]))
 
 
-async def echo_twice(task: Task, sample: Sample) -> float:
+async def echo_twice(task: EnvironmentTask, sample: Sample) -> float:
     turn = await sample(task.prompt)
     await sample(f"<{turn.text}>")
     return 1.0
@@ -107,7 +107,7 @@ async def test_messages_in_between_are_rendered_alone_and_the_past_stands_as_sam
 ) -> None:
     """The template would drop what was thought; the tokens that were sampled win."""
 
-    async def chat(task: Task, sample: Sample) -> None:
+    async def chat(task: EnvironmentTask, sample: Sample) -> None:
         await sample(task.prompt)
         await sample([{"role": "user", "content": "go on"}])
 
@@ -127,7 +127,7 @@ async def test_messages_in_between_are_rendered_alone_and_the_past_stands_as_sam
 
 @pytest.mark.parametrize("cut", ["length", "stop"])
 async def test_a_turn_that_was_cut_is_closed_before_the_next_message(model: Path, cut: str) -> None:
-    async def chat(task: Task, sample: Sample) -> None:
+    async def chat(task: EnvironmentTask, sample: Sample) -> None:
         turn = await sample(
             task.prompt,
             max_tokens=3 if cut == "length" else None,
@@ -147,7 +147,7 @@ async def test_a_turn_that_was_cut_is_closed_before_the_next_message(model: Path
 
 
 async def test_openings_that_differ_share_a_prompt_as_far_as_they_agree(model: Path) -> None:
-    async def differs(task: Task, sample: Sample) -> None:
+    async def differs(task: EnvironmentTask, sample: Sample) -> None:
         await sample(f"same {'abc'[task.index] * 3}:")
 
     async with staged(model, differs, lambda prompt: "x", group_size=3) as stage:
@@ -162,7 +162,7 @@ async def test_openings_that_differ_share_a_prompt_as_far_as_they_agree(model: P
 
 
 async def test_a_single_turn_without_anything_masked_needs_no_mask(model: Path) -> None:
-    async def once(task: Task, sample: Sample) -> None:
+    async def once(task: EnvironmentTask, sample: Sample) -> None:
         await sample(task.prompt)
 
     async with staged(model, once, lambda prompt: "7") as stage:
@@ -205,7 +205,7 @@ async def test_what_was_chosen_for_an_older_transcript_is_not_said_to_a_newer_on
 
 
 async def test_a_transcript_never_outgrows_its_limit(model: Path) -> None:
-    async def endless(task: Task, sample: Sample) -> None:
+    async def endless(task: EnvironmentTask, sample: Sample) -> None:
         rooms = []
         turn = await sample(task.prompt)
         while True:
@@ -226,7 +226,7 @@ async def test_a_transcript_never_outgrows_its_limit(model: Path) -> None:
 async def test_the_model_has_as_many_turns_as_the_config_says(model: Path) -> None:
     refused: list[str] = []
 
-    async def endless(task: Task, sample: Sample) -> float:
+    async def endless(task: EnvironmentTask, sample: Sample) -> float:
         await sample(task.prompt)
         try:
             while True:
@@ -257,7 +257,7 @@ async def test_a_prompt_that_is_too_long_drops_the_task(model: Path) -> None:
 
 
 async def test_components_are_kept_and_their_sum_is_the_reward(model: Path) -> None:
-    async def scored(task: Task, sample: Sample) -> dict[str, float]:
+    async def scored(task: EnvironmentTask, sample: Sample) -> dict[str, float]:
         await sample(task.prompt)
         return {"found": 1.0, "slow": -0.25 * task.index}
 
@@ -268,7 +268,7 @@ async def test_components_are_kept_and_their_sum_is_the_reward(model: Path) -> N
 
 
 async def test_where_it_does_not_score_the_weighted_reward_functions_do(model: Path) -> None:
-    async def unscored(task: Task, sample: Sample) -> None:
+    async def unscored(task: EnvironmentTask, sample: Sample) -> None:
         await sample(task.prompt)
         await sample("really?")
 
@@ -297,7 +297,7 @@ async def test_where_it_does_not_score_the_weighted_reward_functions_do(model: P
     ids=str,
 )
 async def test_what_is_no_reward_fails_the_attempt(model: Path, returned: Any, word: str) -> None:
-    async def odd(task: Task, sample: Sample) -> Any:
+    async def odd(task: EnvironmentTask, sample: Sample) -> Any:
         await sample(task.prompt)
         return returned
 
@@ -308,7 +308,7 @@ async def test_what_is_no_reward_fails_the_attempt(model: Path, returned: Any, w
 
 
 async def test_a_group_is_scored_in_one_way(model: Path) -> None:
-    async def some(task: Task, sample: Sample) -> float | None:
+    async def some(task: EnvironmentTask, sample: Sample) -> float | None:
         await sample(task.prompt)
         return 1.0 if task.index else None
 
@@ -321,29 +321,29 @@ async def test_a_group_is_scored_in_one_way(model: Path) -> None:
 # ---- failures
 
 
-async def no_turn(task: Task, sample: Sample) -> float:
+async def no_turn(task: EnvironmentTask, sample: Sample) -> float:
     return 1.0
 
 
-async def raises(task: Task, sample: Sample) -> float:
+async def raises(task: EnvironmentTask, sample: Sample) -> float:
     await sample(task.prompt)
     raise KeyError("no such door")
 
 
-async def exits(task: Task, sample: Sample) -> float:
+async def exits(task: EnvironmentTask, sample: Sample) -> float:
     raise SystemExit(3)
 
 
-async def cancels_itself(task: Task, sample: Sample) -> float:
+async def cancels_itself(task: EnvironmentTask, sample: Sample) -> float:
     await sample(task.prompt)
     raise asyncio.CancelledError
 
 
-async def own_timeout(task: Task, sample: Sample) -> float:
+async def own_timeout(task: EnvironmentTask, sample: Sample) -> float:
     raise TimeoutError("the shop is closed")
 
 
-async def says_nonsense(task: Task, sample: Sample) -> float:
+async def says_nonsense(task: EnvironmentTask, sample: Sample) -> float:
     await sample([{"no": "role"}])
     return 0.0
 
@@ -351,7 +351,7 @@ async def says_nonsense(task: Task, sample: Sample) -> float:
 def asking(said: Any, **how: Any) -> Any:
     """An environment that has one turn and then asks for another in this way."""
 
-    async def environment(task: Task, sample: Sample) -> float:
+    async def environment(task: EnvironmentTask, sample: Sample) -> float:
         await sample(task.prompt)
         await sample(said, **how)
         return 0.0
@@ -359,7 +359,7 @@ def asking(said: Any, **how: Any) -> Any:
     return environment
 
 
-async def twice_at_once(task: Task, sample: Sample) -> float:
+async def twice_at_once(task: EnvironmentTask, sample: Sample) -> float:
     await asyncio.gather(sample(task.prompt), sample(task.prompt))
     return 0.0
 
@@ -400,7 +400,7 @@ async def test_a_failing_environment_returns_the_group_with_the_reason(
 async def test_one_failing_sample_ends_the_others_of_its_group(model: Path) -> None:
     ended = threading.Event()
 
-    async def one_fails(task: Task, sample: Sample) -> float:
+    async def one_fails(task: EnvironmentTask, sample: Sample) -> float:
         if task.index == 0:
             raise ValueError("first")
         try:
@@ -415,7 +415,7 @@ async def test_one_failing_sample_ends_the_others_of_its_group(model: Path) -> N
 
 
 async def test_an_environment_out_of_time_is_a_reason_of_its_own(model: Path) -> None:
-    async def waits(task: Task, sample: Sample) -> float:
+    async def waits(task: EnvironmentTask, sample: Sample) -> float:
         await sample(task.prompt)
         await asyncio.Event().wait()
         return 1.0
@@ -442,7 +442,7 @@ async def test_an_environment_that_blocks_is_left_behind_and_blames_nobody_else(
 ) -> None:
     let_go, patient = threading.Event(), threading.Event()
 
-    async def mixed(task: Task, sample: Sample) -> float:
+    async def mixed(task: EnvironmentTask, sample: Sample) -> float:
         await sample(task.prompt)
         if task.row["prompt"] == "blocker":
             let_go.wait(60)
@@ -474,7 +474,7 @@ async def test_an_environment_that_blocks_is_left_behind_and_blames_nobody_else(
 
 
 async def test_an_abort_that_the_environment_swallows_still_ends_the_attempt(model: Path) -> None:
-    async def stubborn(task: Task, sample: Sample) -> float:
+    async def stubborn(task: EnvironmentTask, sample: Sample) -> float:
         for said in (task.prompt, "again"):
             try:
                 await sample(said)

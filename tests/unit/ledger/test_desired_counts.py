@@ -30,7 +30,7 @@ def test_a_scale_out_of_bounds_is_refused_with_the_bound_and_changes_nothing(
     desired: dict[str, int], why: str
 ) -> None:
     run = bounded()
-    with pytest.raises(cmd.Refused, match=why):
+    with pytest.raises(cmd.CommandRefused, match=why):
         run.do(cmd.Scale("x", desired))
     assert run.state.desired == {"policy": 2, "rollout": 3}
     assert run.do(cmd.Scale("x", {"policy": 3})) == "wanted now: policy=3, rollout=3"
@@ -59,7 +59,7 @@ def test_a_second_drain_of_a_leaving_worker_does_not_lower_the_number_again() ->
 def test_a_drain_below_the_least_is_refused_unless_the_worker_is_replaced() -> None:
     run = Driven()
     run.rollout("r0")
-    with pytest.raises(cmd.Refused, match=r"fleet\.rollout_min = 1"):
+    with pytest.raises(cmd.CommandRefused, match=r"fleet\.rollout_min = 1"):
         run.do(cmd.Drain("d", "r0"))
     assert not run.state.fleet.workers["r0"].drain
     run.do(cmd.Drain("d", "r0", replace=True))
@@ -83,21 +83,23 @@ def test_a_later_leaders_bounds_hold_and_move_the_wanted_numbers_into_them() -> 
     run.do(cmd.StartRun(narrower))
     assert run.names() == []
     run.failover()
-    with pytest.raises(cmd.Refused, match=r"rollout_max = 2"):
+    with pytest.raises(cmd.CommandRefused, match=r"rollout_max = 2"):
         run.do(cmd.Scale("x", {"rollout": 3}))
 
 
 def test_a_run_that_is_over_cannot_be_scaled() -> None:
     run = Driven()
     run.do(cmd.Stop("s", "broken", failed=True))
-    with pytest.raises(cmd.Refused, match="failed"):
+    with pytest.raises(cmd.CommandRefused, match="failed"):
         run.do(cmd.Scale("x", {"policy": 2}))
 
 
 def test_a_replica_with_another_number_of_ranks_is_refused_by_name() -> None:
     run = Driven()
     run.policy("p0")
-    with pytest.raises(cmd.Refused, match=r"p1 has 2 ranks, p0 of this run has 1: .*policy_ranks"):
+    with pytest.raises(
+        cmd.CommandRefused, match=r"p1 has 2 ranks, p0 of this run has 1: .*policy_ranks"
+    ):
         run.do(cmd.Register("p1", 999, cmd.Role.POLICY, "h", 1, "127.0.0.1", 2, -1))
     run.do(cmd.Register("r0", 998, cmd.Role.ROLLOUT, "h", 1, "127.0.0.1", 1, -1))
     run.die("p0")
@@ -149,7 +151,7 @@ def test_no_sequence_of_requests_and_failovers_leaves_the_bounds(script: list) -
                 run.do(cmd.Scale(str(number), {what: value}))
             else:
                 run.do(cmd.Drain(str(number), what, bool(value)))
-        except cmd.Refused:
+        except cmd.CommandRefused:
             pass
         assert 1 <= run.state.desired["policy"] <= 3
         assert 2 <= run.state.desired["rollout"] <= 4
@@ -158,7 +160,7 @@ def test_no_sequence_of_requests_and_failovers_leaves_the_bounds(script: list) -
 def test_a_scale_that_expects_other_numbers_is_refused_unless_it_is_a_repeat() -> None:
     run = bounded()
     done = run.do(cmd.Scale("a", {"rollout": 4}, expected={"rollout": 3}))
-    with pytest.raises(cmd.Refused, match="policy=2, rollout=4: look again") as refused:
+    with pytest.raises(cmd.CommandRefused, match="policy=2, rollout=4: look again") as refused:
         run.do(cmd.Scale("b", {"rollout": 2}, expected={"rollout": 3}))
     assert refused.value.code == "changed"
     assert run.do(cmd.Scale("a", {"rollout": 4}, expected={"rollout": 3})) == done
@@ -171,7 +173,7 @@ def test_a_drain_meant_for_a_process_that_was_replaced_drains_nobody() -> None:
     run.rollout("r0")
     seen = run.current["r0"]
     run.rollout("r0")
-    with pytest.raises(cmd.Refused, match="r0 has been replaced") as refused:
+    with pytest.raises(cmd.CommandRefused, match="r0 has been replaced") as refused:
         run.do(cmd.Drain("d", "r0", replace=True, incarnation=seen))
     assert refused.value.code == "changed" and not run.state.fleet.workers["r0"].leaving
     run.do(cmd.Drain("d", "r0", replace=True, incarnation=run.current["r0"]))

@@ -73,7 +73,7 @@ def test_a_process_of_an_earlier_incarnation_can_do_nothing_more() -> None:
         cmd.ReturnTask("r0", old, lease.task_id, lease.attempt, "hand_back", "why"),
         cmd.Observe("r0", old, "stopped"),
     ):
-        with pytest.raises(cmd.Refused) as refused:
+        with pytest.raises(cmd.CommandRefused) as refused:
             run.do(command)
         assert refused.value.code == "fenced"
 
@@ -83,11 +83,11 @@ def test_a_delayed_registration_of_an_earlier_incarnation_is_refused() -> None:
     run.do(register("r0", 5))
     run.do(register("r0", 6))
     for stale in (5,):
-        with pytest.raises(cmd.Refused) as refused:
+        with pytest.raises(cmd.CommandRefused) as refused:
             run.do(register("r0", stale))
         assert refused.value.code == "fenced"
     run.do(cmd.DeclareDead("r0", 6, "exit"))
-    with pytest.raises(cmd.Refused):
+    with pytest.raises(cmd.CommandRefused):
         run.do(register("r0", 6))
     assert views.directive(run.state, "r0", 6).lifecycle == "rejoin"
 
@@ -157,7 +157,7 @@ def test_declaring_dead_an_earlier_incarnation_does_nothing() -> None:
 
 
 def test_nothing_happens_before_the_run_is_started() -> None:
-    with pytest.raises(cmd.Refused, match="no run"):
+    with pytest.raises(cmd.CommandRefused, match="no run"):
         Ledger().execute(register("r0", 1), 0.0)
 
 
@@ -165,7 +165,7 @@ def test_starting_a_run_again_with_other_settings_is_refused_by_name() -> None:
     run = Driven()
     run.do(cmd.StartRun(facts(desired={"policy": 7})))
     assert run.names() == []
-    with pytest.raises(cmd.Refused, match=r"steps was 10, is 11"):
+    with pytest.raises(cmd.CommandRefused, match=r"steps was 10, is 11"):
         run.do(cmd.StartRun(facts(steps=11)))
 
 
@@ -175,7 +175,7 @@ def test_terms_only_rise() -> None:
     assert run.names() == []
     run.do(cmd.BeginTerm(5, "controller-1"))
     for term, who in ((5, "controller-0"), (4, "controller-1")):
-        with pytest.raises(cmd.Refused):
+        with pytest.raises(cmd.CommandRefused):
             run.do(cmd.BeginTerm(term, who))
 
 
@@ -311,14 +311,14 @@ def test_a_repeated_request_has_one_effect_and_one_reply_across_a_failover(
 @pytest.mark.parametrize("desired", [{"policy": 0}, {"trainer": 2}, {"rollout": 10**9}, {}])
 def test_an_impossible_scale_is_refused(desired: dict[str, int]) -> None:
     run = Driven()
-    with pytest.raises(cmd.Refused):
+    with pytest.raises(cmd.CommandRefused):
         run.do(cmd.Scale("x", desired))
     assert run.state.desired == {"policy": 1, "rollout": 1}
 
 
 def test_draining_a_worker_nobody_knows_is_refused() -> None:
     run = Driven()
-    with pytest.raises(cmd.Refused, match="nobody"):
+    with pytest.raises(cmd.CommandRefused, match="nobody"):
         run.do(cmd.Drain("x", "nobody"))
 
 
@@ -478,7 +478,7 @@ def test_a_failed_run_keeps_its_reason() -> None:
     status = views.status(run.state)
     assert (status.phase, status.reason) == ("failed", "policy-0 died 20 times")
     assert status.counts.dropped == {"run_ended": 4}
-    with pytest.raises(cmd.Refused) as refused:
+    with pytest.raises(cmd.CommandRefused) as refused:
         run.do(cmd.Pause("p", True))
     assert refused.value.code == "stopped"
 

@@ -7,7 +7,7 @@ import pytest
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger import views
-from controller.ledger.steps import deal
+from controller.ledger.steps import assign_shards
 from tests.fixtures.ledgers import Driven
 
 
@@ -32,9 +32,11 @@ def shard_of(run: Driven, worker_id: str) -> set[str]:
 
 def test_shards_are_balanced_by_tokens_and_dealt_longest_first() -> None:
     costs = [100, 10, 10, 10, 10, 60]
-    assert deal(costs, ["a", "b"]) == {"a": (0,), "b": (1, 2, 3, 4, 5)}
-    assert deal(costs, ["a", "b"]) == deal(list(costs), ["a", "b"])
-    loads = [sum(costs[i] for i in shard) for shard in deal(costs, ["a", "b", "c"]).values()]
+    assert assign_shards(costs, ["a", "b"]) == {"a": (0,), "b": (1, 2, 3, 4, 5)}
+    assert assign_shards(costs, ["a", "b"]) == assign_shards(list(costs), ["a", "b"])
+    loads = [
+        sum(costs[i] for i in shard) for shard in assign_shards(costs, ["a", "b", "c"]).values()
+    ]
     assert loads == [100, 60, 40]
 
 
@@ -81,7 +83,7 @@ def test_a_members_death_moves_only_its_own_groups() -> None:
     run.fill("r0", 9)
     before = {p: shard_of(run, p) for p in ("p0", "p1", "p2")}
     run.die("p1")
-    assert run.names() == ["WorkerDied", "MeshBroken", "MeshFormed", "StepDealt"]
+    assert run.names() == ["WorkerDied", "MeshBroken", "MeshFormed", "StepResharded"]
     after = {p: shard_of(run, p) for p in ("p0", "p2")}
     assert before["p0"] < after["p0"] and before["p2"] < after["p2"]
     assert after["p0"] | after["p2"] == set().union(*before.values())
@@ -237,7 +239,7 @@ def test_a_stranger_to_the_mesh_records_no_checkpoint() -> None:
     run.train()
     run.register("p1")
     for stranger in ("r0", "p1"):
-        with pytest.raises(cmd.Refused, match="no member of the mesh"):
+        with pytest.raises(cmd.CommandRefused, match="no member of the mesh"):
             run.checkpoint(stranger)
     run.policy("p2")
     run.do(cmd.Drain("d", "p0", True))
@@ -377,7 +379,7 @@ def test_a_failed_collective_ends_the_epoch_for_all_and_kills_nobody() -> None:
     run.do(cmd.BreakMesh("p1", run.current["p1"], epoch, "too"))
     assert run.names() == []
     run.do(cmd.FormMesh())
-    assert run.names() == ["MeshFormed", "StepDealt"]
+    assert run.names() == ["MeshFormed", "StepResharded"]
     run.do(cmd.FormMesh())
     assert run.names() == []
     assert run.vote("p0").outcome == "pending"

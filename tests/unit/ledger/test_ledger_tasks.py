@@ -7,7 +7,7 @@ import pytest
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger import views
-from controller.ledger.tasks import TRANSITIONS, Stand
+from controller.ledger.tasks import TRANSITIONS, TaskState
 from paceline.dataset.row_sampler import task_row, task_seed
 from tests.fixtures.ledgers import Driven, group
 
@@ -35,7 +35,7 @@ def test_a_retried_lease_request_gets_the_same_tasks_across_a_failover(run: Driv
 def test_an_overtaken_lease_request_is_refused(run: Driven) -> None:
     run.lease("r0")
     run.lease("r0")
-    with pytest.raises(cmd.Refused, match="older"):
+    with pytest.raises(cmd.CommandRefused, match="older"):
         run.do(cmd.LeaseTasks("r0", run.current["r0"], 1, 1, 0))
 
 
@@ -120,7 +120,7 @@ def test_a_dead_owner_can_do_nothing_more(run: Driven) -> None:
         cmd.LeaseTasks("r0", run.current["r0"], 9, 1, 0),
         cmd.Observe("r0", run.current["r0"], "running"),
     ):
-        with pytest.raises(cmd.Refused) as refused:
+        with pytest.raises(cmd.CommandRefused) as refused:
             run.do(command)
         assert refused.value.code == "fenced"
 
@@ -335,11 +335,11 @@ def test_sampling_seeds_differ_between_tasks_and_runs() -> None:
 
 
 def test_the_transition_table_names_every_stand() -> None:
-    assert set(TRANSITIONS) == {None, *Stand}
-    reachable: set[Stand | None] = {None}
-    for _ in Stand:
+    assert set(TRANSITIONS) == {None, *TaskState}
+    reachable: set[TaskState | None] = {None}
+    for _ in TaskState:
         reachable |= {to for at in reachable for to in TRANSITIONS[at]}
-    assert reachable == {None, *Stand}
+    assert reachable == {None, *TaskState}
 
 
 def test_payloads_are_kept_until_a_checkpoint_covers_them(run: Driven) -> None:

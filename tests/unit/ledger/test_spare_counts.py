@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from controller.fleet.autoscale_policy import Counts
+from controller.fleet.autoscale_policy import WorkerCounts
 from controller.fleet.autoscaler import settled
 from paceline.config.schema import FleetConfig
-from paceline.providers.base import wanted_of
+from paceline.providers.base import desired_of
 from paceline.providers.none import NoProvider
 from paceline.v1 import admin_pb2, common_pb2
 from tests.fixtures.ledgers import Driven
@@ -27,7 +27,7 @@ async def test_a_provider_starts_spares_and_drains_what_is_beyond_them() -> None
         drained.append(worker.worker_id)
 
     provider = NoProvider(drain)
-    assert wanted_of(status(), "rollout") == 3
+    assert desired_of(status(), "rollout") == 3
     assert "1 of 3 rollout workers" in await provider.converge(status("r-0", "r-1"))
     assert await provider.converge(status("r-0", "r-1", "r-2")) == "" and drained == []
     await provider.converge(status("r-0", "r-1", "r-2", "r-3"))
@@ -40,11 +40,11 @@ def test_the_autoscaler_takes_the_fleet_for_settled_with_its_spares_standing_by(
     run = Driven(desired={"policy": 1, "rollout": 2}, bounds={"rollout_spares": 1})
     run.policy("p0")
     run.rollout("r0", "r1", "r2")
-    assert settled(run.state, Counts(1, 2))
+    assert settled(run.state, WorkerCounts(1, 2))
     run.die("r2")
-    assert settled(run.state, Counts(1, 2)), "a spare that is missing holds up nothing"
+    assert settled(run.state, WorkerCounts(1, 2)), "a spare that is missing holds up nothing"
     run.die("r1")
-    assert not settled(run.state, Counts(1, 2))
+    assert not settled(run.state, WorkerCounts(1, 2))
 
 
 def test_the_number_of_spares_reaches_the_ledger_with_the_bounds() -> None:

@@ -8,7 +8,7 @@ import torch
 
 from paceline.v1 import policy_pb2
 from policy_worker.model import ModelError, load_model, pick_device
-from policy_worker.ranks.rank_group import Replica
+from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.sharding import load_sharded_state
 from policy_worker.step.batch import decode, staleness
 from policy_worker.step.optimizer import build_optimizer, learning_rate
@@ -71,8 +71,8 @@ def test_stats_merge_as_if_measured_at_once():
 def test_staleness_counts_steps_across_a_rollback():
     # Versions 0 to 7 stand after steps 0 to 7. Rolled back to step 4: version 8 stands after it.
     lines = [
-        policy_pb2.VersionLine(first_version=8, offset=4),
-        policy_pb2.VersionLine(first_version=0, offset=0),
+        policy_pb2.VersionEpoch(first_version=8, offset=4),
+        policy_pb2.VersionEpoch(first_version=0, offset=0),
     ]
     version = np.array([8, 7, 4, 3, 9, 0])
     assert staleness(version, 6, lines).tolist() == [1, 0, 1, 2, 0, 5]
@@ -99,7 +99,7 @@ def test_an_unreadable_model_is_one_line_that_names_the_field(tmp_path):
 
 def test_a_loaded_model_trains_in_float32_without_dropout(tmp_path):
     config = make_config(model=make_tiny_model(tmp_path / "m"))
-    state = load_sharded_state(config, Replica(), CPU)
+    state = load_sharded_state(config, RankGroup(), CPU)
     assert state.version == -1
     names = [name for name, _ in state.named_weights()]
     assert len(names) == len(set(names))

@@ -20,8 +20,8 @@ from controller.ledger import (
 )
 from controller.ledger import ledger as ledger_module
 from controller.ledger import state as state_module
-from controller.ledger.steps import StepBook, deal
-from controller.ledger.tasks import Stand, Task
+from controller.ledger.steps import StepBook, assign_shards
+from controller.ledger.tasks import Task, TaskState
 from controller.ledger.versions import Versions
 from controller.simulator.faults import run_schedule
 from controller.simulator.store import Store
@@ -60,7 +60,7 @@ def no_submission_idempotency(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_owner_check(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lease_decisions, "_holds", lambda task, w, a: task.stand is Stand.LEASED)
+    patch.setattr(lease_decisions, "_holds", lambda task, w, a: task.stand is TaskState.LEASED)
 
 
 def no_incarnation_fence(patch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,9 @@ def no_digest_comparison(patch: pytest.MonkeyPatch) -> None:
 def no_stickiness_of_shards(patch: pytest.MonkeyPatch) -> None:
     """A lost member's step is dealt from scratch."""
     patch.setattr(
-        step_decisions, "deal", lambda costs, members, kept=None: deal(costs, members[::-1])
+        step_decisions,
+        "deal",
+        lambda costs, members, kept=None: assign_shards(costs, members[::-1]),
     )
 
 
