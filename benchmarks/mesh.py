@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.runs import machine
 from paceline.v1 import worker_pb2
-from policy_worker.weight_publisher import Publisher
+from policy_worker.weight_publisher import WeightPublisher
 from testbed import weight_link_peer
 from testbed.mesh_member import Crew, Member, crew_on
 from testbed.redis_process import throwaway_redis
@@ -173,7 +173,7 @@ def leaks(crew: Crew) -> list[dict[str, Any]]:
 
 def weights(url: str, size_mb: int, receivers: int) -> dict[str, Any]:
     run_id = f"weights-{size_mb}-{receivers}"
-    publisher = Publisher(
+    publisher = WeightPublisher(
         url=url, run_id=run_id, device=torch.device("cpu"), on_link_error=lambda epoch, detail: None
     )
     ends = [weight_link_peer.start("receiver", url, run_id, epoch) for epoch in range(receivers)]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from redis.exceptions import RedisError
 
-from controller.dataset_rows import Rows
+from controller.dataset_rows import DatasetRows
 from controller.ledger.commands import RunSpec
 from controller.store.election import Election
 from controller.store.journal import Journal
@@ -29,7 +29,7 @@ class ControllerContext:
     partials: PartialStore
     config_digest: str
     config_json: str
-    rows: Rows
+    rows: DatasetRows
 
     async def survives_failover(self) -> bool:
         """Whether what is durable would be found by a leader after a failover of Redis itself."""

@@ -20,7 +20,7 @@ CACHED_ROWS = 4096
 CACHED_BYTES = 8 << 20
 
 
-class Rows:
+class DatasetRows:
     """Training and held-out rows of a run."""
 
     def __init__(self, train: RowSource, held_out: RowSource | None, eval_limit: int) -> None:
@@ -32,12 +32,12 @@ class Rows:
         self._cached_bytes = 0
 
     @classmethod
-    async def load(cls, config: Config) -> Rows:
+    async def load(cls, config: Config) -> DatasetRows:
         """Reads what ``config.data`` names. Raises BadStart with the file and the remedy."""
         return await asyncio.to_thread(cls._load, config)
 
     @classmethod
-    def _load(cls, config: Config) -> Rows:
+    def _load(cls, config: Config) -> DatasetRows:
         data = config.data
         try:
             train = load_rows(data.path, name=data.name, split=data.split)

@@ -15,12 +15,12 @@ from redis.exceptions import RedisError
 
 from controller.context import ControllerContext
 from controller.errors import NotLeading
-from controller.export.exporters import FINISH_S, Outflow
+from controller.export.exporters import FINISH_S, Exporters
 from controller.export.run_files import RunFiles
 from controller.ledger import Ledger
 from controller.ledger.views import live_payloads, running_tries
-from controller.store.group_commit import Appender, CommitBatch
-from controller.store.journal import START, Deposed, Position, Snapshot
+from controller.store.group_commit import CommitBatch, GroupCommit
+from controller.store.journal import START, Deposed, LedgerSnapshot, Position
 from controller.store.payloads import Ref
 from paceline.process.structured_log import event
 
@@ -30,31 +30,31 @@ HAND_OVER_S = 0.3
 """How long a leader that leaves waits for a sink in the middle of a write before it lets go."""
 
 
-class Upkeep:
+class Housekeeping:
     """One term's."""
 
     def __init__(
         self,
-        plant: ControllerContext,
+        context: ControllerContext,
         term: int,
         ledger: Ledger,
-        appender: Appender,
+        group_commit: GroupCommit,
         snapshot_at: str,
     ) -> None:
         """``snapshot_at``: position of the newest snapshot there is."""
 
         def may_write() -> bool:
-            return plant.election.holds_lease
+            return context.election.holds_lease
 
-        self.files = RunFiles(plant.run_dir, may_write=may_write)
-        self.outflow = Outflow(plant.config, plant.run_dir, may_write=may_write)
+        self.files = RunFiles(context.run_dir, may_write=may_write)
+        self.exporters = Exporters(context.config, context.run_dir, may_write=may_write)
         self.over = False
         """The end of the run is durable."""
         self.chores: set[asyncio.Task[None]] = set()
-        self._plant = plant
+        self._context = context
         self._term = term
         self._ledger = ledger
-        self._appender = appender
+        self._group_commit = group_commit
         self._snapshot_at = snapshot_at
         self._events_since_snapshot = 0
         self._held_lines: list[CommitBatch] | None = []
@@ -62,9 +62,9 @@ class Upkeep:
 
     def begin(self, before: Position) -> None:
         """The term is in the journal, behind ``before``."""
-        self.outflow.start(self._ledger.state.started_t)
+        self.exporters.start(self._ledger.state.started_t)
         self.chore(self._write_missing_lines(before))
-        self.chore(self.outflow.replay(self._plant.journal, before.entry))
+        self.chore(self.exporters.replay(self._context.journal, before.entry))
         self.chore(self.sweep_orphans())
 
     def chore(self, coro: Coroutine[Any, Any, None]) -> None:
@@ -81,7 +81,7 @@ class Upkeep:
             self.files.record(batch.at.entry, batch.t, batch.json)
         else:
             self._held_lines.append(batch)
-        self.outflow.record(batch.t, batch.json)
+        self.exporters.record(batch.t, batch.json)
         if last:
             self.over = True
             self.chore(self._finish_outflow())
@@ -90,7 +90,7 @@ class Upkeep:
         """First what earlier leaders journalled and did not write, then what waited meanwhile."""
         position = await self.files.opened() or START
         try:
-            while entries := await self._plant.journal.scan(position, until=end.entry):
+            while entries := await self._context.journal.scan(position, until=end.entry):
                 for entry in entries:
                     self.files.record(entry.at.entry, entry.t, entry.events)
                 position = entries[-1].at.entry
@@ -106,7 +106,7 @@ class Upkeep:
         """The run is over: sinks are closed as soon as they have its last lines."""
         if self._held_lines is None:
             await self.files.written()
-            self.outflow.begin_close(self._outcome)
+            self.exporters.begin_close(self._outcome)
 
     @property
     def _outcome(self) -> str | None:
@@ -117,16 +117,16 @@ class Upkeep:
     async def hand_over(self) -> None:
         """The next leader goes on after the last line, so there must be one before it can begin."""
         await asyncio.to_thread(self.files.close)
-        self.outflow.begin_close(self._outcome)
-        await asyncio.to_thread(self.outflow.join, HAND_OVER_S)
+        self.exporters.begin_close(self._outcome)
+        await asyncio.to_thread(self.exporters.join, HAND_OVER_S)
 
     async def finish(self) -> None:
         """Gives the sinks of a run that has ended their time."""
         if self._outcome is not None:
-            await asyncio.to_thread(self.outflow.join, FINISH_S)
+            await asyncio.to_thread(self.exporters.join, FINISH_S)
 
     async def close(self) -> None:
-        self.outflow.begin_close(None)
+        self.exporters.begin_close(None)
         await asyncio.to_thread(self.files.close)
 
     # ---- snapshots ----------------------------------------------------------------------------
@@ -134,14 +134,14 @@ class Upkeep:
     def snapshot_due(self, events: int) -> dict[str, Any] | None:
         """The ledger as it stands, where enough events have come since the last time."""
         self._events_since_snapshot += events
-        if self._events_since_snapshot < self._plant.config.controller.snapshot_every:
+        if self._events_since_snapshot < self._context.config.controller.snapshot_every:
             return None
         self._events_since_snapshot = 0
         return self._ledger.to_snapshot()
 
-    async def save(self, snapshot: Snapshot) -> None:
+    async def save(self, snapshot: LedgerSnapshot) -> None:
         try:
-            await self._plant.journal.save_snapshot(
+            await self._context.journal.save_snapshot(
                 snapshot, term=self._term, trim_before=self._snapshot_at
             )
         except (RedisError, OSError, Deposed) as error:
@@ -155,7 +155,7 @@ class Upkeep:
 
     async def delete(self, refs: Sequence[Ref]) -> None:
         try:
-            await self._plant.payloads.delete(list(refs))
+            await self._context.payloads.delete(list(refs))
         except (RedisError, OSError) as error:
             # The next leader sweeps what is left.
             event(log, "payloads not deleted", why=str(error), level=logging.WARNING)
@@ -163,7 +163,7 @@ class Upkeep:
     async def sweep_orphans(self) -> None:
         """Payloads that no accepted group needs: left by a leader that died before deleting them."""
         try:
-            found = await self._plant.payloads.list()
+            found = await self._context.payloads.list()
         except (RedisError, OSError):
             return
         # Looked up now and not before the listing: what came in meanwhile is known by now.
@@ -176,8 +176,8 @@ class Upkeep:
         try:
             # What the ledger says must be durable, and no successor may have accepted groups since
             # the listing: a leader that was stopped in between would delete what they need.
-            await self._appender.durable()
-            if not await self._plant.election.renew(self._term):
+            await self._group_commit.durable()
+            if not await self._context.election.renew(self._term):
                 return
         except (RedisError, OSError, NotLeading, Deposed):
             return

@@ -31,17 +31,17 @@ from controller.errors import NotLeading
 from controller.fleet.autoscale_policy import Proposal
 from controller.fleet.liveness import Liveness
 from controller.fleet.sessions import ServerSession, Sessions
-from controller.housekeeping import Upkeep
+from controller.housekeeping import Housekeeping
 from controller.ledger.commands import BeginTerm, Command, CommandRefused, StartRun
 from controller.ledger.events import Event, GroupAccepted
 from controller.ledger.fleet import Worker
-from controller.long_poll import SILENT, Hub
+from controller.long_poll import SILENT, LongPolls
 from controller.proto_encoding import directive_of
 from controller.services.validation import GroupLimits
-from controller.store.group_commit import Appender, CommitBatch
-from controller.store.journal import Deposed, Snapshot
+from controller.store.group_commit import CommitBatch, GroupCommit
+from controller.store.journal import Deposed, LedgerSnapshot
 from controller.store.ledger_follower import LedgerFollower
-from controller.store.partial_rollouts import PartialWork
+from controller.store.partial_rollouts import PartialRollouts
 from controller.store.payloads import Ref
 from paceline.process.structured_log import event
 from paceline.v1 import admin_pb2, worker_pb2
@@ -70,29 +70,31 @@ class _Closing:
 class Leader:
     """One term. Thrown away with all its memory when the term ends."""
 
-    def __init__(self, plant: ControllerContext, replica: LedgerFollower, term: int) -> None:
-        config = plant.config
-        self.plant = plant
+    def __init__(self, context: ControllerContext, replica: LedgerFollower, term: int) -> None:
+        config = context.config
+        self.context = context
         self.term = term
         self.ledger = replica.ledger
         self.limits = GroupLimits.of(config)
-        self.partials = PartialWork(
-            plant.partials,
+        self.partials = PartialRollouts(
+            context.partials,
             replica.ledger.state,
             term=term,
             limit_bytes=config.rollout.partial_store_mb << 20,
         )
-        self.hub = Hub()
+        self.long_polls = LongPolls()
         self.sessions = Sessions(term, self._directive)
         self.liveness = Liveness(config.fleet)
-        self.appender = Appender(
-            plant.journal,
+        self.group_commit = GroupCommit(
+            context.journal,
             term=term,
             at=replica.at,
             on_flush=self._close_batch,
             on_durable=self._batch_durable,
         )
-        self.upkeep = Upkeep(plant, term, self.ledger, self.appender, replica.snapshot_at)
+        self.housekeeping = Housekeeping(
+            context, term, self.ledger, self.group_commit, replica.snapshot_at
+        )
         self.proposal: Proposal | None = None
         """What the autoscaler would change."""
         self.provider_trouble = ""
@@ -116,14 +118,14 @@ class Leader:
         """
         await self.ready()
         reply = self.decide(command)
-        await self.appender.durable()
+        await self.group_commit.durable()
         return reply
 
     def decide(self, command: Command) -> Any:
         """The reply, before it may leave: await ``appender.durable()`` first."""
         events, reply = self._apply(command)
         if events:
-            self.appender.add(events)
+            self.group_commit.add(events)
         return reply
 
     def decide_group(self, command: Command, ref: Ref, payload: bytes) -> Any:
@@ -132,8 +134,8 @@ class Leader:
         if events:
             for decided in events:
                 if isinstance(decided, GroupAccepted) and decided.group.task_id == ref[0]:
-                    self.appender.add_payload(ref, payload)
-            self.appender.add(events)
+                    self.group_commit.add_payload(ref, payload)
+            self.group_commit.add(events)
         return reply
 
     def _apply(self, command: Command) -> tuple[tuple[Event, ...], Any]:
@@ -160,13 +162,15 @@ class Leader:
             return
         try:
             async with asyncio.timeout(PATIENCE_S):
-                await self.appender.flowing()
+                await self.group_commit.flowing()
                 while not self.active:
                     if self._ended is not None:
                         raise NotLeading("stepped down")
                     await asyncio.sleep(0.01)
         except TimeoutError:
-            raise NotLeading(self.appender.trouble or "the leader's lease has run out") from None
+            raise NotLeading(
+                self.group_commit.trouble or "the leader's lease has run out"
+            ) from None
 
     @property
     def active(self) -> bool:
@@ -174,9 +178,9 @@ class Leader:
         return (
             self._begun
             and not self._spoilt.is_set()
-            and not self.appender.trouble
+            and not self.group_commit.trouble
             and self._ended is None
-            and self.plant.election.holds_lease
+            and self.context.election.holds_lease
         )
 
     @property
@@ -187,9 +191,9 @@ class Leader:
     @property
     def trouble(self) -> str:
         """Why nothing can be decided now, in words; empty: it can."""
-        if self.appender.trouble:
-            return self.appender.trouble
-        return "" if self.plant.election.holds_lease else "waiting for the lease"
+        if self.group_commit.trouble:
+            return self.group_commit.trouble
+        return "" if self.context.election.holds_lease else "waiting for the lease"
 
     def describe(self, worker: Worker, status: admin_pb2.WorkerStatus) -> None:
         """Adds what only the leader knows of a living worker: its heartbeat and what it said."""
@@ -207,7 +211,7 @@ class Leader:
 
     async def run(self) -> None:
         """Leads until deposed (raises Deposed) or cancelled (hands the lease over)."""
-        self.appender_task = asyncio.create_task(self.appender.run(), name="append")
+        self.appender_task = asyncio.create_task(self.group_commit.run(), name="append")
         loops = [
             self.appender_task,
             asyncio.create_task(self._renew(), name="renew"),
@@ -232,27 +236,27 @@ class Leader:
         raise Deposed("a decision failed halfway: the ledger is read again")
 
     async def _begin(self) -> None:
-        before = self.appender.at
-        self.upkeep.over = self.ledger.state.ended
-        self.decide(StartRun(self.plant.facts()))
-        self.decide(BeginTerm(self.term, self.plant.controller_id))
+        before = self.group_commit.at
+        self.housekeeping.over = self.ledger.state.ended
+        self.decide(StartRun(self.context.facts()))
+        self.decide(BeginTerm(self.term, self.context.controller_id))
         self._begun = True
         now = time.monotonic()
         self.liveness.begin(self.ledger, now)
-        await self.appender.durable()
+        await self.group_commit.durable()
         event(
             log,
             "leading",
             term=self.term,
-            at=self.appender.at.entry,
+            at=self.group_commit.at.entry,
             step=self.ledger.state.versions.step,
         )
-        self.upkeep.begin(before)
-        self.upkeep.chore(self.partials.begin())
+        self.housekeeping.begin(before)
+        self.housekeeping.chore(self.partials.begin())
         await self._tick()
 
     async def _renew(self) -> None:
-        lease_s = self.plant.config.controller.leader_lease_s
+        lease_s = self.context.config.controller.leader_lease_s
         lapsed = False
         while True:
             await asyncio.sleep(lease_s / 4)
@@ -260,15 +264,15 @@ class Leader:
                 async with asyncio.timeout(lease_s), self._at_the_lease:
                     if self._let_go:
                         return
-                    if not await self.plant.election.renew(self.term):
+                    if not await self.context.election.renew(self.term):
                         raise Deposed("the lease is another controller's")
             except (RedisError, OSError, TimeoutError) as error:
-                if not self.plant.election.holds_lease and not lapsed:
+                if not self.context.election.holds_lease and not lapsed:
                     lapsed = True
                     event(log, "lease lapsed", why=type(error).__name__, level=logging.WARNING)
                     # Workers must not hang on a controller that may already be succeeded.
                     self.sessions.close_all()
-                    self.hub.wake_all()
+                    self.long_polls.wake_all()
                 continue
             if lapsed:
                 lapsed = False
@@ -295,23 +299,23 @@ class Leader:
         """A wanted end: what was decided is made durable, then a standby may take over at once."""
         try:
             async with asyncio.timeout(1.0):
-                await self.appender.durable()
-                await self.upkeep.hand_over()
+                await self.group_commit.durable()
+                await self.housekeeping.hand_over()
                 async with self._at_the_lease:
                     # A renewal that came after it would take the lease again, for nobody.
                     self._let_go = True
-                    await self.plant.election.release()
+                    await self.context.election.release()
         except (RedisError, OSError, TimeoutError) as error:
             event(log, "lease not released", why=type(error).__name__, level=logging.WARNING)
-        await self.upkeep.finish()
+        await self.housekeeping.finish()
 
     async def _end(self, loops: Sequence[asyncio.Task[Any]]) -> None:
         self._ended = NotLeading("stepped down")
-        await cancel_all([*loops, *self.upkeep.chores])
-        self.appender.abandon(self._ended)
+        await cancel_all([*loops, *self.housekeeping.chores])
+        self.group_commit.abandon(self._ended)
         self.sessions.close_all()
-        self.hub.wake_all()
-        await self.upkeep.close()
+        self.long_polls.wake_all()
+        await self.housekeeping.close()
 
     # ---- a batch's way --------------------------------------------------------------------
 
@@ -320,20 +324,22 @@ class Leader:
         kinds = {type(e).__name__ for e in batch.events}
         directives = [] if kinds <= SILENT else self.sessions.collect()
         obsolete = self.ledger.take_garbage()
-        snapshot = self.upkeep.snapshot_due(len(batch.events))
+        snapshot = self.housekeeping.snapshot_due(len(batch.events))
         return _Closing(directives, obsolete, snapshot, last=not kinds.isdisjoint(ENDS))
 
     def _batch_durable(self, batch: CommitBatch) -> None:
         closing: _Closing = batch.attachment
-        self.hub.announce(batch.json)
+        self.long_polls.announce(batch.json)
         self.sessions.deliver(closing.directives)
-        self.upkeep.record(batch, last=closing.last)
+        self.housekeeping.record(batch, last=closing.last)
         if closing.obsolete:
-            self.upkeep.chore(self.upkeep.delete(closing.obsolete))
+            self.housekeeping.chore(self.housekeeping.delete(closing.obsolete))
         if finished := self.partials.finished(batch.events):
-            self.upkeep.chore(self.partials.delete(finished))
+            self.housekeeping.chore(self.partials.delete(finished))
         if closing.snapshot is not None:
-            self.upkeep.chore(self.upkeep.save(Snapshot(batch.at, closing.snapshot, batch.t)))
+            self.housekeeping.chore(
+                self.housekeeping.save(LedgerSnapshot(batch.at, closing.snapshot, batch.t))
+            )
 
     def _directive(self, session: ServerSession) -> worker_pb2.Directive:
         return directive_of(

@@ -88,7 +88,7 @@ SILENT = frozenset(
 is looked at with every report."""
 
 
-class Hub:
+class LongPolls:
     """The topics of one leader."""
 
     def __init__(self) -> None:

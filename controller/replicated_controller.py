@@ -21,7 +21,7 @@ from redis.exceptions import RedisError
 
 from controller.cancel_tasks import cancel_all
 from controller.context import ControllerContext
-from controller.dataset_rows import Rows
+from controller.dataset_rows import DatasetRows
 from controller.errors import BadStart, NotLeading
 from controller.fleet.fleet_loops import keep_fleet
 from controller.leader import Leader
@@ -88,7 +88,7 @@ class Controller:
         """Of this process's REST interface; empty: none."""
         self._config_digest, self._config_json = fleet_digest(config)
         self._topic = Topic()
-        self._rows: asyncio.Task[Rows] | None = None
+        self._rows: asyncio.Task[DatasetRows] | None = None
 
     # ---- what handlers ask ----------------------------------------------------------------
 
@@ -111,13 +111,13 @@ class Controller:
     @property
     def journal_topic(self) -> Topic:
         """Woken when the journal has grown."""
-        return self.leader.hub.journal if self.leader is not None else self._topic
+        return self.leader.long_polls.journal if self.leader is not None else self._topic
 
     # ---- loops ----------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Follows and leads by turns until cancelled. Raises BadStart where it can never lead."""
-        self._rows = asyncio.create_task(Rows.load(self.config))
+        self._rows = asyncio.create_task(DatasetRows.load(self.config))
         presence = asyncio.create_task(self._presence())
         try:
             while True:
@@ -161,8 +161,8 @@ class Controller:
         assert self.replica is not None and self._rows is not None
         # Nobody else can append from here on: what is read now is the end.
         await self.replica.catch_up(self.journal)
-        plant = self.plant(self._rows.result())
-        leader = self.leader = Leader(plant, self.replica, term)
+        context = self.context(self._rows.result())
+        leader = self.leader = Leader(context, self.replica, term)
         keepers = keep_fleet(self, leader)
         self.replica = None
         self._topic.wake()
@@ -175,7 +175,7 @@ class Controller:
             raise BadStart(str(refusal)) from refusal
         finally:
             self.leader = None
-            leader.hub.wake_all()
+            leader.long_polls.wake_all()
             await cancel_all(keepers)
 
     async def _agree_on_config(self) -> None:
@@ -196,7 +196,7 @@ class Controller:
                 "run.name"
             )
 
-    def plant(self, rows: Rows) -> ControllerContext:
+    def context(self, rows: DatasetRows) -> ControllerContext:
         return ControllerContext(
             config=self.config,
             run_dir=self.run_dir,

@@ -23,7 +23,7 @@ from paceline.v1 import common_pb2, policy_pb2, rollout_pb2, worker_pb2
 log = logging.getLogger(__name__)
 
 
-class Control:
+class BlockingControlPlane:
     """Membership and calls of one policy worker. Methods are for the training thread."""
 
     def __init__(
@@ -176,4 +176,4 @@ class Control:
         return None if future.cancelled() else future.result()
 
 
-__all__ = ["Control", "RequestRefused"]
+__all__ = ["BlockingControlPlane", "RequestRefused"]

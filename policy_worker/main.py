@@ -41,16 +41,16 @@ from paceline.rpc.auth import AuthError
 from paceline.rpc.client import RequestRefused
 from paceline.v1 import policy_pb2, worker_pb2
 from policy_worker.checkpoint.checkpoint import CheckpointError
-from policy_worker.control_plane import Control
+from policy_worker.control_plane import BlockingControlPlane
 from policy_worker.model import ModelError, pick_device
-from policy_worker.publish_and_checkpoint import Outlets
+from policy_worker.publish_and_checkpoint import PublishAndCheckpoint
 from policy_worker.ranks.rank_group import RankGroup, ReplicaBroken, lead
-from policy_worker.refusal_limit import Refusals, RefusedForGood
+from policy_worker.refusal_limit import RefusalLimit, RefusedForGood
 from policy_worker.step.batch import BadGroup
 from policy_worker.step.gradients import StepSpec
 from policy_worker.step.stats import Stats
 from policy_worker.trainer import EpochMesh, Trainer
-from policy_worker.worker_report import Standing
+from policy_worker.worker_report import WorkerReport
 
 log = logging.getLogger(__name__)
 
@@ -108,17 +108,17 @@ class PolicyWorker:
         self.worker_id = worker_id
         self.run_dir = run_dir
         self.host = tensor_host or own_address(controllers[0])
-        self.standing = Standing()
+        self.standing = WorkerReport()
         self.admitted = False
         """The controller took this worker's config and token."""
-        self.outlets: Outlets | None = None
+        self.outlets: PublishAndCheckpoint | None = None
         self.over = 0  # newest epoch that this replica knows to be over
         self.newest_epoch = 0
         self.followed: worker_pb2.Directive | None = None
         self.idle_since = time.monotonic()
         self.last_commit_s = 0.0
-        self.refusals = Refusals(worker_id)
-        self.control = Control(
+        self.refusals = RefusalLimit(worker_id)
+        self.control = BlockingControlPlane(
             config, controllers, worker_id=worker_id, report=self.report, tensor_host=self.host
         )
         self.trainer = self.load_trainer()
@@ -141,7 +141,7 @@ class PolicyWorker:
         self.admitted = True
         self.rendezvous_url, self.run_id = reply.rendezvous_url, reply.run_id
         self.trainer.attach(self.run_dir or Path(reply.run_dir))
-        self.outlets = Outlets(self.control, self.trainer, reply, self.host)
+        self.outlets = PublishAndCheckpoint(self.control, self.trainer, reply, self.host)
         self.control.on_directive(self.end_epochs)
         if (directive := self.control.directive) is not None:  # came before the line above
             self.end_epochs(directive)
@@ -413,7 +413,7 @@ class PolicyWorker:
         return self.control.directive is not directive
 
     @property
-    def out(self) -> Outlets:
+    def out(self) -> PublishAndCheckpoint:
         if self.outlets is None:
             raise RuntimeError("not registered yet")
         return self.outlets

@@ -16,23 +16,27 @@ from concurrent.futures import Future
 
 from paceline.v1 import policy_pb2, worker_pb2
 from policy_worker.checkpoint.checkpoint import CheckpointInfo
-from policy_worker.control_plane import Control
+from policy_worker.control_plane import BlockingControlPlane
 from policy_worker.trainer import Trainer
-from policy_worker.weight_publisher import Publisher
+from policy_worker.weight_publisher import WeightPublisher
 
 RETRY_S = 10.0
 """Between a checkpoint that could not be written or recorded and the next try."""
 
 
-class Outlets:
+class PublishAndCheckpoint:
     """Made once the worker has registered."""
 
     def __init__(
-        self, control: Control, trainer: Trainer, reply: worker_pb2.RegisterReply, host: str
+        self,
+        control: BlockingControlPlane,
+        trainer: Trainer,
+        reply: worker_pb2.RegisterReply,
+        host: str,
     ) -> None:
         self._control = control
         self._trainer = trainer
-        self._publisher = Publisher(
+        self._publisher = WeightPublisher(
             url=reply.rendezvous_url,
             run_id=reply.run_id,
             device=trainer.device,

@@ -16,7 +16,7 @@ class RefusedForGood(Exception):
     """The controller will not have this replica's calls."""
 
 
-class Refusals:
+class RefusalLimit:
     """Counts refusals of one kind in a row; ``clear`` after a committed step."""
 
     def __init__(self, worker_id: str) -> None:

@@ -24,8 +24,8 @@ from paceline.process import structured_log, threads
 from paceline.v1 import worker_pb2
 from paceline.weights.weight_transfer import (
     PUBLISHER,
-    Snapshot,
     SnapshotPool,
+    WeightSnapshot,
     WeightsRefused,
     await_hello,
     send_snapshot,
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 _CLOSE_S = 5.0
 
 
-class Publisher:
+class WeightPublisher:
     """``url``: Redis URL of the rendezvous. ``device``: where the weights are. ``on_link_error``:
     called from a link's thread, once, with the epoch of a link that failed and the reason; the
     link stays dead until another epoch takes its place. ``host``: as for ProcessMesh.form().
@@ -58,7 +58,7 @@ class Publisher:
         self._on_link_error = on_link_error
         self._pool = SnapshotPool()
         self._changed = threading.Condition()
-        self._newest: Snapshot | None = None
+        self._newest: WeightSnapshot | None = None
         self._links: dict[int, _Link] = {}
         self._threads: list[threading.Thread] = []
         threads.on_exit(self._withdraw)
@@ -73,7 +73,7 @@ class Publisher:
         """
         started = time.perf_counter()
         if version > self.version:
-            snapshot = Snapshot.take(version, named_tensors, self._pool)
+            snapshot = WeightSnapshot.take(version, named_tensors, self._pool)
             with self._changed:
                 self._newest = snapshot
                 self._changed.notify_all()

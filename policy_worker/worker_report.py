@@ -9,7 +9,7 @@ from paceline.process.worker_resources import Resources
 from paceline.v1 import worker_pb2
 
 
-class Standing:
+class WorkerReport:
     """``progress`` rises only where the training thread got somewhere; ``busy`` says whether it has
     work to do, so that missing progress can mean wedged."""
 

@@ -11,7 +11,7 @@ from rollout_worker.engine.base import Engine, EngineStats
 WINDOW_S = 5.0
 
 
-class Gauges:
+class EngineRates:
     """Rates over the last few seconds. Read on every report."""
 
     def __init__(self, engine: Engine, slots: int) -> None:

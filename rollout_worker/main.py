@@ -39,21 +39,21 @@ from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import EngineDied, EngineError
 from rollout_worker.engine.transformers.model import pick_device
-from rollout_worker.engine_rates import Gauges
+from rollout_worker.engine_rates import EngineRates
 from rollout_worker.environments.base import BadEnvironment
-from rollout_worker.environments.environment_runner import Environments
+from rollout_worker.environments.environment_runner import EnvironmentRunner
 from rollout_worker.rewards.functions import RewardError
 from rollout_worker.rewards.scoring import Scorer
-from rollout_worker.tasks.group_producer import Producer, longest_prompt
-from rollout_worker.tasks.held_tasks import Held, Stage
+from rollout_worker.tasks.group_producer import GroupProducer, longest_prompt
+from rollout_worker.tasks.held_tasks import HeldTasks, Stage
 from rollout_worker.tasks.lease_loop import LeaseLoop
 from rollout_worker.tasks.lease_sizing import tasks_wanted
 from rollout_worker.tasks.outbox import Outbox
-from rollout_worker.tasks.partial_rollouts import Partials
-from rollout_worker.tasks.task_runner import Work
+from rollout_worker.tasks.partial_rollouts import PartialReporter
+from rollout_worker.tasks.task_runner import TaskRunner
 from rollout_worker.tokenizer import PromptTokenizer, TokenizerError
-from rollout_worker.weight_loading import Loading
-from rollout_worker.weight_receiver import Receiver
+from rollout_worker.weight_loading import WeightLoader
+from rollout_worker.weight_receiver import WeightReceiver
 
 log = logging.getLogger(__name__)
 
@@ -121,13 +121,13 @@ class RolloutWorker:
         self.host = tensor_host or own_address(controllers[0])
         self.tokenizer = PromptTokenizer(config)
         self.environments = (
-            Environments(config, self.tokenizer) if config.rollout.environment else None
+            EnvironmentRunner(config, self.tokenizer) if config.rollout.environment else None
         )
         self.engine = make_engine(config, self.tokenizer)
         self.scorer = Scorer(config.reward)
         self.control = ControlPlane.from_config(config, controllers)
-        self.held = Held()
-        self.receiver: Receiver | None = None
+        self.held = HeldTasks()
+        self.receiver: WeightReceiver | None = None
         self.lifecycle = worker_pb2.LIFECYCLE_STARTING
         self.leaving = asyncio.Event()
         self.ended = asyncio.Event()
@@ -188,10 +188,10 @@ class RolloutWorker:
             engine.cancel()
             await asyncio.gather(engine, scorer, return_exceptions=True)
         self.tokenizer.limit = longest_prompt(self.config, self.engine)
-        self.gauges = Gauges(self.engine, self.config.rollout.max_sequences)
+        self.gauges = EngineRates(self.engine, self.config.rollout.max_sequences)
         if self.environments is not None:
             await self.environments.start(self.engine, self.scorer)
-        self.producer = Producer(
+        self.producer = GroupProducer(
             self.config, self.tokenizer, self.engine, self.scorer, self.environments
         )
         self.session = WorkerSession(
@@ -211,7 +211,7 @@ class RolloutWorker:
             max_message_bytes=int(self.config.controller.max_message_mb * 2**20 * 0.95),
             released=lambda: self.work.on_released(),
         )
-        self.partials = Partials(
+        self.partials = PartialReporter(
             self.call,
             lambda: self.session.caller,
             self.held,
@@ -219,7 +219,7 @@ class RolloutWorker:
         )
         if self.config.rollout.partial_every_tokens:
             self.engine.watch(self.config.rollout.partial_every_tokens, self.partials.note)
-        self.work = Work(
+        self.work = TaskRunner(
             self.held,
             self.engine,
             self.producer,
@@ -231,7 +231,7 @@ class RolloutWorker:
         self.engine.sample_over = self.work.on_sample_over
         if self.environments is not None:
             self.environments.sample_over = self.work.on_sample_over
-        self.loading = Loading(
+        self.loading = WeightLoader(
             self.engine,
             withdrawn=lambda: self.work.give_up_unfinished("weights_withdrawn"),
             loaded=self.on_loaded,
@@ -247,7 +247,7 @@ class RolloutWorker:
         )
         reply = await self.session.register()
         self.admitted = True
-        self.receiver = Receiver(
+        self.receiver = WeightReceiver(
             url=reply.rendezvous_url,
             run_id=reply.run_id,
             device=pick_device(self.config.model.device),

@@ -20,7 +20,7 @@ LOAD_TRIES = 3
 engine would never follow the trainer."""
 
 
-class Loading:
+class WeightLoader:
     """``withdrawn``: tokens of weights that were never committed are to be given up. ``loaded``: a
     version is served. ``fail``: called with one line where the engine cannot follow the trainer.
     """

@@ -32,7 +32,7 @@ _log = logging.getLogger(__name__)
 _CLOSE_S = 5.0
 
 
-class Receiver:
+class WeightReceiver:
     """``url``: Redis URL of the rendezvous. ``device``: where weights are staged. ``on_weights``:
     called from the link's thread with each new version, in rising order; the next transfer starts
     after it returns. ``on_link_error``: called with the epoch of a link that failed and the reason.

@@ -21,12 +21,12 @@ from paceline.v1 import worker_pb2
 from paceline.weights.weight_transfer import (
     PUBLISHER,
     RECEIVER,
-    Snapshot,
     StagedWeights,
+    WeightSnapshot,
     _send_frame,
     await_hello,
 )
-from rollout_worker.weight_receiver import Receiver
+from rollout_worker.weight_receiver import WeightReceiver
 
 CPU = torch.device("cpu")
 
@@ -53,7 +53,7 @@ def receiver(url: str, run_id: str, epoch: int) -> None:
     def staged(weights: StagedWeights) -> None:
         say(version=weights.version, digest=weights.digest, seconds=weights.seconds)
 
-    end = Receiver(
+    end = WeightReceiver(
         url=url,
         run_id=run_id,
         device=CPU,
@@ -74,7 +74,7 @@ def half_sender(url: str, run_id: str, epoch: int) -> None:
         cancelled=lambda: False,
     )
     await_hello(mesh)
-    snapshot = Snapshot.take(7, [("w", torch.ones(4096))], bucket_bytes=4096)
+    snapshot = WeightSnapshot.take(7, [("w", torch.ones(4096))], bucket_bytes=4096)
     announcement = {"version": 7, "direct": False, "manifest": snapshot.manifest.to_json()}
     _send_frame(mesh, announcement, RECEIVER)
     mesh.send(snapshot.bucket(0), RECEIVER)

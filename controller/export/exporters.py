@@ -18,7 +18,7 @@ from controller.store.journal import START, Journal
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
 from paceline.sinks.registry import external_run, maker
-from paceline.sinks.sink_thread import Feed
+from paceline.sinks.sink_thread import SinkThread
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +26,7 @@ FINISH_S = 1.5
 """How long the process of a run that is over waits for its last points to leave."""
 
 
-class Outflow:
+class Exporters:
     """Of one term. ``start`` once the run's start is known; ``record`` takes what is journalled."""
 
     def __init__(self, config: Config, run_dir: Path, *, may_write: Callable[[], bool]) -> None:
@@ -34,7 +34,7 @@ class Outflow:
         self._run_dir = run_dir
         self._may_write = may_write
         self._run_id = ""
-        self.feeds: list[Feed] = []
+        self.feeds: list[SinkThread] = []
         self.traces: Traces | None = None
         if config.telemetry.otlp_endpoint is not None:
             self.traces = Traces(config)
@@ -45,7 +45,7 @@ class Outflow:
         self._run_id = run.id
         path = self._run_dir / "metrics.jsonl"
         self.feeds = [
-            Feed(name, maker(name, run), path, may_write=self._may_write)
+            SinkThread(name, maker(name, run), path, may_write=self._may_write)
             for name in self._config.metrics.sinks
         ]
 
@@ -78,7 +78,7 @@ class Outflow:
     def join(self, timeout_s: float) -> bool:
         """Whether everything has left by then."""
         deadline = time.monotonic() + timeout_s
-        parts: list[Feed | Traces] = [*self.feeds]
+        parts: list[SinkThread | Traces] = [*self.feeds]
         if self.traces is not None:
             parts.append(self.traces)
         return all(part.join(max(0.0, deadline - time.monotonic())) for part in parts)

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
-from paceline.run_view.sample_spans import Lifelines, Span
+from paceline.run_view.sample_spans import SampleSpans, Span
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class Traces:
     def __init__(self, config: Config) -> None:
         self._config = config
         self._run = ""
-        self._lifelines = Lifelines(config.run.name, config.telemetry.share)
+        self._lifelines = SampleSpans(config.run.name, config.telemetry.share)
         self._entries: deque[tuple[float, Sequence[Mapping[str, Any]]]] = deque(maxlen=MOST_WAITING)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="traces", daemon=True)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.run_view.run_file_writer import Recorder
+from paceline.run_view.run_file_writer import RunFileWriter
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +27,7 @@ Item = tuple[str, float, Sequence[Mapping[str, Any]]]
 
 
 class RunFiles:
-    """Feeds a ``Recorder``. A disk that fails is logged once and never stops the run."""
+    """Feeds a ``RunFileWriter``. A disk that fails is logged once and never stops the run."""
 
     def __init__(self, run_dir: Path, *, may_write: Callable[[], bool]) -> None:
         """``may_write`` says whether this process still leads: a deposed leader that wakes up must
@@ -66,7 +66,7 @@ class RunFiles:
 
     def _serve(self) -> None:
         try:
-            recorder = Recorder(self._run_dir)
+            recorder = RunFileWriter(self._run_dir)
         except (OSError, ValueError) as error:
             log.error("run files cannot be opened error=%s", error)
             self._unopened = True
@@ -85,7 +85,7 @@ class RunFiles:
         except OSError as error:
             log.error("run files cannot be closed error=%s", error)
 
-    def _write(self, recorder: Recorder) -> None:
+    def _write(self, recorder: RunFileWriter) -> None:
         while self._items and self._may_write():
             position, t, events = self._items.popleft()
             try:

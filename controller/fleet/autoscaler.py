@@ -30,10 +30,10 @@ SAMPLE_S = 0.1
 class Autoscaling:
     def __init__(self, leader: Leader) -> None:
         self._leader = leader
-        fleet = leader.plant.config.fleet
+        fleet = leader.context.config.fleet
         self._apply = fleet.autoscale
         self._autoscaler = Autoscaler(
-            limits_of(fleet, leader.plant.config.train.groups_per_step),
+            limits_of(fleet, leader.context.config.train.groups_per_step),
             steps=fleet.autoscale_steps,
             high=fleet.autoscale_high,
             patience=fleet.autoscale_patience,

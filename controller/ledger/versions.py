@@ -17,7 +17,7 @@ _KEPT_CHECKPOINTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class VersionEpoch:
     """Versions from ``first_version`` up to the next line's stand after step version - offset."""
 
     first_version: int
@@ -37,7 +37,7 @@ class Versions:
     """Committed steps on the surviving line."""
     version: int = 0
     """Newest committed version, the state after ``step``."""
-    lines: list[Line] = field(default_factory=lambda: [Line(0, 0)])
+    lines: list[VersionEpoch] = field(default_factory=lambda: [VersionEpoch(0, 0)])
     """Oldest first."""
     restore_version: int = 0
     checkpoints: list[Checkpoint] = field(default_factory=list)
@@ -93,7 +93,7 @@ class Versions:
         self.step = event.step
         self.version = event.version
         self.restore_version = event.version
-        self.lines.append(Line(event.version, event.version - event.step))
+        self.lines.append(VersionEpoch(event.version, event.version - event.step))
         self.rollbacks += 1
 
     def apply_checkpoint(self, event: CheckpointRecorded) -> None:
@@ -117,7 +117,7 @@ class Versions:
         return cls(
             step=data["step"],
             version=data["version"],
-            lines=[Line(*x) for x in data["lines"]],
+            lines=[VersionEpoch(*x) for x in data["lines"]],
             restore_version=data["restore_version"],
             checkpoints=[Checkpoint(*c) for c in data["checkpoints"]],
             rollbacks=data["rollbacks"],

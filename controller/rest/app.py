@@ -11,14 +11,14 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
 from controller.rest import problem_details, routes_command, routes_query, schemas, sse
-from controller.rest.auth import OPEN_PATHS, Access
+from controller.rest.auth import OPEN_PATHS, RestAuth
 from controller.rest.controller_addresses import other_urls
-from controller.rest.eta import Pace
+from controller.rest.eta import StepRate
 from controller.rest.examples import add_examples
 from controller.rest.problem_details import Problem, documented
-from controller.rest.prometheus import Exposition
+from controller.rest.prometheus import PrometheusMetrics
 from controller.rest.run_index import RunIndex
-from controller.rest.sse import Streams
+from controller.rest.sse import EventStreams
 
 if TYPE_CHECKING:
     from controller.replicated_controller import Controller
@@ -37,10 +37,10 @@ class Rest:
     def __init__(self, controller: Controller, *, token: str, loopback: bool) -> None:
         self._controller = controller
         self.index = RunIndex(controller)
-        self.pace = Pace(controller, self.index)
-        self.streams = Streams(controller, self.index)
+        self.pace = StepRate(controller, self.index)
+        self.streams = EventStreams(controller, self.index)
         self.api = self._api()
-        self._asgi = Access(
+        self._asgi = RestAuth(
             self.api,
             token=token,
             loopback=loopback,
@@ -78,7 +78,7 @@ class Rest:
         api.include_router(sse.router(self.streams))
         api.include_router(routes_query.router(controller, self.index, self.pace))
         api.include_router(routes_command.router(controller))
-        exposition = Exposition(controller, self.pace)
+        exposition = PrometheusMetrics(controller, self.pace)
 
         @api.get("/healthz", summary="The process is alive", tags=["probes"])
         async def healthz() -> dict[str, str]:
@@ -109,7 +109,7 @@ class Rest:
         )
         async def metrics() -> Response:
             await self.pace.look()
-            return Response(exposition.text(), media_type=Exposition.content_type)
+            return Response(exposition.text(), media_type=PrometheusMetrics.content_type)
 
         @api.get("/", include_in_schema=False)
         async def page() -> Response:

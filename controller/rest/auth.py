@@ -45,7 +45,7 @@ Place = tuple[str, str, int]
 """Scheme, host and port of an origin; every loopback name is one host."""
 
 
-class Access:
+class RestAuth:
     """The door of one controller's REST interface, around the application ``app``.
 
     ``origins``: URLs of the run's other controllers, asked for with every request that names an

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from redis.exceptions import RedisError
 
-from controller.rest.redaction import Scrubber
+from controller.rest.redaction import Redactor
 from controller.store.journal import START
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ FACTS = (
 )
 
 
-class Drops:
+class DroppedGroups:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
-        self._scrub = Scrubber(controller.run_dir)
+        self._scrub = Redactor(controller.run_dir)
         self._at = START
         self._following = asyncio.Lock()
         self._owners: dict[str, str] = {}

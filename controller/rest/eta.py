@@ -20,7 +20,7 @@ STALLED_S = 5.0
 """Without a commit for so many usual steps, and so many seconds, a run has stalled."""
 
 
-class Pace:
+class StepRate:
     """Of one run, from its newest steps. ``look`` first: it renews what the others judge by."""
 
     def __init__(self, controller: Controller, index: RunIndex) -> None:

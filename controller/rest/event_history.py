@@ -40,7 +40,7 @@ NEW_LEADER = "the leader before handed over, or did not renew its lease in time"
 
 
 @dataclass(slots=True)
-class Happening:
+class ListedEvent:
     """One listed event."""
 
     key: Key
@@ -79,20 +79,20 @@ class Happening:
 
 
 @dataclass(slots=True)
-class History:
+class EventHistory:
     """``clean``: applied to what an event says before it is kept."""
 
     clean: Callable[[Any], Any]
     step: int = 0
     checkpoints: dict[tuple[int, int], tuple[float, int]] = field(default_factory=dict)
     """(step, version) to (t, size in bytes)."""
-    drops: deque[Happening] = field(default_factory=lambda: deque(maxlen=500))
-    _events: deque[Happening] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
-    _commits: deque[Happening] = field(default_factory=lambda: deque(maxlen=MOST_COMMITS))
+    drops: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=500))
+    _events: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
+    _commits: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_COMMITS))
     # Kept apart: a long run's checkpoints would push out the rest.
-    _marks: deque[Happening] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
-    _saved: deque[Happening] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
-    _open: list[Happening] = field(default_factory=list)
+    _marks: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
+    _saved: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
+    _open: list[ListedEvent] = field(default_factory=list)
     _last: Key = ((), -1)
     _terms: int = 0
 
@@ -105,7 +105,7 @@ class History:
             event.commit_s = round(t - event.t, 3)
         self._open.clear()
         key = (position_key(position), n)
-        self._put(Happening(key, position, t, "StepCommitted", fields, step, text, "routine"))
+        self._put(ListedEvent(key, position, t, "StepCommitted", fields, step, text, "routine"))
 
     def add(self, position: str, n: int, t: float, event: Mapping[str, Any]) -> None:
         """``event``: a listed event other than a commit, as it was journalled."""
@@ -116,7 +116,7 @@ class History:
         fields = self.clean({k: v for k, v in event.items() if k not in _HEAD})
         if kind == "RunStarted":
             fields = {}
-        happening = Happening(
+        happening = ListedEvent(
             key,
             position,
             t,
@@ -156,7 +156,7 @@ class History:
         kinds: str = "all",
         newest: bool = False,
         steps: tuple[int, int] | None = None,
-    ) -> list[Happening]:
+    ) -> list[ListedEvent]:
         """Events after ``key``, oldest first, at most ``limit``; ``newest``: the last ones of them.
 
         ``kinds``: all, notable (no routine), faults, or marks: of these checkpoints have the room
@@ -168,15 +168,15 @@ class History:
             return self._marked(key, limit=limit, newest=newest, least=least, most=most)
         of_kind = _KINDS[kinds]
 
-        def wanted(event: Happening) -> bool:
+        def wanted(event: ListedEvent) -> bool:
             return least <= event.step <= most and of_kind(event)
 
         pools = [self._events, self._commits] if kinds == "all" else [self._events]
-        found: list[Happening] = []
+        found: list[ListedEvent] = []
         for pool in pools:
             # From the newest backwards: a follower asks for the few that came last.
             backwards = (e for e in reversed(pool) if wanted(e))
-            some: list[Happening] = []
+            some: list[ListedEvent] = []
             for event in backwards:
                 if (key is not None and event.key <= key) or (newest and len(some) == limit):
                     break
@@ -187,11 +187,11 @@ class History:
 
     def _marked(
         self, key: Key | None, *, limit: int, newest: bool, least: int, most: int
-    ) -> list[Happening]:
-        def chosen(pool: Iterable[Happening]) -> list[Happening]:
+    ) -> list[ListedEvent]:
+        def chosen(pool: Iterable[ListedEvent]) -> list[ListedEvent]:
             return [e for e in pool if least <= e.step <= most and (key is None or e.key > key)]
 
-        def in_order(events: list[Happening]) -> list[Happening]:
+        def in_order(events: list[ListedEvent]) -> list[ListedEvent]:
             return sorted(events, key=lambda e: e.key)
 
         marks = in_order(chosen(self._marks) + chosen(self.drops))
@@ -202,7 +202,7 @@ class History:
         room = limit - len(marks)
         return in_order(marks + saved[:: -(-(-len(saved) // room) or 1)]) if room else marks
 
-    def _put(self, event: Happening) -> None:
+    def _put(self, event: ListedEvent) -> None:
         if event.key <= self._last:
             return
         self._last = event.key
@@ -224,7 +224,7 @@ def _severity(kind: str, event: Mapping[str, Any], *, first_term: bool) -> str:
 
 
 _HEAD = frozenset({"position", "n", "t", "type", "after", "counts"})
-_KINDS: dict[str, Callable[[Happening], bool]] = {
+_KINDS: dict[str, Callable[[ListedEvent], bool]] = {
     "all": lambda e: True,
     "notable": lambda e: e.severity != "routine",
     "faults": lambda e: e.severity == "fault",

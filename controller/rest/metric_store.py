@@ -14,7 +14,7 @@ MOST_ROWS = 400_000
 HEAD = frozenset({"position", "n", "t", "kind", "step", "version"})
 
 
-class Columns:
+class MetricStore:
     """Rows in order of steps; a row of a step that was rolled back is replaced by its successor."""
 
     def __init__(self) -> None:

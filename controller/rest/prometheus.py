@@ -17,7 +17,7 @@ from paceline.v1 import common_pb2
 
 if TYPE_CHECKING:
     from controller.replicated_controller import Controller
-    from controller.rest.eta import Pace
+    from controller.rest.eta import StepRate
 
 MOST_WORKERS = 5000
 """Above it workers are only counted: a series for each would drown the scraper."""
@@ -55,12 +55,12 @@ OF_WORKER = {
 RENAMED = {"tokens_per_s": "tokens_per_second", "samples_per_s": "samples_per_second"}
 
 
-class Exposition(Collector):
+class PrometheusMetrics(Collector):
     """``text()`` is the exposition format's text, version 0.0.4."""
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self, controller: Controller, pace: Pace | None = None) -> None:
+    def __init__(self, controller: Controller, pace: StepRate | None = None) -> None:
         self._controller = controller
         self._pace = pace
         self._registry = CollectorRegistry()
@@ -202,7 +202,7 @@ class Exposition(Collector):
             "paceline_sink_failing", "1 where a sink cannot be written to", labels=["sink"]
         )
         leader = self._controller.leader
-        for feed in leader.upkeep.outflow.feeds if leader is not None else ():
+        for feed in leader.housekeeping.exporters.feeds if leader is not None else ():
             points.add_metric([feed.name], feed.written)
             failing.add_metric([feed.name], feed.failing)
         yield from (points, failing)

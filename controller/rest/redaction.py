@@ -19,7 +19,7 @@ _PATH = rf"(?<![\w./…])(?:~|\.\.?)?/+(?:{_PART}+/+)*(?P<last>{_PART}*)"
 _SHOWN = re.compile(f"{_URL}|{_PATH}")
 
 
-class Scrubber:
+class Redactor:
     """Shows paths relative to ``run_dir``, others by their last part alone."""
 
     def __init__(self, run_dir: Path) -> None:

@@ -17,11 +17,11 @@ from controller.ledger.versions import Checkpoint
 from controller.proto_encoding import controllers_of, status_of
 from controller.rest import samples, schemas
 from controller.rest.data_flow import bottleneck, flow
-from controller.rest.dropped_groups import Drops
-from controller.rest.eta import Pace
+from controller.rest.dropped_groups import DroppedGroups
+from controller.rest.eta import StepRate
 from controller.rest.event_history import Key
 from controller.rest.problem_details import Problem, documented
-from controller.rest.redaction import Scrubber
+from controller.rest.redaction import Redactor
 from controller.rest.run_index import RunIndex
 from paceline.run_view.run_file_writer import position_key
 from paceline.v1 import common_pb2
@@ -58,10 +58,10 @@ def parse_id(text: str) -> Key | None:
     return position_key(position), int(number) if number else 1 << 62
 
 
-def router(controller: Controller, index: RunIndex, pace: Pace) -> APIRouter:
+def router(controller: Controller, index: RunIndex, pace: StepRate) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", responses=documented(401, 403, 422, 429, 500))
-    scrub = Scrubber(controller.run_dir)
-    drops = Drops(controller)
+    scrub = Redactor(controller.run_dir)
+    drops = DroppedGroups(controller)
 
     async def told(question: Callable[[RunIndex], Any]) -> Json:
         """The answer, made and written as JSON in the index's thread."""
@@ -255,7 +255,7 @@ def router(controller: Controller, index: RunIndex, pace: Pace) -> APIRouter:
     return routes
 
 
-def run_of(controller: Controller, scrub: Scrubber, pace: Pace) -> dict[str, Any]:
+def run_of(controller: Controller, scrub: Redactor, pace: StepRate) -> dict[str, Any]:
     state = controller.state
     view = views.status(state)
     leader = controller.leader
@@ -296,13 +296,13 @@ def proposed_of(controller: Controller) -> dict[str, Any]:
     return {"proposed": asdict(found.counts), "proposed_why": found.why}
 
 
-def provider_trouble_of(controller: Controller, scrub: Scrubber) -> str:
+def provider_trouble_of(controller: Controller, scrub: Redactor) -> str:
     leader = controller.leader
     return scrub.text(leader.provider_trouble)[:500] if leader is not None else ""
 
 
-def sinks_of(controller: Controller, scrub: Scrubber) -> list[dict[str, Any]]:
-    feeds = controller.leader.upkeep.outflow.feeds if controller.leader is not None else []
+def sinks_of(controller: Controller, scrub: Redactor) -> list[dict[str, Any]]:
+    feeds = controller.leader.housekeeping.exporters.feeds if controller.leader is not None else []
     return [
         {
             "name": feed.name,
@@ -314,7 +314,7 @@ def sinks_of(controller: Controller, scrub: Scrubber) -> list[dict[str, Any]]:
     ]
 
 
-def workers_of(controller: Controller, scrub: Scrubber) -> list[dict[str, Any]]:
+def workers_of(controller: Controller, scrub: Redactor) -> list[dict[str, Any]]:
     return [
         {
             "worker_id": w.worker_id,

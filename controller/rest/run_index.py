@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.exceptions import RedisError
 
-from controller.rest.event_history import History
-from controller.rest.metric_store import Columns
-from controller.rest.redaction import Scrubber
+from controller.rest.event_history import EventHistory
+from controller.rest.metric_store import MetricStore
+from controller.rest.redaction import Redactor
 from controller.store.journal import START, Entry
-from paceline.run_view.file_tail import LineTail
+from paceline.run_view.file_tail import FileTail
 from paceline.run_view.run_file_writer import is_listed
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ class RunIndex:
 
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
-        self._scrub = Scrubber(controller.run_dir)
+        self._scrub = Redactor(controller.run_dir)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="rest-index")
-        self._metrics = LineTail(controller.run_dir / "metrics.jsonl")
-        self._events = LineTail(controller.run_dir / "events.jsonl")
+        self._metrics = FileTail(controller.run_dir / "metrics.jsonl")
+        self._events = FileTail(controller.run_dir / "events.jsonl")
         self._from_files: bool | None = None
         self._journal_at = START
         self._journal_n: dict[str, int] = {}
@@ -57,8 +57,8 @@ class RunIndex:
         self._following = asyncio.Lock()
         self._reset()
 
-    columns: Columns
-    history: History
+    columns: MetricStore
+    history: EventHistory
     evals: list[dict[str, Any]]
 
     async def ask(self, question: Callable[[RunIndex], T]) -> T:
@@ -76,10 +76,10 @@ class RunIndex:
 
     def _reset(self) -> None:
         self._reset_metrics()
-        self.history = History(self._scrub.value)
+        self.history = EventHistory(self._scrub.value)
 
     def _reset_metrics(self) -> None:
-        self.columns = Columns()
+        self.columns = MetricStore()
         self.evals = []
 
     def _refresh(self) -> bool:
@@ -113,7 +113,7 @@ class RunIndex:
         while True:
             void, lines = self._events.read()
             if void:
-                self.history = History(self._scrub.value)
+                self.history = EventHistory(self._scrub.value)
             for line in lines:
                 if commit := _COMMIT.match(line):
                     position, n, t, step = commit.groups()

@@ -150,7 +150,7 @@ class RestServer:
             leader = self._controller.leader
             if leader is not None and leader.ledger.state.term == leader.term:
                 with contextlib.suppress(NotLeading, Deposed):
-                    await leader.appender.durable()
+                    await leader.group_commit.durable()
                     return
             await asyncio.sleep(0.05)
 

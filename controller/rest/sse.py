@@ -26,7 +26,7 @@ MOST_STREAMS = 64
 AT_ONCE = 500
 
 
-class Streams:
+class EventStreams:
     """The open streams of one controller. ``close`` ends them all."""
 
     def __init__(self, controller: Controller, index: RunIndex) -> None:
@@ -87,7 +87,7 @@ def _lines(index: RunIndex, key: Key | None) -> list[tuple[Key, bytes]]:
     ]
 
 
-def router(streams: Streams) -> APIRouter:
+def router(streams: EventStreams) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", responses=documented(401, 403, 422, 429, 500, 503))
 
     @routes.get(

@@ -46,17 +46,17 @@ async def next_plan(
     deadline = time.monotonic() + check_wait(request.wait_s)
     while True:
         await leader.ready()
-        seen = leader.hub.plan.turn
+        seen = leader.long_polls.plan.turn
         leader.ledger.caller(worker_id, incarnation)
         reply = plan_of(
             leader.ledger.state, worker_id, incarnation, request.mesh_epoch, request.state_version
         )
         # A plan names groups whose acceptance must not be lost after it was acted upon.
-        await leader.appender.durable()
+        await leader.group_commit.durable()
         left_s = deadline - time.monotonic()
         if reply.state != policy_pb2.PLAN_STATE_WAIT or left_s <= 0:
             return reply
-        await leader.hub.plan.wait(seen, left_s)
+        await leader.long_polls.plan.wait(seen, left_s)
 
 
 async def fetch_groups(
@@ -71,7 +71,7 @@ async def fetch_groups(
     leader.ledger.caller(worker_id, incarnation)
     for start in range(0, len(refs), FETCHED_AT_ONCE):
         some = refs[start : start + FETCHED_AT_ONCE]
-        for ref, data in zip(some, await leader.plant.payloads.get(some), strict=True):
+        for ref, data in zip(some, await leader.context.payloads.get(some), strict=True):
             if data is None:
                 raise CommandRefused("unknown", f"no payload of {ref[0]} attempt {ref[1]}")
             yield data
@@ -93,12 +93,12 @@ async def vote(controller: Controller, request: policy_pb2.VoteRequest) -> polic
         stats=check_stats(request.stats),
     )
     while True:
-        seen = leader.hub.vote.turn
+        seen = leader.long_polls.vote.turn
         result: VoteResult = await leader.execute(command)
         left_s = deadline - time.monotonic()
         if result.outcome != "pending" or left_s <= 0:
             return policy_pb2.VoteReply(outcome=_OUTCOMES[result.outcome], version=result.version)
-        await leader.hub.vote.wait(seen, left_s)
+        await leader.long_polls.vote.wait(seen, left_s)
 
 
 async def record_checkpoint(
@@ -128,7 +128,7 @@ async def record_checkpoint(
     )
     if request.path in older:
         return policy_pb2.CheckpointReply(obsolete_paths=older)
-    if not await leader.plant.survives_failover():
+    if not await leader.context.survives_failover():
         # A failover may lose this checkpoint's record, and the run would go back to one before it.
         # They are named again with the next, but for so many that the disk must be thought of.
         event(
@@ -138,5 +138,5 @@ async def record_checkpoint(
             kept=min(len(older), MOST_KEPT) + 1,
         )
         return policy_pb2.CheckpointReply(obsolete_paths=older[: max(0, len(older) - MOST_KEPT)])
-    spared = leader.plant.config.train.keep_checkpoints - 1
+    spared = leader.context.config.train.keep_checkpoints - 1
     return policy_pb2.CheckpointReply(obsolete_paths=older[: max(0, len(older) - spared)])

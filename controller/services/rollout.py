@@ -76,7 +76,7 @@ async def lease_tasks(
     if loaded_version < -1:
         raise Invalid("loaded_version must be -1 or a version")
     while True:
-        lease, alone = leader.hub.lease.turn, leader.hub.alone.turn
+        lease, alone = leader.long_polls.lease.turn, leader.long_polls.alone.turn
         worker = leader.ledger.state.fleet.current(worker_id, incarnation)
         if worker is not None:
             # Newer weights may have been loaded while the request waited.
@@ -94,20 +94,22 @@ async def lease_tasks(
         if result.leases or result.empty_reason == "stopped" or left_s <= 0:
             break
         if result.empty_reason == "alone":
-            await leader.hub.alone.wait(alone, left_s)
+            await leader.long_polls.alone.wait(alone, left_s)
         else:
             # A task becomes slow enough for a second try without any event.
             speculative = leader.ledger.state.run.speculative_after > 0
-            await leader.hub.lease.wait(lease, min(left_s, LOOK_S) if speculative else left_s)
+            await leader.long_polls.lease.wait(
+                lease, min(left_s, LOOK_S) if speculative else left_s
+            )
     return rollout_pb2.LeaseReply(
         leases=await _with_rows(leader, result), empty_reason=_EMPTY[result.empty_reason]
     )
 
 
 async def _with_rows(leader: Leader, result: LeaseResult) -> list[rollout_pb2.Lease]:
-    rows = await leader.plant.rows.of(result.leases)
+    rows = await leader.context.rows.of(result.leases)
     # The rest of the message is small: prompts as they are in the data set.
-    room = leader.plant.config.controller.max_message_mb << 19
+    room = leader.context.config.controller.max_message_mb << 19
     partials = await leader.partials.of(result.leases, room)
     group_size = leader.limits.group_size
     leases = []
@@ -152,7 +154,7 @@ async def submit_groups(
             group.SerializeToString(),
         )
         _tell(verdict, result)
-    await leader.appender.durable()
+    await leader.group_commit.durable()
     return reply
 
 
@@ -185,7 +187,7 @@ async def return_tasks(
         result = reply.results.add()
         result.task.CopyFrom(returned.task)
         _tell(leader.decide(command), result)
-    await leader.appender.durable()
+    await leader.group_commit.durable()
     return reply
 
 

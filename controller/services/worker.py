@@ -38,17 +38,17 @@ async def register(
     controller: Controller, request: worker_pb2.RegisterRequest
 ) -> worker_pb2.RegisterReply:
     leader = controller.leading()
-    plant = leader.plant
+    context = leader.context
     worker_id, incarnation = check_caller(request.caller)
     if request.role not in _ROLES:
         raise Invalid("role must be policy or rollout")
     if not 1 <= request.ranks <= MAX_RANKS:
         raise Invalid(f"ranks must be 1 to {MAX_RANKS}, not {request.ranks}")
-    if request.config_digest != plant.config_digest:
+    if request.config_digest != context.config_digest:
         raise CommandRefused(
             "fenced",
             "the worker's config differs from the run's: "
-            f"{differences(plant.config_json, request.config_json)}. Start every process of a run "
+            f"{differences(context.config_json, request.config_json)}. Start every process of a run "
             "with the same config",
         )
     if request.state_version < -1:
@@ -66,14 +66,14 @@ async def register(
         )
     )
     leader.liveness.heard(worker_id, incarnation, time.monotonic())
-    fleet = plant.config.fleet
+    fleet = context.config.fleet
     return worker_pb2.RegisterReply(
-        run_id=plant.config.run.name,
-        rendezvous_url=plant.redis_url,
+        run_id=context.config.run.name,
+        rendezvous_url=context.redis_url,
         version=leader.version,
         heartbeat_s=fleet.heartbeat_s,
         lease_ttl_s=fleet.lease_ttl_s,
-        run_dir=str(plant.run_dir),
+        run_dir=str(context.run_dir),
     )
 
 
@@ -151,7 +151,7 @@ async def _observe(leader: Leader, current: ServerSession, report: worker_pb2.Re
         )
     directive = leader.sessions.refresh(current)
     if directive is not None:
-        await leader.appender.durable()
+        await leader.group_commit.durable()
     leader.sessions.send(current, directive)
 
 

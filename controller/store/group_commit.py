@@ -47,7 +47,7 @@ class CommitBatch:
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
 
-class Appender:
+class GroupCommit:
     """The only writer of the journal in this process."""
 
     def __init__(

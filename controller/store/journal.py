@@ -101,7 +101,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class LedgerSnapshot:
     at: Position
     state: Mapping[str, Any]
     t: float
@@ -203,14 +203,14 @@ class Journal:
             return Position()
         return Position(fields[b"position"].decode(), int(fields[b"n"]), fields[b"batch"].decode())
 
-    async def load_snapshot(self) -> Snapshot | None:
+    async def load_snapshot(self) -> LedgerSnapshot | None:
         data = await self._redis.get(self._keys.snapshot)
         if data is None:
             return None
         raw = json.loads(data)
-        return Snapshot(Position(*raw["at"]), raw["state"], raw["t"])
+        return LedgerSnapshot(Position(*raw["at"]), raw["state"], raw["t"])
 
-    async def save_snapshot(self, snapshot: Snapshot, *, term: int, trim_before: str) -> None:
+    async def save_snapshot(self, snapshot: LedgerSnapshot, *, term: int, trim_before: str) -> None:
         """Stores ``snapshot`` and drops entries before stream id ``trim_before`` (empty: none).
 
         Raises Deposed.

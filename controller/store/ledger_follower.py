@@ -8,7 +8,7 @@ from typing import Any
 
 from controller.ledger import events as ev
 from controller.ledger.ledger import Ledger
-from controller.store.journal import Entry, Journal, JournalGap, Position, Snapshot
+from controller.store.journal import Entry, Journal, JournalGap, LedgerSnapshot, Position
 
 
 @dataclass(slots=True)
@@ -36,7 +36,7 @@ class LedgerFollower:
                     raise
 
     @classmethod
-    def of_snapshot(cls, snapshot: Snapshot | None) -> LedgerFollower:
+    def of_snapshot(cls, snapshot: LedgerSnapshot | None) -> LedgerFollower:
         if snapshot is None:
             return cls(Ledger(), Position())
         return cls(Ledger.from_snapshot(dict(snapshot.state)), snapshot.at, snapshot.at.entry)

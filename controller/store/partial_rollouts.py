@@ -242,7 +242,7 @@ def _sizes(found: dict[int, tuple[int, bytes]]) -> Kept:
     return {attempt: (tokens, len(data)) for attempt, (tokens, data) in found.items()}
 
 
-class PartialWork:
+class PartialRollouts:
     """One leader's view of the store. ``state``: the ledger's."""
 
     def __init__(self, store: PartialStore, state: State, *, term: int, limit_bytes: int) -> None:

@@ -23,7 +23,7 @@ from paceline.console.terminal import out_console
 
 if TYPE_CHECKING:
     from paceline.console.live_view import Console
-    from paceline.run_view.run_watcher import Picture, Shown
+    from paceline.run_view.run_watcher import RunPicture, Shown
 
 HISTORY = 48
 
@@ -71,7 +71,7 @@ def top(
     raise typer.Exit(1 if end == "failed" else 0)
 
 
-def as_object(picture: Picture) -> dict[str, Any]:
+def as_object(picture: RunPicture) -> dict[str, Any]:
     """The status' own fields and: t (Unix seconds), reward_history (the run in at most 48 spans),
     time_left_s (null: unknown), last_event ({t, text} or null)."""
     from paceline.cli.messages import as_dict
@@ -91,7 +91,7 @@ def as_object(picture: Picture) -> dict[str, Any]:
     }
 
 
-def _print_once(picture: Picture, as_json: bool) -> None:
+def _print_once(picture: RunPicture, as_json: bool) -> None:
     if as_json:
         print_json_line(as_object(picture))
         return
@@ -103,10 +103,10 @@ def _print_once(picture: Picture, as_json: bool) -> None:
 class _Objects:
     """One JSON object a look."""
 
-    def begin(self, picture: Picture) -> None:
+    def begin(self, picture: RunPicture) -> None:
         pass
 
-    def look(self, picture: Picture) -> None:
+    def look(self, picture: RunPicture) -> None:
         print_json_line(as_object(picture))
 
     def event(self, t: float, text: str) -> None:
@@ -126,14 +126,14 @@ class _Console:
         self._console: Console | None = None
         self._silent = False
 
-    def begin(self, picture: Picture) -> None:
+    def begin(self, picture: RunPicture) -> None:
         from paceline.console.live_view import open_console
 
         self._console = open_console(progress=picture.progress)
         for t, text in picture.events:
             self._console.note(text, t)
 
-    def look(self, picture: Picture) -> None:
+    def look(self, picture: RunPicture) -> None:
         assert self._console is not None
         assert picture.status is not None
         if self._silent:

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.mesh.gloo_backend import GlooTransport, Handle
-from paceline.mesh.nccl_backend import NcclTransport
+from paceline.mesh.gloo_backend import GlooBackend, Handle
+from paceline.mesh.nccl_backend import NcclBackend
 from paceline.mesh.process_group_forming import SLICE_S, Forming, first_line, graveyard
 from paceline.mesh.rendezvous import EpochCancelled, MeshError
 from paceline.process import threads
@@ -52,8 +52,8 @@ class ProcessMesh:
         size: int,
         device: torch.device,
         cancelled: Callable[[], bool],
-        host_side: GlooTransport | None = None,
-        device_side: NcclTransport | None = None,
+        host_side: GlooBackend | None = None,
+        device_side: NcclBackend | None = None,
     ) -> None:
         self.rank = rank
         self.size = size

@@ -40,7 +40,7 @@ class Handle(Protocol):
         """After poll() said true: raises what went wrong, if anything did."""
 
 
-class GlooTransport:
+class GlooBackend:
     """A gloo group between ``size`` members that meet at ``meeting``. Buffers: host memory.
 
     The constructor blocks until all members are connected, until ``timeout_s``, or until sever()
@@ -55,7 +55,7 @@ class GlooTransport:
         size: int,
         host: str,
         timeout_s: float,
-        made: Callable[[GlooTransport], None],
+        made: Callable[[GlooBackend], None],
     ) -> None:
         self._sockets: list[severable_sockets.SocketId] = []
         self._addresses: set[severable_sockets.Address] = set()

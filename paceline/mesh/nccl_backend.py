@@ -23,7 +23,7 @@ from paceline.mesh.rendezvous import MeshError, Rendezvous
 from paceline.process import threads
 
 
-class NcclTransport:
+class NcclBackend:
     """A NCCL group with a nonblocking communicator. Buffers: memory of ``device``.
 
     Rank 0 hosts torch's TCPStore (NCCL does not take a store written in Python for granted) and
@@ -39,7 +39,7 @@ class NcclTransport:
         host: str,
         device: torch.device,
         timeout_s: float,
-        made: Callable[[NcclTransport], None],
+        made: Callable[[NcclBackend], None],
     ) -> None:
         self._group: Any = None
         self._severed = threading.Event()
@@ -97,7 +97,7 @@ class NcclTransport:
 
 
 class _NcclWork:
-    def __init__(self, transport: NcclTransport, work: Any, buffer: Tensor) -> None:
+    def __init__(self, transport: NcclBackend, work: Any, buffer: Tensor) -> None:
         self._transport = transport
         self._work = work
         self._buffer = buffer

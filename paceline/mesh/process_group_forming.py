@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from paceline.mesh.gloo_backend import GlooTransport, Handle
-from paceline.mesh.nccl_backend import NcclTransport, agree_on_nccl
+from paceline.mesh.gloo_backend import GlooBackend, Handle
+from paceline.mesh.nccl_backend import NcclBackend, agree_on_nccl
 from paceline.mesh.rendezvous import EpochCancelled, MeshError, Rendezvous, local_address
 from paceline.process import structured_log, threads
 
@@ -51,7 +51,7 @@ class Forming:
         self._lock = threading.Lock()
         self._given_up = threading.Event()
         self._done = threading.Event()
-        self._made: list[GlooTransport | NcclTransport] = []
+        self._made: list[GlooBackend | NcclBackend] = []
         self._failure: EpochCancelled | MeshError | None = None
         threads.start(self._run, "mesh-form")
 
@@ -66,15 +66,15 @@ class Forming:
                 raise MeshError(f"{self._arguments[1]}: the members did not connect in time")
         return True
 
-    def result(self) -> tuple[GlooTransport, NcclTransport | None]:
+    def result(self) -> tuple[GlooBackend, NcclBackend | None]:
         if self._failure is not None:
             raise self._failure
         # Handed over, not shared: the store that a transport keeps refers back to this object, and
         # a cycle would leave the drop to the garbage collector, in any thread at any time.
         made, self._made = self._made, []
         host_side, device_side = made[0], made[1] if len(made) > 1 else None
-        assert isinstance(host_side, GlooTransport)
-        assert device_side is None or isinstance(device_side, NcclTransport)
+        assert isinstance(host_side, GlooBackend)
+        assert device_side is None or isinstance(device_side, NcclBackend)
         return host_side, device_side
 
     def _give_up(self) -> None:
@@ -120,23 +120,23 @@ class Forming:
                 "timeout_s": timeout_s,
                 "made": self._register,
             }
-            GlooTransport(meeting, **common)
+            GlooBackend(meeting, **common)
             if nccl:
-                NcclTransport(meeting, device=device, **common)
+                NcclBackend(meeting, device=device, **common)
         finally:
             meeting.close()
 
     def _is_over(self) -> bool:
         return self._given_up.is_set() or threads.exiting.is_set()
 
-    def _register(self, side: GlooTransport | NcclTransport) -> None:
+    def _register(self, side: GlooBackend | NcclBackend) -> None:
         with self._lock:
             if self._given_up.is_set():
                 raise EpochCancelled("given up while forming")
             self._made.append(side)
 
 
-class Graveyard:
+class AbandonedGroups:
     """Severed groups, until they can be dropped.
 
     Dropping a group joins its threads while holding the interpreter lock: with an operation still
@@ -179,7 +179,7 @@ class Graveyard:
                     return
 
 
-graveyard = Graveyard()
+graveyard = AbandonedGroups()
 
 
 def first_line(error: BaseException) -> str:

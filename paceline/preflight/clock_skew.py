@@ -28,14 +28,14 @@ REMEDY = "synchronise the hosts' clocks: chronyc tracking, or timedatectl set-nt
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ClockReading:
     """How far a clock is ahead of ours, and at most how wrong that is. Seconds."""
 
     ahead_s: float
     uncertain_s: float
 
     @classmethod
-    def of(cls, asked: float, told: float, heard: float) -> Reading:
+    def of(cls, asked: float, told: float, heard: float) -> ClockReading:
         """Unix seconds: ours before the question, theirs, ours after the answer."""
         return cls(told - (asked + heard) / 2, (heard - asked) / 2)
 
@@ -78,7 +78,7 @@ def check_hosts(
         yield fail("controllers", "no controller leads", remedy)
 
 
-def judge(whose: str, reading: Reading) -> Check:
+def judge(whose: str, reading: ClockReading) -> Check:
     from paceline.preflight.doctor import fail, ok, warn
 
     found = (
@@ -92,7 +92,7 @@ def judge(whose: str, reading: Reading) -> Check:
     return ok("clock", found)
 
 
-def _redis_clock(url: str) -> Reading | None:
+def _redis_clock(url: str) -> ClockReading | None:
     import redis
 
     from paceline.redis.client import connect_sync
@@ -104,7 +104,7 @@ def _redis_clock(url: str) -> Reading | None:
             for _ in range(TRIES):
                 asked = time.time()
                 seconds, micros = client.time()
-                readings.append(Reading.of(asked, seconds + micros / 1e6, time.time()))
+                readings.append(ClockReading.of(asked, seconds + micros / 1e6, time.time()))
     except (redis.RedisError, OSError, ValueError):
         return None
     return min(readings, key=lambda r: r.uncertain_s)
@@ -125,13 +125,13 @@ async def _ask_one(address: str, token: str | None, root: Any) -> Any:
     channel = open_channel(address, tls_ca=root)
     try:
         ask = bind_method(channel, METHODS["AdminService.GetStatus"])
-        best: tuple[Reading, Any] | None = None
+        best: tuple[ClockReading, Any] | None = None
         for _ in range(TRIES):
             asked = time.time()
             status = await ask(
                 admin_pb2.StatusRequest(), timeout=ANSWER_S, metadata=call_metadata(token)
             )
-            reading = Reading.of(asked, status.clock_s, time.time())
+            reading = ClockReading.of(asked, status.clock_s, time.time())
             if best is None or reading.uncertain_s < best[0].uncertain_s:
                 best = reading, status
         return best

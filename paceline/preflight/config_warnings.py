@@ -8,13 +8,13 @@ from paceline.config.schema import Config
 
 
 @dataclass(frozen=True, slots=True)
-class Concern:
+class ConfigWarning:
     found: str
     """Begins with the setting."""
     remedy: str
 
 
-def concerns(config: Config) -> list[Concern]:
+def concerns(config: Config) -> list[ConfigWarning]:
     rollout, train = config.rollout, config.train
     found = []
     filters = [
@@ -33,7 +33,7 @@ def concerns(config: Config) -> list[Concern]:
     if filters and masks:
         # A kept token has at least its whole-distribution probability once the rest is cut away.
         found.append(
-            Concern(
+            ConfigWarning(
                 f"{' and '.join(filters)} with {' and '.join(masks)}: tokens are drawn from a "
                 "truncated distribution and the trainer's log-probs are of the whole one, so the "
                 "ratios that are masked by lie below 1 even where nothing is stale",

@@ -9,7 +9,7 @@ from typing import BinaryIO
 CHUNK = 4 << 20
 
 
-class LineTail:
+class FileTail:
     """Reads on where it stopped.
 
     A new leader writes the file anew up to its last complete line and goes on. The copy is followed

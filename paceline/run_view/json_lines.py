@@ -13,7 +13,7 @@ class DamagedFile(ValueError):
     """A complete line is no JSON; the message names file and line."""
 
 
-class JsonLines:
+class JsonLinesFile:
     """Appends one JSON object a line; each line is in the operating system's hands on return.
 
     Opening takes the file over: it is copied up to its last complete line into a new file that

@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.run_view.json_lines import JsonLines, read_lines
+from paceline.run_view.json_lines import JsonLinesFile, read_lines
 
 COUNTED = frozenset(
     {
@@ -34,12 +34,12 @@ ROUTINE_DROPS = frozenset({"uninformative", "stale", "run_ended"})
 _Key = tuple[tuple[int, ...], int]
 
 
-class Recorder:
+class RunFileWriter:
     """Writes the run files of ``run_dir``; one leader at a time, continued by the next."""
 
     def __init__(self, run_dir: Path) -> None:
-        self._events = JsonLines(run_dir / "events.jsonl")
-        self._metrics = JsonLines(run_dir / "metrics.jsonl")
+        self._events = JsonLinesFile(run_dir / "events.jsonl")
+        self._metrics = JsonLinesFile(run_dir / "metrics.jsonl")
         self._counts: Counter[str] = Counter()
         self._position, self._index, self._previous = "", -1, ""
         self._listed, self.last_position = _last_line(run_dir / "events.jsonl")

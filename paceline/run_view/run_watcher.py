@@ -35,7 +35,7 @@ ENDS = {"RunFinished": "finished", "RunFailed": "failed"}
 
 
 @dataclass(slots=True)
-class Picture:
+class RunPicture:
     """Everything known of the run."""
 
     progress: Progress = field(default_factory=Progress)
@@ -66,9 +66,9 @@ class Picture:
 class Shown(Protocol):
     """Where a picture goes."""
 
-    def begin(self, picture: Picture) -> None: ...
+    def begin(self, picture: RunPicture) -> None: ...
 
-    def look(self, picture: Picture) -> None:
+    def look(self, picture: RunPicture) -> None:
         """The status is new."""
 
     def event(self, t: float, text: str) -> None: ...
@@ -81,7 +81,7 @@ class Shown(Protocol):
 
 async def first_look(
     control: ControlPlane, run_dir: Path | None, rest: Callable[[list[str]], RestReader]
-) -> Picture:
+) -> RunPicture:
     """The run as it is now, with its past. Raises ControlPlaneUnavailable, RequestRefused."""
     status = await answers(control, FIRST_ANSWER_S)
     if status is None:
@@ -94,14 +94,19 @@ async def first_look(
     elif urls := [c.rest for c in status.controllers if c.rest and c.state != "silent"]:
         with contextlib.suppress(RestUnavailable, RestRefused, KeyError, TypeError, ValueError):
             picture = await asyncio.to_thread(_past_from_rest, rest(urls))
-    picture = picture or Picture(reached=position_at(time.time() - LOOK_BACK_S))
+    picture = picture or RunPicture(reached=position_at(time.time() - LOOK_BACK_S))
     picture.status = status
     picture.progress.observe(status)
     return picture
 
 
 async def watch(
-    control: ControlPlane, picture: Picture, shown: Shown, *, every_s: float, run_dir: Path | None
+    control: ControlPlane,
+    picture: RunPicture,
+    shown: Shown,
+    *,
+    every_s: float,
+    run_dir: Path | None,
 ) -> str:
     """Shows ``picture`` as it changes until the run is over; returns finished or failed.
 
@@ -136,7 +141,7 @@ async def watch(
         shown.close()
 
 
-async def _follow(control: ControlPlane, picture: Picture, shown: Shown) -> None:
+async def _follow(control: ControlPlane, picture: RunPicture, shown: Shown) -> None:
     # Whether the controllers are gone or refuse is for the one who asks for the status to say.
     with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):
         async for position, event in follow_events(control, picture.reached):
@@ -153,10 +158,10 @@ def _said_in_summary(run_dir: Path | None) -> str:
     return said if said in ENDS.values() else "interrupted" if said else ""
 
 
-def _past_from_files(run_dir: Path) -> Picture:
+def _past_from_files(run_dir: Path) -> RunPicture:
     story = Story.read(run_dir)
     rows = [story.steps[step] for step in sorted(story.steps)]
-    picture = Picture(progress=Progress.of_rows(rows))
+    picture = RunPicture(progress=Progress.of_rows(rows))
     if story.events:
         picture.reached = str(story.events[-1]["position"])
     for event in [e for e in story.events if e["type"] != "StepCommitted"][-EVENTS_KEPT:]:
@@ -164,9 +169,9 @@ def _past_from_files(run_dir: Path) -> Picture:
     return picture
 
 
-def _past_from_rest(rest: RestReader) -> Picture:
+def _past_from_rest(rest: RestReader) -> RunPicture:
     curves = rest.get("metrics", names="reward_mean,step_s", points=HISTORY_POINTS)
-    picture = Picture()
+    picture = RunPicture()
     names = [name for name in ("reward_mean", "step_s") if name in curves["series"]]
     for index, step in enumerate(curves["x"]):
         picture.progress.add(step, {name: curves["series"][name][index] for name in names})

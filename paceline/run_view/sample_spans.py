@@ -62,7 +62,7 @@ class _Step:
 
 
 @dataclass(slots=True)
-class Lifelines:
+class SampleSpans:
     """Follows the tasks that are traced: a ``share`` of them, the same for every leader of ``run``."""
 
     run: str

@@ -8,7 +8,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from paceline.run_view.file_tail import LineTail
+from paceline.run_view.file_tail import FileTail
 from paceline.run_view.run_file_writer import position_key
 from paceline.sinks.base import Key, Point, curve_name
 
@@ -25,7 +25,7 @@ class PointReader:
     """Follows ``path`` behind ``after``; None: from its beginning."""
 
     def __init__(self, path: Path, after: Key | None) -> None:
-        self._tail = LineTail(path)
+        self._tail = FileTail(path)
         self._after = after
         self._lines: deque[bytes] = deque()
         self._number = 0

@@ -30,7 +30,7 @@ LAST_PAUSE_S = 60.0
 STUCK_S = 30.0
 
 
-class Feed:
+class SinkThread:
     """Feeds ``sink`` from the run's metrics.jsonl until ``close``."""
 
     def __init__(

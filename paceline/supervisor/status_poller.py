@@ -15,7 +15,7 @@ from paceline.v1 import admin_pb2
 ASK_LIMIT_S = 2.0
 
 
-class RunWatch:
+class StatusPoller:
     """``poll`` refreshes ``status`` and hands each new event to ``on_event`` once."""
 
     def __init__(

@@ -36,7 +36,7 @@ from paceline.run_view.summary import Accounting, Story, summarise, write_summar
 from paceline.supervisor.child import until_gone
 from paceline.supervisor.launch import Launcher
 from paceline.supervisor.local import LocalFleet
-from paceline.supervisor.status_poller import RunWatch
+from paceline.supervisor.status_poller import StatusPoller
 from paceline.v1 import admin_pb2
 
 POLL_S = 0.5
@@ -96,7 +96,7 @@ class LocalRun:
         fleet = self._fleet = LocalFleet(
             self._config, launcher, self._run_dir, control, note, self._earlier
         )
-        watch = RunWatch(control, self._run_dir, self._on_event)
+        watch = StatusPoller(control, self._run_dir, self._on_event)
         provider = LocalProvider(fleet.reconcile)
         try:
             await self._start_redis(fleet)
@@ -153,7 +153,7 @@ class LocalRun:
                 fleet.record.write(self._run_dir)
 
     async def _watch(
-        self, fleet: LocalFleet, watch: RunWatch, provider: Provider
+        self, fleet: LocalFleet, watch: StatusPoller, provider: Provider
     ) -> tuple[str, str]:
         """Until the run ends. Returns (status, reason)."""
         stop = asyncio.create_task(self._interrupted.wait())
@@ -208,7 +208,7 @@ class LocalRun:
                 await asyncio.sleep(REDIS_AGAIN_S)
 
     async def _wind_down(
-        self, fleet: LocalFleet, watch: RunWatch, status: str
+        self, fleet: LocalFleet, watch: StatusPoller, status: str
     ) -> Accounting | None:
         """Workers first, controllers last, then the accounting."""
         if status == "finished" and watch.status is not None:

@@ -33,9 +33,9 @@ from paceline.weights.tensor_checksum import checksum, weights_digest
 from paceline.weights.weight_manifest import Manifest, WeightsRefused
 
 __all__ = [
-    "Snapshot",
     "SnapshotPool",
     "StagedWeights",
+    "WeightSnapshot",
     "WeightsRefused",
     "acknowledge",
     "await_hello",
@@ -53,7 +53,7 @@ _SMALL_FRAME = 64 << 10
 _HEADER_FRAME = 128 << 20
 
 
-class Snapshot:
+class WeightSnapshot:
     """A copy of all weights at one version, in one flat buffer on the weights' device."""
 
     def __init__(self, version: int, manifest: Manifest, flat: Tensor) -> None:
@@ -74,7 +74,7 @@ class Snapshot:
         pool: SnapshotPool | None = None,
         *,
         bucket_bytes: int = BUCKET_BYTES,
-    ) -> Snapshot:
+    ) -> WeightSnapshot:
         """Copies the tensors (any layout, one device), once.
 
         With a ``pool`` the memory of snapshots that are no longer in use is used again.
@@ -168,7 +168,7 @@ def await_hello(mesh: ProcessMesh) -> int:
     return _version(hello)
 
 
-def send_snapshot(mesh: ProcessMesh, snapshot: Snapshot) -> None:
+def send_snapshot(mesh: ProcessMesh, snapshot: WeightSnapshot) -> None:
     """Publisher: sends all buckets and waits for the receiver's acknowledgement.
 
     Raises EpochCancelled, MeshError, or WeightsRefused where the answer makes no sense.

@@ -44,7 +44,7 @@ from policy_worker.checkpoint.atomic_directory import (
     write_durably,
 )
 from policy_worker.checkpoint.shards import (
-    Snapshot,
+    StateSnapshot,
     first_gap,
     read_shards,
     stored_tensors,
@@ -104,7 +104,7 @@ class Checkpointer:
             step=state.step,
             version=state.version,
             writer=f"{self._replica.identity}-{self._saves}",
-            snapshot=Snapshot.take(named_tensors(state), self._replica.rank),
+            snapshot=StateSnapshot.take(named_tensors(state), self._replica.rank),
             random=rng.capture(),
             groups=[_scalars(group) for group in state.optimizer.param_groups],
             begun=begun,
@@ -269,7 +269,7 @@ class _Job:
     step: int
     version: int
     writer: str
-    snapshot: Snapshot
+    snapshot: StateSnapshot
     random: dict[str, Any]
     groups: list[dict[str, Any]]
     begun: float

@@ -44,7 +44,7 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavai
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TensorSlice:
     data: Tensor
     """In host memory, owned by the snapshot."""
     offset: tuple[int, ...]
@@ -54,17 +54,17 @@ class Piece:
 
 
 @dataclass(frozen=True, slots=True)
-class Snapshot:
+class StateSnapshot:
     """What one rank has to write, copied out of the way of the next step."""
 
-    pieces: dict[str, Piece]
+    pieces: dict[str, TensorSlice]
     shapes: dict[str, torch.Size]
     """Of every whole tensor of the state, whoever writes it."""
 
     @classmethod
-    def take(cls, named: Iterable[tuple[str, Tensor]], rank: int) -> Snapshot:
+    def take(cls, named: Iterable[tuple[str, Tensor]], rank: int) -> StateSnapshot:
         """Copies this rank's slices; of tensors that every rank holds whole, rank 0 copies all."""
-        pieces: dict[str, Piece] = {}
+        pieces: dict[str, TensorSlice] = {}
         shapes: dict[str, torch.Size] = {}
         on_device = False
         for name, tensor in named:
@@ -75,13 +75,13 @@ class Snapshot:
             if local.numel() == 0 or (rank and not isinstance(tensor, DTensor)):
                 continue
             on_device |= local.is_cuda
-            pieces[name] = Piece(_copy(local), offset, tensor.shape)
+            pieces[name] = TensorSlice(_copy(local), offset, tensor.shape)
         if on_device:
             torch.cuda.synchronize()
         return cls(pieces, shapes)
 
 
-def write_shards(snapshot: Snapshot, directory: Path, rank: int) -> list[str]:
+def write_shards(snapshot: StateSnapshot, directory: Path, rank: int) -> list[str]:
     """Writes and fsyncs the snapshot's slices. Returns the names of the new files."""
     if not snapshot.pieces:
         return []
@@ -142,7 +142,7 @@ class _Writer(HuggingFaceStorageWriter):
 class _SavePlanner(SavePlanner):
     """Writes exactly the given pieces; whether all ranks' pieces add up is checked on the files."""
 
-    def __init__(self, pieces: Mapping[str, Piece]) -> None:
+    def __init__(self, pieces: Mapping[str, TensorSlice]) -> None:
         self._pieces = pieces
 
     def set_up_planner(
@@ -166,14 +166,14 @@ class _SavePlanner(SavePlanner):
         return self._pieces[write_item.index.fqn].data
 
 
-def _write_item(name: str, piece: Piece) -> WriteItem:
+def _write_item(name: str, piece: TensorSlice) -> WriteItem:
     offset = torch.Size(piece.offset)
     chunk = ChunkStorageMetadata(offsets=offset, sizes=piece.data.shape)
     data = TensorWriteData(chunk, TensorProperties.create_from_tensor(piece.data), piece.shape)
     return WriteItem(MetadataIndex(name, offset), WriteItemType.SHARD, tensor_data=data)
 
 
-def _file_indices(pieces: Mapping[str, Piece]) -> dict[str, int]:
+def _file_indices(pieces: Mapping[str, TensorSlice]) -> dict[str, int]:
     indices, file, filled = {}, 1, 0
     for name, piece in pieces.items():
         if filled and filled + piece.data.nbytes > FILE_BYTES:

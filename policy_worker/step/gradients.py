@@ -57,7 +57,7 @@ class StepSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class GroupColumns:
     """A Batch with what the loss wants to know of each token ([C]) and sequence ([S])."""
 
     batch: TokenBatch
@@ -165,21 +165,21 @@ class Gradients:
     def parameters(self) -> list[nn.Parameter]:
         return self._parameters
 
-    def _columns(self, batch: TokenBatch, facts: StepSpec) -> Columns:
+    def _columns(self, batch: TokenBatch, facts: StepSpec) -> GroupColumns:
         config = self._state.config
         advantage = group_advantages(
             batch.reward, batch.sequences, normalise=config.train.advantage_norm
         )
         lines = [policy_pb2.VersionEpoch(first_version=f, offset=o) for f, o in facts.lines]
         totals = Totals(facts.tokens, facts.sequences)
-        return Columns(
+        return GroupColumns(
             batch,
             advantage.astype(np.float32),
             token_weights(batch.trained, batch.length, totals, config),
             staleness(batch.version, facts.step, lines).astype(np.float32),
         )
 
-    def _contributing(self, columns: Columns) -> Ints:
+    def _contributing(self, columns: GroupColumns) -> Ints:
         """Sequences whose gradient is not zero by construction, ascending."""
         train = self._state.config.train
         batch = columns.batch
@@ -189,7 +189,7 @@ class Gradients:
             keep &= columns.advantage != 0
         return np.flatnonzero(keep)
 
-    def _add_row(self, columns: Columns, micro: MicroBatch, *, counts: bool) -> None:
+    def _add_row(self, columns: GroupColumns, micro: MicroBatch, *, counts: bool) -> None:
         config = self._state.config
         with self._precision():
             scores = score(self._state.model, micro, config.rollout.temperature)
@@ -202,7 +202,7 @@ class Gradients:
         measure(self.stats, scores, loss, tokens)
         self.stats.add("loss", float(loss.total.detach()), 0.0)
 
-    def _token_columns(self, columns: Columns, micro: MicroBatch) -> TokenColumns:
+    def _token_columns(self, columns: GroupColumns, micro: MicroBatch) -> TokenColumns:
         batch, index = columns.batch, micro.token_index
         of_token = micro.sequence_index[micro.sequence_of.cpu().numpy()]
         stacked = np.stack(

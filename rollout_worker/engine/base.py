@@ -131,7 +131,7 @@ class Request:
             raise ValueError("prefixes must be empty or one for each sample")
 
 
-OnPartial = Callable[[Request, "tuple[Sample | None, ...]"], None]
+OnPartial = Callable[[Request, "tuple[Completion | None, ...]"], None]
 """A request and what each of its samples has so far, finished or not; None: nothing yet."""
 
 

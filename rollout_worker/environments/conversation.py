@@ -55,7 +55,7 @@ class ConversationLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TranscriptPiece:
     """What was said before a turn, and the turn. ``said``: int32 [n], n may be 0 after the first."""
 
     said: NDArray[np.int32]
@@ -75,7 +75,7 @@ class Conversation:
     params: SamplingParams
     limits: ConversationLimits
     own_clock: Callable[[bool], None] = lambda runs: None
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[TranscriptPiece] = field(default_factory=list)
     messages: list[Message] | None = field(default_factory=list)
     """The transcript as messages; None where part of it was said otherwise."""
     tools: list[dict[str, Any]] = field(default_factory=list)
@@ -192,7 +192,7 @@ class Conversation:
         )
         turn = self._describe(sample, len(before) + len(added))
         self.tools = tools
-        self.pieces.append(Piece(added, sample, text, turn))
+        self.pieces.append(TranscriptPiece(added, sample, text, turn))
         self._remember(said, turn)
         return turn
 

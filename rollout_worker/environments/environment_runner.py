@@ -26,7 +26,7 @@ from rollout_worker.engine.transformers.rng import sample_keys
 from rollout_worker.environments import load
 from rollout_worker.environments.base import EnvironmentFailed, EnvironmentTask, TranscriptFull
 from rollout_worker.environments.conversation import FULL, TURNS, Conversation, ConversationLimits
-from rollout_worker.environments.environment_thread import LOST, Host
+from rollout_worker.environments.environment_thread import LOST, EnvironmentThread
 from rollout_worker.environments.reward_conversion import scores_of
 from rollout_worker.environments.transcript import common_prompt, completion, readable
 from rollout_worker.openai_server.server import ChatServer
@@ -40,7 +40,7 @@ HOPELESS = {"prompt_too_long", "malformed_row"}
 """Reasons that no other attempt can mend."""
 
 
-class Environments:
+class EnvironmentRunner:
     """``rollout.environment``, run for every lease of a worker."""
 
     def __init__(self, config: Config, tokenizer: PromptTokenizer) -> None:
@@ -49,7 +49,7 @@ class Environments:
         self._tokenizer = tokenizer
         self._environment = load.load(config.rollout.environment or "")
         self._server = ChatServer(config, tokenizer) if config.rollout.openai else None
-        self._host: Host | None = None
+        self._host: EnvironmentThread | None = None
         self.sample_over: Callable[[str], None] = lambda request_id: None
         """Called with the task's request id for each of its samples whose environment has ended."""
 
@@ -57,7 +57,9 @@ class Environments:
         """``engine`` is started. Raises BadEnvironment where the endpoint's port is taken."""
         self._engine = engine
         self._scorer = scorer
-        self._host = Host(self._environment, timeout_s=self._config.rollout.environment_timeout_s)
+        self._host = EnvironmentThread(
+            self._environment, timeout_s=self._config.rollout.environment_timeout_s
+        )
         if self._server is not None:
             await self._server.start()
 

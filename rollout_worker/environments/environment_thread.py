@@ -86,7 +86,7 @@ class _Asking:
         return await asyncio.wrap_future(call)
 
 
-class Host:
+class EnvironmentThread:
     def __init__(self, environment: Environment, *, timeout_s: float) -> None:
         self._environment = environment
         self._timeout_s = timeout_s

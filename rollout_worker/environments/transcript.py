@@ -20,7 +20,7 @@ from rollout_worker.environments.conversation import Conversation
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class MaskedCompletion:
     sample: Completion
     """Tokens of both sides after the group's prompt; version spans cover all of them."""
     mask: NDArray[np.uint8]
@@ -47,7 +47,7 @@ def common_prompt(conversations: Sequence[Conversation]) -> NDArray[np.int32]:
     return first[:length]
 
 
-def completion(conversation: Conversation, prompt: int) -> Completion:
+def completion(conversation: Conversation, prompt: int) -> MaskedCompletion:
     """What follows the first ``prompt`` tokens.
 
     A masked token carries the version of the model's token before it (of the first one after it,
@@ -68,7 +68,7 @@ def completion(conversation: Conversation, prompt: int) -> Completion:
         spans += [(version, len(said)), *piece.sample.versions]
         version = spans[-1][0]
     cut = conversation.full or pieces[-1].sample.finish is Finish.LENGTH
-    return Completion(
+    return MaskedCompletion(
         Completion(
             np.concatenate(tokens),
             np.concatenate(logprobs),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 
-class Refusal(Exception):
+class ApiError(Exception):
     """``code``: what programs look at, for example context_length_exceeded. ``param``: the field of
     the request that is at fault."""
 
@@ -27,9 +27,9 @@ class Refusal(Exception):
         }
 
 
-def unsupported(param: str, what: str) -> Refusal:
-    return Refusal(400, what, "unsupported_parameter", param)
+def unsupported(param: str, what: str) -> ApiError:
+    return ApiError(400, what, "unsupported_parameter", param)
 
 
-def invalid(param: str, what: str) -> Refusal:
-    return Refusal(400, f"{param}: {what}", "invalid_value", param)
+def invalid(param: str, what: str) -> ApiError:
+    return ApiError(400, f"{param}: {what}", "invalid_value", param)

@@ -34,7 +34,7 @@ from rollout_worker.environments.base import (
 )
 from rollout_worker.environments.conversation import FULL, Conversation
 from rollout_worker.openai_server import history, replies
-from rollout_worker.openai_server.api_errors import Refusal, unsupported
+from rollout_worker.openai_server.api_errors import ApiError, unsupported
 from rollout_worker.openai_server.requests import ChatRequest, parse
 from rollout_worker.tokenizer import BadPrompt, PromptTokenizer
 
@@ -45,7 +45,7 @@ _STILL_HERE_S = 10.0
 """A stream that waits for the model says so this often: clients and proxies drop silent ones."""
 
 
-class Chat:
+class ChatApp:
     """``find(key)``: the conversation of the sample that a key names. ``as_asked``: temperature and
     top_p are those of the request, not of the run."""
 
@@ -70,7 +70,7 @@ class Chat:
                 Route("/v1/models", self.models, methods=["GET"]),
                 Route("/v1/models/{name:path}", self.named_model, methods=["GET"]),
             ],
-            exception_handlers={Refusal: _refused, 404: _no_route, 405: _no_route},
+            exception_handlers={ApiError: _refused, 404: _no_route, 405: _no_route},
         )
 
     async def models(self, request: Request) -> Response:
@@ -116,17 +116,17 @@ class Chat:
             if scheme.lower() != "bearer":
                 key = ""
         if not key.strip():
-            raise Refusal(
+            raise ApiError(
                 400, f"which sample? Name it in the header {HEADER} or as the key", "missing_sample"
             )
         conversation = self._find(key.strip())
         if conversation is None:
-            raise Refusal(404, "no such sample here, or not any more", "unknown_sample")
+            raise ApiError(404, "no such sample here, or not any more", "unknown_sample")
         return conversation
 
     def _check_model(self, name: str) -> None:
         if name not in (self._model, self._model.rstrip("/").rpartition("/")[2]):
-            raise Refusal(
+            raise ApiError(
                 404,
                 f"no model {name[:200]!r} here, only {self._model!r}",
                 "model_not_found",
@@ -137,7 +137,7 @@ class Chat:
         if conversation.pieces:
             # They are part of the first prompt, which stands.
             if asked.tools != conversation.tools:
-                raise Refusal(
+                raise ApiError(
                     400,
                     "tools: not those of this sample's first request; tool_choice = none is how a "
                     "turn goes without",
@@ -215,7 +215,7 @@ class _Answer(Response):
     def _whole(self) -> Response:
         try:
             return JSONResponse(self._reply.whole(_result(self._work)))
-        except Refusal as refusal:
+        except ApiError as refusal:
             return JSONResponse(refusal.body(), refusal.status)
 
     async def _stream(self, gone: asyncio.Future[Any], send: Send) -> None:
@@ -235,7 +235,7 @@ class _Answer(Response):
         try:
             for chunk in self._reply.chunks(_result(self._work), usage=self._asked.stream_usage):
                 await _part(send, chunk)
-        except Refusal as refusal:
+        except ApiError as refusal:
             await _part(send, replies.error_event(refusal.body()))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -244,17 +244,17 @@ def _result(work: asyncio.Future[Turn]) -> Turn:
     """The turn, or why there is none, as the client is told it."""
     try:
         return work.result()
-    except Refusal:
+    except ApiError:
         raise
     except TranscriptFull as full:
-        raise Refusal(400, str(full), full.code, "messages") from full
+        raise ApiError(400, str(full), full.code, "messages") from full
     except BadTurn as bad:
-        raise Refusal(409 if bad.busy else 400, str(bad), "bad_turn", "messages") from bad
+        raise ApiError(409 if bad.busy else 400, str(bad), "bad_turn", "messages") from bad
     except EnvironmentFailed as failed:
         code = FULL if failed.reason == "prompt_too_long" else failed.reason
-        raise Refusal(400, str(failed), code, "messages") from failed
+        raise ApiError(400, str(failed), code, "messages") from failed
     except (TranscriptOver, Aborted, EngineError, asyncio.CancelledError) as over:
-        raise Refusal(410, "this sample is over", "unknown_sample") from over
+        raise ApiError(410, "this sample is over", "unknown_sample") from over
 
 
 def _ready(turn: Turn) -> asyncio.Future[Turn]:
@@ -269,13 +269,13 @@ async def _json(request: Request) -> Any:
         async for part in request.stream():
             body += part
             if len(body) > MAX_BODY:
-                raise Refusal(413, f"the body is larger than {MAX_BODY} bytes", "too_large")
+                raise ApiError(413, f"the body is larger than {MAX_BODY} bytes", "too_large")
     except ClientDisconnect:
-        raise Refusal(400, "the body did not arrive", "invalid_json") from None
+        raise ApiError(400, "the body did not arrive", "invalid_json") from None
     try:
         return json.loads(bytes(body))
     except (ValueError, RecursionError):
-        raise Refusal(400, "the body is not JSON", "invalid_json") from None
+        raise ApiError(400, "the body is not JSON", "invalid_json") from None
 
 
 async def _gone(receive: Receive) -> None:
@@ -288,12 +288,12 @@ async def _part(send: Send, body: bytes) -> None:
 
 
 async def _refused(request: Request, error: Exception) -> Response:
-    assert isinstance(error, Refusal)
+    assert isinstance(error, ApiError)
     return JSONResponse(error.body(), error.status)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
-    refusal = Refusal(
+    refusal = ApiError(
         404, "only POST /v1/chat/completions and GET /v1/models are served", "unknown_route"
     )
     return JSONResponse(refusal.body(), refusal.status)

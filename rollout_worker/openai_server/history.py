@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from paceline.dataset.rows import Message
-from rollout_worker.openai_server.api_errors import Refusal
+from rollout_worker.openai_server.api_errors import ApiError
 from rollout_worker.openai_server.tools import calls_in, same_calls
 
 DIVERGED = "conversation_diverged"
@@ -58,5 +58,5 @@ def _same(old: Message, new: Message) -> bool:
     return dict(old) == dict(new)
 
 
-def _diverged(why: str) -> Refusal:
-    return Refusal(400, why, DIVERGED, "messages")
+def _diverged(why: str) -> ApiError:
+    return ApiError(400, why, DIVERGED, "messages")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.dataset.rows import Message
-from rollout_worker.openai_server.api_errors import Refusal, invalid, unsupported
+from rollout_worker.openai_server.api_errors import ApiError, invalid, unsupported
 from rollout_worker.openai_server.tools import calls_of, tools_of
 
 _IGNORED = {
@@ -58,7 +58,7 @@ class ChatRequest:
 def parse(body: Any) -> ChatRequest:
     """Raises Refusal, naming the field. Fields that are null are as good as left out."""
     if not isinstance(body, Mapping):
-        raise Refusal(400, "the body must be a JSON object", "invalid_json")
+        raise ApiError(400, "the body must be a JSON object", "invalid_json")
     fields = {name: value for name, value in body.items() if value is not None}
     model = fields.pop("model", None)
     if not isinstance(model, str):

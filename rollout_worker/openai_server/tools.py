@@ -20,15 +20,15 @@ _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ToolCall:
     name: str
     arguments: dict[str, Any]
 
 
-def calls_in(text: str) -> tuple[str, list[Call]]:
+def calls_in(text: str) -> tuple[str, list[ToolCall]]:
     """The text without its calls, blanks around it gone if there are any, and the calls."""
     rest: list[str] = []
-    calls: list[Call] = []
+    calls: list[ToolCall] = []
     while (at := text.find(_OPEN)) >= 0:
         call, end = _call_at(text, at + len(_OPEN))
         if call is None:
@@ -87,7 +87,7 @@ def calls_of(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
     return result
 
 
-def same_calls(made: Sequence[Call], told: Sequence[Mapping[str, Any]]) -> bool:
+def same_calls(made: Sequence[ToolCall], told: Sequence[Mapping[str, Any]]) -> bool:
     """Whether ``told``, as calls_of gives them, are these calls. Ids aside."""
     functions = [call["function"] for call in told]
     return [(c.name, c.arguments) for c in made] == [
@@ -95,7 +95,7 @@ def same_calls(made: Sequence[Call], told: Sequence[Mapping[str, Any]]) -> bool:
     ]
 
 
-def _call_at(text: str, start: int) -> tuple[Call | None, int]:
+def _call_at(text: str, start: int) -> tuple[ToolCall | None, int]:
     """The call whose JSON begins at ``start``, blanks aside, and where it ends; or None and ``start``."""
     while start < len(text) and text[start].isspace():
         start += 1
@@ -109,7 +109,7 @@ def _call_at(text: str, start: int) -> tuple[Call | None, int]:
     name, arguments = value.get("name"), value.get("arguments", {})
     if not isinstance(name, str) or not isinstance(arguments, dict):
         return None, start
-    return Call(name, arguments), len(text) - len(left) + len(_CLOSE)
+    return ToolCall(name, arguments), len(text) - len(left) + len(_CLOSE)
 
 
 def _object(text: str) -> Any:

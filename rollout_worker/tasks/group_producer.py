@@ -16,7 +16,7 @@ from paceline.config.schema import Config
 from paceline.process.structured_log import event
 from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Engine, GenerationFailed, Request, SamplingParams
-from rollout_worker.environments.environment_runner import Environments
+from rollout_worker.environments.environment_runner import EnvironmentRunner
 from rollout_worker.rewards.score import Job, ScoringFailed
 from rollout_worker.rewards.scoring import Scorer
 from rollout_worker.tasks.group_encoding import group_message, text_of
@@ -27,14 +27,14 @@ from rollout_worker.tokenizer import BadPrompt, Prompt, PromptTokenizer
 logger = logging.getLogger(__name__)
 
 
-class Producer:
+class GroupProducer:
     def __init__(
         self,
         config: Config,
         tokenizer: PromptTokenizer,
         engine: Engine,
         scorer: Scorer,
-        environments: Environments | None = None,
+        environments: EnvironmentRunner | None = None,
     ) -> None:
         """``environments``: what makes completions instead of the engine alone."""
         self._config = config

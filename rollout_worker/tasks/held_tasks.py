@@ -54,7 +54,7 @@ def key_of(task: common_pb2.TaskRef) -> tuple[str, int]:
     return task.task_id, task.attempt
 
 
-class Held:
+class HeldTasks:
     def __init__(self) -> None:
         self._tasks: dict[tuple[str, int], HeldTask] = {}
 

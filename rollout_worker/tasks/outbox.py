@@ -17,7 +17,7 @@ from typing import Any
 from paceline.process.structured_log import event
 from paceline.rpc.client import RequestRefused
 from paceline.v1 import common_pb2, rollout_pb2
-from rollout_worker.tasks.held_tasks import Held
+from rollout_worker.tasks.held_tasks import HeldTasks
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Outbox:
         self,
         call: Callable[[str, Any], Any],
         caller: Callable[[], common_pb2.Caller],
-        held: Held,
+        held: HeldTasks,
         *,
         max_message_bytes: int,
         released: Callable[[], None],

@@ -18,7 +18,7 @@ from paceline.process.structured_log import event
 from paceline.rpc.client import RequestRefused
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Completion, Request
-from rollout_worker.tasks.held_tasks import Held, HeldTask, Stage
+from rollout_worker.tasks.held_tasks import HeldTask, HeldTasks, Stage
 from rollout_worker.tasks.partial_encoding import partial_group
 
 logger = logging.getLogger(__name__)
@@ -26,14 +26,14 @@ logger = logging.getLogger(__name__)
 _BATCH_BYTES = 8 << 20
 
 
-class Partials:
+class PartialReporter:
     """``call(method, request)``: the control plane. ``caller()``: who this worker is now."""
 
     def __init__(
         self,
         call: Callable[[str, Any], Any],
         caller: Callable[[], common_pb2.Caller],
-        held: Held,
+        held: HeldTasks,
         *,
         max_message_bytes: int,
     ) -> None:

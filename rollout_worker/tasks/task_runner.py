@@ -12,24 +12,24 @@ from collections.abc import Callable
 
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Aborted, Engine, EngineError
-from rollout_worker.tasks.group_producer import Producer, returned
-from rollout_worker.tasks.held_tasks import Held, HeldTask, Stage
+from rollout_worker.tasks.group_producer import GroupProducer, returned
+from rollout_worker.tasks.held_tasks import HeldTask, HeldTasks, Stage
 from rollout_worker.tasks.outbox import Outbox
-from rollout_worker.tasks.partial_rollouts import Partials
+from rollout_worker.tasks.partial_rollouts import PartialReporter
 
 log = logging.getLogger(__name__)
 
 
-class Work:
+class TaskRunner:
     """``wake``: there may be room for more tasks. ``fail``: the engine no longer works."""
 
     def __init__(
         self,
-        held: Held,
+        held: HeldTasks,
         engine: Engine,
-        producer: Producer,
+        producer: GroupProducer,
         outbox: Outbox,
-        partials: Partials,
+        partials: PartialReporter,
         *,
         wake: Callable[[], None],
         fail: Callable[[EngineError], None],

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from rollout_worker.engine.base import Completion, Finish
 from rollout_worker.engine.transformers.rng import uniforms
-from rollout_worker.engine.transformers.sampler import Rows
+from rollout_worker.engine.transformers.sampler import SamplerRows
 
 _STATE = np.dtype(
     [
@@ -125,10 +125,10 @@ class RunningBatch:
     def newest(self) -> NDArray[np.int64]:
         return np.ascontiguousarray(self._state["last"][: self.size])
 
-    def sampling(self, rows: slice) -> Rows:
+    def sampling(self, rows: slice) -> SamplerRows:
         """Parameters and random numbers of the next token of ``rows``."""
         state = self._state[rows]
-        return Rows(
+        return SamplerRows(
             state["temperature"],
             state["top_p"],
             state["top_k"],

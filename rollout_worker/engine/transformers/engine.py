@@ -40,7 +40,7 @@ from rollout_worker.engine.base import (
 from rollout_worker.engine.stopping import Decode, EndTokens
 from rollout_worker.engine.transformers import fused_decoder
 from rollout_worker.engine.transformers.decoder import Decoder, largest_gap
-from rollout_worker.engine.transformers.fused_decoder import LeanDecoder
+from rollout_worker.engine.transformers.fused_decoder import FusedDecoder
 from rollout_worker.engine.transformers.hf_decoder import HFDecoder
 from rollout_worker.engine.transformers.model import cache_budget, context_limit, load_model
 from rollout_worker.engine.transformers.scheduler import Ended, Scheduler
@@ -242,7 +242,7 @@ class TransformersEngine(Engine):
     def _pick_decoder(self, model: PreTrainedModel, vocabulary: int) -> Decoder:
         tolerance = _PARITY[next(model.parameters()).dtype]
         if not self._general and fused_decoder.supports(model):
-            lean = LeanDecoder(model)
+            lean = FusedDecoder(model)
             if (gap := largest_gap(lean, model, vocabulary)) <= tolerance:
                 return lean
             event(logger, "fast path differs from the model: not used", logging.WARNING, gap=gap)

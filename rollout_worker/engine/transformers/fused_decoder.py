@@ -64,7 +64,7 @@ def supports(model: PreTrainedModel) -> bool:
     return all(type(part) is nn.Linear for part in parts)
 
 
-class LeanDecoder:
+class FusedDecoder:
     def __init__(self, model: PreTrainedModel) -> None:
         config = model.config
         self._model = model

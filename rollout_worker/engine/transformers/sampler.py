@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class SamplerRows:
     """Sampling parameters of each row of the batch; arrays of length [rows]."""
 
     temperature: NDArray[np.float32]
@@ -27,7 +27,7 @@ class Rows:
     """In (0, 1)."""
 
 
-def sample(logits: Tensor, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def sample(logits: Tensor, rows: SamplerRows) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Draws a token a row. ``logits``: float32 [rows, vocabulary]; may be overwritten.
 
     Returns tokens int64 [rows] and the log-probability of each under the distribution it was drawn
@@ -41,7 +41,7 @@ def sample(logits: Tensor, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.fl
 
 
 def _mixed(
-    logits: Tensor, rows: Rows, filtered: NDArray[np.bool_]
+    logits: Tensor, rows: SamplerRows, filtered: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     tokens = np.empty(len(logits), dtype=np.int64)
     logprobs = np.empty(len(logits), dtype=np.float32)
@@ -76,7 +76,7 @@ def _plain(
     return token[:, 0], logprobs.gather(1, token)[:, 0]
 
 
-def _filtered(logits: Tensor, rows: Rows, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+def _filtered(logits: Tensor, rows: SamplerRows, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
     """Top-k, then top-p within what top-k kept, each renormalised."""
     scaled = _tempered(logits, rows.temperature[index])
     top_k = rows.top_k[index]

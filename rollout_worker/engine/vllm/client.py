@@ -32,7 +32,7 @@ _DEAD = "vLLM's engine process ended; its last words are in the log above"
 
 
 @dataclass(frozen=True)
-class Facts:
+class EngineSpec:
     """What is known of the engine once it is started."""
 
     model: PretrainedConfig
@@ -58,14 +58,14 @@ class VLLMClient:
         self._leave = threading.Event()
         self.llm: Any = None
         """AsyncLLM; None before the start and after the end."""
-        self.facts: Facts
+        self.facts: EngineSpec
         self._died = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Raises EngineError with one line about what is wrong with arguments or model."""
         loop = asyncio.get_running_loop()
-        built: asyncio.Future[tuple[Any, Facts]] = loop.create_future()
+        built: asyncio.Future[tuple[Any, EngineSpec]] = loop.create_future()
         self._thread = threading.Thread(
             target=self._own, args=(loop, built), name="vllm-owner", daemon=True
         )
@@ -133,7 +133,7 @@ class VLLMClient:
     # ---- the owner's thread
 
     def _own(
-        self, loop: asyncio.AbstractEventLoop, built: asyncio.Future[tuple[Any, Facts]]
+        self, loop: asyncio.AbstractEventLoop, built: asyncio.Future[tuple[Any, EngineSpec]]
     ) -> None:
         try:
             result = self._build()
@@ -144,7 +144,7 @@ class VLLMClient:
         del result
         self._leave.wait()
 
-    def _build(self) -> tuple[Any, Facts]:
+    def _build(self) -> tuple[Any, EngineSpec]:
         config = self._config
         arguments.prepare_environment(config)
         model = arguments.load_model_config(config)
@@ -185,13 +185,13 @@ def _nothing() -> None:
     pass
 
 
-def _facts(config: Config, model: PretrainedConfig, arguments: Mapping[str, Any]) -> Facts:
+def _facts(config: Config, model: PretrainedConfig, arguments: Mapping[str, Any]) -> EngineSpec:
     with torch.device("meta"):
         shape = AutoModelForCausalLM.from_config(
             model, trust_remote_code=config.model.trust_remote_code
         )
     shape.tie_weights()
-    return Facts(
+    return EngineSpec(
         model=model,
         table=WeightTable(shape),
         vocabulary=int(shape.get_output_embeddings().weight.shape[0]),
@@ -214,8 +214,8 @@ def _end_tokens(model: Any) -> list[int]:
 
 
 def _settle(
-    future: asyncio.Future[tuple[Any, Facts]],
-    value: tuple[Any, Facts] | None,
+    future: asyncio.Future[tuple[Any, EngineSpec]],
+    value: tuple[Any, EngineSpec] | None,
     error: BaseException | None,
 ) -> None:
     if future.done():

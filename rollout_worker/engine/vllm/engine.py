@@ -39,8 +39,8 @@ from rollout_worker.engine.transformers.rng import sample_keys
 from rollout_worker.engine.vllm import internals
 from rollout_worker.engine.vllm.client import VLLMClient
 from rollout_worker.engine.vllm.outputs import complete, join
-from rollout_worker.engine.vllm.progress import Lookout
-from rollout_worker.engine.vllm.request import Group
+from rollout_worker.engine.vllm.progress import ProgressReporter
+from rollout_worker.engine.vllm.request import GroupRequest
 from rollout_worker.engine.vllm.swap import WeightSwap
 
 logger = logging.getLogger(__name__)
@@ -76,10 +76,10 @@ class VLLMEngine(Engine):
         self._end_tokens = end_tokens
         self._client = VLLMClient(config, overrides or {})
         self._swap: WeightSwap | None = None
-        self._groups: dict[str, Group] = {}
+        self._groups: dict[str, GroupRequest] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._lookout: Lookout | None = None
+        self._lookout: ProgressReporter | None = None
         self._count = 0
         self._tokens = self._samples = 0
         self._prompt_tokens = self._cached_tokens = 0
@@ -144,7 +144,7 @@ class VLLMEngine(Engine):
         return await self._generate(request)
 
     async def _generate(self, request: Request) -> tuple[Completion, ...]:
-        group = self._groups[request.request_id] = Group(request)
+        group = self._groups[request.request_id] = GroupRequest(request)
         if self._idle_since is not None:
             self._idle_s += time.monotonic() - self._idle_since
             self._idle_since = None
@@ -166,7 +166,7 @@ class VLLMEngine(Engine):
             raise Aborted(request.request_id, tuple(samples))
         return tuple(sample for sample in samples if sample is not None)
 
-    async def _sample(self, group: Group, index: int) -> Completion | None:
+    async def _sample(self, group: GroupRequest, index: int) -> Completion | None:
         """None: aborted without a token."""
         request = group.request
         sample = request.prefixes[index] if request.prefixes else None
@@ -194,7 +194,7 @@ class VLLMEngine(Engine):
             # Ended by a swap before its first token had arrived here: it goes on under the new version.
         return sample
 
-    async def _run(self, group: Group, index: int, prefix: Completion | None) -> Any:
+    async def _run(self, group: GroupRequest, index: int, prefix: Completion | None) -> Any:
         """One vLLM request, to its end. Returns its CompletionOutput."""
         self._count += 1
         name = f"{group.request.request_id}#{index}.{self._count}"
@@ -215,13 +215,13 @@ class VLLMEngine(Engine):
         self._cached_tokens += last.num_cached_tokens or 0
         return last.outputs[0]
 
-    def _fresh(self, group: Group, index: int, name: str) -> Any:
+    def _fresh(self, group: GroupRequest, index: int, name: str) -> Any:
         request, salt = group.request, self._swap_ready.salt
         if group.fresh[0] != salt:
             group.fresh = salt, self._asked(request, request.prompt_tokens, 0)
         return internals.another(group.fresh[1], name, _seed(request, group.keys[index]))
 
-    def _continued(self, group: Group, index: int, prefix: Completion, name: str) -> Any:
+    def _continued(self, group: GroupRequest, index: int, prefix: Completion, name: str) -> Any:
         request, have = group.request, len(prefix.tokens)
         tokens = np.concatenate([request.prompt_tokens, prefix.tokens])
         asked = self._asked(request, tokens, have)
@@ -271,7 +271,7 @@ class VLLMEngine(Engine):
         if (group := self._groups.get(request_id)) is not None:
             self._abort(group)
 
-    def _abort(self, group: Group) -> None:
+    def _abort(self, group: GroupRequest) -> None:
         group.aborted = True
         self._spawn(self._client.llm.abort(list(group.live)))
 
@@ -285,7 +285,9 @@ class VLLMEngine(Engine):
 
     def watch(self, every: int, report: OnPartial) -> None:
         if every:
-            self._lookout = Lookout(self._groups, self._client, self._decode_text, every, report)
+            self._lookout = ProgressReporter(
+                self._groups, self._client, self._decode_text, every, report
+            )
 
     # ---- weights
 

@@ -15,7 +15,7 @@ from rollout_worker.engine.stopping import Decode
 from rollout_worker.engine.vllm import internals
 from rollout_worker.engine.vllm.client import VLLMClient
 from rollout_worker.engine.vllm.outputs import join
-from rollout_worker.engine.vllm.request import Group
+from rollout_worker.engine.vllm.request import GroupRequest
 
 _LEAST_S, _MOST_S = 0.01, 0.05
 """Between two looks. The least is less than a step of any model that takes long enough for it; the most
@@ -24,12 +24,12 @@ _FAST = 10_000.0
 """Tokens a second of a sequence, until it is known better: looked at often at first."""
 
 
-class Lookout:
+class ProgressReporter:
     """``groups``: those that run, by request id; changes meanwhile."""
 
     def __init__(
         self,
-        groups: Mapping[str, Group],
+        groups: Mapping[str, GroupRequest],
         client: VLLMClient,
         decode_text: Decode,
         every: int,
@@ -74,7 +74,7 @@ class Lookout:
             self._looking = False
 
     async def _tell_if_due(
-        self, group: Group, live: Mapping[str, Any], tokens: Mapping[str, int]
+        self, group: GroupRequest, live: Mapping[str, Any], tokens: Mapping[str, int]
     ) -> int:
         """How many tokens are missing until the next report of this group."""
         prefixes = group.request.prefixes

@@ -24,7 +24,7 @@ from paceline.weights.tensor_checksum import checksum, weights_digest
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ParameterSlice:
     """A part of a weight as a rank has it. ``offset``, ``stride``: in elements of the weight, laid
     out in rows. ``dtype``: the engine's. ``live``: read from a parameter that the model computes
     with; else from what its kernels' own copy was made of."""
@@ -116,7 +116,7 @@ class Readback(TorchFunctionMode):
                 moved = target.as_strided(view.shape, view.stride(), offset)
                 self._views[*key[:4], moved.data_ptr()] = moved
 
-    def pieces(self, model: nn.Module) -> list[Piece]:
+    def pieces(self, model: nn.Module) -> list[ParameterSlice]:
         """``model``: as it is now, loaded and processed."""
         live = _storages(model)
         found = []
@@ -124,7 +124,7 @@ class Readback(TorchFunctionMode):
             dtype = str(memory.dtype).removeprefix("torch.")
             at_work = memory.untyped_storage().data_ptr() in live
             sum_ = checksum(memory.contiguous())
-            found.append(Piece(name, offset, size, stride, dtype, sum_, at_work))
+            found.append(ParameterSlice(name, offset, size, stride, dtype, sum_, at_work))
         return found
 
     def plan(self, model: nn.Module, loaded: Iterable[str]) -> CopyPlan | None:
@@ -196,7 +196,7 @@ def _mask_of(memory: Tensor) -> Tensor:
     return torch.ones(count, dtype=torch.bool, device=memory.device)
 
 
-def compare(ranks: Iterable[Iterable[Piece]], weights: Mapping[str, Tensor]) -> Proof:
+def compare(ranks: Iterable[Iterable[ParameterSlice]], weights: Mapping[str, Tensor]) -> Proof:
     """Raises Differs for the first part that does not match."""
     masks: dict[str, tuple[Tensor, Tensor]] = {}
     expected: dict[tuple[Any, ...], str] = {}

@@ -12,7 +12,7 @@ from rollout_worker.engine.transformers.rng import sample_keys
 
 
 @dataclass(slots=True)
-class Group:
+class GroupRequest:
     """One request and the names of the vLLM requests that make its samples now."""
 
     request: Request

@@ -34,7 +34,7 @@ class Damaged(Exception):
 
 
 @dataclass
-class Segment:
+class SharedWeights:
     """``describe()`` is what a rank needs to read it while this process keeps it open.
 
     ``key``: another one for each segment of a process. Not the version: after a publisher's death
@@ -66,7 +66,7 @@ class Segment:
                 Path(self._file).unlink()
 
 
-def write(version: int, named: Iterable[tuple[str, Tensor]]) -> Segment:
+def write(version: int, named: Iterable[tuple[str, Tensor]]) -> SharedWeights:
     """Copies tensors of any device and layout. Blocks for as long as that takes."""
     tensors = [(name, tensor.detach()) for name, tensor in named]
     manifest = Manifest.of(tensors, bucket_bytes=_BUCKET_BYTES)
@@ -88,7 +88,7 @@ def write(version: int, named: Iterable[tuple[str, Tensor]]) -> Segment:
     except BaseException:
         os.close(fd)
         raise
-    return Segment(next(_keys), version, manifest, found, fd, file)
+    return SharedWeights(next(_keys), version, manifest, found, fd, file)
 
 
 def read(description: str) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from rollout_worker.engine.base import SwapFailed
 from rollout_worker.engine.vllm.client import VLLMClient
-from rollout_worker.engine.vllm.shared_weights import Segment
+from rollout_worker.engine.vllm.shared_weights import SharedWeights
 
 _STAGE_S = 600.0
 """Longest wait for the ranks. Seconds."""
@@ -44,7 +44,7 @@ class Stager:
         self._socket.bind("\0" + self._address[1:])
         self._loop.add_reader(self._socket.fileno(), self._on_answer)
 
-    async def stage(self, segment: Segment) -> None:
+    async def stage(self, segment: SharedWeights) -> None:
         """Returns once every rank has it ready. Raises SwapFailed, then none keeps it, and
         EngineError where the engine has ended."""
         token = secrets.token_hex(16)

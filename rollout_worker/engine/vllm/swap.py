@@ -58,7 +58,7 @@ class WeightSwap:
         self._stager = Stager(client)
         self._generate = generate
         self._lock = asyncio.Lock()
-        self._served: shared_weights.Segment | None = None
+        self._served: shared_weights.SharedWeights | None = None
         self._healing = False
         self._version = -1
         self._proven = False
@@ -128,7 +128,7 @@ class WeightSwap:
         if self._served is not None:
             self._served.close()
 
-    async def _swap(self, segment: shared_weights.Segment, on_update: OnUpdate) -> float:
+    async def _swap(self, segment: shared_weights.SharedWeights, on_update: OnUpdate) -> float:
         """Returns the seconds that generation stood still. All ranks or none."""
         llm, told = self._client.llm, self._client.told
         if withdrawn := segment.version <= self._version:
@@ -157,7 +157,7 @@ class WeightSwap:
         self.count += 1
         return pause
 
-    async def _fill(self, segment: shared_weights.Segment) -> None:
+    async def _fill(self, segment: shared_weights.SharedWeights) -> None:
         prove = self._generate is not None and not self._client.facts.quantised
         answers = await self._client.ranks("paceline_swap", segment.key, prove)
         problems = [error for error, _ in answers if error]
@@ -222,7 +222,7 @@ class WeightSwap:
 
     async def _read_back(self, named: Mapping[str, Tensor]) -> readback.Proof:
         ranks = [
-            [readback.Piece.from_wire(piece) for piece in pieces]
+            [readback.ParameterSlice.from_wire(piece) for piece in pieces]
             for pieces in await self._client.ranks("paceline_proof")
         ]
         try:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from controller.store.election import Election
-from controller.store.journal import Deposed, Journal, JournalGap, Position, Snapshot
+from controller.store.journal import Deposed, Journal, JournalGap, LedgerSnapshot, Position
 from controller.store.payloads import FilePayloads, RedisPayloads
 from controller.store.redis_keys import Keys
 from paceline.config.schema import Config
@@ -145,12 +145,12 @@ async def test_a_reader_notices_that_it_was_trimmed_off(redis: Any) -> None:
     at = first = await append(j, Position(), term, "b0")
     for number in range(1, 6):
         at = await append(j, at, term, f"b{number}")
-    await j.save_snapshot(Snapshot(at, {}, 1.0), term=term, trim_before=at.entry)
+    await j.save_snapshot(LedgerSnapshot(at, {}, 1.0), term=term, trim_before=at.entry)
     with pytest.raises(JournalGap):
         await j.read(first)
-    assert (await j.load_snapshot()) == Snapshot(at, {}, 1.0)
+    assert (await j.load_snapshot()) == LedgerSnapshot(at, {}, 1.0)
     with pytest.raises(Deposed):
-        await j.save_snapshot(Snapshot(at, {}, 2.0), term=term - 1, trim_before="")
+        await j.save_snapshot(LedgerSnapshot(at, {}, 2.0), term=term - 1, trim_before="")
 
 
 async def test_file_payloads_keep_the_same_promises(redis: Any, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.dataset_rows import Rows
+from controller.dataset_rows import DatasetRows
 from controller.errors import NotLeading
 from controller.leader import Leader
 from controller.ledger.commands import Command, CommandRefused, DeclareDead, Register, Role
@@ -41,7 +41,7 @@ async def leader(tmp_path: Path) -> AsyncIterator[Leader]:
         term = await controller.election.acquire(0)
         assert term is not None
         replica = await LedgerFollower.load(controller.journal)
-        yield Leader(controller.plant(await Rows.load(config)), replica, term)
+        yield Leader(controller.context(await DatasetRows.load(config)), replica, term)
         await controller.redis.aclose()
 
 
@@ -58,7 +58,7 @@ async def leading(leader: Leader) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def journalled(leader: Leader) -> list[str]:
-    entries = await leader.plant.journal.scan("0")
+    entries = await leader.context.journal.scan("0")
     return [event["type"] for entry in entries for event in entry.events]
 
 
@@ -115,12 +115,12 @@ async def test_a_lease_that_was_given_up_is_not_renewed(
 ) -> None:
     """A renewal between the release and the end of the term made the standby wait for a lease that
     was nobody's."""
-    election = leader.plant.election
+    election = leader.context.election
     release = election.release
 
     async def with_a_late_answer() -> None:
         await release()
-        await asyncio.sleep(0.5 * leader.plant.config.controller.leader_lease_s)
+        await asyncio.sleep(0.5 * leader.context.config.controller.leader_lease_s)
 
     monkeypatch.setattr(election, "release", with_a_late_answer)
     async with leading(leader):
@@ -137,13 +137,13 @@ async def test_payloads_of_groups_that_may_still_be_handed_in_survive_the_sweep(
     run.rollout("r0")
     tries = {(lease.task_id, lease.attempt) for lease in run.lease("r0", 2).leases}
     stored = dict.fromkeys([*tries, ("t900", 1)], b"group")
-    pipe = leader.plant.journal._redis.pipeline(transaction=False)
-    await leader.plant.payloads.put(stored, pipe)
+    pipe = leader.context.journal._redis.pipeline(transaction=False)
+    await leader.context.payloads.put(stored, pipe)
     await pipe.execute()
-    monkeypatch.setattr(leader.upkeep, "_ledger", run.ledger)
-    monkeypatch.setattr(leader.appender, "durable", lambda: asyncio.sleep(0))
-    await leader.upkeep.sweep_orphans()
-    assert set(await leader.plant.payloads.list()) == tries
+    monkeypatch.setattr(leader.housekeeping, "_ledger", run.ledger)
+    monkeypatch.setattr(leader.group_commit, "durable", lambda: asyncio.sleep(0))
+    await leader.housekeeping.sweep_orphans()
+    assert set(await leader.context.payloads.list()) == tries
 
 
 @pytest.mark.parametrize(
@@ -154,12 +154,12 @@ async def test_a_leader_that_woke_after_its_lease_refuses_nobody_for_good(
 ) -> None:
     """It knows nothing of what its successor decided, and a refusal is final for who hears it."""
     controller = Controller(
-        leader.plant.config, leader.plant.run_dir, IDENTITY, leader.plant.redis_url
+        leader.context.config, leader.context.run_dir, IDENTITY, leader.context.redis_url
     )
     controller.leader = leader
     async with leading(leader):
         await leader.ready()
         assert final_error(controller, refusal) is refusal
-        leader.plant.election.lease_until = 0.0
+        leader.context.election.lease_until = 0.0
         assert isinstance(final_error(controller, refusal), NotLeading)
     await controller.redis.aclose()

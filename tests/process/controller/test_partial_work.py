@@ -20,8 +20,8 @@ from controller.store.partial_rollouts import (
     FilePartials,
     Kept,
     Partial,
+    PartialRollouts,
     PartialStore,
-    PartialWork,
     RedisPartials,
     fresh_part,
     merged,
@@ -240,7 +240,7 @@ async def test_leader_and_store_agree_on_what_is_kept(
 async def test_a_deposed_leader_stores_nothing(store: PartialStore) -> None:
     assert not await store.put(4, [Partial("t0", 1, 1, b"x")])
     assert await store.get(["t0"]) == [[]]
-    work = PartialWork(store, Driven().state, term=4, limit_bytes=100)
+    work = PartialRollouts(store, Driven().state, term=4, limit_bytes=100)
     with pytest.raises(NotLeading):
         await work.keep([Partial("t0", 1, 1, b"x")])
 
@@ -271,7 +271,7 @@ def run() -> Driven:
 
 
 async def test_what_does_not_fit_is_not_kept(store: PartialStore, run: Driven) -> None:
-    work = PartialWork(store, run.state, term=5, limit_bytes=10)
+    work = PartialRollouts(store, run.state, term=5, limit_bytes=10)
     assert await work.keep([Partial("t0", 1, 1, b"x" * 6), Partial("t1", 1, 1, b"x" * 6)]) == [
         True,
         False,
@@ -286,7 +286,7 @@ async def test_what_does_not_fit_is_not_kept(store: PartialStore, run: Driven) -
 async def test_what_was_not_stored_takes_up_no_room(
     store: PartialStore, run: Driven, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    work = PartialWork(store, run.state, term=5, limit_bytes=10)
+    work = PartialRollouts(store, run.state, term=5, limit_bytes=10)
 
     async def fail(term: int, partials: Any) -> bool:
         raise error
@@ -304,7 +304,7 @@ async def test_what_was_not_stored_takes_up_no_room(
 async def test_the_longest_work_that_may_be_used_goes_with_the_next_lease(
     store: PartialStore, run: Driven
 ) -> None:
-    work = PartialWork(store, run.state, term=5, limit_bytes=10_000)
+    work = PartialRollouts(store, run.state, term=5, limit_bytes=10_000)
 
     def of(attempt: int, tokens: int, version: int = 0) -> Partial:
         data = partial("t0", attempt, tokens, version).SerializeToString()
@@ -321,7 +321,7 @@ async def test_the_longest_work_that_may_be_used_goes_with_the_next_lease(
 
 
 async def test_partial_work_goes_with_its_task(store: PartialStore, run: Driven) -> None:
-    work = PartialWork(store, run.state, term=5, limit_bytes=1000)
+    work = PartialRollouts(store, run.state, term=5, limit_bytes=1000)
     await work.keep([Partial(t, 1, 1, b"x") for t in ("t0", "t1", "e0.0")])
     (t0, t1) = (cmd.LeasedTask(f"t{n}", 1, cmd.Kind.TRAIN, 0, 0, 0) for n in (0, 1))
     run.submit("r0", t0)
@@ -338,7 +338,7 @@ async def test_partial_work_goes_with_its_task(store: PartialStore, run: Driven)
 
 async def test_a_new_leader_deletes_what_nobody_needs(store: PartialStore, run: Driven) -> None:
     await store.put(5, [Partial("t0", 1, 1, b"x"), Partial("t9", 1, 1, b"x")])
-    work = PartialWork(store, run.state, term=5, limit_bytes=10)
+    work = PartialRollouts(store, run.state, term=5, limit_bytes=10)
     await work.begin()
     assert set(await store.sizes()) == {"t0"}
     assert await work.keep([Partial("t1", 1, 1, b"x" * 10)]) == [False], "t0 is counted"

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.config.toml import to_toml
 from paceline.rpc.client import RequestRefused
-from policy_worker.refusal_limit import Refusals, RefusedForGood
+from policy_worker.refusal_limit import RefusalLimit, RefusedForGood
 from testbed.redis_process import throwaway_redis
 from testbed.tiny_model import make_tiny_model
 from tests.fakes.policy_controller import SmallController
@@ -24,7 +24,7 @@ def refusal(code: str = "INVALID_ARGUMENT") -> RequestRefused:
 
 
 def test_three_refusals_of_one_kind_in_a_row_are_the_end() -> None:
-    refusals = Refusals("policy-0")
+    refusals = RefusalLimit("policy-0")
     refusals.add(7, refusal())
     refusals.add(7, refusal())
     with pytest.raises(RefusedForGood, match=r"policy-0 3 times in a row: .*malformed"):
@@ -32,7 +32,7 @@ def test_three_refusals_of_one_kind_in_a_row_are_the_end() -> None:
 
 
 def test_a_step_another_kind_or_a_new_incarnation_starts_the_count_again() -> None:
-    refusals = Refusals("policy-0")
+    refusals = RefusalLimit("policy-0")
     for _ in range(4):
         refusals.add(7, refusal())
         refusals.add(7, refusal())

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from controller.rest.auth import FAILURES_ALLOWED, Access, run_token
+from controller.rest.auth import FAILURES_ALLOWED, RestAuth, run_token
 from testbed.controller_processes import write_config
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -30,7 +30,7 @@ async def _reached(scope: Scope, receive: Receive, send: Send) -> None:
 def client(
     *, loopback: bool = True, peers: Collection[str] = (PEER,), base: str = "http://127.0.0.1:9000"
 ) -> httpx.AsyncClient:
-    door = Access(
+    door = RestAuth(
         _reached, token=TOKEN, loopback=loopback, origins=lambda: peers, policy=lambda: "none"
     )
     return httpx.AsyncClient(transport=httpx.ASGITransport(door), base_url=base)

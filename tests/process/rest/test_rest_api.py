@@ -19,8 +19,8 @@ from controller.ledger import views
 from controller.ledger.state import State
 from controller.ledger.versions import Checkpoint
 from controller.rest import schemas
-from controller.rest.prometheus import Exposition
-from controller.rest.redaction import Scrubber
+from controller.rest.prometheus import PrometheusMetrics
+from controller.rest.redaction import Redactor
 from controller.rest.routes_query import kept_checkpoints, provider_trouble_of
 from controller.rest.run_index import RunIndex
 from controller.store.journal import Journal
@@ -414,16 +414,16 @@ def test_what_the_autoscaler_proposes_is_exported_beside_what_is_wanted() -> Non
     view.desired.update(policy=1, rollout=2)
     for found, rollout in ((proposal, 3), (None, 2)):
         leader = SimpleNamespace(proposal=found)
-        exposition = Exposition(SimpleNamespace(leader=leader))  # type: ignore[arg-type]
+        exposition = PrometheusMetrics(SimpleNamespace(leader=leader))  # type: ignore[arg-type]
         samples = exposition._proposed(view).samples
         assert {s.labels["role"]: s.value for s in samples} == {"policy": 1, "rollout": rollout}
-    standby = Exposition(SimpleNamespace(leader=None))  # type: ignore[arg-type]
+    standby = PrometheusMetrics(SimpleNamespace(leader=None))  # type: ignore[arg-type]
     assert standby._proposed(view).samples == []
 
 
 def test_what_keeps_the_wanted_workers_away_is_told_without_paths_of_the_machine() -> None:
     """It stood in `paceline status` alone: who scaled from the page saw nothing happen."""
-    scrub = Scrubber(Path("/srv/run"))
+    scrub = Redactor(Path("/srv/run"))
     trouble = "no token in /var/run/secrets/token"
     leading: Any = SimpleNamespace(leader=SimpleNamespace(provider_trouble=trouble))
     assert provider_trouble_of(leading, scrub) == "no token in …/token"

@@ -221,7 +221,7 @@ async def test_damaged_weights_leave_the_old_version_serving(
 ) -> None:
     write, version = shared_weights.write, engine.version
 
-    def damaged(*arguments) -> shared_weights.Segment:
+    def damaged(*arguments) -> shared_weights.SharedWeights:
         segment = write(*arguments)
         segment.checksum = "0" * 32
         return segment
@@ -241,7 +241,7 @@ async def test_generation_goes_on_while_weights_are_staged(
     writing, written = threading.Event(), threading.Event()
     write = shared_weights.write
 
-    def held(*arguments: Any) -> shared_weights.Segment:
+    def held(*arguments: Any) -> shared_weights.SharedWeights:
         writing.set()
         assert written.wait(60)
         return write(*arguments)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rollout_worker.engine.vllm.readback import Differs, Piece, Proof, Readback, compare
+from rollout_worker.engine.vllm.readback import Differs, ParameterSlice, Proof, Readback, compare
 
 Weights = dict[str, Tensor]
 
@@ -38,11 +38,13 @@ class Model(nn.Module):
         self.embed.data[: len(weights["embed"])] = weights["embed"]
 
 
-def noted(weights: Weights, load: Callable[[Weights], None], model: nn.Module) -> list[Piece]:
+def noted(
+    weights: Weights, load: Callable[[Weights], None], model: nn.Module
+) -> list[ParameterSlice]:
     with Readback(weights) as notes:
         load(weights)
     wire = json.loads(json.dumps([piece.to_wire() for piece in notes.pieces(model)]))
-    return [Piece.from_wire(piece) for piece in wire]
+    return [ParameterSlice.from_wire(piece) for piece in wire]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

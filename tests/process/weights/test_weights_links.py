@@ -13,8 +13,8 @@ import torch
 
 from paceline.v1 import worker_pb2
 from paceline.weights.weight_transfer import StagedWeights, weights_digest
-from policy_worker.weight_publisher import Publisher
-from rollout_worker.weight_receiver import Receiver
+from policy_worker.weight_publisher import WeightPublisher
+from rollout_worker.weight_receiver import WeightReceiver
 from testbed import weight_link_peer
 from testbed.redis_process import throwaway_redis
 
@@ -30,7 +30,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 class PublishingEnd:
     def __init__(self, url: str, run_id: str) -> None:
         self.errors: queue.Queue[int] = queue.Queue()
-        self.publisher = Publisher(
+        self.publisher = WeightPublisher(
             url=url,
             run_id=run_id,
             device=CPU,
@@ -47,7 +47,7 @@ class ReceivingEnd:
         self.errors: queue.Queue[int] = queue.Queue()
         self.engine_free = threading.Event()
         self.engine_free.set()
-        self.receiver = Receiver(
+        self.receiver = WeightReceiver(
             url=url,
             run_id=run_id,
             device=CPU,
@@ -176,7 +176,7 @@ def test_an_engine_that_fails_to_load_ends_the_link_and_not_the_receiver(
             raise ValueError("no such parameter")
         staged.put(weights.version)
 
-    receiver = Receiver(
+    receiver = WeightReceiver(
         url=url,
         run_id=request.node.name,
         device=CPU,

@@ -13,8 +13,8 @@ from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.weights.weight_transfer import (
     PUBLISHER,
     RECEIVER,
-    Snapshot,
     SnapshotPool,
+    WeightSnapshot,
     WeightsRefused,
     acknowledge,
     await_hello,
@@ -63,7 +63,7 @@ def link(url: str, request: pytest.FixtureRequest) -> Iterator[Pair]:
 class Sending(threading.Thread):
     """Sends in the background; what went wrong is in ``error``."""
 
-    def __init__(self, mesh: ProcessMesh, snapshot: Snapshot) -> None:
+    def __init__(self, mesh: ProcessMesh, snapshot: WeightSnapshot) -> None:
         super().__init__(daemon=True)
         self._mesh, self._snapshot = mesh, snapshot
         self.error: Exception | None = None
@@ -99,7 +99,7 @@ def odd_weights() -> dict[str, Tensor]:
 def test_every_kind_of_tensor_arrives_bit_for_bit(link: Pair, bucket_bytes: int) -> None:
     publisher, receiver = link
     weights = odd_weights()
-    sending = Sending(publisher, Snapshot.take(3, weights.items(), bucket_bytes=bucket_bytes))
+    sending = Sending(publisher, WeightSnapshot.take(3, weights.items(), bucket_bytes=bucket_bytes))
     staged = receive_snapshot(receiver)
     acknowledge(receiver, staged.version)
     sending.join(timeout=10)
@@ -116,7 +116,7 @@ def test_every_kind_of_tensor_arrives_bit_for_bit(link: Pair, bucket_bytes: int)
 
 def test_no_weights_at_all_arrive_too(link: Pair) -> None:
     publisher, receiver = link
-    sending = Sending(publisher, Snapshot.take(0, []))
+    sending = Sending(publisher, WeightSnapshot.take(0, []))
     staged = receive_snapshot(receiver)
     acknowledge(receiver, 0)
     sending.join(timeout=10)
@@ -125,26 +125,26 @@ def test_no_weights_at_all_arrive_too(link: Pair) -> None:
 
 def test_a_snapshot_does_not_follow_the_trainer() -> None:
     weight = torch.ones(5)
-    snapshot = Snapshot.take(1, [("w", weight)])
+    snapshot = WeightSnapshot.take(1, [("w", weight)])
     weight.zero_()
     assert snapshot.manifest.views(snapshot.flat)["w"].tolist() == [1] * 5
 
 
 def test_memory_of_a_snapshot_in_use_is_not_taken() -> None:
     pool = SnapshotPool()
-    first = Snapshot.take(1, [("w", torch.ones(5))], pool)
-    second = Snapshot.take(2, [("w", torch.zeros(5))], pool)
+    first = WeightSnapshot.take(1, [("w", torch.ones(5))], pool)
+    second = WeightSnapshot.take(2, [("w", torch.zeros(5))], pool)
     assert first.flat.data_ptr() != second.flat.data_ptr()
     memory = first.flat.data_ptr()
     del first
-    third = Snapshot.take(3, [("w", torch.ones(5))], pool)
+    third = WeightSnapshot.take(3, [("w", torch.ones(5))], pool)
     assert third.flat.data_ptr() == memory
     assert third.checksum(0) != second.checksum(0)
 
 
 def test_a_damaged_bucket_is_refused(link: Pair) -> None:
     publisher, receiver = link
-    snapshot = Snapshot.take(1, [("w", torch.ones(5000))], bucket_bytes=4096)
+    snapshot = WeightSnapshot.take(1, [("w", torch.ones(5000))], bucket_bytes=4096)
     for i in range(snapshot.manifest.buckets):
         snapshot.checksum(i)
     snapshot.flat[9000] ^= 1
@@ -156,14 +156,14 @@ def test_a_damaged_bucket_is_refused(link: Pair) -> None:
 @pytest.mark.parametrize("offered", [4, 5])
 def test_a_version_that_is_not_newer_is_refused(link: Pair, offered: int) -> None:
     publisher, receiver = link
-    Sending(publisher, Snapshot.take(offered, [("w", torch.ones(5))]))
+    Sending(publisher, WeightSnapshot.take(offered, [("w", torch.ones(5))]))
     with pytest.raises(WeightsRefused, match="is here already"):
         receive_snapshot(receiver, newer_than=5)
 
 
 def test_more_than_the_limit_is_refused(link: Pair) -> None:
     publisher, receiver = link
-    Sending(publisher, Snapshot.take(1, [("w", torch.ones(5000))]))
+    Sending(publisher, WeightSnapshot.take(1, [("w", torch.ones(5000))]))
     with pytest.raises(WeightsRefused, match="more than the limit"):
         receive_snapshot(receiver, limit_bytes=10_000)
 

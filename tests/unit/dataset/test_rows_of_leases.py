@@ -6,7 +6,7 @@ import asyncio
 import json
 from dataclasses import dataclass
 
-from controller.dataset_rows import Rows
+from controller.dataset_rows import DatasetRows
 from controller.ledger.commands import Kind
 from paceline.dataset.rows import load_rows
 
@@ -23,7 +23,7 @@ async def test_a_row_pushed_out_of_the_cache_while_a_lease_waits_is_still_handed
     monkeypatch.setattr("controller.dataset_rows.CACHED_ROWS", 4)
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(200)))
-    rows = Rows(load_rows(path), None, 0)
+    rows = DatasetRows(load_rows(path), None, 0)
 
     async def ask(start: int) -> None:
         for at in range(start, start + 150):

@@ -24,7 +24,7 @@ from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.transformers import fused_decoder
 from rollout_worker.engine.transformers.decoder import largest_gap
 from rollout_worker.engine.transformers.engine import TransformersEngine
-from rollout_worker.engine.transformers.fused_decoder import LeanDecoder
+from rollout_worker.engine.transformers.fused_decoder import FusedDecoder
 from rollout_worker.engine.transformers.hf_decoder import HFDecoder
 from rollout_worker.engine.transformers.weights import WeightTable, copy_pairs
 from tests.fixtures.engines import tiny_config
@@ -87,7 +87,7 @@ def build(config: PreTrainedConfig, seed: int = 0) -> Any:
 def test_fast_path_equals_the_model_and_follows_new_weights(name: str) -> None:
     model, other = build(LEAN[name]), build(LEAN[name], seed=1)
     assert fused_decoder.supports(model)
-    decoder = LeanDecoder(model)
+    decoder = FusedDecoder(model)
     assert largest_gap(decoder, model, 40) < 1e-4
     copy_pairs(WeightTable(model).check(dict(other.named_parameters())))
     decoder.refresh()
@@ -108,12 +108,12 @@ def test_fast_path_keeps_off_what_it_does_not_know(name: str) -> None:
 @pytest.mark.parametrize("name", LEAN)
 def test_fast_path_in_bfloat16_stays_within_rounding_of_the_model(name: str) -> None:
     model = build(LEAN[name]).to(torch.bfloat16)
-    assert largest_gap(LeanDecoder(model), model, 40) < 0.1
+    assert largest_gap(FusedDecoder(model), model, 40) < 0.1
 
 
 def test_a_wrong_fast_path_is_noticed_at_the_start() -> None:
     model = build(LEAN["qwen3"])
-    decoder = LeanDecoder(model)
+    decoder = FusedDecoder(model)
     decoder._eps = 1.0
     assert largest_gap(decoder, model, 40) > 1e-3
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from rollout_worker.engine.transformers.rng import sample_keys, uniforms
-from rollout_worker.engine.transformers.sampler import Rows, sample
+from rollout_worker.engine.transformers.sampler import SamplerRows, sample
 
 N = 20_000
 P = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05, 0.0])
@@ -16,7 +16,7 @@ def draw(
     uniform: np.ndarray, *, temperature: float = 1.0, top_p: float = 1.0, top_k: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
     n = len(uniform)
-    rows = Rows(
+    rows = SamplerRows(
         np.full(n, temperature, dtype=np.float32),
         np.full(n, top_p, dtype=np.float32),
         np.full(n, top_k, dtype=np.int32),

@@ -557,9 +557,9 @@ async def test_a_port_that_is_taken_is_said_to_be(model: Path) -> None:
 
 
 def test_the_endpoint_needs_a_chat_template(tmp_path: Path) -> None:
-    from rollout_worker.environments.environment_runner import Environments
+    from rollout_worker.environments.environment_runner import EnvironmentRunner
 
     bare = make_chat_model(tmp_path, None)
     config = stage_config(bare, openai=True)
     with pytest.raises(BadEnvironment, match="chat template"):
-        Environments(config, PromptTokenizer(config))
+        EnvironmentRunner(config, PromptTokenizer(config))

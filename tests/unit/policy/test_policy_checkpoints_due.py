@@ -69,7 +69,7 @@ def due(monkeypatch):
     monkeypatch.setattr(publish_and_checkpoint, "Publisher", lambda **_: idle)
     desk, trainer = Desk(), Writer()
     reply = worker_pb2.RegisterReply(rendezvous_url="redis://", run_id="r")
-    out = publish_and_checkpoint.Outlets(desk, trainer, reply, "127.0.0.1")
+    out = publish_and_checkpoint.PublishAndCheckpoint(desk, trainer, reply, "127.0.0.1")
     desk.directive.checkpoint_step = 2
     trainer.state.step = trainer.state.version = 3
     return out, desk, trainer

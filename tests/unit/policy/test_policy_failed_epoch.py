@@ -11,7 +11,7 @@ from paceline.mesh.elastic_mesh import MeshError
 from paceline.v1 import common_pb2, worker_pb2
 from policy_worker import main
 from policy_worker.main import PolicyWorker
-from policy_worker.worker_report import Standing
+from policy_worker.worker_report import WorkerReport
 
 
 class Deaf:
@@ -44,7 +44,7 @@ def test_a_failure_that_was_not_heard_of_is_told_again(monkeypatch: pytest.Monke
     monkeypatch.setattr(main, "SAID_AGAIN_S", 0.05)
     worker = PolicyWorker.__new__(PolicyWorker)
     worker.control = control = Deaf(misses=2)
-    worker.standing = Standing()
+    worker.standing = WorkerReport()
     worker.outlets = SimpleNamespace(serve=lambda: None)
     worker.trainer = SimpleNamespace(abandon=lambda: None)
     worker.over = 0

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from paceline.cli import app
 from paceline.config.load import load_config
 from paceline.config.schema import AuthConfig, Config
-from paceline.preflight.clock_skew import Reading, judge
+from paceline.preflight.clock_skew import ClockReading, judge
 from paceline.preflight.doctor import Check, examine
 from paceline.rpc.ports import free_ports
 
@@ -124,7 +124,7 @@ def test_clocks_are_judged_by_the_skew_that_the_round_trip_cannot_explain(
     told: float, state: str
 ) -> None:
     # Asked at 100.0, heard at 100.2: the middle is 100.1, uncertain by 0.1.
-    reading = Reading.of(100.0, told, 100.2)
+    reading = ClockReading.of(100.0, told, 100.2)
     assert reading.uncertain_s == pytest.approx(0.1)
     check = judge("b:7000", reading)
     assert check.state == state
@@ -133,7 +133,7 @@ def test_clocks_are_judged_by_the_skew_that_the_round_trip_cannot_explain(
 
 
 def test_a_slow_answer_is_no_skew() -> None:
-    assert judge("far", Reading.of(100.0, 104.0, 104.5)).state == "ok"
+    assert judge("far", ClockReading.of(100.0, 104.0, 104.5)).state == "ok"
 
 
 def test_controllers_that_do_not_answer_fail(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from controller.ledger import events as ev
 from controller.ledger.commands import Role
-from controller.rest.event_history import History
+from controller.rest.event_history import EventHistory
 from paceline.run_view.event_text import tell
 from paceline.run_view.run_file_writer import COUNTED, is_listed
 from tests.fixtures.ledgers import facts
@@ -64,7 +64,7 @@ def test_there_are_words_for_every_kind_that_is_shown() -> None:
 def test_an_event_is_told_in_plain_words(words: str) -> None:
     event = as_journalled(HAPPENED[words])
     assert is_listed(event)
-    history = History(lambda value: value)
+    history = EventHistory(lambda value: value)
     history.add("1-0", 0, 1.0, event)
     (told,) = history.after(None, limit=9)
     assert told.text == tell(event) or event["type"] == "RunStarted"
@@ -86,7 +86,7 @@ def test_an_event_is_told_in_plain_words(words: str) -> None:
     ],
 )
 def test_of_a_fault_it_is_said_how_it_was_noticed(event: ev.Event, noticed: bool) -> None:
-    history = History(lambda value: value)
+    history = EventHistory(lambda value: value)
     if isinstance(event, ev.TermBegun) and event.term > 1:
         history.add("1-0", 0, 1.0, as_journalled(ev.TermBegun(1, "controller-0", 1.0)))
     history.add("2-0", 0, 2.0, as_journalled(event))

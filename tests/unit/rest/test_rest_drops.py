@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from controller.rest.dropped_groups import MOST, Drops
+from controller.rest.dropped_groups import MOST, DroppedGroups
 from controller.store.journal import Entry, Position
 
 
@@ -44,7 +44,7 @@ def dropped(task_id: str, reason: str, detail: str = "") -> dict[str, Any]:
 
 async def test_a_group_that_grew_stale_is_told_with_its_facts_and_others_with_none() -> None:
     journal = Journal()
-    drops = Drops(SimpleNamespace(journal=journal, run_dir=Path("/srv/run")))  # type: ignore[arg-type]
+    drops = DroppedGroups(SimpleNamespace(journal=journal, run_dir=Path("/srv/run")))  # type: ignore[arg-type]
     journal.append(leased("t1", "t2", "t3"))
     journal.append(accepted("t1"), accepted("t3"))
     journal.append({"type": "StepOpened", "groups": ["t3"]})
@@ -63,7 +63,7 @@ async def test_a_group_that_grew_stale_is_told_with_its_facts_and_others_with_no
 
 async def test_one_reason_does_not_crowd_out_another_and_memory_is_bounded() -> None:
     journal = Journal()
-    drops = Drops(SimpleNamespace(journal=journal, run_dir=Path("/srv/run")))  # type: ignore[arg-type]
+    drops = DroppedGroups(SimpleNamespace(journal=journal, run_dir=Path("/srv/run")))  # type: ignore[arg-type]
     journal.append(dropped("t0", "stale"))
     journal.append(*(dropped(f"t{n}", "run_ended") for n in range(1, MOST + 50)))
     found = await drops.recent(None)

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from controller.rest.event_history import MOST_COMMITS, MOST_EVENTS, History
-from controller.rest.metric_store import Columns
-from controller.rest.redaction import Scrubber
+from controller.rest.event_history import MOST_COMMITS, MOST_EVENTS, EventHistory
+from controller.rest.metric_store import MetricStore
+from controller.rest.redaction import Redactor
 from controller.rest.run_index import RunIndex
-from paceline.run_view.file_tail import LineTail
-from paceline.run_view.json_lines import JsonLines
+from paceline.run_view.file_tail import FileTail
+from paceline.run_view.json_lines import JsonLinesFile
 
 NAMES = ("reward_mean", "loss", "kl", "entropy", "grad_norm", "clip_fraction", "tokens_per_s")
 
@@ -83,7 +83,7 @@ async def test_a_hundred_thousand_steps_are_read_once_and_answered_at_once(tmp_p
 
 
 def test_a_bucket_has_the_mean_and_the_extremes_of_its_steps() -> None:
-    columns = Columns()
+    columns = MetricStore()
     for row in rows(10):
         columns.append({**row, "loss": float(row["step"]), "kl": None})
     curves = columns.curves(["loss", "kl"], since=0, until=100, points=5)
@@ -95,7 +95,7 @@ def test_a_bucket_has_the_mean_and_the_extremes_of_its_steps() -> None:
 
 
 def test_steps_that_were_rolled_back_are_replaced_by_those_that_came_after() -> None:
-    columns = Columns()
+    columns = MetricStore()
     for row in rows(6):
         columns.append(row)
     columns.append({"step": 4, "version": 9, "t": 5.0, "late": 7.0})
@@ -106,28 +106,28 @@ def test_steps_that_were_rolled_back_are_replaced_by_those_that_came_after() -> 
 
 def test_a_file_that_a_new_leader_replaced_is_read_on_without_gap_or_repeat(tmp_path: Path) -> None:
     path = tmp_path / "x.jsonl"
-    first = JsonLines(path)
-    tail = LineTail(path)
+    first = JsonLinesFile(path)
+    tail = FileTail(path)
     for n in range(3):
         first.append({"n": n})
     assert [json.loads(x)["n"] for x in tail.read()[1]] == [0, 1, 2]
     with path.open("ab") as torn:
         torn.write(b'{"n": 3, "torn')
     assert tail.read() == (False, [])
-    second = JsonLines(path)
+    second = JsonLinesFile(path)
     second.append({"n": 3})
     first.append({"n": "a deposed leader's"})
     void, lines = tail.read()
     assert not void and [json.loads(x)["n"] for x in lines] == [3]
     path.unlink()
-    third = JsonLines(path)
+    third = JsonLinesFile(path)
     third.append({"n": "another run"})
     void, lines = tail.read()
     assert void and [json.loads(x)["n"] for x in lines] == ["another run"]
 
 
 def test_history_is_bounded_and_says_how_long_a_fault_lasted() -> None:
-    history = History(lambda value: value)
+    history = EventHistory(lambda value: value)
     history.add("1-0", 0, 1.0, {"type": "TermBegun", "term": 1, "controller_id": "c"})
     history.committed("2-0", 0, 2.0, 1, 0.5)
     history.add("3-0", 0, 3.0, {"type": "WorkerDied", "worker_id": "p", "how": "exit"})
@@ -146,7 +146,7 @@ def test_history_is_bounded_and_says_how_long_a_fault_lasted() -> None:
 
 
 def test_a_long_runs_checkpoints_push_out_no_other_mark() -> None:
-    history = History(lambda value: value)
+    history = EventHistory(lambda value: value)
     steered = {"type": "Scaled", "desired": {"rollout": 2}}
     died = {"type": "WorkerDied", "worker_id": "policy-0", "how": "exit"}
     left = {"type": "Drained", "worker_id": "rollout-1"}
@@ -180,4 +180,4 @@ def test_a_long_runs_checkpoints_push_out_no_other_mark() -> None:
     ],
 )
 def test_no_path_outside_the_run_directory_is_told(text: str, shown: str) -> None:
-    assert Scrubber(Path("/srv/run")).value({"a": [text]}) == {"a": [shown]}
+    assert Redactor(Path("/srv/run")).value({"a": [text]}) == {"a": [shown]}

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 
 from controller.rest.data_flow import bottleneck
-from controller.rest.eta import STALLED_S, Pace
-from controller.rest.metric_store import Columns
+from controller.rest.eta import STALLED_S, StepRate
+from controller.rest.metric_store import MetricStore
 from tests.fixtures.ledgers import Driven
 
 
 class Index:
     def __init__(self) -> None:
-        self.columns = Columns()
+        self.columns = MetricStore()
 
     async def ask(self, question: Any) -> Any:
         return question(self)
@@ -33,7 +33,7 @@ def controller_of(run: Driven, suspects: set[str]) -> Any:
 async def test_an_interruption_says_nothing_of_the_time_left() -> None:
     run, index = Driven(), Index()
     controller = controller_of(run, set())
-    pace = Pace(controller, index)  # type: ignore[arg-type]
+    pace = StepRate(controller, index)  # type: ignore[arg-type]
     await pace.look()
     assert pace.left_s is None and pace.last_commit_t is None and pace.stalled_s == 0
     now = time.time()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from controller.rest.redaction import Scrubber
+from controller.rest.redaction import Redactor
 
 
 @pytest.mark.parametrize(
@@ -37,6 +37,6 @@ from controller.rest.redaction import Scrubber
     ],
 )
 def test_no_password_and_no_foreign_path_is_shown(text: str, shown: str) -> None:
-    scrub = Scrubber(Path("/srv/runs/one"))
+    scrub = Redactor(Path("/srv/runs/one"))
     assert scrub.text(text) == shown
     assert scrub.value({"a": [text]}) == {"a": [shown]}

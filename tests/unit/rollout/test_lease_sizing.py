@@ -10,8 +10,8 @@ import pytest
 
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import EngineStats
-from rollout_worker.engine_rates import Gauges
-from rollout_worker.tasks.held_tasks import Held, Stage
+from rollout_worker.engine_rates import EngineRates
+from rollout_worker.tasks.held_tasks import HeldTasks, Stage
 from rollout_worker.tasks.lease_sizing import tasks_wanted
 from tests.fakes.chat_engine import make_chat_model
 from tests.fakes.scripted_engine import ScriptedEngine
@@ -20,7 +20,7 @@ from tests.fixtures.environment_fixture import lease_of, staged
 GROUP = 8
 
 
-def leased(held: Held, number: int) -> str:
+def leased(held: HeldTasks, number: int) -> str:
     """A task of GROUP samples is held; returns its request id."""
     ref = common_pb2.TaskRef(task_id=f"t{number}", attempt=1)
     task = held.add(rollout_pb2.Lease(task=ref, group_size=GROUP))
@@ -28,7 +28,7 @@ def leased(held: Held, number: int) -> str:
     return task.request_id
 
 
-def wanted(held: Held, slots: int) -> int:
+def wanted(held: HeldTasks, slots: int) -> int:
     return tasks_wanted(
         slots=slots,
         group_size=GROUP,
@@ -40,7 +40,7 @@ def wanted(held: Held, slots: int) -> int:
 
 
 def test_one_long_sample_of_a_group_takes_one_slot() -> None:
-    held = Held()
+    held = HeldTasks()
     long_ones = [leased(held, number) for number in range(4)]
     assert wanted(held, slots=32) == 0, "all slots in use"
     for request_id in long_ones:
@@ -51,7 +51,7 @@ def test_one_long_sample_of_a_group_takes_one_slot() -> None:
 
 
 def test_a_free_slot_is_not_left_to_gather() -> None:
-    held = Held()
+    held = HeldTasks()
     requests = [leased(held, number) for number in range(2)]
     assert wanted(held, slots=16) == 0, "full: two more may gather"
     held.sample_over(requests[0])
@@ -59,7 +59,7 @@ def test_a_free_slot_is_not_left_to_gather() -> None:
 
 
 def test_samples_are_counted_once_and_only_while_they_are_made() -> None:
-    held = Held()
+    held = HeldTasks()
     request_id = leased(held, 0)
     held.sample_over("verification")
     held.sample_over(f"{request_id}#0.1")
@@ -80,7 +80,7 @@ def test_occupancy_is_the_mean_of_what_the_slots_held() -> None:
             return EngineStats(running=self.in_use)
 
     engine = Counted()
-    gauges = Gauges(engine, slots=8)
+    gauges = EngineRates(engine, slots=8)
     assert gauges.read()["slot_occupancy"] == 0.0
     engine.in_use = 8
     assert gauges.read()["slot_occupancy"] == 0.5

@@ -11,7 +11,7 @@ import pytest
 
 from paceline.run_view.event_text import tell
 from paceline.run_view.json_lines import read_lines
-from paceline.run_view.run_file_writer import Recorder
+from paceline.run_view.run_file_writer import RunFileWriter
 
 
 def journal(steps: int) -> list[tuple[str, float, dict]]:
@@ -37,7 +37,7 @@ def journal(steps: int) -> list[tuple[str, float, dict]]:
     return entries
 
 
-def replay(recorder: Recorder, entries: list[tuple[str, float, dict]]) -> None:
+def replay(recorder: RunFileWriter, entries: list[tuple[str, float, dict]]) -> None:
     """Hands over every entry whose position comes after ``last_position``."""
 
     def key(position: str) -> tuple[int, ...]:
@@ -52,13 +52,13 @@ def replay(recorder: Recorder, entries: list[tuple[str, float, dict]]) -> None:
 @pytest.mark.parametrize("cut", range(24))
 def test_a_new_leader_continues_the_files_without_gap_or_repeat(tmp_path: Path, cut: int) -> None:
     entries = journal(4)
-    whole = Recorder(tmp_path / "whole")
+    whole = RunFileWriter(tmp_path / "whole")
     replay(whole, entries)
     whole.close()
 
-    first = Recorder(tmp_path / "split")
+    first = RunFileWriter(tmp_path / "split")
     replay(first, entries[:cut])
-    second = Recorder(tmp_path / "split")
+    second = RunFileWriter(tmp_path / "split")
     replay(second, entries)
     second.close()
 
@@ -69,14 +69,14 @@ def test_a_new_leader_continues_the_files_without_gap_or_repeat(tmp_path: Path, 
 
 def test_a_torn_last_line_is_written_again_whole(tmp_path: Path) -> None:
     entries = journal(3)
-    recorder = Recorder(tmp_path)
+    recorder = RunFileWriter(tmp_path)
     replay(recorder, entries)
     recorder.close()
     whole = {n: (tmp_path / n).read_bytes() for n in ("events.jsonl", "metrics.jsonl")}
     for name, data in whole.items():
         (tmp_path / name).write_bytes(data[:-7])
 
-    again = Recorder(tmp_path)
+    again = RunFileWriter(tmp_path)
     replay(again, entries)
     again.close()
     assert {n: (tmp_path / n).read_bytes() for n in whole} == whole
@@ -84,9 +84,9 @@ def test_a_torn_last_line_is_written_again_whole(tmp_path: Path) -> None:
 
 def test_a_deposed_leader_that_wakes_up_writes_nothing(tmp_path: Path) -> None:
     entries = journal(2)
-    deposed = Recorder(tmp_path)
+    deposed = RunFileWriter(tmp_path)
     replay(deposed, entries[:6])
-    leader = Recorder(tmp_path)
+    leader = RunFileWriter(tmp_path)
     replay(leader, entries)
     before = (tmp_path / "events.jsonl").read_bytes()
     for position, t, event in entries[6:]:
@@ -95,7 +95,7 @@ def test_a_deposed_leader_that_wakes_up_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_routine_events_are_counted_on_the_step_line(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
+    recorder = RunFileWriter(tmp_path)
     replay(recorder, journal(2))
     recorder.close()
     lines = list(read_lines(tmp_path / "events.jsonl"))
@@ -112,7 +112,7 @@ def test_routine_events_are_counted_on_the_step_line(tmp_path: Path) -> None:
 
 
 def test_an_evaluation_without_a_score_is_recorded_as_null(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
+    recorder = RunFileWriter(tmp_path)
     nothing = {"type": "EvalRecorded", "step": 0, "version": 0, "reward_mean": None, "count": 0}
     recorder.record("1-0", 1.0, nothing)
     recorder.close()
@@ -122,7 +122,7 @@ def test_an_evaluation_without_a_score_is_recorded_as_null(tmp_path: Path) -> No
 
 
 def test_one_metrics_row_a_step_and_one_an_evaluation(tmp_path: Path) -> None:
-    recorder = Recorder(tmp_path)
+    recorder = RunFileWriter(tmp_path)
     replay(recorder, journal(3))
     recorder.close()
     rows = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from controller.ledger import commands as cmd
-from paceline.run_view.sample_spans import Lifelines, Span
+from paceline.run_view.sample_spans import SampleSpans, Span
 from tests.fixtures.ledgers import Driven
 
 
@@ -16,7 +16,7 @@ class Told:
 
     def __init__(self, run: Driven, share: float = 1.0) -> None:
         self.run = run
-        self.lines = Lifelines("run", share)
+        self.lines = SampleSpans("run", share)
         self.at = 0
         self.t = 2000.0
         self.spans: list[Span] = []
@@ -155,14 +155,14 @@ def test_a_new_leader_tells_the_rest_and_nothing_again(told: Told) -> None:
 
 
 def test_the_share_of_traced_tasks_is_the_same_ones_for_everyone() -> None:
-    chosen = [Lifelines("run", 0.25).traced(f"t{n}") for n in range(4000)]
-    assert chosen == [Lifelines("run", 0.25).traced(f"t{n}") for n in range(4000)]
+    chosen = [SampleSpans("run", 0.25).traced(f"t{n}") for n in range(4000)]
+    assert chosen == [SampleSpans("run", 0.25).traced(f"t{n}") for n in range(4000)]
     assert 0.2 < sum(chosen) / len(chosen) < 0.3
-    assert all(Lifelines("run", 1.0).traced(f"t{n}") for n in range(100))
+    assert all(SampleSpans("run", 1.0).traced(f"t{n}") for n in range(100))
 
 
 def test_evaluations_and_what_is_not_chosen_leave_nothing_behind() -> None:
-    lines = Lifelines("run", 1e-9)
+    lines = SampleSpans("run", 1e-9)
     lease: list[Any] = ["t0", 1, "train", 0, 0, 1]
     leased = {"type": "TasksLeased", "worker_id": "r0", "leases": [lease, ["e0.0", 1, "eval"]]}
     assert list(lines.take(1.0, leased)) == [] and lines._lives == {}

@@ -14,7 +14,7 @@ from paceline.sinks.base import Sink, key_of
 from paceline.sinks.point_reader import PointReader
 from paceline.sinks.registry import NoSink, check_sinks
 from paceline.sinks.registry import external_run as run_of
-from paceline.sinks.sink_thread import Feed
+from paceline.sinks.sink_thread import SinkThread
 from tests.fakes.scripted_sinks import BrokenSink, HangingSink, RecordingSink, recorded
 from tests.fixtures.run_points import RunPoints, external_run
 
@@ -25,12 +25,12 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., Feed]]:
-    started: list[Feed] = []
+def start(tmp_path: Path) -> Iterator[Callable[..., SinkThread]]:
+    started: list[SinkThread] = []
 
-    def start(make: Callable[[], Sink], may_write: Callable[[], bool] = lambda: True) -> Feed:
+    def start(make: Callable[[], Sink], may_write: Callable[[], bool] = lambda: True) -> SinkThread:
         path = tmp_path / "metrics.jsonl"
-        feed = Feed("scripted", make, path, may_write=may_write, first_pause_s=0.02)
+        feed = SinkThread("scripted", make, path, may_write=may_write, first_pause_s=0.02)
         started.append(feed)
         return feed
 
@@ -75,7 +75,7 @@ def test_whoever_reads_from_wherever_gives_a_point_the_same_number(
 
 
 def test_everything_arrives_once_also_what_comes_later_and_through_another_leaders_file(
-    tmp_path: Path, start: Callable[..., Feed]
+    tmp_path: Path, start: Callable[..., SinkThread]
 ) -> None:
     run = RunPoints(tmp_path)
     run.write(2)
@@ -88,7 +88,7 @@ def test_everything_arrives_once_also_what_comes_later_and_through_another_leade
 
 
 def test_a_sink_that_breaks_off_in_a_batch_gets_the_rest_and_nothing_twice(
-    tmp_path: Path, start: Callable[..., Feed]
+    tmp_path: Path, start: Callable[..., SinkThread]
 ) -> None:
     run = RunPoints(tmp_path)
     run.write(7)
@@ -105,7 +105,7 @@ def test_a_sink_that_breaks_off_in_a_batch_gets_the_rest_and_nothing_twice(
 
 
 def test_a_sink_that_cannot_be_reached_is_tried_on_and_says_so_once(
-    tmp_path: Path, start: Callable[..., Feed], caplog: pytest.LogCaptureFixture
+    tmp_path: Path, start: Callable[..., SinkThread], caplog: pytest.LogCaptureFixture
 ) -> None:
     run = RunPoints(tmp_path)
     run.write(2)
@@ -123,7 +123,7 @@ def test_a_sink_that_cannot_be_reached_is_tried_on_and_says_so_once(
 
 
 def test_a_sink_that_hangs_holds_up_only_itself_and_is_seen_to(
-    tmp_path: Path, start: Callable[..., Feed], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start: Callable[..., SinkThread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = RunPoints(tmp_path)
     run.write(2)
@@ -140,7 +140,7 @@ def test_a_sink_that_hangs_holds_up_only_itself_and_is_seen_to(
 
 
 def test_a_leader_without_the_lease_writes_nothing_until_it_has_it_again(
-    tmp_path: Path, start: Callable[..., Feed]
+    tmp_path: Path, start: Callable[..., SinkThread]
 ) -> None:
     run = RunPoints(tmp_path)
     run.write(2)
@@ -160,7 +160,7 @@ def test_a_leader_without_the_lease_writes_nothing_until_it_has_it_again(
 
 
 def test_a_deposed_leader_leaves_the_rest_to_its_successor(
-    tmp_path: Path, start: Callable[..., Feed]
+    tmp_path: Path, start: Callable[..., SinkThread]
 ) -> None:
     run = RunPoints(tmp_path)
     run.write(2)
@@ -176,7 +176,7 @@ def test_a_deposed_leader_leaves_the_rest_to_its_successor(
 
 
 def test_at_the_end_of_the_run_the_last_points_leave_and_the_sink_is_told(
-    tmp_path: Path, start: Callable[..., Feed], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, start: Callable[..., SinkThread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(feeds, "LOOK_S", 60.0)
     run = RunPoints(tmp_path)
