@@ -20,7 +20,7 @@ from policy_worker.step.gradients import StepSpec
 from policy_worker.trainer import EpochMesh, Trainer
 from rollout_worker.engine.base import Completion as EngineSample
 from rollout_worker.engine.base import Finish
-from rollout_worker.environments.base import Completion, EnvironmentTask
+from rollout_worker.environments.base import EnvironmentTask, Sample
 from rollout_worker.main import RolloutWorker
 from testbed.controllers import addresses, config_of, running_controllers, until
 from testbed.fake_workers import FakePolicy
@@ -46,7 +46,7 @@ async def test_log_probs_of_every_turn_are_those_behind_the_whole_transcript(
     model = make_chat_model(tmp_path, hidden=128)
     reference = Reference(model)
 
-    async def three_turns(task: EnvironmentTask, sample: Completion) -> float:
+    async def three_turns(task: EnvironmentTask, sample: Sample) -> float:
         turn = await sample(task.prompt)
         for said in ("And then?", "And now?"):
             assert turn.room > 0

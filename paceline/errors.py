@@ -1,0 +1,24 @@
+"""User errors: one hierarchy, each class with the exit status that a command ends with."""
+
+from __future__ import annotations
+
+
+class UserError(Exception):
+    """An error that a person can act on: printed as one line, without a traceback.
+
+    Exit status 1: the request failed or was refused.
+    """
+
+    exit_status = 1
+
+
+class BadInput(UserError):
+    """The command line, a file or a setting is wrong. Exit status 2."""
+
+    exit_status = 2
+
+
+class Unreachable(UserError):
+    """No controller answers. Exit status 3."""
+
+    exit_status = 3

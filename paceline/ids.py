@@ -1,0 +1,17 @@
+"""Identifier types: ints and strings that a type checker keeps apart."""
+
+from __future__ import annotations
+
+from typing import NewType
+
+TaskId = NewType("TaskId", int)
+"""One prompt occurrence: ordinal over all data-set epochs, from 0."""
+
+Version = NewType("Version", int)
+"""A published state of the policy weights. Rises over the whole run, also across rollbacks."""
+
+Step = NewType("Step", int)
+"""A committed optimizer step, from 1; 0 is the initial state. Falls only in a rollback."""
+
+MeshEpoch = NewType("MeshEpoch", int)
+"""One formation of a process group. Only rises."""
