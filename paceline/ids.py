@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import NewType
 
-TaskId = NewType("TaskId", int)
-"""One prompt occurrence: ordinal over all data-set epochs, from 0."""
+TaskId = NewType("TaskId", str)
+"""One prompt occurrence of a run: training tasks and evaluation tasks share the space."""
 
 Version = NewType("Version", int)
 """A published state of the policy weights. Rises over the whole run, also across rollbacks."""
