@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from paceline.config.schema import Config
+from paceline.errors import BadInput
 from paceline.process.structured_log import event
 from paceline.run_view.sample_spans import SampleSpans, Span
 
@@ -29,7 +30,7 @@ MOST_WAITING = 20_000
 NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 
-class NoTelemetry(Exception):
+class NoTelemetry(BadInput):
     """Says which package is missing and how to get it."""
 
 

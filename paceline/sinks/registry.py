@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from paceline.config.load import FLEET_SECTIONS
 from paceline.config.schema import Config
+from paceline.errors import BadInput
 from paceline.sinks.base import ExternalRun, Sink
 
 BUILT_IN = {
@@ -21,7 +22,7 @@ BUILT_IN = {
 """Name to the class, and the package it needs, which is the extra's name too."""
 
 
-class NoSink(Exception):
+class NoSink(BadInput):
     """A sink that cannot be: says what is wrong and what to do."""
 
 

@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.errors import UserError
 from paceline.v1 import policy_pb2, rollout_pb2
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 
-class BadGroup(ValueError):
+class BadGroup(UserError, ValueError):
     """A payload that contradicts itself. The message names the task and what is wrong."""
 
 
