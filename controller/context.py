@@ -61,5 +61,4 @@ class ControllerContext:
             data_digest=rows.digest,
             config_digest=self.config_digest,
             bounds=config.fleet.bounds,
-            speculative_after=config.rollout.speculative_after if config.rollout.speculative else 0,
         )

@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 MAX_LEASED = 256
 MAX_GROUPS = 1024
-LOOK_S = 0.25
-"""How often a waiting request is looked at again where idle workers may try slow tasks a second time."""
 
 _KINDS = {
     Kind.TRAIN: rollout_pb2.TASK_KIND_TRAIN,
@@ -96,11 +94,7 @@ async def lease_tasks(
         if result.empty_reason == "alone":
             await leader.long_polls.alone.wait(alone, left_s)
         else:
-            # A task becomes slow enough for a second try without any event.
-            speculative = leader.ledger.state.run.speculative_after > 0
-            await leader.long_polls.lease.wait(
-                lease, min(left_s, LOOK_S) if speculative else left_s
-            )
+            await leader.long_polls.lease.wait(lease, left_s)
     return rollout_pb2.LeaseReply(
         leases=await _with_rows(leader, result), empty_reason=_EMPTY[result.empty_reason]
     )

@@ -5,7 +5,6 @@
 
 - The task's span begins with its first lease and ends when it is trained or dropped.
 - *lease* is one attempt, from the lease to the accepted group; a released one ends with the reason.
-  Two may run at a time.
 - *generate* and *reward* lie at the end of the lease, as long as the worker says they took.
 - *ready* is waiting for a step, *step* from its opening to its commit, *commit* in it from the first
   vote on.
@@ -82,8 +81,6 @@ class SampleSpans:
             yield from self._accepted(t, event)
         elif kind == "TaskReleased":
             yield from self._released(t, event, str(event["reason"]))
-        elif kind == "LeaseSuperseded":
-            yield from self._released(t, event, "superseded")
         elif kind == "TaskDropped":
             yield from self._dropped(t, event)
         elif kind == "StepOpened":
