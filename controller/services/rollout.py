@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from controller.ledger.commands import (
@@ -65,7 +64,7 @@ async def lease_tasks(
 ) -> rollout_pb2.LeaseReply:
     leader = controller.leading()
     worker_id, incarnation = check_caller(request.caller)
-    deadline = time.monotonic() + check_wait(request.wait_s)
+    deadline = leader.clock.monotonic() + check_wait(request.wait_s)
     if not 1 <= request.max_tasks <= MAX_TASKS:
         raise Invalid(f"max_tasks must be 1 to {MAX_TASKS}, not {request.max_tasks}")
     if request.lease_seq < 1:
@@ -88,7 +87,7 @@ async def lease_tasks(
                 loaded_version=loaded_version,
             )
         )
-        left_s = deadline - time.monotonic()
+        left_s = deadline - leader.clock.monotonic()
         if result.leases or result.empty_reason == "stopped" or left_s <= 0:
             break
         if result.empty_reason == "alone":
