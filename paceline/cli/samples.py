@@ -163,7 +163,7 @@ def _told(group: dict[str, Any]) -> str:
     """A group as text: the prompt, then each completion under its reward."""
     step = f"step {group['step']}" if group["step"] else "no step yet"
     lines = [
-        f"{group['group_id']}  {step}, {group['stand']}, by {group['owner']}, reward "
+        f"{group['group_id']}  {step}, {group['state']}, by {group['owner']}, reward "
         f"{group['reward_mean']:.3f} ± {group['reward_std']:.3f}, {group['tokens']} tokens, "
         f"staleness {group['staleness']}",
         *_indented(group["prompt"], "  > "),
