@@ -19,19 +19,20 @@ from typing import Any
 
 from controller.cancel_tasks import cancel_all
 from controller.errors import BadStart
-from controller.export.otel_traces import NoTelemetry, check_telemetry
+from controller.export.otel_traces import check_telemetry
 from controller.replicated_controller import Controller
 from controller.rest.server import RestServer, open_door
 from controller.services import admin, partial_rollouts, policy, rollout, worker
 from controller.services.grpc_server import Services, bind, new_server
 from controller.store.stores import redis_stores
+from paceline.config.errors import ConfigError
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.redis.server import REDIS_OUT_OF_REACH, NoRedis, ensure_redis, stop_redis
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.auth import AuthError, read_token
-from paceline.sinks.registry import NoSink, check_sinks
+from paceline.sinks.registry import check_sinks
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +161,7 @@ def _check_extras(config: Config) -> None:
     try:
         check_sinks(config)
         check_telemetry(config)
-    except (NoSink, NoTelemetry) as error:
+    except ConfigError as error:
         raise BadStart(str(error)) from error
 
 

@@ -1,4 +1,4 @@
-"""The one error every door of the configuration raises."""
+"""The error for a configuration that cannot be used."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from paceline.errors import BadInput
 
 
 class ConfigError(BadInput):
-    """A configuration cannot be used. Its message names the field, the place and the remedy.
+    """The message names the field, the place (file and line, or override) and the remedy.
 
-    Several problems are reported at once, one line each.
+    Several problems are reported at once, one per line.
     """
