@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import settings
 
+from tests.__main__ import COUNTS_FILE
 from tests.fixtures import skips
 
 # The default run is the same every time; HYPOTHESIS_PROFILE=default draws new examples.
@@ -38,6 +41,9 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if counts_file := os.environ.get(COUNTS_FILE):
+        counts = {name: len(reports) for name, reports in terminalreporter.stats.items() if name}
+        Path(counts_file).write_text(json.dumps(counts))
     reasons = [skips.reason_of(report) for report in _reports(config, "skipped")]
     if not reasons:
         return
