@@ -1,9 +1,10 @@
 # make demo   set everything up and train the demo with a whole fleet of processes
 # make demo ENGINE=vllm   the same with rollouts on vLLM, which is installed first
-# make test   set everything up, check style and types, run the tests
+# make test-fast   the loop of a developer: style, types, unit tests, 100 fault schedules
+# make test   set everything up, check style and types, run all tests
 #
 # Needs python3 >= 3.11 with pip and venv, nothing else. The environment is made in .venv once;
-# stamp files make a second run quick.
+# stamp files make a second run quick. ARGS goes to pytest: make test ARGS="-x -k rendezvous".
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -23,7 +24,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo test lint format proto docs bench clean
+.PHONY: help demo test test-fast lint format proto docs bench clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 	@echo "also: lint format proto docs bench clean"
@@ -66,6 +67,7 @@ lint: $(VENV)/.stamp-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	@if grep -q '^\[tool.importlinter\]' pyproject.toml; then $(BIN)/lint-imports; fi
 
 format: $(VENV)/.stamp-dev
 	$(BIN)/ruff format .
@@ -77,7 +79,10 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-dev $(VENV)/.stamp-vllm pyproject.toml const
 	@touch $@
 
 test: lint $(VENV)/.stamp-test
-	$(BIN)/python -m pytest -m "not slow" $(ARGS)
+	$(BIN)/python -m tests $(ARGS)
+
+test-fast: lint
+	$(BIN)/python -m tests --fast $(ARGS)
 
 proto: $(VENV)/.stamp-dev
 	$(BIN)/python -m grpc_tools.protoc -Iproto --python_out=. --pyi_out=. --grpc_python_out=. $(PROTOS)

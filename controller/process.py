@@ -24,6 +24,7 @@ from controller.replicated_controller import Controller
 from controller.rest.server import RestServer, open_door
 from controller.services import admin, partial_rollouts, policy, rollout, worker
 from controller.services.grpc_server import Services, bind, new_server
+from controller.store.stores import redis_stores
 from paceline.config.errors import ConfigError
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
@@ -92,7 +93,8 @@ async def serve(
         pid=os.getpid(),
         nonce=secrets.token_hex(8),
     )
-    controller = Controller(config, run_dir, identity, endpoint.url)
+    stores = redis_stores(config, identity, endpoint.url)
+    controller = Controller(config, run_dir, identity, stores)
     server.add_generic_rpc_handlers((Services(controller, HANDLERS, token),))
     await server.start()
     controller.rest_url = door.url if door is not None else ""
@@ -112,7 +114,7 @@ async def serve(
         if rest is not None:
             await rest.stop()
     await server.stop(GRACE_S)
-    await controller.redis.aclose()
+    await stores.close()
 
 
 async def _run_until(stop: asyncio.Event, controller: Controller) -> None:

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.common import BadInput, JsonOption, print_json, run_config
+from paceline.cli.common import JsonOption, print_json, run_config
+from paceline.errors import BadInput
 
 RECOVERY_LIMIT_S = 120.0
 STEPS_AFTER = 2

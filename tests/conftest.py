@@ -1,11 +1,19 @@
-"""Options of the test run."""
+"""Options of the test run, and its report of what was skipped."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Generator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+
+from tests.__main__ import COUNTS_FILE
+from tests.fixtures import skips
+from tests.fixtures.shared import record_failure
 
 # The default run is the same every time; HYPOTHESIS_PROFILE=default draws new examples.
 settings.register_profile("same", derandomize=True, database=None)
@@ -19,3 +27,41 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1000,
         help="seeded fault schedules that the simulator runs (default 1000)",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    record_failure(item, report)
+    return report
+
+
+def _reports(config: pytest.Config, outcome: str) -> list[Any]:
+    """Reports of ``outcome`` so far; none in a worker process of pytest-xdist."""
+    terminal = config.pluginmanager.get_plugin("terminalreporter")
+    return list(terminal.stats.get(outcome, ())) if terminal is not None else []
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    reasons = map(skips.reason_of, _reports(session.config, "skipped"))
+    if exitstatus == pytest.ExitCode.OK and skips.refused_in_ci(reasons):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if counts_file := os.environ.get(COUNTS_FILE):
+        counts = {name: len(reports) for name, reports in terminalreporter.stats.items() if name}
+        Path(counts_file).write_text(json.dumps(counts))
+    reasons = [skips.reason_of(report) for report in _reports(config, "skipped")]
+    if not reasons:
+        return
+    terminalreporter.section("skipped")
+    for line in skips.summary(reasons):
+        terminalreporter.line(line)
+    for reason in sorted(set(skips.refused_in_ci(reasons))):
+        terminalreporter.line(
+            f"FAILED: continuous integration may not skip this: {reason}", red=True
+        )

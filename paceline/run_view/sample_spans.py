@@ -5,7 +5,7 @@
 
 - The task's span begins with its first lease and ends when it is trained or dropped.
 - *lease* is one attempt, from the lease to the accepted group. If the lease is released, the span
-  ends with the reason. Two attempts may run at a time.
+  ends with the reason.
 - *generate* and *reward* lie at the end of the lease and have the durations that the worker reported.
 - *ready* is the wait for a step. *step* lasts from the step's opening to its commit, and *commit*
   within it from the first vote.
@@ -82,8 +82,6 @@ class SampleSpans:
             yield from self._accepted(t, event)
         elif kind == "TaskReleased":
             yield from self._released(t, event, str(event["reason"]))
-        elif kind == "LeaseSuperseded":
-            yield from self._released(t, event, "superseded")
         elif kind == "TaskDropped":
             yield from self._dropped(t, event)
         elif kind == "StepOpened":

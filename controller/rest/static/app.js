@@ -201,7 +201,7 @@ function command(path, title, text, yes, extra = {}, danger = false) {
 }
 function drain(w) {
   const request_id = requestId();
-  return confirmed({ title: `Drain ${w.worker_id}?`, text: "It finishes what it holds and leaves, and one worker fewer is wanted from then on.", option: "Start another in its place", yes: "Drain", act: (token, replace) => steer(`workers/${encodeURIComponent(w.worker_id)}/drain`, { replace, request_id, incarnation: w.incarnation }, token) });
+  return confirmed({ title: `Drain ${w.worker_id}?`, text: "It finishes what it holds and leaves. The desired count drops by one.", option: "Start another in its place", yes: "Drain", act: (token, replace) => steer(`workers/${encodeURIComponent(w.worker_id)}/drain`, { replace, request_id, incarnation: w.incarnation }, token) });
 }
 
 let quietTimer = 0;
@@ -407,7 +407,7 @@ async function fleet() {
   $("proposal").hidden = !differs;
   put($("proposal"), differs ? `The autoscaler would have ${p.policy} policy replica${p.policy === 1 ? "" : "s"} and ${p.rollout} rollout worker${p.rollout === 1 ? "" : "s"}: ${run.proposed_why}.` : "");
   $("provider").hidden = !run.provider_trouble;
-  put($("provider"), run.provider_trouble ? `The fleet is not what is wanted: ${run.provider_trouble}` : "");
+  put($("provider"), run.provider_trouble ? `The fleet differs from the desired counts: ${run.provider_trouble}` : "");
   const bad = run.sinks.filter((s) => s.failing);
   $("sinks").hidden = !bad.length;
   put($("sinks"), bad.map((s) => `Curves do not reach ${s.name}: ${s.trouble || "it does not answer"}. The run goes on, and it gets what it misses once it is back.`).join(" "));
@@ -418,21 +418,21 @@ async function fleet() {
 
 const groupsTable = new Table($("groups-table"), [
   { title: "group", head: true, node: (g) => { const b = make("button", "link", g.group_id); b.type = "button"; b.addEventListener("click", () => choose(g.group_id)); return b; } },
-  { title: "state", value: (g) => (g.reason ? `dropped: ${g.reason}` : g.stand) }, { title: "reward", num: true, value: (g) => (g.sequences ? g.reward_mean.toFixed(3) : "–") }, { title: "± spread", num: true, value: (g) => (g.sequences ? g.reward_std.toFixed(3) : "–") },
+  { title: "state", value: (g) => (g.reason ? `dropped: ${g.reason}` : g.state) }, { title: "reward", num: true, value: (g) => (g.sequences ? g.reward_mean.toFixed(3) : "–") }, { title: "± spread", num: true, value: (g) => (g.sequences ? g.reward_std.toFixed(3) : "–") },
   { title: "tokens", num: true, value: (g) => (g.sequences ? whole(g.tokens) : "–") }, { title: "stale", num: true, value: (g) => (g.reason ? "–" : String(g.staleness)) }, { title: "step", num: true, value: (g) => (g.step ? String(g.step) : "–") },
   { title: "versions", num: true, value: (g) => (!g.sequences ? "–" : g.min_version === g.max_version ? String(g.min_version) : `${g.min_version}–${g.max_version}`) }, { title: "by", value: (g) => g.owner + (g.detail ? ` (${g.detail.slice(0, 80)})` : "") },
 ], (g) => `${g.group_id}/${g.attempt}${g.reason || ""}`, "Groups");
 async function samples() {
-  const stand = $("groups-stand").value, dropped = state.run ? state.run.tasks.dropped : {};
-  showReasons(Object.keys(dropped), stand === "dropped");
+  const groupState = $("groups-stand").value, dropped = state.run ? state.run.tasks.dropped : {};
+  showReasons(Object.keys(dropped), groupState === "dropped");
   const query = new URLSearchParams({ limit: "100", sort: $("groups-sort").value });
-  if (stand) query.set("stand", stand);
-  if (stand === "dropped" && $("groups-reason").value) query.set("reason", $("groups-reason").value);
+  if (groupState) query.set("state", groupState);
+  if (groupState === "dropped" && $("groups-reason").value) query.set("reason", $("groups-reason").value);
   for (const [id, name] of [["groups-min", "min_reward"], ["groups-max", "max_reward"], ["groups-long", "min_tokens"], ["groups-most", "max_tokens"], ["groups-step", "step"]]) if ($(id).value !== "" && $(id).validity.valid) query.set(name, $(id).value);
   const found = await ask("groups?" + query);
   const counts = Object.entries(dropped).map(([k, v]) => `${whole(v)} ${k}`).join(", ");
-  const kept = stand === "dropped" ? (counts ? `Dropped so far: ${counts}. The newest of each are listed; their samples are deleted.` : "Nothing has been dropped.") : "Samples are kept until a checkpoint covers their step.";
-  put($("groups-count"), (found.total ? `${whole(found.groups.length)} of ${whole(found.total)} groups. ` : stand === "dropped" ? "" : "No group matches. ") + kept);
+  const kept = groupState === "dropped" ? (counts ? `Dropped so far: ${counts}. The newest of each are listed; their samples are deleted.` : "Nothing has been dropped.") : "Samples are kept until a checkpoint covers their step.";
+  put($("groups-count"), (found.total ? `${whole(found.groups.length)} of ${whole(found.total)} groups. ` : groupState === "dropped" ? "" : "No group matches. ") + kept);
   groupsTable.show(found.groups, (tr, g) => tr.setAttribute("aria-selected", String(g.group_id === state.group)));
 }
 
@@ -579,7 +579,7 @@ $("scale-form").addEventListener("submit", async (e) => {
     told.push(`${words}: ${now[role] ?? "–"} → ${count}.`);
   }
   if (told.length) await command("scale", "Change the fleet?", told.join(" "), "Scale", { ...wanted, expected });
-  else say("These numbers are wanted already.");
+  else say("These are the desired counts already.");
   scaleTyped.clear();
   tick();
 });
