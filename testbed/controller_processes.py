@@ -1,4 +1,4 @@
-"""Real controller processes in a directory of their own, for benchmarks and tests."""
+"""Controller processes in a directory of their own, with a config for protocol-only workers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes a real worker process fall at an exact instant of its work, for tests and benchmarks.
+"""Failpoints: a real worker process receives a signal at an exact instant of its work.
 
 A fleet started with ``environment(directory)`` can be told, at any time while it runs, by
 ``fall(directory, pid, instant)``: the next time that process comes to the instant it writes the

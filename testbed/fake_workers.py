@@ -1,4 +1,4 @@
-"""Workers that only speak the protocol: real sessions and real requests, made-up tokens.
+"""Protocol-only workers: real sessions and real requests, made-up tokens.
 
 Used by the control-plane benchmarks and by the controller's tests. They compute nothing, so what is
 measured is the controller.

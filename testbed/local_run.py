@@ -1,4 +1,4 @@
-"""A real run of a tiny model on this machine, started as a user starts it: ``paceline up``."""
+"""A run of a tiny model under ``paceline up``, started as a user starts it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reward that one prompt kills and another hangs, every time."""
+"""A reward function that crashes on one prompt and hangs on another, every time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A reward that waits, as a sandbox or a judge does: steps then last long enough to be interrupted."""
+"""A reward function that waits, as a sandbox or a judge does, so that steps last long enough."""
 
 from __future__ import annotations
 
