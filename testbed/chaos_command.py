@@ -85,7 +85,7 @@ def chaos(
 
 
 def _recovery(run_dir: Path, over: Any) -> float | None:
-    """Seconds until the fleet has committed some steps more; None where it did not."""
+    """Seconds until the fleet has committed some steps more; None if it did not."""
     begun = time.monotonic()
     wanted = _newest_step(run_dir) + STEPS_AFTER
     while time.monotonic() - begun < RECOVERY_LIMIT_S:

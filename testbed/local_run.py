@@ -90,7 +90,7 @@ class Up:
             )
 
     def wait(self, limit_s: float = 240.0) -> int:
-        """Exit status; what was printed is in the failure where it takes too long."""
+        """Exit status; what was printed is in the failure if it takes too long."""
         try:
             return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -103,7 +103,7 @@ class Up:
         return text
 
     def until(self, true: Callable[[], object], limit_s: float = 150.0) -> None:
-        """Polls until ``true()``; fails where the run ends or the time runs out first."""
+        """Polls until ``true()``; fails if the run ends or the time runs out first."""
         deadline = time.monotonic() + limit_s
         while not true():
             assert self.process.poll() is None, f"the run ended:\n{self.said()}"

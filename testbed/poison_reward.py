@@ -10,7 +10,7 @@ KILLS, HANGS = "kills", "hangs"
 
 
 def scored(completion: str, answer: str) -> float:
-    """1 where the completion begins with a digit."""
+    """1 if the completion begins with a digit."""
     if answer == KILLS:
         os.kill(os.getpid(), signal.SIGKILL)
     if answer == HANGS:

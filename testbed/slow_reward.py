@@ -8,6 +8,6 @@ WAIT_S = 0.2
 
 
 async def digit_first(completion: str) -> float:
-    """1 where the completion begins with a digit."""
+    """1 if the completion begins with a digit."""
     await asyncio.sleep(WAIT_S)
     return float(completion[:1].isdigit())
