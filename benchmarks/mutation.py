@@ -54,6 +54,7 @@ class Guard:
 
 LEASING = "controller/ledger/lease_decisions.py"
 STEPPING = "controller/ledger/step_decisions.py"
+TASKS = "controller/ledger/tasks.py"
 TASK_TESTS = "tests/unit/ledger/test_ledger_tasks.py"
 STEP_TESTS = "tests/unit/ledger/test_ledger_steps.py"
 FENCE_TESTS = "tests/process/controller/test_fence_and_election.py"
@@ -117,9 +118,9 @@ GUARDS = (
         "a repeated submission counts once",
         (
             Patch(
-                LEASING,
-                "return task.leases.get(attempt) == worker_id",
-                "return task.owner == worker_id and task.attempt == attempt",
+                TASKS,
+                "return self.leased and (self.attempt, self.owner) == (attempt, worker_id)",
+                "return (self.attempt, self.owner) == (attempt, worker_id)",
             ),
         ),
         (TASK_TESTS,),
@@ -169,18 +170,12 @@ GUARDS = (
         "only the owner of a lease may finish its task",
         (
             Patch(
-                LEASING,
-                "return task.leases.get(attempt) == worker_id",
-                "return attempt in task.leases",
+                TASKS,
+                "return self.leased and (self.attempt, self.owner) == (attempt, worker_id)",
+                "return self.leased and self.attempt == attempt",
             ),
         ),
         (TASK_TESTS,),
-    ),
-    Guard(
-        "second-try",
-        "of two tries at a task the slower one is over once the other has finished it",
-        (Patch(LEASING, "        if other != attempt:\n", "        if False:\n"),),
-        ("tests/unit/ledger/test_second_tries.py",),
     ),
     Guard(
         "company",

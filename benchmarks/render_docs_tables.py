@@ -222,7 +222,7 @@ def chaos() -> str:
 
 def simulator() -> str:
     found = results("simulator")
-    kinds = ("entries", "events", "commits", "rollbacks", "deaths", "terms", "second tries")
+    kinds = ("entries", "events", "commits", "rollbacks", "deaths", "terms")
     counts = table(
         ["schedules", "failed", *kinds],
         [[f"{found[k]:,}" for k in ("schedules", "failed", *kinds)]],

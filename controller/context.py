@@ -1,13 +1,17 @@
-"""What a controller has whether it leads or not."""
+"""Context of a term: settings, stores, clock and data set, the same whether the controller leads or not."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from redis.exceptions import RedisError
 
+from controller.clock import Clock
 from controller.dataset_rows import DatasetRows
+from controller.export.exporters import Exporters
+from controller.export.run_files import RunFiles
 from controller.ledger.commands import RunSpec
 from controller.store.election import Election
 from controller.store.journal import Journal
@@ -30,6 +34,16 @@ class ControllerContext:
     config_digest: str
     config_json: str
     rows: DatasetRows
+    clock: Clock
+    tick_s: float = 0.05
+    """How often the leader asks whom liveness would declare dead."""
+
+    def open_exports(self, may_write: Callable[[], bool]) -> tuple[RunFiles, Exporters]:
+        """What a term writes beside the journal, as long as ``may_write()``."""
+        return (
+            RunFiles(self.run_dir, may_write=may_write),
+            Exporters(self.config, self.run_dir, may_write=may_write),
+        )
 
     async def survives_failover(self) -> bool:
         """Whether what is durable would be found by a leader after a failover of Redis itself."""
@@ -61,5 +75,4 @@ class ControllerContext:
             data_digest=rows.digest,
             config_digest=self.config_digest,
             bounds=config.fleet.bounds,
-            speculative_after=config.rollout.speculative_after if config.rollout.speculative else 0,
         )

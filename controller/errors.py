@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from paceline.errors import BadInput
 
-class BadStart(Exception):
+
+class BadStart(BadInput):
     """The controller cannot start; the message names the thing and the remedy. Exit status 2."""
 
 

@@ -1,6 +1,6 @@
-"""What a leader does beside deciding: run files and sinks, snapshots, payloads that may go.
+"""Housekeeping of a leader: run files and sinks, snapshots, payloads that may go.
 
-None of it may hold up a request, and none of it is needed for the next: where Redis is away it is left
+None of it may hold up a request, and none of it is needed for the next: if Redis is away it is left
 to the next time, or to the next leader.
 """
 
@@ -15,8 +15,7 @@ from redis.exceptions import RedisError
 
 from controller.context import ControllerContext
 from controller.errors import NotLeading
-from controller.export.exporters import FINISH_S, Exporters
-from controller.export.run_files import RunFiles
+from controller.export.exporters import FINISH_S
 from controller.ledger import Ledger
 from controller.ledger.views import live_payloads, running_tries
 from controller.store.group_commit import CommitBatch, GroupCommit
@@ -46,8 +45,7 @@ class Housekeeping:
         def may_write() -> bool:
             return context.election.holds_lease
 
-        self.files = RunFiles(context.run_dir, may_write=may_write)
-        self.exporters = Exporters(context.config, context.run_dir, may_write=may_write)
+        self.files, self.exporters = context.open_exports(may_write)
         self.over = False
         """The end of the run is durable."""
         self.chores: set[asyncio.Task[None]] = set()

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -48,9 +47,8 @@ from paceline.v1 import admin_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.05
 MENDING_TICK_S = 0.02
-"""While a mesh is to be formed."""
+"""How often, at the least, while a mesh is to be formed."""
 ENDS = frozenset({"RunFinished", "RunFailed"})
 PATIENCE_S = 2.0
 """How long a request waits for an outage to end before its caller is told to come again."""
@@ -73,6 +71,7 @@ class Leader:
     def __init__(self, context: ControllerContext, replica: LedgerFollower, term: int) -> None:
         config = context.config
         self.context = context
+        self.clock = context.clock
         self.term = term
         self.ledger = replica.ledger
         self.limits = GroupLimits.of(config)
@@ -91,6 +90,7 @@ class Leader:
             at=replica.at,
             on_flush=self._close_batch,
             on_durable=self._batch_durable,
+            clock=context.clock,
         )
         self.housekeeping = Housekeeping(
             context, term, self.ledger, self.group_commit, replica.snapshot_at
@@ -148,7 +148,7 @@ class Leader:
         if self._spoilt.is_set():
             raise NotLeading("stepping down")
         try:
-            return self.ledger.execute(command, time.time())
+            return self.ledger.execute(command, self.clock.time())
         except CommandRefused:
             raise
         except Exception as error:
@@ -198,7 +198,7 @@ class Leader:
     def describe(self, worker: Worker, status: admin_pb2.WorkerStatus) -> None:
         """Adds what only the leader knows of a living worker: its heartbeat and what it said."""
         key = (worker.worker_id, worker.incarnation)
-        status.heartbeat_age_s = self.liveness.age(*key, time.monotonic())
+        status.heartbeat_age_s = self.liveness.age(*key, self.clock.monotonic())
         if self.liveness.suspect(*key):
             status.state = "suspect"
         session = self.sessions.of(*key)
@@ -241,7 +241,7 @@ class Leader:
         self.decide(StartRun(self.context.facts()))
         self.decide(BeginTerm(self.term, self.context.controller_id))
         self._begun = True
-        now = time.monotonic()
+        now = self.clock.monotonic()
         self.liveness.begin(self.ledger, now)
         await self.group_commit.durable()
         event(
@@ -278,16 +278,17 @@ class Leader:
                 lapsed = False
                 event(log, "lease regained", term=self.term)
                 # Their silence was ours: everyone gets the full time again.
-                self.liveness.begin(self.ledger, time.monotonic())
+                self.liveness.begin(self.ledger, self.clock.monotonic())
 
     async def _tick(self) -> None:
         while True:
             mesh = self.ledger.state.fleet.mesh
             mending = mesh is not None and mesh.broken
-            await asyncio.sleep(MENDING_TICK_S if mending else TICK_S)
+            tick_s = self.context.tick_s
+            await asyncio.sleep(min(MENDING_TICK_S, tick_s) if mending else tick_s)
             if not self.active:
                 continue
-            for command in self.liveness.tick(self.ledger, time.monotonic()):
+            for command in self.liveness.tick(self.ledger, self.clock.monotonic()):
                 event(log, "liveness", command=command)
                 try:
                     self.decide(command)

@@ -67,7 +67,7 @@ _LEASE = frozenset(
 WAKES: Mapping[str, frozenset[str]] = {
     "lease": _LEASE,
     # For the one worker that runs empty; too frequent to wake everybody.
-    "alone": _LEASE | {"GroupAccepted", "EvalTaskDone", "LeaseSuperseded"},
+    "alone": _LEASE | {"GroupAccepted", "EvalTaskDone"},
     "plan": frozenset({"StepOpened", "StepResharded", "MeshBroken", "MeshFormed", *_ENDINGS}),
     "vote": frozenset({"StepCommitted", "StepAborted", "StepResharded", "MeshBroken", *_ENDINGS}),
 }

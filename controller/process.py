@@ -19,18 +19,20 @@ from typing import Any
 
 from controller.cancel_tasks import cancel_all
 from controller.errors import BadStart
-from controller.export.otel_traces import NoTelemetry, check_telemetry
+from controller.export.otel_traces import check_telemetry
 from controller.replicated_controller import Controller
 from controller.rest.server import RestServer, open_door
 from controller.services import admin, partial_rollouts, policy, rollout, worker
 from controller.services.grpc_server import Services, bind, new_server
+from controller.store.stores import redis_stores
+from paceline.config.errors import ConfigError
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.redis.server import REDIS_OUT_OF_REACH, NoRedis, ensure_redis, stop_redis
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.auth import AuthError, read_token
-from paceline.sinks.registry import NoSink, check_sinks
+from paceline.sinks.registry import check_sinks
 
 log = logging.getLogger(__name__)
 
@@ -91,7 +93,8 @@ async def serve(
         pid=os.getpid(),
         nonce=secrets.token_hex(8),
     )
-    controller = Controller(config, run_dir, identity, endpoint.url)
+    stores = redis_stores(config, identity, endpoint.url)
+    controller = Controller(config, run_dir, identity, stores)
     server.add_generic_rpc_handlers((Services(controller, HANDLERS, token),))
     await server.start()
     controller.rest_url = door.url if door is not None else ""
@@ -111,7 +114,7 @@ async def serve(
         if rest is not None:
             await rest.stop()
     await server.stop(GRACE_S)
-    await controller.redis.aclose()
+    await stores.close()
 
 
 async def _run_until(stop: asyncio.Event, controller: Controller) -> None:
@@ -158,7 +161,7 @@ def _check_extras(config: Config) -> None:
     try:
         check_sinks(config)
         check_telemetry(config)
-    except (NoSink, NoTelemetry) as error:
+    except ConfigError as error:
         raise BadStart(str(error)) from error
 
 

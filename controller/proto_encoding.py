@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -121,7 +120,7 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
         mesh_rebuilds=view.mesh_rebuilds,
         reason=view.reason,
         checkpoint_step=view.checkpoint_step,
-        clock_s=time.time(),
+        clock_s=controller.clock.time(),
         tasks=admin_pb2.TaskCounts(
             dispatched=view.counts.dispatched,
             pending=view.counts.pending,
@@ -150,7 +149,7 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
 def controllers_of(controller: Controller) -> Iterator[dict[str, Any]]:
     """Every controller heard of lately, by the names of ``ControllerStatus``'s fields."""
     leader = controller.state.leader
-    now = time.time()
+    now = controller.clock.time()
     for controller_id, seen in sorted(controller.peers.items()):
         age_s = max(0.0, now - seen["t"])
         # The ledger says who leads: what a process last said of itself may be out of date.

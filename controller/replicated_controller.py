@@ -10,16 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import math
-import time
 from pathlib import Path
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from controller.cancel_tasks import cancel_all
+from controller.clock import SYSTEM_CLOCK, Clock
 from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
 from controller.errors import BadStart, NotLeading
@@ -28,17 +27,12 @@ from controller.leader import Leader
 from controller.ledger.commands import CommandRefused
 from controller.ledger.state import State
 from controller.long_poll import Topic
-from controller.services.worker import differences
-from controller.store.election import Election
-from controller.store.journal import Deposed, Journal, JournalGap
+from controller.store.journal import Deposed, JournalGap
 from controller.store.ledger_follower import LedgerFollower
-from controller.store.partial_rollouts import FilePartials, PartialStore, RedisPartials
-from controller.store.payloads import FilePayloads, PayloadStore, RedisPayloads
-from controller.store.redis_keys import Keys
+from controller.store.stores import Stores
 from paceline.config.load import fleet_digest
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
-from paceline.redis.client import connect
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.redis.server import NoRedis, ensure_redis
 
@@ -46,37 +40,30 @@ log = logging.getLogger(__name__)
 
 HERALD_S = 1.0
 STALE_PEER_S = 3600.0
-FOLLOW_MS = 50
 
 
 class Controller:
     """One controller, leading or standing by."""
 
+    FOLLOW_MS = 50
+    """Longest wait of a standby for a journal entry before it looks at the lease again."""
+
     def __init__(
-        self, config: Config, run_dir: Path, identity: LeaderIdentity, redis_url: str
+        self,
+        config: Config,
+        run_dir: Path,
+        identity: LeaderIdentity,
+        stores: Stores,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self.config = config
         self.run_dir = run_dir
         self.identity = identity
-        self.keys = Keys(config.run.name)
-        self.redis_url = redis_url
-        self.redis = connect(redis_url, timeout_s=2.0)
-        shared = config.controller.payload_dir
-        self._payload_dir = str((Path(shared) / config.run.name).resolve()) if shared else ""
-        self.payloads: PayloadStore = (
-            FilePayloads(Path(self._payload_dir))
-            if self._payload_dir
-            else RedisPayloads(self.redis, self.keys)
-        )
-        self.partials: PartialStore = (
-            FilePartials(Path(self._payload_dir), self._is_term)
-            if self._payload_dir
-            else RedisPartials(self.redis, self.keys)
-        )
-        self.journal = Journal(self.redis, self.keys, self.payloads)
-        self.election = Election(
-            self.redis, self.keys, identity, lease_s=config.controller.leader_lease_s
-        )
+        self.stores = stores
+        self.clock = clock
+        self.journal, self.election = stores.journal, stores.election
+        self.payloads = stores.payloads
         self.leader: Leader | None = None
         self.replica: LedgerFollower | None = None
         self.peers: dict[str, dict[str, Any]] = {}
@@ -117,7 +104,7 @@ class Controller:
 
     async def run(self) -> None:
         """Follows and leads by turns until cancelled. Raises BadStart where it can never lead."""
-        self._rows = asyncio.create_task(DatasetRows.load(self.config))
+        self._rows = asyncio.create_task(self.load_rows())
         presence = asyncio.create_task(self._presence())
         try:
             while True:
@@ -135,17 +122,19 @@ class Controller:
 
     async def _stand_by(self) -> int:
         """Keeps a hot copy of the ledger until the lease is free and ours; the new term."""
-        await self._agree_on_config()
+        await self.stores.registry.agree(
+            self.config.run.name, self.stores.payload_dir, self._config_json
+        )
         self.replica = replica = await LedgerFollower.load(self.journal)
         self._say_trouble("")
         event(log, "standing by", at=replica.at.entry)
-        block_ms = FOLLOW_MS
+        block_ms = self.FOLLOW_MS
         while True:
             if await replica.follow(self.journal, block_ms=block_ms):
                 self._topic.wake()
             holder, left_s = await self.election.holder()
             # Back in the very millisecond in which a lease that is not renewed runs out.
-            block_ms = min(FOLLOW_MS, max(1, math.ceil(left_s * 1e3)))
+            block_ms = min(self.FOLLOW_MS, max(1, math.ceil(left_s * 1e3)))
             if holder is not None:
                 self.hint = holder.address if holder.nonce != self.identity.nonce else ""
                 continue
@@ -163,7 +152,7 @@ class Controller:
         await self.replica.catch_up(self.journal)
         context = self.context(self._rows.result())
         leader = self.leader = Leader(context, self.replica, term)
-        keepers = keep_fleet(self, leader)
+        keepers = self.keep_fleet(leader)
         self.replica = None
         self._topic.wake()
         try:
@@ -178,68 +167,46 @@ class Controller:
             leader.long_polls.wake_all()
             await cancel_all(keepers)
 
-    async def _agree_on_config(self) -> None:
-        """The first controller of a run writes down what all of its processes must agree on."""
-        await self.redis.set(self.keys.payloads_at, self._payload_dir, nx=True)
-        agreed = (await self.redis.get(self.keys.payloads_at) or b"").decode()
-        if agreed != self._payload_dir:
-            raise BadStart(
-                f"run {self.config.run.name!r} keeps its payloads in {agreed or 'Redis'}: set "
-                f"controller.payload_dir so, not {self._payload_dir or 'none'}"
-            )
-        await self.redis.set(self.keys.config, self._config_json, nx=True)
-        agreed = (await self.redis.get(self.keys.config) or b"").decode()
-        if agreed != self._config_json:
-            raise BadStart(
-                f"run {self.config.run.name!r} is under way with another config: "
-                f"{differences(agreed, self._config_json)}. Use the run's config, or choose another "
-                "run.name"
-            )
-
     def context(self, rows: DatasetRows) -> ControllerContext:
         return ControllerContext(
             config=self.config,
             run_dir=self.run_dir,
             controller_id=self.identity.controller_id,
-            redis_url=self.redis_url,
+            redis_url=self.stores.url,
             journal=self.journal,
             election=self.election,
             payloads=self.payloads,
-            partials=self.partials,
+            partials=self.stores.partials,
             config_digest=self._config_digest,
             config_json=self._config_json,
             rows=rows,
+            clock=self.clock,
         )
 
-    async def _is_term(self, term: int) -> bool:
-        """Whether ``term`` is the highest granted."""
-        return bool((await self.redis.get(self.keys.term) or b"").decode() == str(term))
+    def keep_fleet(self, leader: Leader) -> list[asyncio.Task[None]]:
+        """Starts what the leader does for the fleet beside deciding; to be cancelled with the term."""
+        return keep_fleet(self, leader)
+
+    async def load_rows(self) -> DatasetRows:
+        """Raises BadStart."""
+        return await DatasetRows.load(self.config)
 
     async def _presence(self) -> None:
         """Publishes this process and learns of the others. Redis being away is no reason to stop."""
         while True:
+            me = self.identity.controller_id
             mine = {
                 "address": self.identity.address,
                 "pid": self.identity.pid,
                 "host": self.identity.host,
                 "rest": self.rest_url,
-                "t": time.time(),
+                "t": self.clock.time(),
             }
-            self.peers[self.identity.controller_id] = mine
-            try:
-                await self.redis.hset(
-                    self.keys.controllers, self.identity.controller_id, json.dumps(mine)
-                )
-                found = await self.redis.hgetall(self.keys.controllers)
-            except (RedisError, OSError):
-                pass
-            else:
-                peers = {name.decode(): json.loads(value) for name, value in found.items()}
-                self.peers = {
-                    name: peer
-                    for name, peer in peers.items()
-                    if peer["t"] > time.time() - STALE_PEER_S
-                }
+            self.peers[me] = mine
+            with contextlib.suppress(RedisError, OSError):
+                peers = await self.stores.registry.announce(me, mine)
+                recent = self.clock.time() - STALE_PEER_S
+                self.peers = {name: peer for name, peer in peers.items() if peer["t"] > recent}
             await asyncio.sleep(HERALD_S)
 
     async def _revive_redis(self) -> None:

@@ -37,16 +37,13 @@ from paceline.mesh.elastic_mesh import EpochCancelled, MeshError
 from paceline.process import structured_log as logs
 from paceline.process.structured_log import event
 from paceline.rpc.addresses import own_address
-from paceline.rpc.auth import AuthError
 from paceline.rpc.client import RequestRefused
 from paceline.v1 import policy_pb2, worker_pb2
-from policy_worker.checkpoint.checkpoint import CheckpointError
 from policy_worker.control_plane import BlockingControlPlane
-from policy_worker.model import ModelError, pick_device
+from policy_worker.model import pick_device
 from policy_worker.publish_and_checkpoint import PublishAndCheckpoint
-from policy_worker.ranks.rank_group import RankGroup, ReplicaBroken, lead
-from policy_worker.refusal_limit import RefusalLimit, RefusedForGood
-from policy_worker.step.batch import BadGroup
+from policy_worker.ranks.rank_group import RankGroup, lead
+from policy_worker.refusal_limit import RefusalLimit
 from policy_worker.step.gradients import StepSpec
 from policy_worker.step.stats import Stats
 from policy_worker.trainer import EpochMesh, Trainer
@@ -71,24 +68,16 @@ def run(
     run_dir: Path | None = None,
     tensor_host: str | None = None,
 ) -> int:
-    """Runs until the controller says STOPPED. Returns the exit status; see ``__main__``."""
+    """Runs until the controller says STOPPED. Returns the exit status. Raises UserError."""
     logs.setup(worker_id)
     torch.set_num_threads(config.fleet.policy_threads)
     worker: PolicyWorker | None = None
     try:
         worker = PolicyWorker(config, controllers, worker_id, run_dir, tensor_host)
         worker.run()
-    except (ModelError, AuthError) as error:
-        print(f"policy_worker: {error}", file=sys.stderr)
-        return 2
     except RequestRefused as error:
         print(f"policy_worker: the controller refused {worker_id}: {error}", file=sys.stderr)
         return 2 if error.bad_input and (worker is None or not worker.admitted) else 1
-    except (CheckpointError, ReplicaBroken, RefusedForGood, BadGroup) as error:
-        print(f"policy_worker: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 

@@ -10,11 +10,12 @@ from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
 from paceline.config.schema import Config, ModelConfig
+from paceline.errors import BadInput
 from policy_worker.step import attention
 from policy_worker.step.logprobs import make_scorer
 
 
-class ModelError(Exception):
+class ModelError(BadInput):
     """A model that cannot be read or trained. The message names the field and the remedy."""
 
 

@@ -7,12 +7,13 @@ by itself, and every try costs the other replicas a mesh epoch.
 
 from __future__ import annotations
 
+from paceline.errors import UserError
 from paceline.rpc.client import RequestRefused
 
 LIMIT = 3
 
 
-class RefusedForGood(Exception):
+class RefusedForGood(UserError):
     """The controller will not have this replica's calls."""
 
 

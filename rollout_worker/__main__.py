@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from paceline.process.process_exit import leave_after
@@ -24,14 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
 
-    from paceline.config.errors import ConfigError
     from paceline.config.load import load_config
 
-    try:
-        config = load_config(options.config, options.overrides)
-    except ConfigError as error:
-        print(f"rollout_worker: {error}", file=sys.stderr)
-        return 2
+    config = load_config(options.config, options.overrides)
     # Before torch is imported: its thread pools are sized once.
     threads = str(config.fleet.rollout_threads)
     os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = threads
@@ -47,4 +41,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    leave_after(main)
+    leave_after(main, "rollout_worker")

@@ -28,21 +28,19 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from paceline.config.schema import Config
+from paceline.errors import UserError
 from paceline.process import structured_log as logs
 from paceline.process.process_exit import ENGINE_LOST
 from paceline.process.structured_log import event
 from paceline.rpc.addresses import own_address
-from paceline.rpc.auth import AuthError
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from rollout_worker.engine import make_engine
-from rollout_worker.engine.base import EngineDied, EngineError
+from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.transformers.model import pick_device
 from rollout_worker.engine_rates import EngineRates
-from rollout_worker.environments.base import BadEnvironment
 from rollout_worker.environments.environment_runner import EnvironmentRunner
-from rollout_worker.rewards.functions import RewardError
 from rollout_worker.rewards.scoring import Scorer
 from rollout_worker.tasks.group_producer import GroupProducer, longest_prompt
 from rollout_worker.tasks.held_tasks import HeldTasks, Stage
@@ -51,7 +49,7 @@ from rollout_worker.tasks.lease_sizing import tasks_wanted
 from rollout_worker.tasks.outbox import Outbox
 from rollout_worker.tasks.partial_rollouts import PartialReporter
 from rollout_worker.tasks.task_runner import TaskRunner
-from rollout_worker.tokenizer import PromptTokenizer, TokenizerError
+from rollout_worker.tokenizer import PromptTokenizer
 from rollout_worker.weight_loading import WeightLoader
 from rollout_worker.weight_receiver import WeightReceiver
 
@@ -75,36 +73,27 @@ def run(
     worker_id: str,
     tensor_host: str | None = None,
 ) -> int:
-    """Runs until the controller says STOPPED. Returns the exit status; see ``__main__``."""
+    """Runs until the controller says STOPPED. Returns the exit status. Raises UserError."""
     logs.setup(worker_id)
     sys.setswitchinterval(_SWITCH_S)
     worker: RolloutWorker | None = None
     try:
         worker = RolloutWorker(config, controllers, worker_id, tensor_host)
         asyncio.run(worker.run())
-    except EngineLost as error:
-        print(f"rollout_worker: {error}", file=sys.stderr)
-        return ENGINE_LOST
-    except (EngineFailed, EngineDied) as error:
-        print(f"rollout_worker: {error}", file=sys.stderr)
-        return 1
-    except (TokenizerError, RewardError, BadEnvironment, AuthError, EngineError) as error:
-        print(f"rollout_worker: {error}", file=sys.stderr)
-        return 2
     except RequestRefused as error:
         print(f"rollout_worker: the controller refused {worker_id}: {error}", file=sys.stderr)
         return 2 if error.bad_input and (worker is None or not worker.admitted) else 1
-    except KeyboardInterrupt:
-        return 130
     return 0
 
 
-class EngineFailed(Exception):
+class EngineFailed(UserError):
     """The engine stopped working in the middle of the run."""
 
 
 class EngineLost(EngineFailed):
     """While it generated: one of the prompts may have been the reason."""
+
+    exit_status = ENGINE_LOST
 
 
 class RolloutWorker:

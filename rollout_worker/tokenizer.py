@@ -14,9 +14,10 @@ from transformers import AutoTokenizer
 
 from paceline.config.schema import Config
 from paceline.dataset.rows import DataError, Message, prompt_of
+from paceline.errors import BadInput
 
 
-class TokenizerError(Exception):
+class TokenizerError(BadInput):
     """The tokenizer cannot be loaded; one line for people."""
 
 

@@ -90,7 +90,7 @@ def pick(found: Sequence[Target], fault: Fault) -> list[Target]:
 
 
 def send(target: Target, number: signal.Signals) -> bool:
-    """False where that very process is gone."""
+    """False if that very process is gone."""
     try:
         # The descriptor pins the process: between check and signal its id cannot be reused.
         descriptor = os.pidfd_open(target.identity.pid)
@@ -152,7 +152,7 @@ class Mayhem:
             self._note(f"{target.name} (pid {target.identity.pid}) {how}")
 
     def _sleep_until(self, deadline: float, over: Callable[[], bool]) -> bool:
-        """Continues what is due meanwhile. False where it is over first."""
+        """Continues what is due meanwhile. False if it ends first."""
         while (now := time.monotonic()) < deadline:
             if over():
                 return False

@@ -10,7 +10,8 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.common import BadInput, JsonOption, print_json, run_config
+from paceline.cli.common import JsonOption, print_json, run_config
+from paceline.errors import BadInput
 
 RECOVERY_LIMIT_S = 120.0
 STEPS_AFTER = 2
@@ -84,7 +85,7 @@ def chaos(
 
 
 def _recovery(run_dir: Path, over: Any) -> float | None:
-    """Seconds until the fleet has committed some steps more; None where it did not."""
+    """Seconds until the fleet has committed some steps more; None if it did not."""
     begun = time.monotonic()
     wanted = _newest_step(run_dir) + STEPS_AFTER
     while time.monotonic() - begun < RECOVERY_LIMIT_S:

@@ -1,4 +1,4 @@
-"""A real run of a tiny model on this machine, started as a user starts it: ``paceline up``."""
+"""A run of a tiny model under ``paceline up``, started as a user starts it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def write_run(where: Path, *, rows: int = 64, **sections: dict[str, Any]) -> Pat
             "eval_path": str(where / "held_out.jsonl"),
             "max_prompt_tokens": 16,
         },
-        "reward": {"functions": ["tests.fakes.slow_reward:digit_first"], "processes": 0},
+        "reward": {"functions": ["testbed.slow_reward:digit_first"], "processes": 0},
         "train": {
             "steps": 6,
             "groups_per_step": 4,
@@ -90,7 +90,7 @@ class Up:
             )
 
     def wait(self, limit_s: float = 240.0) -> int:
-        """Exit status; what was printed is in the failure where it takes too long."""
+        """Exit status; what was printed is in the failure if it takes too long."""
         try:
             return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -103,7 +103,7 @@ class Up:
         return text
 
     def until(self, true: Callable[[], object], limit_s: float = 150.0) -> None:
-        """Polls until ``true()``; fails where the run ends or the time runs out first."""
+        """Polls until ``true()``; fails if the run ends or the time runs out first."""
         deadline = time.monotonic() + limit_s
         while not true():
             assert self.process.poll() is None, f"the run ended:\n{self.said()}"

@@ -1,7 +1,8 @@
-"""A mesh member as a process of its own, driven by JSON lines: what a fault is injected into.
+"""Mesh members as processes of their own, driven by JSON lines, for tests and benchmarks of faults.
 
-``python -m testbed.mesh_member REDIS_URL`` reads one command a line and answers each with one
-line, except ``cancel``, which takes effect at once, whatever the main thread is blocked in.
+``python -m testbed.mesh_member REDIS_URL`` reads one command a line and answers each with one line.
+``cancel`` is the exception: it has no answer and takes effect at once, whatever the main thread is
+blocked in. ``reduce`` answers twice: once its operation is under way, and with the result.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-_NOTHING_FOR_S = 60.0
+_ANSWER_S = 60.0
 
 
 class Member:
@@ -40,9 +41,14 @@ class Member:
         self.process.stdin.write(json.dumps({"command": command, **arguments}) + "\n")
         self.process.stdin.flush()
 
-    def answer(self, timeout_s: float = _NOTHING_FOR_S) -> dict[str, Any]:
+    def answer(self, timeout_s: float = _ANSWER_S) -> dict[str, Any]:
         """The next answer; queue.Empty if there is none within ``timeout_s``."""
         return self._answers.get(timeout=timeout_s)
+
+    def outcome(self, timeout_s: float = _ANSWER_S) -> dict[str, Any]:
+        """As ``answer``, without the one that a reduction is under way."""
+        answer = self.answer(timeout_s)
+        return self.answer(timeout_s) if "reducing" in answer else answer
 
     def ask(self, command: str, **arguments: Any) -> dict[str, Any]:
         self.tell(command, **arguments)
@@ -50,6 +56,10 @@ class Member:
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
+
+    def await_stopped(self) -> None:
+        """Returns once every thread of the process has stopped (SIGSTOP)."""
+        os.waitid(os.P_PID, self.process.pid, os.WSTOPPED)
 
     def kill(self) -> None:
         self.process.kill()
@@ -62,7 +72,7 @@ class Member:
 
 
 class Crew:
-    """Member processes on one Redis; the dead are replaced when asked for."""
+    """Member processes on one Redis; ``members`` replaces the dead."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -90,10 +100,11 @@ class Crew:
             )
         return [member.answer() for member in members]
 
-    def close(self) -> None:
+    def discard(self) -> None:
+        """Kills all members: a later ``members`` starts new ones, whatever state these were in."""
         for member in self._members:
-            member.signal(signal.SIGCONT)
             member.kill()
+        self._members = []
 
 
 @contextmanager
@@ -102,11 +113,11 @@ def crew_on(url: str) -> Iterator[Crew]:
     try:
         yield crew
     finally:
-        crew.close()
+        crew.discard()
 
 
 class _Child:
-    """The member itself. Its gradients are drawn from a seed and must never change."""
+    """The member process. Its gradients are drawn from a seed and must never change."""
 
     def __init__(self, url: str) -> None:
         import torch
@@ -167,9 +178,9 @@ class _Child:
         return {"rank": rank}
 
     def do_reduce(self, seed: int, elements: int, stop_inside: bool = False) -> dict[str, Any]:
-        """Reduces gradients drawn from ``seed`` through a scratch copy; digests of both.
+        """Reduces gradients drawn from ``seed`` through a scratch copy; answers with their digest.
 
-        ``stop_inside``: the process stops itself as soon as the operation is under way."""
+        ``stop_inside``: the process stops itself with the operation under way."""
         import torch
 
         from paceline.weights.weight_transfer import weights_digest
@@ -177,10 +188,10 @@ class _Child:
         gradients = torch.randn(elements, generator=torch.Generator().manual_seed(seed))
         before = weights_digest([("g", gradients)])
         scratch = gradients.clone()
-        print(json.dumps({"reducing": True}), flush=True)
         started = time.perf_counter()
         try:
             handle = self._mesh.all_reduce_async(scratch)
+            print(json.dumps({"reducing": True}), flush=True)
             if stop_inside:
                 os.kill(os.getpid(), signal.SIGSTOP)
             self._mesh.wait(handle)

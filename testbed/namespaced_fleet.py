@@ -1,4 +1,4 @@
-"""A real fleet on hosts of its own, each in a network namespace; Redis is at the hub."""
+"""A fleet of one network namespace a process, for partitions; Redis is at the hub."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from paceline.redis.server import find_server
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline.rpc.ports import free_ports
-from testbed.journal_watch import JournalWatch
+from testbed.fleet import Fleet
 from testbed.local_run import ROOT, paceline, write_run
 from testbed.network_namespaces import HUB, Hosts
 
@@ -24,7 +24,7 @@ PORT = 7000
 TOKEN = "a-token-of-this-test-alone"
 
 
-class Cluster(JournalWatch):
+class NamespacedFleet(Fleet):
     """Two controllers and four workers, started by hand; needs root."""
 
     def __init__(self, where: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from hypothesis import settings
 
 from tests.__main__ import COUNTS_FILE
 from tests.fixtures import skips
+from tests.fixtures.shared import record_failure
 
 # The default run is the same every time; HYPOTHESIS_PROFILE=default draws new examples.
 settings.register_profile("same", derandomize=True, database=None)
@@ -25,6 +27,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default=1000,
         help="seeded fault schedules that the simulator runs (default 1000)",
     )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item,
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    record_failure(item, report)
+    return report
 
 
 def _reports(config: pytest.Config, outcome: str) -> list[Any]:

@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.recovery.fleet_fixtures import USUAL, Ground
-from testbed.journal_watch import Event, JournalWatch
+from testbed.fleet import Event, Fleet
 
 SERVE_LIMIT_S = 90.0
 """A process starts anew and loads its model, on busy cores."""
@@ -52,13 +52,11 @@ def of_worker(name: str, worker_id: str) -> Callable[[Event], bool]:
     return lambda e: e["type"] == name and e.get("worker_id") == worker_id
 
 
-def between(watch: JournalWatch, start: int, end: int, name: str) -> list[Event]:
+def between(watch: Fleet, start: int, end: int, name: str) -> list[Event]:
     return [e for _, e in watch.tail.events[start:end] if e["type"] == name]
 
 
-def commit_after(
-    watch: JournalWatch, t0: float, at: int, limit_s: float = 60.0
-) -> tuple[float, int]:
+def commit_after(watch: Fleet, t0: float, at: int, limit_s: float = 60.0) -> tuple[float, int]:
     """(time, index) of the first step that was committed after ``t0``, looking from ``at`` on."""
     while True:
         t, _, at = watch.first(kind("StepCommitted"), at, limit_s)
@@ -66,7 +64,7 @@ def commit_after(
             return t, at
 
 
-def released_and_leased(watch: JournalWatch, worker_id: str, at: int) -> tuple[int, float]:
+def released_and_leased(watch: Fleet, worker_id: str, at: int) -> tuple[int, float]:
     """How many tasks the dead worker held, and when the last of them was leased to another one."""
     watch.mark()
     released = [
@@ -89,7 +87,7 @@ def _leases(not_to: str, task_id: str) -> Callable[[Event], bool]:
     )
 
 
-def longest_gap(watch: JournalWatch, at: int) -> float:
+def longest_gap(watch: Fleet, at: int) -> float:
     """Seconds between two commits, the longest of those since ``at``."""
     watch.mark()
     times = [t for t, e in watch.tail.events[at:] if e["type"] == "StepCommitted"]

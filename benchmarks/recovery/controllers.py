@@ -7,12 +7,12 @@ import time
 
 from benchmarks.recovery.case import Case, Trial, kind
 from benchmarks.recovery.fleet_fixtures import HOSTS
-from testbed.fleet_with_journal import ObservedFleet
-from testbed.namespaced_fleet import Cluster
+from testbed.launched_fleet import LaunchedFleet
+from testbed.namespaced_fleet import NamespacedFleet
 from testbed.network_namespaces import HUB
 
 
-def leader_falls(fleet: ObservedFleet, number: signal.Signals) -> Trial:
+def leader_falls(fleet: LaunchedFleet, number: signal.Signals) -> Trial:
     leader = fleet.status().leader
     at = fleet.mark()
     t0 = fleet.send(leader, number)
@@ -23,7 +23,7 @@ def leader_falls(fleet: ObservedFleet, number: signal.Signals) -> Trial:
     return Trial(detected - t0, served - t0)
 
 
-def leader_cut_off(cluster: Cluster) -> Trial:
+def leader_cut_off(cluster: NamespacedFleet) -> Trial:
     """From Redis, and not from its workers."""
     leader = cluster.status().leader
     at = cluster.mark()
@@ -35,7 +35,7 @@ def leader_cut_off(cluster: Cluster) -> Trial:
     return Trial(detected - t0, served - t0)
 
 
-def standby_killed(fleet: ObservedFleet) -> Trial:
+def standby_killed(fleet: LaunchedFleet) -> Trial:
     leader = fleet.status().leader
     standby = next(n for n in ("controller-0", "controller-1") if n != leader)
     before = fleet.process(standby)
@@ -49,7 +49,7 @@ def standby_killed(fleet: ObservedFleet) -> Trial:
     return Trial(None, time.time() - t0)
 
 
-def all_controllers_killed(fleet: ObservedFleet) -> Trial:
+def all_controllers_killed(fleet: LaunchedFleet) -> Trial:
     at = fleet.mark()
     t0 = time.time()
     for name in ("controller-0", "controller-1"):

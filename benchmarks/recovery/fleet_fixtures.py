@@ -11,8 +11,8 @@ from typing import Any
 
 from paceline.rpc.ports import free_ports
 from testbed.external_redis import Sentinels, Server
-from testbed.fleet_with_journal import ObservedFleet
-from testbed.namespaced_fleet import Cluster
+from testbed.launched_fleet import LaunchedFleet
+from testbed.namespaced_fleet import NamespacedFleet
 from testbed.poison_reward import KILLS
 from testbed.tcp_proxy import TcpProxy
 
@@ -30,8 +30,8 @@ def usual(**fleet: int) -> Ground:
     """``paceline up`` with its embedded Redis; ``fleet``: what is not as by default."""
 
     @contextmanager
-    def opened(where: Path) -> Iterator[ObservedFleet]:
-        made = ObservedFleet(where, fleet=fleet)
+    def opened(where: Path) -> Iterator[LaunchedFleet]:
+        made = LaunchedFleet(where, fleet=fleet)
         try:
             yield made
         finally:
@@ -46,7 +46,7 @@ ONE = usual(policy=1)
 RANKS = usual(policy_ranks=2)
 
 
-class ForeignRedis(ObservedFleet):
+class ForeignRedis(LaunchedFleet):
     """A fleet whose Redis is a server that somebody else runs, at the far end of a proxy."""
 
     def __init__(self, where: Path) -> None:
@@ -73,7 +73,7 @@ def _foreign(where: Path) -> Iterator[ForeignRedis]:
 FOREIGN_REDIS = Ground(_foreign)
 
 
-class WatchedByThree(ObservedFleet):
+class WatchedByThree(LaunchedFleet):
     """A fleet on a master with one replica, behind three Sentinels."""
 
     def __init__(self, where: Path) -> None:
@@ -98,7 +98,7 @@ SENTINELS = Ground(_sentinels)
 
 
 @contextmanager
-def _poisoned(where: Path) -> Iterator[ObservedFleet]:
+def _poisoned(where: Path) -> Iterator[LaunchedFleet]:
     """Of every sixteen prompts one kills the process that scores it."""
     path = where / "poisoned.jsonl"
     rows = ({"prompt": f"s{i}=", "answer": str(i)} for i in range(10, 138))
@@ -108,7 +108,7 @@ def _poisoned(where: Path) -> Iterator[ObservedFleet]:
     ]
     path.write_text("\n".join(lines) + "\n")
     reward = {"functions": ["testbed.poison_reward:scored"], "processes": 2}
-    fleet = ObservedFleet(where, data={"path": str(path)}, reward=reward)
+    fleet = LaunchedFleet(where, data={"path": str(path)}, reward=reward)
     try:
         yield fleet
     finally:
@@ -119,8 +119,8 @@ POISONED = Ground(_poisoned)
 
 
 @contextmanager
-def _hosts(where: Path) -> Iterator[Cluster]:
-    cluster = Cluster(where)
+def _hosts(where: Path) -> Iterator[NamespacedFleet]:
+    cluster = NamespacedFleet(where)
     try:
         yield cluster
     finally:

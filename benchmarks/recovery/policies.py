@@ -23,16 +23,16 @@ from benchmarks.recovery.case import (
 )
 from benchmarks.recovery.fleet_fixtures import HOSTS, ONE, RANKS, THREE
 from testbed import failpoints
-from testbed.fleet_with_journal import ObservedFleet
-from testbed.namespaced_fleet import CONTROLLERS, Cluster
+from testbed.launched_fleet import LaunchedFleet
+from testbed.namespaced_fleet import CONTROLLERS, NamespacedFleet
 
 APART_S = 5.0
 
 
 def replica_falls(
     instant: str, number: signal.Signals = signal.SIGKILL
-) -> Callable[[ObservedFleet], Trial]:
-    def trial(fleet: ObservedFleet) -> Trial:
+) -> Callable[[LaunchedFleet], Trial]:
+    def trial(fleet: LaunchedFleet) -> Trial:
         victim = "policy-1"
         if instant == "send":
             links = [e for _, e in fleet.tail.events if e["type"] == "LinkAssigned"]
@@ -44,7 +44,7 @@ def replica_falls(
     return trial
 
 
-def rank_killed(fleet: ObservedFleet) -> Trial:
+def rank_killed(fleet: LaunchedFleet) -> Trial:
     """Rank 1 of a replica of two, at any instant."""
     victim = "policy-1"
     follower = next(
@@ -59,7 +59,7 @@ def rank_killed(fleet: ObservedFleet) -> Trial:
 
 
 def _follow(
-    fleet: ObservedFleet,
+    fleet: LaunchedFleet,
     victim: str,
     at: int,
     t0: float,
@@ -79,7 +79,7 @@ def _follow(
     return Trial(detected - t0, committed - t0, repeated, voted - registered)
 
 
-def seeder_killed(fleet: ObservedFleet) -> Trial:
+def seeder_killed(fleet: LaunchedFleet) -> Trial:
     """The one of two survivors that seeds the replacement of the third."""
     joiner = "policy-2"
     mesh = [e for _, e in fleet.tail.events if e["type"] == "MeshFormed"][-1]
@@ -93,7 +93,7 @@ def seeder_killed(fleet: ObservedFleet) -> Trial:
     return Trial(detected - t0, committed - t0)
 
 
-def all_replicas_killed(fleet: ObservedFleet) -> Trial:
+def all_replicas_killed(fleet: LaunchedFleet) -> Trial:
     at = fleet.mark()
     t0 = time.time()
     for name in sorted(w for w in fleet.workers() if w.startswith("policy")):
@@ -107,7 +107,7 @@ def all_replicas_killed(fleet: ObservedFleet) -> Trial:
     )
 
 
-def replica_cut_off(cluster: Cluster) -> Trial:
+def replica_cut_off(cluster: NamespacedFleet) -> Trial:
     victim = "policy-1"
     at = cluster.mark()
     t0 = time.time()
@@ -118,7 +118,7 @@ def replica_cut_off(cluster: Cluster) -> Trial:
     return Trial(detected - t0, committed - t0)
 
 
-def replicas_apart(cluster: Cluster) -> Trial:
+def replicas_apart(cluster: NamespacedFleet) -> Trial:
     """Recovery counts from the return of the network."""
     at = cluster.mark()
     cluster.part("policy-0", "policy-1")

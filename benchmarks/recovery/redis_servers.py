@@ -15,7 +15,7 @@ from benchmarks.recovery.fleet_fixtures import (
     WatchedByThree,
 )
 from paceline.redis.client import connect_sync
-from testbed.fleet_with_journal import ObservedFleet
+from testbed.launched_fleet import LaunchedFleet
 
 HANG_S = 30.0
 """Six leases."""
@@ -25,7 +25,7 @@ DELAY_S = 0.05
 SLOW_FOR_S = 5.0
 
 
-def embedded_killed(fleet: ObservedFleet) -> Trial:
+def embedded_killed(fleet: LaunchedFleet) -> Trial:
     killed = fleet.redis_process()
     at = fleet.mark()
     t0 = time.time()
@@ -36,7 +36,7 @@ def embedded_killed(fleet: ObservedFleet) -> Trial:
     return Trial(detected - t0, committed - t0)
 
 
-def stopped(fleet: ObservedFleet) -> Trial:
+def stopped(fleet: LaunchedFleet) -> Trial:
     """Recovery counts from its continuation."""
     pid = fleet.redis_process().pid
     os.kill(pid, signal.SIGSTOP)
@@ -50,7 +50,7 @@ def stopped(fleet: ObservedFleet) -> Trial:
     return Trial(detected - t0, committed - continued)
 
 
-def full(fleet: ObservedFleet) -> Trial:
+def full(fleet: LaunchedFleet) -> Trial:
     """Recovery counts from the moment it has room."""
     client = connect_sync(fleet.url)
     at = fleet.mark()
@@ -114,7 +114,7 @@ def master_killed(fleet: WatchedByThree) -> Trial:
     return Trial(replaced - t0, committed - t0)
 
 
-def _says(fleet: ObservedFleet, phase: str) -> float:
+def _says(fleet: LaunchedFleet, phase: str) -> float:
     """When the status first says so; Unix seconds."""
     found: Callable[[], bool] = lambda: phase in fleet.status().phase  # noqa: E731
     fleet.until(found)

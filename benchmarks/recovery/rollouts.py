@@ -21,8 +21,8 @@ from benchmarks.recovery.case import (
     released_and_leased,
 )
 from benchmarks.recovery.fleet_fixtures import HOSTS, POISONED
-from testbed.fleet_with_journal import ObservedFleet
-from testbed.namespaced_fleet import CONTROLLERS, Cluster
+from testbed.launched_fleet import LaunchedFleet
+from testbed.namespaced_fleet import CONTROLLERS, NamespacedFleet
 
 VICTIM = "rollout-1"
 STARVE_S = 7.0
@@ -32,8 +32,8 @@ APART_S = 5.0
 
 def rollout_falls(
     instant: str, number: signal.Signals = signal.SIGKILL
-) -> Callable[[ObservedFleet], Trial]:
-    def trial(fleet: ObservedFleet) -> Trial:
+) -> Callable[[LaunchedFleet], Trial]:
+    def trial(fleet: LaunchedFleet) -> Trial:
         at = fleet.mark()
         t0 = fleet.fall(VICTIM, instant, number)
         detected, _, after = fleet.first(of_worker("WorkerDied", VICTIM), at)
@@ -48,7 +48,7 @@ def rollout_falls(
     return trial
 
 
-def starved(fleet: ObservedFleet) -> Trial:
+def starved(fleet: LaunchedFleet) -> Trial:
     """To a tenth of its time. Nothing is to be detected: it makes progress."""
     at = fleet.mark()
     fleet.starve(VICTIM, STARVE_S)
@@ -59,7 +59,7 @@ def starved(fleet: ObservedFleet) -> Trial:
     return Trial(None, longest_gap(fleet, at))
 
 
-def poisoned(fleet: ObservedFleet) -> Trial:
+def poisoned(fleet: LaunchedFleet) -> Trial:
     """One prompt's, from its first lease to its quarantine; detection is its first failed try."""
     at = fleet.mark()
     dropped, event, end = fleet.first(
@@ -76,7 +76,7 @@ def poisoned(fleet: ObservedFleet) -> Trial:
     return Trial(failed[0] - leased, dropped - leased, f"{event['attempt']} tries of the prompt")
 
 
-def rollout_cut_off(cluster: Cluster) -> Trial:
+def rollout_cut_off(cluster: NamespacedFleet) -> Trial:
     at = cluster.mark()
     t0 = time.time()
     cluster.part(VICTIM, *CONTROLLERS)
@@ -86,7 +86,7 @@ def rollout_cut_off(cluster: Cluster) -> Trial:
     return Trial(detected - t0, max(detected, leased) - t0, f"{held} prompts")
 
 
-def weights_cut_off(cluster: Cluster) -> Trial:
+def weights_cut_off(cluster: NamespacedFleet) -> Trial:
     """Nobody waits for it: what counts is that commits go on."""
     at = cluster.mark()
     cluster.part(VICTIM, "policy-0", "policy-1")

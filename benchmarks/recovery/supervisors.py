@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 from benchmarks.recovery.case import COMMIT, SERVE_LIMIT_S, Case, Trial, commit_after
-from testbed.fleet_with_journal import ObservedFleet
+from testbed.launched_fleet import LaunchedFleet
 from testbed.local_run import Up
 
 
-def supervisor_killed(fleet: ObservedFleet) -> Trial:
+def supervisor_killed(fleet: LaunchedFleet) -> Trial:
     fleet.up.process.kill()
     fleet.up.process.wait()
     t0 = time.time()
@@ -19,7 +19,7 @@ def supervisor_killed(fleet: ObservedFleet) -> Trial:
     return Trial(None, time.time() - t0)
 
 
-def power_cut(fleet: ObservedFleet) -> Trial:
+def power_cut(fleet: LaunchedFleet) -> Trial:
     t0 = time.time()
     fleet.kill_everything()
     killed = time.time()

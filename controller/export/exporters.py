@@ -1,6 +1,6 @@
-"""What leaves a leader besides replies: curves to sinks, traces of samples to a collector.
+"""Exporters of one leader: curves to sinks, traces of samples to a collector.
 
-Both run in threads of their own, behind the journal and the run files, and nobody waits for them.
+Each runs in a thread of its own, behind the journal and the run files. Nobody waits for them.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from controller.export.otel_traces import Traces
 from controller.store.journal import START, Journal
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
-from paceline.sinks.registry import external_run, maker
+from paceline.sinks.registry import external_run, sink_maker
 from paceline.sinks.sink_thread import SinkThread
 
 log = logging.getLogger(__name__)
 
 FINISH_S = 1.5
-"""How long the process of a run that is over waits for its last points to leave."""
+"""How long the process waits, at the end of a run, for the last points to be delivered."""
 
 
 class Exporters:
-    """Of one term. ``start`` once the run's start is known; ``record`` takes what is journalled."""
+    """``start`` once the run's start time is known; then ``record`` every journalled entry."""
 
     def __init__(self, config: Config, run_dir: Path, *, may_write: Callable[[], bool]) -> None:
         self._config = config
@@ -40,17 +40,17 @@ class Exporters:
             self.traces = Traces(config)
 
     def start(self, started_t: float) -> None:
-        """``started_t``: of the run, by its ledger."""
+        """``started_t``: the run's start in its ledger, unix seconds."""
         run = external_run(self._config, self._run_dir, started_t)
         self._run_id = run.id
         path = self._run_dir / "metrics.jsonl"
         self.feeds = [
-            SinkThread(name, maker(name, run), path, may_write=self._may_write)
+            SinkThread(name, sink_maker(name, run), path, may_write=self._may_write)
             for name in self._config.metrics.sinks
         ]
 
     async def replay(self, journal: Journal, until: str) -> None:
-        """What happened before this term: tasks under way have their beginning in it."""
+        """Reads the entries of earlier leaders: tasks in flight began in them."""
         if self.traces is None:
             return
         position = START
@@ -60,23 +60,23 @@ class Exporters:
                     self.traces.remember(entry.t, entry.events)
                 position = entries[-1].at.entry
         except (RedisError, OSError) as error:
-            event(log, "traces begin here", logging.WARNING, why=type(error).__name__)
+            event(log, "traces begin with this term", logging.WARNING, why=type(error).__name__)
         self.traces.start(self._run_id)
 
     def record(self, t: float, events: Sequence[Mapping[str, Any]]) -> None:
-        """One journal entry, in order; returns at once."""
+        """Takes the next journal entry; returns at once."""
         if self.traces is not None:
             self.traces.record(t, events)
 
     def begin_close(self, outcome: str | None) -> None:
-        """Returns at once. ``outcome``: finished or failed where the run has ended."""
+        """Returns at once. ``outcome``: finished or failed; None if the run goes on."""
         for feed in self.feeds:
             feed.begin_close(outcome)
         if self.traces is not None:
             self.traces.begin_close()
 
     def join(self, timeout_s: float) -> bool:
-        """Whether everything has left by then."""
+        """Waits for the threads; whether everything was delivered."""
         deadline = time.monotonic() + timeout_s
         parts: list[SinkThread | Traces] = [*self.feeds]
         if self.traces is not None:

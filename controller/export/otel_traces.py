@@ -1,9 +1,9 @@
-"""Traces of samples to an OpenTelemetry collector, made from what the leader has journalled.
+"""OpenTelemetry traces of samples, derived from what the leader has journalled.
 
-    journal entry ──► bounded queue ──► thread: lifelines ──► spans ──► exporter's own thread
+    journal entry ──► bounded queue ──► thread: SampleSpans ──► Tracer ──► exporter's own thread
 
-Trace and span ids come from the run, the task and the part of its life: a new leader goes on in the
-trace that the one before has begun. A collector that is slow or gone costs spans, never time.
+Trace and span ids are derived from the run, the task and the span's key, so a new leader continues the
+traces of its predecessor. If the collector is slow or gone, spans are lost; the run is never delayed.
 """
 
 from __future__ import annotations
@@ -17,67 +17,64 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
+from paceline.config.errors import ConfigError
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
 from paceline.run_view.sample_spans import SampleSpans, Span
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.25
+POLL_S = 0.25
 MOST_WAITING = 20_000
-"""Journal entries; beyond it the oldest are left out."""
+"""Journal entries waiting to be turned into spans; beyond it the oldest are dropped."""
 NEEDED = ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http")
 
 
-class NoTelemetry(Exception):
-    """Says which package is missing and how to get it."""
-
-
 def check_telemetry(config: Config) -> None:
-    """Raises NoTelemetry where an endpoint is set that cannot be served."""
+    """Raises ConfigError if the endpoint is malformed or OpenTelemetry is not installed."""
     endpoint = config.telemetry.otlp_endpoint
     if endpoint is None:
         return
     if urlsplit(endpoint).scheme not in ("http", "https") or not urlsplit(endpoint).netloc:
-        raise NoTelemetry(f"telemetry.otlp_endpoint = {endpoint!r}: write it as http://HOST:4318")
+        raise ConfigError(f"telemetry.otlp_endpoint = {endpoint!r}: write it as http://HOST:4318")
     for name in NEEDED:
         try:
             found = importlib.util.find_spec(name) is not None
         except ModuleNotFoundError:
             found = False
         if not found:
-            raise NoTelemetry(
+            raise ConfigError(
                 "telemetry.otlp_endpoint is set, but OpenTelemetry is not installed: "
                 "pip install 'paceline[otel]'"
             )
 
 
 class Traces:
-    """``remember`` what came before this term, ``start``, ``record`` what comes."""
+    """The traces of one leader: ``remember`` earlier entries, ``start``, then ``record`` new ones."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
         self._run = ""
-        self._lifelines = SampleSpans(config.run.name, config.telemetry.share)
+        self._spans = SampleSpans(config.run.name, config.telemetry.share)
         self._entries: deque[tuple[float, Sequence[Mapping[str, Any]]]] = deque(maxlen=MOST_WAITING)
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="traces", daemon=True)
         self.failed = False
 
     def remember(self, t: float, events: Sequence[Mapping[str, Any]]) -> None:
-        """Before ``start``: earlier leaders have sent the spans that end here."""
+        """Takes an entry of an earlier leader, before ``start``. That leader has sent its spans."""
         for one in events:
-            for _ in self._lifelines.take(t, one):
+            for _ in self._spans.take(t, one):
                 pass
 
     def start(self, run: str) -> None:
-        """``run``: an id that no other run has, and every leader of this one."""
+        """``run``: an id unique to this run and the same for each of its leaders."""
         self._run = run
         if not self._closing.is_set():
             self._thread.start()
 
     def record(self, t: float, events: Sequence[Mapping[str, Any]]) -> None:
-        """One journal entry; returns at once."""
+        """Takes one journal entry; returns at once."""
         if not self.failed:
             self._entries.append((t, events))
 
@@ -85,6 +82,7 @@ class Traces:
         self._closing.set()
 
     def join(self, timeout_s: float) -> bool:
+        """Waits for the thread; whether it has ended."""
         if self._thread.ident is None:
             return True
         self._thread.join(timeout_s)
@@ -95,12 +93,12 @@ class Traces:
             tracer = otlp_tracer(self._config, self._run)
             closing = False
             while not closing:
-                # Looked at before the entries: those that came before it was set are sent.
-                closing = self._closing.wait(LOOK_S)
+                # Read before the entries: entries recorded before the close are still sent.
+                closing = self._closing.wait(POLL_S)
                 while self._entries:
                     t, events = self._entries.popleft()
                     for one in events:
-                        for span in self._lifelines.take(t, one):
+                        for span in self._spans.take(t, one):
                             tracer.send(span)
             tracer.close()
         except Exception as error:  # of a library that the run does not depend on
@@ -110,72 +108,55 @@ class Traces:
 
 
 class Tracer:
-    """Spans of lifelines as OpenTelemetry's, through ``provider``."""
+    """Hands spans to ``processor``, a span processor of the OpenTelemetry SDK.
 
-    def __init__(self, provider: Any, ids: Any, run: str) -> None:
-        self._provider = provider
-        self._ids = ids
-        self._tracer = provider.get_tracer("paceline")
+    Spans are built ready-made, because the SDK's own tracer chooses the ids.
+    """
+
+    def __init__(self, run_name: str, run: str, processor: Any) -> None:
+        from opentelemetry.sdk.resources import Resource
+        from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+
         self._run = run
+        self._processor = processor
+        self._resource = Resource.create({"service.name": "paceline", "paceline.run": run_name})
+        self._scope = InstrumentationScope("paceline")
 
     def send(self, span: Span) -> None:
-        from opentelemetry import trace
+        from opentelemetry.sdk.trace import ReadableSpan
         from opentelemetry.trace import Status, StatusCode
 
-        trace_id = _number(16, self._run, span.task_id)
-        context = None
-        if span.parent:
-            parent = trace.SpanContext(
-                trace_id,
-                _number(8, self._run, span.task_id, span.parent),
-                is_remote=False,
-                trace_flags=trace.TraceFlags(trace.TraceFlags.SAMPLED),
+        self._processor.on_end(
+            ReadableSpan(
+                span.name,
+                context=self._context(span.task_id, span.key),
+                parent=self._context(span.task_id, span.parent) if span.parent else None,
+                resource=self._resource,
+                attributes={"paceline.task": span.task_id, **span.attributes},
+                status=Status(StatusCode.ERROR, span.error) if span.error else Status(),
+                start_time=_ns(span.start),
+                end_time=_ns(max(span.start, span.end)),
+                instrumentation_scope=self._scope,
             )
-            context = trace.set_span_in_context(trace.NonRecordingSpan(parent))
-        self._ids.next(trace_id, _number(8, self._run, span.task_id, span.key))
-        started = self._tracer.start_span(
-            span.name,
-            context,
-            start_time=_ns(span.start),
-            attributes={"paceline.task": span.task_id, **span.attributes},
         )
-        if span.error:
-            started.set_status(Status(StatusCode.ERROR, span.error))
-        started.end(_ns(max(span.start, span.end)))
 
     def close(self) -> None:
-        """Sends what waits, for as long as the exporter's time limit."""
-        self._provider.shutdown()
+        """Sends the remaining spans, within the exporter's time limit."""
+        self._processor.shutdown()
 
+    def _context(self, task_id: str, key: str) -> Any:
+        from opentelemetry.trace import SpanContext, TraceFlags
 
-def make_tracer(config: Config, run: str, processor: Any) -> Tracer:
-    """``processor``: a span processor of the OpenTelemetry SDK. ``run``: what ids are made from."""
-    from opentelemetry.sdk.resources import Resource
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.id_generator import IdGenerator
-
-    class Ids(IdGenerator):  # type: ignore[misc]
-        """Hands out the ids it was told to. Spans are made by one thread."""
-
-        _trace = _span = 1
-
-        def next(self, trace_id: int, span_id: int) -> None:
-            self._trace, self._span = trace_id, span_id
-
-        def generate_trace_id(self) -> int:
-            return self._trace
-
-        def generate_span_id(self) -> int:
-            return self._span
-
-    ids = Ids()
-    resource = Resource.create({"service.name": "paceline", "paceline.run": config.run.name})
-    provider = TracerProvider(resource=resource, id_generator=ids, shutdown_on_exit=False)
-    provider.add_span_processor(processor)
-    return Tracer(provider, ids, run)
+        return SpanContext(
+            trace_id=_id(16, self._run, task_id),
+            span_id=_id(8, self._run, task_id, key),
+            is_remote=False,
+            trace_flags=TraceFlags(TraceFlags.SAMPLED),
+        )
 
 
 def otlp_tracer(config: Config, run: str) -> Tracer:
+    """A tracer that exports to ``telemetry.otlp_endpoint`` over HTTP."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
@@ -183,11 +164,11 @@ def otlp_tracer(config: Config, run: str) -> Tracer:
     if urlsplit(endpoint).path in ("", "/"):
         endpoint = endpoint.rstrip("/") + "/v1/traces"
     exporter = OTLPSpanExporter(endpoint=endpoint, timeout=5)
-    return make_tracer(config, run, BatchSpanProcessor(exporter, schedule_delay_millis=1000))
+    return Tracer(config.run.name, run, BatchSpanProcessor(exporter, schedule_delay_millis=1000))
 
 
-def _number(size: int, *parts: str) -> int:
-    """From ``parts``, the same in every process; never 0, which stands for no id."""
+def _id(size: int, *parts: str) -> int:
+    """An id of ``size`` bytes, the same in every process; never 0, which means "no id"."""
     digest = hashlib.sha256("\0".join(parts).encode()).digest()
     return int.from_bytes(digest[:size], "big") or 1
 

@@ -238,13 +238,13 @@ class Liveness:
         if pulse.news:
             pulse.news = False
             for task_id in state.fleet.workers[key[0]].held:
-                ref = (task_id, state.tasks.records[task_id].attempt_of(key[0]))
+                ref = (task_id, state.tasks.records[task_id].attempt)
                 if ref not in pulse.held:
                     unnamed[ref] = pulse.unnamed.get(ref, now)
         else:
             for ref, since in pulse.unnamed.items():
                 task = state.tasks.records.get(ref[0])
-                if task is not None and task.leases.get(ref[1]) == key[0]:
+                if task is not None and task.leased_as(ref[1], key[0]):
                     unnamed[ref] = since
         pulse.unnamed = unnamed
 

@@ -58,9 +58,6 @@ class RunSpec:
     bounds: Mapping[str, int] = field(default_factory=dict)
     """Least and most wanted workers: policy_min, policy_max, rollout_min, rollout_max; an absent
     one is no limit. rollout_spares: workers wanted beside those, to stand by. Not fixed: a later leader's hold from its term on."""
-    speculative_after: float = 0.0
-    """A task that the next step waits for is leased a second time, to a worker that is idle, once it
-    has run for this many times the typical task's time; 0: never."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,16 +82,6 @@ class TasksLeased:
     incarnation: int
     lease_seq: int
     leases: tuple[LeasedTask, ...]
-    t: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseSuperseded:
-    """Of two tries at a task the other one finished it: this lease is over."""
-
-    task_id: str
-    attempt: int
-    worker_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +94,7 @@ class GroupAccepted:
 
 @dataclass(frozen=True, slots=True)
 class TaskReleased:
-    """The lease is over. Back to the front of the queue, unless a second try goes on."""
+    """The lease is over; the task goes back to the front of the queue."""
 
     task_id: str
     attempt: int
@@ -337,7 +327,6 @@ Event = (
     | WorkerChanged
     | SpareSet
     | TasksLeased
-    | LeaseSuperseded
     | GroupAccepted
     | TaskReleased
     | TaskDropped

@@ -2,8 +2,8 @@
 
 - A task is leased only if tokens of the worker's weights will be fresh enough at the step it
   queues for. The count in front of it is derived from the tasks, so it cannot leak.
-- Only a try that runs may finish a task, and the first one does. Everyone else learns what became
-  of it.
+- Only the attempt that runs may finish a task. A late submission of another one gets the verdict on
+  what became of the task.
 - A try that failed counts, and so does the death of an owner that held nothing else; at
   ``max_attempts`` the task is quarantined.
 - A task that two owners have died with is suspect: it goes to a worker that holds nothing else, one
@@ -33,13 +33,11 @@ from controller.ledger.decider import Decider
 from controller.ledger.events import (
     EvalTaskDone,
     GroupAccepted,
-    LeaseSuperseded,
     TaskDropped,
     TaskReleased,
     TasksLeased,
 )
 from controller.ledger.fleet import Worker
-from controller.ledger.speculation import awaited_tasks
 from controller.ledger.state import Phase, State
 from controller.ledger.step_decisions import settle_step
 from controller.ledger.tasks import Task, TaskState
@@ -76,11 +74,8 @@ def lease(d: Decider, c: LeaseTasks, now: float) -> LeaseResult:
     if not leases:
         if loaded < 0 or admissible(state, state.versions.version) > 0:
             return LeaseResult((), "weights")
-        awaited = awaited_tasks(state, worker, loaded, now)
-        leases = [_lease_of(state, task) for task in awaited[: c.max_tasks]]
-    if not leases:
         return LeaseResult((), "staleness")
-    event = TasksLeased(c.worker_id, c.incarnation, c.lease_seq, tuple(leases), now)
+    event = TasksLeased(c.worker_id, c.incarnation, c.lease_seq, tuple(leases))
     d.emit(event)
     return LeaseResult(event.leases)
 
@@ -158,7 +153,7 @@ def accept(d: Decider, c: AcceptGroup, now: float) -> Verdict:
         return _of_the_past(state, group.task_id, group.attempt)
     if problem := _implausible(state, task, group):
         return Verdict("invalid", problem)
-    if not _holds(task, c.worker_id, group.attempt):
+    if not task.leased_as(group.attempt, c.worker_id):
         return _not_yours(task, group.attempt)
     if task.kind is Kind.EVAL:
         d.emit(EvalTaskDone(task.task_id, task.attempt, c.worker_id, group.reward_mean))
@@ -168,12 +163,11 @@ def accept(d: Decider, c: AcceptGroup, now: float) -> Verdict:
     staleness = state.versions.staleness(group.min_version, next_step)
     if staleness > state.run.max_staleness:
         detail = f"{staleness} steps old at the earliest step {next_step}"
-        drop(d, task, group.attempt, "stale", detail, verdict="too_stale")
+        drop(d, task, "stale", detail, verdict="too_stale")
         return Verdict("too_stale", detail)
     if state.run.filter_uninformative and group.reward_std == 0.0:
-        drop(d, task, group.attempt, "uninformative", "all rewards are equal")
+        drop(d, task, "uninformative", "all rewards are equal")
         return Verdict("accepted", "uninformative: its rewards are all equal; dropped")
-    supersede(d, task, group.attempt)
     d.emit(GroupAccepted(c.worker_id, group))
     settle_step(d, now)
     return Verdict("accepted")
@@ -197,10 +191,10 @@ def give_back(d: Decider, c: ReturnTask, now: float) -> Verdict:
     task = d.state.tasks.records.get(c.task_id)
     if task is None:
         return _of_the_past(d.state, c.task_id, c.attempt)
-    if not _holds(task, c.worker_id, c.attempt):
+    if not task.leased_as(c.attempt, c.worker_id):
         return _not_yours(task, c.attempt)
     if c.kind == "drop":
-        drop(d, task, c.attempt, c.reason, c.detail)
+        drop(d, task, c.reason, c.detail)
     elif c.kind == "failed":
         release(d, task, worker, c.reason, counts=True, detail=c.detail)
     elif c.kind == "hand_back":
@@ -215,10 +209,9 @@ def give_back(d: Decider, c: ReturnTask, now: float) -> Verdict:
 
 def expire(d: Decider, c: ExpireLease, now: float) -> None:
     task = d.state.tasks.records.get(c.task_id)
-    if task is None or c.attempt not in task.leases:
-        return
-    owner = d.state.fleet.workers[task.leases[c.attempt]]
-    release(d, task, owner, "lease_expired", counts=False)
+    if task is not None and task.leased and task.attempt == c.attempt:
+        owner = d.state.fleet.workers[task.owner]
+        release(d, task, owner, "lease_expired", counts=False)
 
 
 def release(
@@ -231,52 +224,38 @@ def release(
     detail: str = "",
     suspected: bool = False,
 ) -> None:
-    """The worker's lease is over without a group: the task goes back to the front of the queue, or
-    into quarantine; where a second try runs, on with that."""
-    run, attempt = d.state.run, task.attempt_of(worker.worker_id)
-    if counts and len(task.failures) + 1 >= run.max_attempts:
+    """Ends the worker's lease without a group: the task goes back to the front of the queue, or into
+    quarantine."""
+    if counts and len(task.failures) + 1 >= d.state.run.max_attempts:
         tries = [*task.failures, f"{worker.worker_id}: {reason} {detail}".strip()]
-        drop(d, task, attempt, "quarantined", "; ".join(tries))
+        drop(d, task, "quarantined", "; ".join(tries))
         return
-    d.emit(TaskReleased(task.task_id, attempt, worker.worker_id, reason, counts, detail, suspected))
+    who = (task.task_id, task.attempt, worker.worker_id)
+    d.emit(TaskReleased(*who, reason, counts, detail, suspected))
 
 
-def drop(
-    d: Decider, task: Task, attempt: int, reason: str, detail: str = "", verdict: str = "duplicate"
-) -> None:
-    """The task is finished without being trained, by ``attempt``."""
-    supersede(d, task, attempt)
-    d.emit(TaskDropped(task.task_id, attempt, reason, detail, verdict))
-
-
-def supersede(d: Decider, task: Task, attempt: int) -> None:
-    """Every try but this one is over: it is about to finish the task."""
-    for other, worker_id in sorted(task.leases.items()):
-        if other != attempt:
-            d.emit(LeaseSuperseded(task.task_id, other, worker_id))
-
-
-def _holds(task: Task, worker_id: str, attempt: int) -> bool:
-    return task.leases.get(attempt) == worker_id
+def drop(d: Decider, task: Task, reason: str, detail: str = "", verdict: str = "duplicate") -> None:
+    """Finishes the task without training it."""
+    d.emit(TaskDropped(task.task_id, task.attempt, reason, detail, verdict))
 
 
 def _not_yours(task: Task, attempt: int) -> Verdict:
     if attempt > task.attempt or attempt < 1:
         return Verdict("unknown_task", f"{task.task_id} was never tried {attempt} times")
-    if task.group is not None and attempt == task.group.attempt:
+    if task.group is not None and attempt == task.attempt:
         return Verdict("duplicate", "this attempt was accepted before")
     if task.stand is TaskState.PENDING:
         return Verdict("superseded", "this lease is over; the task waits for another try")
-    return Verdict("superseded", f"the task is at attempt {task.finished_attempt}")
+    return Verdict("superseded", f"the task is at attempt {task.attempt}")
 
 
 def _of_the_past(state: State, task_id: str, attempt: int) -> Verdict:
     outcome = state.tasks.outcomes.get(task_id)
     if outcome is not None:
-        last, verdict, newest = outcome
+        last, verdict = outcome
         if attempt == last:
             return Verdict(verdict, "this attempt is finished")
-        if attempt > newest or attempt < 1:
+        if attempt > last or attempt < 1:
             return Verdict("unknown_task", f"{task_id} was never tried {attempt} times")
         return Verdict("superseded", "the task is finished")
     if was_dispatched(state, task_id):

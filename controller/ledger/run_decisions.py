@@ -120,9 +120,7 @@ def _drop_leftovers(d: Decider) -> None:
     for task in list(s.tasks.records.values()):
         if task.stand is not TaskState.TRAINED:
             verdict = "superseded" if task.group is None else "duplicate"
-            # A try that still runs, if one does: the newest may have ended with its owner.
-            attempt = max(task.leases, default=task.finished_attempt)
-            drop(d, task, attempt, "run_ended", verdict=verdict)
+            drop(d, task, "run_ended", verdict=verdict)
 
 
 def _fail(d: Decider, request_id: str, reason: str, now: float) -> None:

@@ -146,15 +146,10 @@ def _term(s: State, e: ev.TermBegun) -> None:
 def _leased(s: State, e: ev.TasksLeased) -> None:
     s.fleet.apply_leased(e)
     for lease in e.leases:
-        s.tasks.apply_leased(lease, e.worker_id, e.t)
+        s.tasks.apply_leased(lease, e.worker_id)
         task = s.tasks.records[lease.task_id]
         if task.kind is Kind.EVAL:
             s.evals.lease(task.eval_step, task.ordinal)
-
-
-def _superseded(s: State, e: ev.LeaseSuperseded) -> None:
-    s.tasks.apply_superseded(e)
-    del s.fleet.workers[e.worker_id].held[e.task_id]
 
 
 def _accepted(s: State, e: ev.GroupAccepted) -> None:
@@ -172,8 +167,8 @@ def _released(s: State, e: ev.TaskReleased) -> None:
 
 def _dropped(s: State, e: ev.TaskDropped) -> None:
     task = s.tasks.records[e.task_id]
-    for worker_id in task.leases.values():
-        del s.fleet.workers[worker_id].held[e.task_id]
+    if task.leased:
+        del s.fleet.workers[task.owner].held[e.task_id]
     if task.kind is Kind.EVAL:
         s.evals.drop(task.eval_step, task.ordinal)
     elif task.stand is not TaskState.PENDING:
@@ -194,7 +189,7 @@ def _eval_done(s: State, e: ev.EvalTaskDone) -> None:
     task = s.tasks.records[e.task_id]
     s.fleet.workers[e.worker_id].held.pop(e.task_id, None)
     s.evals.score(task.eval_step, e.reward_mean)
-    s.tasks.forget(task, e.attempt, "duplicate")
+    s.tasks.forget(task, "duplicate")
 
 
 def _rolled_back(s: State, e: ev.RolledBack) -> None:
@@ -231,7 +226,7 @@ def _aborted(s: State, e: ev.StepAborted) -> None:
 def _checkpointed(s: State, e: ev.CheckpointRecorded) -> None:
     s.versions.apply_checkpoint(e)
     covered = s.steps.apply_checkpoint(e.step)
-    s.garbage.extend((task_id, s.tasks.records[task_id].finished_attempt) for task_id in covered)
+    s.garbage.extend((task_id, s.tasks.records[task_id].attempt) for task_id in covered)
     s.tasks.cover(covered)
 
 
@@ -293,7 +288,6 @@ _APPLY: dict[type[Any], Callable[[State, Any], None]] = {
     ev.WorkerChanged: lambda s, e: s.fleet.apply_changed(e),
     ev.SpareSet: lambda s, e: s.fleet.apply_spare(e),
     ev.TasksLeased: _leased,
-    ev.LeaseSuperseded: _superseded,
     ev.GroupAccepted: _accepted,
     ev.TaskReleased: _released,
     ev.TaskDropped: _dropped,

@@ -21,7 +21,6 @@ from typing import Any
 from controller.ledger.commands import GroupFacts, Kind, LeasedTask
 from controller.ledger.events import (
     GroupAccepted,
-    LeaseSuperseded,
     TaskDropped,
     TaskReleased,
 )
@@ -35,7 +34,7 @@ SUSPECT_DEATHS = 2
 
 class TaskState(StrEnum):
     PENDING = "pending"  # waits for a lease, after an earlier try
-    LEASED = "leased"  # an owner works at it; two, where it was leased speculatively
+    LEASED = "leased"  # an owner works on it
     READY = "ready"  # training group accepted, waits for a step
     IN_STEP = "in_step"  # in the open step, or reserved for a step that is trained again
     TRAINED = "trained"  # its step is committed
@@ -64,11 +63,7 @@ class Task:
     attempt: int = 0
     """Newest try, running or not."""
     owner: str = ""
-    """Worker id of the newest try; once a group is accepted, of the one that made it."""
-    leases: dict[int, str] = field(default_factory=dict)
-    """Tries that run, with their worker ids."""
-    since: float = 0.0
-    """When the oldest of them was leased. Unix seconds."""
+    """Worker id of the newest try."""
     failures: tuple[str, ...] = ()
     """One line for each try that counts towards quarantine."""
     deaths: int = 0
@@ -77,13 +72,13 @@ class Task:
     eval_step: int = -1
 
     @property
-    def finished_attempt(self) -> int:
-        """The try whose group was accepted, else the newest."""
-        return self.attempt if self.group is None else self.group.attempt
+    def leased(self) -> bool:
+        """The newest try runs, on ``owner``."""
+        return self.stand is TaskState.LEASED
 
-    def attempt_of(self, worker_id: str) -> int:
-        """The try that runs on this worker; 0 for none."""
-        return next((n for n, owner in self.leases.items() if owner == worker_id), 0)
+    def leased_as(self, attempt: int, worker_id: str) -> bool:
+        """This attempt runs, on this worker."""
+        return self.leased and (self.attempt, self.owner) == (attempt, worker_id)
 
     @property
     def suspect(self) -> bool:
@@ -111,11 +106,8 @@ class TaskBook:
     """Training tasks dropped in a row because their tries failed, without a group in between."""
     last_failure: str = ""
     """Why the newest of them was dropped."""
-    typical_s: float = 0.0
-    """Moving average of the time from lease to group, generation and rewards; 0: not known yet."""
-    outcomes: dict[str, tuple[int, str, int]] = field(default_factory=dict)
-    """Of tasks that left the memory: the attempt that finished it, what a repeat of that is told, and
-    the newest attempt."""
+    outcomes: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Of tasks that left the memory: the newest attempt, and the verdict on a repeat of it."""
 
     @property
     def position(self) -> int:
@@ -124,11 +116,8 @@ class TaskBook:
 
     # ---- what events do -------------------------------------------------------------------
 
-    def apply_leased(self, lease: LeasedTask, owner: str, t: float) -> None:
+    def apply_leased(self, lease: LeasedTask, owner: str) -> None:
         task = self.records.get(lease.task_id)
-        if task is not None and task.leases:
-            self._begin(task, lease.attempt, owner)
-            return
         if task is None:
             task = Task(lease.task_id, Kind.TRAIN, self.cursor)
             self.records[lease.task_id] = task
@@ -136,38 +125,23 @@ class TaskBook:
         elif task.kind is Kind.TRAIN:
             self._unqueue(task.ordinal)
         self._move(task, TaskState.LEASED)
-        task.since = t
-        self._begin(task, lease.attempt, owner)
+        task.attempt, task.owner = lease.attempt, owner
         if task.kind is Kind.TRAIN:
             self.leased += 1
-
-    @staticmethod
-    def _begin(task: Task, attempt: int, owner: str) -> None:
-        task.attempt, task.owner = attempt, owner
-        task.leases[attempt] = owner
 
     def apply_accepted(self, event: GroupAccepted) -> None:
         task, group = self.records[event.group.task_id], event.group
         self._move(task, TaskState.READY)
         self.leased -= 1
         self.fruitless = 0
-        task.group, task.owner = group, event.worker_id
-        task.leases.clear()
+        task.group = group
         self.ready[task.task_id] = None
-        took_s = group.generate_s + group.reward_s
-        self.typical_s += (took_s - self.typical_s) * (0.1 if self.typical_s else 1.0)
-
-    def apply_superseded(self, event: LeaseSuperseded) -> None:
-        del self.records[event.task_id].leases[event.attempt]
 
     def apply_released(self, event: TaskReleased) -> None:
         task = self.records[event.task_id]
-        del task.leases[event.attempt]
         if event.counts:
             task.failures += (f"{event.worker_id}: {event.reason} {event.detail}".strip(),)
         task.deaths += event.suspected
-        if task.leases:
-            return
         self._move(task, TaskState.PENDING)
         if task.kind is Kind.TRAIN:
             self.leased -= 1
@@ -190,7 +164,7 @@ class TaskBook:
             elif event.reason not in _NO_FAILURE:
                 self.fruitless += 1
                 self.last_failure = f"{event.reason}: {event.detail}"
-        self.forget(task, event.attempt, event.verdict)
+        self.forget(task, event.verdict)
 
     def take_into_step(self, task_ids: Iterable[str]) -> None:
         for task_id in task_ids:
@@ -222,12 +196,12 @@ class TaskBook:
         for task_id in task_ids:
             task = self.records[task_id]
             self._move(task, None)
-            self.forget(task, task.finished_attempt, "duplicate")
+            self.forget(task, "duplicate")
 
-    def forget(self, task: Task, attempt: int, verdict: str) -> None:
-        """Takes a task that ``attempt`` finished out of memory; a repeat of it is told ``verdict``."""
+    def forget(self, task: Task, verdict: str) -> None:
+        """Takes a finished task out of memory; ``verdict``: on a repeated submission of it."""
         del self.records[task.task_id]
-        self.outcomes[task.task_id] = (attempt, verdict, task.attempt)
+        self.outcomes[task.task_id] = (task.attempt, verdict)
         if len(self.outcomes) > _OUTCOMES_KEPT:
             del self.outcomes[next(iter(self.outcomes))]
 
@@ -260,7 +234,6 @@ class TaskBook:
             "dropped": dict(self.dropped),
             "fruitless": self.fruitless,
             "last_failure": self.last_failure,
-            "typical_s": self.typical_s,
             "outcomes": [[k, *v] for k, v in self.outcomes.items()],
         }
 
@@ -278,10 +251,7 @@ class TaskBook:
             dropped=Counter(data["dropped"]),
             fruitless=data.get("fruitless", 0),
             last_failure=data.get("last_failure", ""),
-            typical_s=data.get("typical_s", 0.0),
-            outcomes={
-                k: (n, said, rest[0] if rest else n) for k, n, said, *rest in data["outcomes"]
-            },
+            outcomes={k: (n, said) for k, n, said in data["outcomes"]},
         )
 
 
@@ -297,17 +267,11 @@ def _dump_task(task: Task) -> list[Any]:
         None if task.group is None else list(astuple(task.group)),
         task.eval_step,
         task.deaths,
-        [list(lease) for lease in task.leases.items()],
-        task.since,
     ]
 
 
 def _load_task(data: list[Any]) -> Task:
-    task_id, kind, ordinal, stand, attempt, owner, failures, group, eval_step, *later = data
-    # Snapshots of earlier versions know of one try at a time.
-    only = [[attempt, owner]] if stand == TaskState.LEASED else []
-    known: list[Any] = [*later, *[0, only, 0.0][len(later) :]]
-    deaths, leases, since = known
+    task_id, kind, ordinal, stand, attempt, owner, failures, group, eval_step, deaths = data
     return Task(
         task_id=task_id,
         kind=Kind(kind),
@@ -319,6 +283,4 @@ def _load_task(data: list[Any]) -> Task:
         group=None if group is None else GroupFacts(*group),
         eval_step=eval_step,
         deaths=deaths,
-        leases=dict(leases),
-        since=since,
     )

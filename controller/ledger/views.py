@@ -152,7 +152,7 @@ def wanted_checkpoint(state: State) -> int:
 
 def _owns(state: State, worker_id: str, task_id: str, attempt: int) -> bool:
     task = state.tasks.records.get(task_id)
-    return task is not None and task.leases.get(attempt) == worker_id
+    return task is not None and task.leased_as(attempt, worker_id)
 
 
 def _lifecycle(state: State, worker: Worker) -> str:
@@ -225,7 +225,7 @@ def plan(
         mesh_epoch=step.mesh_epoch,
         version=step.version,
         next_version=step.version + 1,
-        shard=tuple((task_id, records[task_id].finished_attempt) for task_id in shard),
+        shard=tuple((task_id, records[task_id].attempt) for task_id in shard),
         total_tokens=sum(g.tokens for g in groups),
         total_sequences=sum(g.sequences for g in groups),
         total_groups=len(groups),
@@ -324,8 +324,4 @@ def live_payloads(state: State) -> set[tuple[str, int]]:
 
 def running_tries(state: State) -> set[tuple[str, int]]:
     """(task id, attempt) of all tries whose group may still be accepted."""
-    return {
-        (task_id, attempt)
-        for task_id, task in state.tasks.records.items()
-        for attempt in task.leases
-    }
+    return {(t.task_id, t.attempt) for t in state.tasks.records.values() if t.leased}

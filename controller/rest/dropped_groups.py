@@ -98,7 +98,7 @@ class DroppedGroups:
                 {
                     "group_id": task_id,
                     "attempt": int(event["attempt"]),
-                    "stand": "dropped",
+                    "state": "dropped",
                     "owner": owner,
                     **dict.fromkeys(("sequences", "tokens"), 0),
                     **dict.fromkeys(("reward_mean", "reward_std", "reward_max"), 0.0),

@@ -115,10 +115,10 @@ class PrometheusMetrics(Collector):
         yield from self._workers(view)
 
     def _tasks(self, view: views.StatusView) -> Iterator[Metric]:
-        stands = GaugeMetricFamily("paceline_tasks", "Groups by where they stand", labels=["stand"])
-        for stand in ("pending", "leased", "ready", "in_step", "trained"):
-            stands.add_metric([stand], getattr(view.counts, stand))
-        yield stands
+        states = GaugeMetricFamily("paceline_tasks", "Groups by state", labels=["state"])
+        for state in ("pending", "leased", "ready", "in_step", "trained"):
+            states.add_metric([state], getattr(view.counts, state))
+        yield states
         dropped = CounterMetricFamily(
             "paceline_tasks_dropped", "Groups dropped, by reason", labels=["reason"]
         )
@@ -144,7 +144,7 @@ class PrometheusMetrics(Collector):
         yield parts
 
     def _workers(self, view: views.StatusView) -> Iterator[Metric]:
-        wanted = GaugeMetricFamily("paceline_workers_desired", "Wanted workers", labels=["role"])
+        wanted = GaugeMetricFamily("paceline_workers_desired", "Desired workers", labels=["role"])
         for role, count in sorted(view.desired.items()):
             wanted.add_metric([role], count)
         yield wanted

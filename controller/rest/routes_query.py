@@ -152,7 +152,7 @@ def router(controller: Controller, index: RunIndex, pace: StepRate) -> APIRouter
     async def groups(
         limit: Annotated[int, Query(ge=1, le=500)] = 50,
         sort: Literal["recent", "oldest", "reward", "-reward", "-length", "-staleness"] = "recent",
-        stand: Literal["ready", "in_step", "trained", "dropped"] | None = None,
+        state: Literal["ready", "in_step", "trained", "dropped"] | None = None,
         reason: Annotated[
             str | None,
             Query(max_length=256, description="Dropped ones only, for this reason"),
@@ -163,8 +163,8 @@ def router(controller: Controller, index: RunIndex, pace: StepRate) -> APIRouter
         min_tokens: Annotated[int | None, Query(ge=0, le=MOST_STEP)] = None,
         max_tokens: Annotated[int | None, Query(ge=0, le=MOST_STEP)] = None,
     ) -> schemas.Groups:
-        wanted = samples.Filter(stand, step, min_reward, max_reward, min_tokens, max_tokens)
-        if stand == "dropped" or reason is not None:
+        wanted = samples.Filter(state, step, min_reward, max_reward, min_tokens, max_tokens)
+        if state == "dropped" or reason is not None:
             by_content = any(
                 x is not None for x in (min_reward, max_reward, min_tokens, max_tokens)
             )

@@ -40,7 +40,7 @@ SORTS: dict[str, Callable[[dict[str, Any]], Any]] = {
 class Filter:
     """What a group must fulfil; None: no matter. Tokens are of the whole group."""
 
-    stand: str | None = None
+    state: str | None = None
     step: int | None = None
     min_reward: float | None = None
     max_reward: float | None = None
@@ -49,7 +49,7 @@ class Filter:
 
     def __call__(self, group: dict[str, Any]) -> bool:
         return (
-            (self.stand is None or group["stand"] == self.stand)
+            (self.state is None or group["state"] == self.state)
             and (self.step is None or group["step"] == self.step)
             and (self.min_reward is None or group["reward_mean"] >= self.min_reward)
             and (self.max_reward is None or group["reward_mean"] <= self.max_reward)
@@ -119,7 +119,7 @@ def _summary(state: State, task: Task, step: int) -> dict[str, Any]:
     return {
         "group_id": task.task_id,
         "attempt": facts.attempt,
-        "stand": str(task.stand),
+        "state": str(task.stand),
         "owner": task.owner,
         "sequences": facts.sequences,
         "tokens": facts.tokens,

@@ -20,7 +20,7 @@ class ProblemModel(BaseModel):
 
 
 class Tasks(BaseModel):
-    """Training tasks by where they stand: dispatched is the sum of the others. Groups."""
+    """Groups by state: dispatched is the sum of the others."""
 
     dispatched: int
     pending: int
@@ -192,7 +192,7 @@ class TaskDetail(BaseModel):
 class GroupSummary(BaseModel):
     group_id: Annotated[str, Field(examples=["t17"])]
     attempt: int
-    stand: Annotated[str, Field(description="ready, in_step, trained or dropped")]
+    state: Annotated[str, Field(description="ready, in_step, trained or dropped")]
     owner: str
     sequences: int
     tokens: int

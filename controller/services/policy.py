@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
@@ -43,7 +42,7 @@ async def next_plan(
 ) -> policy_pb2.PlanReply:
     leader = controller.leading()
     worker_id, incarnation = check_caller(request.caller)
-    deadline = time.monotonic() + check_wait(request.wait_s)
+    deadline = leader.clock.monotonic() + check_wait(request.wait_s)
     while True:
         await leader.ready()
         seen = leader.long_polls.plan.turn
@@ -53,7 +52,7 @@ async def next_plan(
         )
         # A plan names groups whose acceptance must not be lost after it was acted upon.
         await leader.group_commit.durable()
-        left_s = deadline - time.monotonic()
+        left_s = deadline - leader.clock.monotonic()
         if reply.state != policy_pb2.PLAN_STATE_WAIT or left_s <= 0:
             return reply
         await leader.long_polls.plan.wait(seen, left_s)
@@ -80,7 +79,7 @@ async def fetch_groups(
 async def vote(controller: Controller, request: policy_pb2.VoteRequest) -> policy_pb2.VoteReply:
     leader = controller.leading()
     worker_id, incarnation = check_caller(request.caller)
-    deadline = time.monotonic() + check_wait(request.wait_s)
+    deadline = leader.clock.monotonic() + check_wait(request.wait_s)
     if not request.weights_digest:
         raise Invalid("weights_digest is empty")
     command = CastVote(
@@ -95,7 +94,7 @@ async def vote(controller: Controller, request: policy_pb2.VoteRequest) -> polic
     while True:
         seen = leader.long_polls.vote.turn
         result: VoteResult = await leader.execute(command)
-        left_s = deadline - time.monotonic()
+        left_s = deadline - leader.clock.monotonic()
         if result.outcome != "pending" or left_s <= 0:
             return policy_pb2.VoteReply(outcome=_OUTCOMES[result.outcome], version=result.version)
         await leader.long_polls.vote.wait(seen, left_s)

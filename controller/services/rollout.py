@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from controller.ledger.commands import (
@@ -31,8 +30,6 @@ if TYPE_CHECKING:
 
 MAX_LEASED = 256
 MAX_GROUPS = 1024
-LOOK_S = 0.25
-"""How often a waiting request is looked at again where idle workers may try slow tasks a second time."""
 
 _KINDS = {
     Kind.TRAIN: rollout_pb2.TASK_KIND_TRAIN,
@@ -67,7 +64,7 @@ async def lease_tasks(
 ) -> rollout_pb2.LeaseReply:
     leader = controller.leading()
     worker_id, incarnation = check_caller(request.caller)
-    deadline = time.monotonic() + check_wait(request.wait_s)
+    deadline = leader.clock.monotonic() + check_wait(request.wait_s)
     if not 1 <= request.max_tasks <= MAX_TASKS:
         raise Invalid(f"max_tasks must be 1 to {MAX_TASKS}, not {request.max_tasks}")
     if request.lease_seq < 1:
@@ -90,17 +87,13 @@ async def lease_tasks(
                 loaded_version=loaded_version,
             )
         )
-        left_s = deadline - time.monotonic()
+        left_s = deadline - leader.clock.monotonic()
         if result.leases or result.empty_reason == "stopped" or left_s <= 0:
             break
         if result.empty_reason == "alone":
             await leader.long_polls.alone.wait(alone, left_s)
         else:
-            # A task becomes slow enough for a second try without any event.
-            speculative = leader.ledger.state.run.speculative_after > 0
-            await leader.long_polls.lease.wait(
-                lease, min(left_s, LOOK_S) if speculative else left_s
-            )
+            await leader.long_polls.lease.wait(lease, left_s)
     return rollout_pb2.LeaseReply(
         leases=await _with_rows(leader, result), empty_reason=_EMPTY[result.empty_reason]
     )

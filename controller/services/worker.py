@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import math
-import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from controller.errors import NotLeading
 from controller.ledger.commands import BreakLink, BreakMesh, CommandRefused, Observe, Register, Role
 from controller.services.validation import MAX_TASKS, Invalid, check_caller, check_text
+from paceline.config.differences import differences
 from paceline.v1 import common_pb2, worker_pb2
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ async def register(
             state_version=request.state_version,
         )
     )
-    leader.liveness.heard(worker_id, incarnation, time.monotonic())
+    leader.liveness.heard(worker_id, incarnation, leader.clock.monotonic())
     fleet = context.config.fleet
     return worker_pb2.RegisterReply(
         run_id=context.config.run.name,
@@ -105,7 +104,9 @@ async def session(
     finally:
         reader.cancel()
         if leader.sessions.close(current):
-            leader.liveness.session_lost(current.worker_id, current.incarnation, time.monotonic())
+            leader.liveness.session_lost(
+                current.worker_id, current.incarnation, leader.clock.monotonic()
+            )
 
 
 async def _read(
@@ -135,11 +136,11 @@ async def _observe(leader: Leader, current: ServerSession, report: worker_pb2.Re
     worker_id, incarnation = current.worker_id, current.incarnation
     if not leader.active:
         # Nothing can be decided now; the same directive again says that this controller lives.
-        leader.liveness.observe(report, time.monotonic())
+        leader.liveness.observe(report, leader.clock.monotonic())
         leader.sessions.send(current, None)
         return
     if leader.ledger.state.fleet.current(worker_id, incarnation) is not None:
-        leader.liveness.observe(report, time.monotonic())
+        leader.liveness.observe(report, leader.clock.monotonic())
         leader.decide(
             Observe(
                 worker_id=worker_id,
@@ -166,7 +167,7 @@ async def report_peer_error(
     await leader.execute(kind(worker_id, incarnation, request.epoch, request.detail[:512]))
     # An error of an epoch that is over says nothing about the members of the present one.
     if not request.is_link and request.epoch == leader.ledger.state.fleet.mesh_epoch:
-        leader.liveness.peer_error(worker_id, incarnation, request.epoch, time.monotonic())
+        leader.liveness.peer_error(worker_id, incarnation, request.epoch, leader.clock.monotonic())
     return worker_pb2.PeerErrorReply()
 
 
@@ -186,24 +187,3 @@ def check_report(report: worker_pb2.Report) -> None:
         if not math.isfinite(value) or len(name) > 64:
             raise Invalid(f"gauge {name[:64]} = {value}")
     check_text(report.activity, "activity", 256)
-
-
-def differences(ours: str, theirs: str) -> str:
-    """Which fields of two canonical configs differ, in words: the run's value, then the other's."""
-    try:
-        run, other = _flat(json.loads(ours)), _flat(json.loads(theirs))
-    except (ValueError, AttributeError):
-        return "one of them cannot be read"
-    names = sorted(n for n in run.keys() | other.keys() if run.get(n) != other.get(n))
-    shown = [f"{n} is {run.get(n)!r} in the run, {other.get(n)!r} here" for n in names[:8]]
-    return "; ".join(shown) or "its digest"
-
-
-def _flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
-    for name, value in tree.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
-        else:
-            flat[prefix + name] = value
-    return flat

@@ -56,10 +56,8 @@ def draw_shape(rng: random.Random) -> Shape:
 
 
 def _varied(shape: Shape, rng: random.Random) -> Shape:
-    """Half of the schedules try slow tasks twice, as soon as may be; a quarter have spares."""
+    """A quarter of the schedules have spares."""
     facts = shape.facts
-    if rng.random() < 0.5:
-        facts = replace(facts, speculative_after=0.5)
     if rng.random() < 0.25:
         facts = replace(facts, bounds={"rollout_spares": 1})
     return replace(shape, facts=facts)

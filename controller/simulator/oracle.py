@@ -17,7 +17,6 @@ from controller.ledger import events as ev
 from controller.ledger.commands import (
     AcceptGroup,
     CastVote,
-    LeasedTask,
     LeaseTasks,
     RunSpec,
 )
@@ -80,7 +79,7 @@ class Oracle:
         self.finished: str = ""
         self.told: dict[Any, Any] = {}
         names = ["entries", "events", "commits", "rollbacks", "deaths"]
-        names += ["second tries", "spares put to work"]
+        names += ["spares put to work"]
         self.counts = dict.fromkeys(names, 0)
         self.max_staleness = 0
         self.staleness_sum = 0.0
@@ -169,7 +168,7 @@ class Oracle:
             if lease.attempt != max(before, default=0) + 1:
                 raise Violation(f"{lease.task_id}/{lease.attempt} follows {before}")
             if running := self._running(lease.task_id):
-                self._check_second_try(lease, running, e.worker_id)
+                raise Violation(f"{lease.task_id} leased twice: {running} and {e.worker_id}")
             if lease.task_id in self.accepted or lease.task_id in self.dropped:
                 raise Violation(f"{lease.task_id} leased after it was finished")
             before[lease.attempt] = (e.worker_id, e.incarnation, True)
@@ -177,14 +176,6 @@ class Oracle:
         suspects = [t for t in holds if self.deaths[t] >= SUSPECT_DEATHS]
         if suspects and len(holds) > 1:
             raise Violation(f"{suspects} leased to {e.worker_id} in company: {holds}")
-
-    def _check_second_try(self, lease: LeasedTask, running: list[str], worker_id: str) -> None:
-        """Only where asked for, of a sound training task, once, on another worker."""
-        wanted = self.facts.speculative_after > 0 and lease.task_id.startswith("t")
-        sound = self.deaths[lease.task_id] == 0
-        if not wanted or not sound or len(running) > 1 or worker_id in running:
-            raise Violation(f"{lease.task_id} leased twice: {running} and {worker_id}")
-        self.counts["second tries"] += 1
 
     def _end_lease(self, task_id: str, attempt: int, worker_id: str | None = None) -> None:
         held = self.leases.get(task_id, {}).get(attempt)
@@ -197,11 +188,6 @@ class Oracle:
     def _finish(self, task_id: str) -> None:
         if left := self._running(task_id):
             raise Violation(f"{task_id} is finished, and still leased to {left}")
-
-    def _on_LeaseSuperseded(self, e: ev.LeaseSuperseded) -> None:
-        self._end_lease(e.task_id, e.attempt, e.worker_id)
-        if len(self._running(e.task_id)) != 1:
-            raise Violation(f"{e.task_id}/{e.attempt} superseded by nobody")
 
     def _on_GroupAccepted(self, e: ev.GroupAccepted) -> None:
         task_id = e.group.task_id

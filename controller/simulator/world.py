@@ -187,7 +187,6 @@ class World:
             reward_mean=0.5,
             reward_std=0.0 if dull else 0.5,
             reward_max=1.0,
-            generate_s=self.rng.random() if self.facts.speculative_after else 0.0,
             version_sum=tokens * (first + last) / 2,
         )
 

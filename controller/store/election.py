@@ -12,9 +12,9 @@
 from __future__ import annotations
 
 import logging
-import time
 from typing import Any
 
+from controller.clock import SYSTEM_CLOCK, Clock
 from controller.store.lua_scripts import Script
 from controller.store.redis_durability import replicated
 from controller.store.redis_keys import Keys
@@ -56,7 +56,16 @@ _RELEASE = Script(DELETE_IF_EQUAL)
 class Election:
     """One candidate. Redis errors propagate: the caller knows whether it leads or waits."""
 
-    def __init__(self, redis: Any, keys: Keys, identity: LeaderIdentity, *, lease_s: float) -> None:
+    def __init__(
+        self,
+        redis: Any,
+        keys: Keys,
+        identity: LeaderIdentity,
+        *,
+        lease_s: float,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._clock = clock
         self._redis = redis
         self._keys = keys
         self._identity = identity.to_json()
@@ -68,7 +77,31 @@ class Election:
 
     async def acquire(self, known_term: int) -> int | None:
         """The new term, or None while somebody holds the lease."""
-        began = time.monotonic()
+        began = self._clock.monotonic()
+        term = await self._grant(known_term)
+        if term is not None:
+            self.lease_until = began + self._lease_s
+        return term
+
+    async def renew(self, term: int) -> bool:
+        """Extends the lease; False where another term was granted or another process holds it."""
+        began = self._clock.monotonic()
+        kept = await self._extend(term)
+        self.lease_until = began + self._lease_s if kept else 0.0
+        return kept
+
+    @property
+    def holds_lease(self) -> bool:
+        return self._clock.monotonic() < self.lease_until
+
+    async def release(self) -> None:
+        """Lets a standby take over at once."""
+        self.lease_until = 0.0
+        await self._delete()
+
+    # ---- Redis ----------------------------------------------------------------------------
+
+    async def _grant(self, known_term: int) -> int | None:
         granted = await _ACQUIRE.run(
             self._redis,
             [self._keys.leader, self._keys.term, self._keys.head],
@@ -79,31 +112,22 @@ class Election:
         # With replicas behind it, a term must survive the loss of this Redis.
         if not await replicated(self._redis, self._keys):
             event(log, "no replica confirmed the term", term=int(granted), level=logging.WARNING)
-        self.lease_until = began + self._lease_s
         return int(granted)
 
-    async def renew(self, term: int) -> bool:
-        """Extends the lease; False where another term was granted or another process holds it."""
-        began = time.monotonic()
+    async def _extend(self, term: int) -> bool:
         kept = await _RENEW.run(
             self._redis,
             [self._keys.leader, self._keys.term],
             [self._identity, self._lease_ms, str(term)],
         )
-        if not kept:
-            self.lease_until = 0.0
-            return False
-        self.lease_until = began + self._lease_s
-        return True
+        return bool(kept)
 
-    @property
-    def holds_lease(self) -> bool:
-        return time.monotonic() < self.lease_until
-
-    async def release(self) -> None:
-        """Lets a standby take over at once."""
-        self.lease_until = 0.0
+    async def _delete(self) -> None:
         await _RELEASE.run(self._redis, [self._keys.leader], [self._identity])
+
+    async def is_newest(self, term: int) -> bool:
+        """Whether ``term`` is the highest granted."""
+        return bool((await self._redis.get(self._keys.term) or b"").decode() == str(term))
 
     async def holder(self) -> tuple[LeaderIdentity | None, float]:
         """Who holds the lease now, and for how many seconds more unless it is renewed."""

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from redis.exceptions import RedisError
 
+from controller.clock import SYSTEM_CLOCK, Clock
 from controller.ledger.events import Event, to_json
 from controller.store.journal import Journal, Position, RedisFull
 from controller.store.payloads import Ref
@@ -58,6 +57,7 @@ class GroupCommit:
         at: Position,
         on_flush: Callable[[CommitBatch], Any],
         on_durable: Callable[[CommitBatch], None],
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """``on_flush`` runs when a batch is closed, with the ledger exactly at the batch's end."""
         self._journal = journal
@@ -65,6 +65,7 @@ class GroupCommit:
         self.at = at
         self._on_flush = on_flush
         self._on_durable = on_durable
+        self._clock = clock
         self._open = CommitBatch()
         self._inflight: CommitBatch | None = None
         self._wanted = asyncio.Event()
@@ -110,8 +111,9 @@ class GroupCommit:
     async def _flush(self) -> None:
         batch, self._open = self._open, CommitBatch()
         self._inflight = batch
-        batch.id = secrets.token_hex(12)
-        batch.t = time.time()
+        # Unique: a term is granted once, and in it every number is written once.
+        batch.id = f"{self._term}.{self.at.number + 1}"
+        batch.t = self._clock.time()
         batch.attachment = self._on_flush(batch)
         batch.json = [to_json(e) for e in batch.events]
         batch.at = self.at = await self._append(batch)

@@ -1,18 +1,16 @@
-"""What running tasks have so far: kept beside the ledger, for whoever leases them next.
+"""Partial rollouts: the tokens of running tasks, kept beside the ledger for the next lease of the task.
 
     ReportPartials ──check──► store (one per task) ──► the next lease of the task ──► deleted with it
 
-Nothing here is an event and no promise rests on it. Whatever is stored is a true beginning of its
-task (tokens, log-probs and versions belong together), so the worst that a lost, late or stale report
-can cost is tokens that are generated again.
+Nothing here is an event and no promise rests on it. What is stored is a true beginning of its task
+(tokens, log-probs and versions belong together), so a lost, late or stale report costs at most tokens
+that are generated again.
 
-- Of one attempt the longest report is kept. Attempts run side by side where a task is leased twice:
-  the newest's is kept, and the longest of the older ones for as long as it is the longer one. The
-  next attempt goes on from whichever of the two has more that may still be used. The write is
-  fenced by the leader's term.
-- A sample goes on only if it would still be accepted, were it finished now: its oldest token must be
-  fresh enough. Else it begins anew.
-- Kept up to a size in all; what does not fit is not kept.
+- One report is kept for a task: the newest attempt's, and of that the longest. The write is fenced by
+  the leader's term.
+- A sample goes on only if it would still be accepted if it ended now: its oldest token must be fresh
+  enough. Otherwise it begins anew.
+- All reports together are kept up to a size limit; a report beyond it is not kept.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ import json
 import logging
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,67 +39,33 @@ from paceline.v1 import rollout_pb2
 log = logging.getLogger(__name__)
 
 # KEYS: term, one for each task. ARGV: term, then attempt, tokens and data of each task.
-# What stays is what ``merged`` says.
 _PUT = Script("""
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return 0 end
 for i = 2, #KEYS do
-  local key = KEYS[i]
   local attempt, tokens = tonumber(ARGV[3 * i - 4]), tonumber(ARGV[3 * i - 3])
-  local kept, outdone = {}, false
-  for _, field in ipairs(redis.call('HKEYS', key)) do
-    local other = tonumber(string.match(field, '^t(%d+)$') or '')
-    if other then
-      local has = tonumber(redis.call('HGET', key, field))
-      kept[other] = has
-      if (other == attempt and has > tokens) or (other > attempt and has >= tokens) then
-        outdone = true
-      end
-    end
-  end
-  if not outdone then
-    redis.call('HSET', key, 't' .. attempt, tokens, 'd' .. attempt, ARGV[3 * i - 2])
-    kept[attempt] = tokens
-    local newest, longest = 0, nil
-    for other in pairs(kept) do newest = math.max(newest, other) end
-    for other, has in pairs(kept) do
-      if other ~= newest and not (other < attempt and has <= tokens)
-          and (not longest or has > kept[longest] or (has == kept[longest] and other > longest)) then
-        longest = other
-      end
-    end
-    for other in pairs(kept) do
-      if other ~= newest and other ~= longest then
-        redis.call('HDEL', key, 't' .. other, 'd' .. other)
-      end
-    end
+  local found = redis.call('HMGET', KEYS[i], 'attempt', 'tokens')
+  local before, has = tonumber(found[1] or 0), tonumber(found[2] or 0)
+  if attempt > before or (attempt == before and tokens >= has) then
+    redis.call('HSET', KEYS[i], 'attempt', attempt, 'tokens', tokens, 'data', ARGV[3 * i - 2])
   end
 end
 return 1
 """)
 
-Kept = dict[int, tuple[int, int]]
-"""Of one task: (tokens, bytes) by attempt."""
 
+@dataclass(frozen=True, order=True, slots=True)
+class Kept:
+    """What is stored of one task. The greater one replaces the other."""
 
-def merged(kept: Kept, attempt: int, tokens: int, size: int) -> Kept:
-    """What is kept of a task once this report has come: at most two attempts.
-
-    The newest, and the older one with most tokens as long as these are more. A report of an older
-    attempt than one that has as much already changes nothing, nor does an overtaken one.
-    """
-    for other, (has, _) in kept.items():
-        if (other == attempt and has > tokens) or (other > attempt and has >= tokens):
-            return kept
-    now = {a: has for a, has in kept.items() if a > attempt or has[0] > tokens}
-    now[attempt] = tokens, size
-    newest = max(now)
-    older = max((has[0], a) for a, has in now.items() if a != newest) if len(now) > 1 else None
-    return {a: has for a, has in now.items() if a == newest or (older and a == older[1])}
+    attempt: int
+    tokens: int
+    size: int = field(compare=False)
+    """Bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """One report, checked at the door."""
+    """One report that has passed admission."""
 
     task_id: str
     attempt: int
@@ -110,14 +74,18 @@ class Partial:
     data: bytes
     """The serialised PartialGroup."""
 
+    @property
+    def kept(self) -> Kept:
+        return Kept(self.attempt, self.tokens, len(self.data))
+
 
 class PartialStore(Protocol):
     async def put(self, term: int, partials: Sequence[Partial]) -> bool:
-        """False, with nothing stored, where ``term`` is over."""
+        """False, with nothing stored, if ``term`` is over."""
         ...
 
-    async def get(self, task_ids: Sequence[str]) -> list[list[bytes]]:
-        """What the attempts of each task have, newest first."""
+    async def get(self, task_ids: Sequence[str]) -> list[bytes | None]:
+        """The data of each task; None if there is none."""
         ...
 
     async def delete(self, task_ids: Sequence[str]) -> None: ...
@@ -137,14 +105,11 @@ class RedisPartials:
             arguments += [partial.attempt, partial.tokens, partial.data]
         return bool(await _PUT.run(self._redis, keys, arguments))
 
-    async def get(self, task_ids: Sequence[str]) -> list[list[bytes]]:
+    async def get(self, task_ids: Sequence[str]) -> list[bytes | None]:
         pipe = self._redis.pipeline(transaction=False)
         for task_id in task_ids:
-            pipe.hgetall(self._keys.partial(task_id))
-        return [
-            [found[b"d%d" % attempt] for attempt in sorted(_attempts(found), reverse=True)]
-            for found in await pipe.execute()
-        ]
+            pipe.hget(self._keys.partial(task_id), "data")
+        return list(await pipe.execute())
 
     async def delete(self, task_ids: Sequence[str]) -> None:
         if task_ids:
@@ -154,24 +119,19 @@ class RedisPartials:
         names = [n async for n in self._redis.scan_iter(match=self._keys.partial("*"), count=1000)]
         pipe = self._redis.pipeline(transaction=False)
         for name in names:
-            pipe.hgetall(name)
+            pipe.hmget(name, "attempt", "tokens")
+            pipe.hstrlen(name, "data")
+        found = await pipe.execute()
         return {
-            name.decode().rpartition(":")[2]: {
-                a: (int(found[b"t%d" % a]), len(found[b"d%d" % a])) for a in _attempts(found)
-            }
-            for name, found in zip(names, await pipe.execute(), strict=True)
+            name.decode().rpartition(":")[2]: Kept(int(attempt), int(tokens), int(size))
+            for name, (attempt, tokens), size in zip(names, found[::2], found[1::2], strict=True)
+            if attempt is not None
         }
 
 
-def _attempts(found: dict[bytes, bytes]) -> list[int]:
-    """Of a task's hash."""
-    named = [int(field[1:]) for field in found if field[:1] == b"t" and field[1:].isdigit()]
-    return [attempt for attempt in named if b"d%d" % attempt in found]
-
-
 class FilePartials:
-    """In the payloads' directory, for runs whose payloads outgrow Redis. A first line says of
-    which attempts the rest is and how long; a file that a power cut left incomplete counts as none."""
+    """In the payloads' directory, for runs whose payloads outgrow Redis. The first line of a file has
+    attempt, tokens and size; a file that a power cut left incomplete counts as none."""
 
     def __init__(self, directory: Path, is_term: Any) -> None:
         """``is_term(term)``: awaitable; whether it is the highest granted."""
@@ -186,10 +146,9 @@ class FilePartials:
             await asyncio.to_thread(self._write, partials)
         return True
 
-    async def get(self, task_ids: Sequence[str]) -> list[list[bytes]]:
-        def read() -> list[list[bytes]]:
-            found = map(self._read, task_ids)
-            return [[data for _, (_, data) in sorted(each.items())[::-1]] for each in found]
+    async def get(self, task_ids: Sequence[str]) -> list[bytes | None]:
+        def read() -> list[bytes | None]:
+            return [found[1] if (found := self._read(each)) else None for each in task_ids]
 
         return await asyncio.to_thread(read)
 
@@ -203,7 +162,7 @@ class FilePartials:
     async def sizes(self) -> dict[str, Kept]:
         def read() -> dict[str, Kept]:
             names = [path.stem for path in self._directory.glob("*.partial")]
-            return {name: _sizes(self._read(name)) for name in names}
+            return {name: found[0] for name in names if (found := self._read(name))}
 
         return await asyncio.to_thread(read)
 
@@ -212,34 +171,26 @@ class FilePartials:
 
     def _write(self, partials: Sequence[Partial]) -> None:
         for partial in partials:
-            old = self._read(partial.task_id)
-            kept = merged(_sizes(old), partial.attempt, partial.tokens, len(partial.data))
-            now = old | {partial.attempt: (partial.tokens, partial.data)}
-            if partial.attempt not in kept or kept[partial.attempt][0] != partial.tokens:
+            kept = partial.kept
+            before = self._read(partial.task_id)
+            if before is not None and before[0] > kept:
                 continue
             path = self._path(partial.task_id)
             part = path.with_suffix(f".{os.getpid()}.part")
-            head = [[attempt, *has] for attempt, has in kept.items()]
-            data = b"".join(now[attempt][1] for attempt in kept)
-            part.write_bytes(json.dumps(head).encode() + b"\n" + data)
+            head = json.dumps([kept.attempt, kept.tokens, kept.size])
+            part.write_bytes(head.encode() + b"\n" + partial.data)
             part.replace(path)
 
-    def _read(self, task_id: str) -> dict[int, tuple[int, bytes]]:
-        """Tokens and data by attempt."""
-        found: dict[int, tuple[int, bytes]] = {}
+    def _read(self, task_id: str) -> tuple[Kept, bytes] | None:
         try:
-            head, _, rest = self._path(task_id).read_bytes().partition(b"\n")
-            for attempt, tokens, size in json.loads(head):
-                if len(rest) < size:
-                    return {}
-                found[attempt], rest = (tokens, rest[:size]), rest[size:]
+            head, _, data = self._path(task_id).read_bytes().partition(b"\n")
+            kept = Kept(*json.loads(head))
         except (FileNotFoundError, ValueError, TypeError):
-            return {}
-        return found
+            return None
+        return (kept, data) if len(data) == kept.size else None
 
 
-def _sizes(found: dict[int, tuple[int, bytes]]) -> Kept:
-    return {attempt: (tokens, len(data)) for attempt, (tokens, data) in found.items()}
+_NOTHING = Kept(0, 0, 0)
 
 
 class PartialRollouts:
@@ -265,7 +216,7 @@ class PartialRollouts:
         except (RedisError, OSError):
             return
         for task_id, kept in found.items():
-            self._sizes[task_id] = kept | self._sizes.get(task_id, {})
+            self._sizes[task_id] = max(kept, self._sizes.get(task_id, kept))
         await self.delete([task_id for task_id in found if not unfinished(self._state, task_id)])
 
     async def keep(self, partials: Sequence[Partial]) -> list[bool]:
@@ -273,14 +224,14 @@ class PartialRollouts:
         over or Redis is away: the worker says it again."""
         fitting = []
         more = 0
-        room = self._limit - self._writing - sum(map(_bytes, self._sizes.values()))
+        room = self._limit - self._writing - sum(kept.size for kept in self._sizes.values())
         after: dict[str, Kept] = {}
         for partial in partials:
-            task_id, size = partial.task_id, len(partial.data)
-            kept = after.get(task_id, self._sizes.get(task_id, {}))
-            new = merged(kept, partial.attempt, partial.tokens, size)
-            if more + _bytes(new) - _bytes(kept) <= room:
-                more += _bytes(new) - _bytes(kept)
+            task_id = partial.task_id
+            kept = after.get(task_id, self._sizes.get(task_id, _NOTHING))
+            new = max(kept, partial.kept)
+            if more + new.size - kept.size <= room:
+                more += new.size - kept.size
                 after[task_id] = new
                 fitting.append(partial)
         more = max(more, 0)
@@ -298,10 +249,8 @@ class PartialRollouts:
             self._writing -= more
         # Not before: what was not stored must not take up room for ever.
         for partial in fitting:
-            kept = self._sizes.get(partial.task_id, {})
-            self._sizes[partial.task_id] = merged(
-                kept, partial.attempt, partial.tokens, len(partial.data)
-            )
+            kept = self._sizes.get(partial.task_id, _NOTHING)
+            self._sizes[partial.task_id] = max(kept, partial.kept)
         self._say_full(
             "" if len(fitting) == len(partials) else "rollout.partial_store_mb is used up"
         )
@@ -322,12 +271,12 @@ class PartialRollouts:
             event(log, "partial work not read", logging.WARNING, why=type(error).__name__)
             return {}
         usable = {}
-        for task_id, attempts in zip(again, found, strict=True):
-            groups = [rollout_pb2.PartialGroup.FromString(data) for data in attempts]
-            parts = [part for group in groups if (part := fresh_part(self._state, group))]
-            best = max(parts, key=_tokens, default=None)
-            if best is not None and (limit_bytes := limit_bytes - best.ByteSize()) >= 0:
-                usable[task_id] = best
+        for task_id, data in zip(again, found, strict=True):
+            if data is None:
+                continue
+            part = fresh_part(self._state, rollout_pb2.PartialGroup.FromString(data))
+            if part is not None and (limit_bytes := limit_bytes - part.ByteSize()) >= 0:
+                usable[task_id] = part
         return usable
 
     def finished(self, events: Iterable[Event]) -> list[str]:
@@ -355,14 +304,6 @@ class PartialRollouts:
         if why and not self._full:
             event(log, "partial work not kept", logging.WARNING, why=why)
         self._full = bool(why)
-
-
-def _bytes(kept: Kept) -> int:
-    return sum(size for _, size in kept.values())
-
-
-def _tokens(group: rollout_pb2.PartialGroup) -> int:
-    return sum(len(completion.tokens) for completion in group.completions)
 
 
 def fresh_part(state: State, group: rollout_pb2.PartialGroup) -> rollout_pb2.PartialGroup | None:

@@ -30,24 +30,8 @@ from paceline.cli import (
     top,
     up,
 )
+from paceline.errors import UserError
 from testbed import chaos_command
-
-EXIT_STATUS = {
-    "ConfigError": 2,
-    "Refused": 2,
-    "NoRedis": 2,
-    "AuthError": 2,
-    "DataError": 2,
-    "BadInput": 2,
-    "DamagedFile": 2,
-    "NoPlot": 2,
-    "ExportError": 2,
-    "RequestRefused": 1,
-    "RestRefused": 1,
-    "ControlPlaneUnavailable": 3,
-    "RestUnavailable": 3,
-}
-"""By the name of the exception: importing all their modules would make every command slow."""
 
 app = typer.Typer(
     name="paceline",
@@ -83,14 +67,13 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("PACELINE_TRACEBACK"):
             raise
-        status = EXIT_STATUS.get(type(error).__name__)
-        if status is None:
-            hint = "PACELINE_TRACEBACK=1 shows where"
-            print(f"error: {type(error).__name__}: {error} ({hint})", file=sys.stderr)
-            sys.exit(1)
-        for line in str(error).splitlines():
-            print(f"error: {line}", file=sys.stderr)
-        sys.exit(status)
+        if isinstance(error, UserError):
+            for line in str(error).splitlines():
+                print(f"error: {line}", file=sys.stderr)
+            sys.exit(error.exit_status)
+        hint = "set PACELINE_TRACEBACK=1 to see the traceback"
+        print(f"error: {type(error).__name__}: {error} ({hint})", file=sys.stderr)
+        sys.exit(1)
 
 
 def _reader_has_gone() -> NoReturn:

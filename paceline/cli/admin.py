@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.common import (
-    BadInput,
     ControllersOption,
     JsonOption,
     RunDirOption,
@@ -21,6 +20,7 @@ from paceline.cli.common import (
     print_json,
     with_control,
 )
+from paceline.errors import BadInput
 
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane

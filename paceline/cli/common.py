@@ -12,16 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from paceline.errors import BadInput
+
 if TYPE_CHECKING:
     from paceline.config.schema import AuthConfig, Config
     from paceline.rpc.client import ControlPlane
     from paceline.rpc.rest_client import RestReader
 
 T = TypeVar("T")
-
-
-class BadInput(Exception):
-    """The command cannot be carried out as it was given; the message says what to change."""
 
 
 ConfigArgument = Annotated[

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.common import (
-    BadInput,
     ControllersOption,
     JsonOption,
     RunDirOption,
@@ -23,6 +22,7 @@ from paceline.cli.common import (
     with_control,
 )
 from paceline.console.terminal import printable
+from paceline.errors import BadInput
 
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane

@@ -7,7 +7,8 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.common import BadInput, JsonOption, print_json
+from paceline.cli.common import JsonOption, print_json
+from paceline.errors import BadInput
 
 DEFAULT = Path("run.toml")
 

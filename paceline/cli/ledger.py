@@ -9,7 +9,8 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.cli.common import BadInput, JsonOption, RunDirOption, print_json, run_config
+from paceline.cli.common import JsonOption, RunDirOption, print_json, run_config
+from paceline.errors import BadInput
 
 ledger = typer.Typer(
     help="Look into a run's ledger.\n\nExample: paceline ledger verify --run-dir runs/demo",

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.common import BadInput, JsonOption, print_json, print_json_line
+from paceline.cli.common import JsonOption, print_json, print_json_line
 from paceline.console.terminal import printable
+from paceline.errors import BadInput
 
 DEFAULT_LINES = 50
 

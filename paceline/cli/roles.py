@@ -11,7 +11,8 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from paceline.cli.common import BadInput, ConfigArgument, RunDirOption, SetOption, parse_addresses
+from paceline.cli.common import ConfigArgument, RunDirOption, SetOption, parse_addresses
+from paceline.errors import BadInput
 
 Controllers = Annotated[
     str,

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.common import BadInput, JsonOption, print_json
+from paceline.cli.common import JsonOption, print_json
 from paceline.console.terminal import out_console, printable
+from paceline.errors import BadInput
 
 if TYPE_CHECKING:
     from paceline.run_view.runs import Run

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.common import (
-    BadInput,
     ControllersOption,
     JsonOption,
     RunDirOption,
@@ -23,6 +22,7 @@ from paceline.cli.common import (
     run_rest_urls,
 )
 from paceline.console.terminal import printable
+from paceline.errors import BadInput
 
 if TYPE_CHECKING:
     from paceline.rpc.rest_client import RestReader
@@ -97,6 +97,7 @@ def _from_controllers(
     query: dict[str, Any],
 ) -> dict[str, Any] | None:
     """None where none answers and the run directory may tell instead."""
+    from paceline.rpc.auth import AuthError
     from paceline.rpc.client import ControlPlaneUnavailable
     from paceline.rpc.rest_client import RestRefused, RestUnavailable
 
@@ -109,6 +110,8 @@ def _from_controllers(
     except RestRefused as error:
         if error.status in (401, 403):
             raise BadInput(f"{error}: give --token-file, or set PACELINE_TOKEN") from None
+        raise
+    except AuthError:
         raise
     except (BadInput, RestUnavailable) as error:
         if run_dir is not None and (run_dir / "config.toml").is_file():
@@ -160,7 +163,7 @@ def _told(group: dict[str, Any]) -> str:
     """A group as text: the prompt, then each completion under its reward."""
     step = f"step {group['step']}" if group["step"] else "no step yet"
     lines = [
-        f"{group['group_id']}  {step}, {group['stand']}, by {group['owner']}, reward "
+        f"{group['group_id']}  {step}, {group['state']}, by {group['owner']}, reward "
         f"{group['reward_mean']:.3f} ± {group['reward_std']:.3f}, {group['tokens']} tokens, "
         f"staleness {group['staleness']}",
         *_indented(group["prompt"], "  > "),

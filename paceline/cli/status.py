@@ -5,7 +5,6 @@ from __future__ import annotations
 import typer
 
 from paceline.cli.common import (
-    BadInput,
     ControllersOption,
     JsonOption,
     RunDirOption,
@@ -15,6 +14,7 @@ from paceline.cli.common import (
     print_json,
     with_control,
 )
+from paceline.errors import BadInput
 
 ANSWER_LIMIT_S = 3.0
 

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.common import (
-    BadInput,
     ControllersOption,
     JsonOption,
     RunDirOption,
@@ -20,6 +19,7 @@ from paceline.cli.common import (
     print_json_line,
 )
 from paceline.console.terminal import out_console
+from paceline.errors import BadInput
 
 if TYPE_CHECKING:
     from paceline.console.live_view import Console

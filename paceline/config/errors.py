@@ -1,10 +1,12 @@
-"""The one error every door of the configuration raises."""
+"""The error for a configuration that cannot be used."""
 
 from __future__ import annotations
 
+from paceline.errors import BadInput
 
-class ConfigError(Exception):
-    """A configuration cannot be used. Its message names the field, the place and the remedy.
 
-    Several problems are reported at once, one line each.
+class ConfigError(BadInput):
+    """The message names the field, the place (file and line, or override) and the remedy.
+
+    Several problems are reported at once, one per line.
     """

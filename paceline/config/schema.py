@@ -195,11 +195,6 @@ class RolloutConfig(Section):
     over when the worker dies or leaves goes on from there. Tokens; 0: never."""
     partial_store_mb: Positive = 256
     """Reported partial sequences are kept up to this size in all, beside the payloads. MiB."""
-    speculative: bool = False
-    """Lease a task a second time to a worker that is idle because nothing else may be leased, if the
-    next step waits for it; the first to finish wins, the other is cancelled."""
-    speculative_after: Annotated[float, Field(gt=0)] = 2.0
-    """Only a task that has run for this many times the typical task's time is leased again."""
     environment: str | None = None
     """Who makes a completion with the model, turn by turn: calculator, guess_number or
     package.module:function; none: the model alone, in one go. See docs/environments.md."""

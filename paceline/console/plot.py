@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from paceline.errors import BadInput
 
-class NoPlot(Exception):
+
+class NoPlot(BadInput):
     """Plotting is not possible here; the message says what to do."""
 
 

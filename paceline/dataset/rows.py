@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import DataConfig
+from paceline.errors import BadInput
 
 Row = dict[str, Any]
 Message = dict[str, Any]
@@ -34,7 +35,7 @@ SUFFIXES = (*JSONL_SUFFIXES, ".parquet")
 SPLIT_NAMES = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 
-class DataError(Exception):
+class DataError(BadInput):
     """The data set cannot be used. The message is one line that names the file and the remedy."""
 
 

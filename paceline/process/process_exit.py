@@ -9,6 +9,8 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
+from paceline.errors import Unreachable, UserError
+
 ENGINE_LOST = 3
 """Exit status of a rollout worker whose engine died while it generated: perhaps of a prompt."""
 
@@ -29,19 +31,31 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
-def leave_after(main: Callable[[], int]) -> NoReturn:
-    """Runs ``main`` and ends the process with its status; 1, and a traceback, where it raises.
+def exit_status(main: Callable[[], int], program: str) -> int:
+    """Runs ``main`` and returns the exit status.
 
-    Also then at once: a thread stuck in a collective would keep the interpreter from ending for
-    ever, and whoever restarts processes that end would wait for it.
+    A ``UserError`` is printed after the program's name, without a traceback, and has its own status.
     """
     try:
-        status = main()
+        return main()
+    except UserError as error:
+        for line in str(error).splitlines():
+            print(f"{program}: {line}", file=sys.stderr)
+        # A worker's status 3 is ENGINE_LOST: an unreachable controller must not look like one.
+        return 1 if isinstance(error, Unreachable) else error.exit_status
     except SystemExit as end:
-        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
     except KeyboardInterrupt:
-        status = 130
+        return 130
     except BaseException:
         traceback.print_exc()
-        status = 1
-    leave(status)
+        return 1
+
+
+def leave_after(main: Callable[[], int], program: str = "error") -> NoReturn:
+    """Ends the process with the exit status of ``main``, at once even if ``main`` raises.
+
+    A thread stuck in a collective would keep the interpreter alive forever, and the supervisor would
+    wait for it instead of starting the process again.
+    """
+    leave(exit_status(main, program))

@@ -25,6 +25,7 @@ import psutil
 import redis
 
 from paceline.config.schema import RedisConfig
+from paceline.errors import BadInput
 from paceline.process.process_wait import alive, wait_ended
 from paceline.process.structured_log import first_line
 from paceline.redis.client import connect_sync, without_password
@@ -41,7 +42,7 @@ REDIS_OUT_OF_REACH = (
 """Why the embedded server cannot serve several machines, with the remedy. Takes ``host``."""
 
 
-class NoRedis(Exception):
+class NoRedis(BadInput):
     """No usable Redis; the message says why and what to do."""
 
 

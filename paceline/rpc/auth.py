@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 
 from paceline.config.schema import AuthConfig
+from paceline.errors import BadInput
 
 TOKEN_VARIABLE = "PACELINE_TOKEN"
 
 
-class AuthError(Exception):
+class AuthError(BadInput):
     """The token or a TLS file cannot be used; the message names it and the remedy."""
 
 

@@ -19,6 +19,7 @@ import grpc
 import grpc.aio
 
 from paceline.config.schema import Config
+from paceline.errors import Unreachable, UserError
 from paceline.process.structured_log import event, first_line
 from paceline.rpc.auth import client_root, read_token
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, bind_method, call_metadata, open_channel
@@ -46,7 +47,7 @@ RETRIED = frozenset(
 )
 
 
-class RequestRefused(Exception):
+class RequestRefused(UserError):
     """The leader refused the request for good; nothing has changed.
 
     ``code`` is the name of the gRPC status, for example FAILED_PRECONDITION for a caller whose
@@ -64,7 +65,7 @@ class RequestRefused(Exception):
         return self.code in ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED")
 
 
-class ControlPlaneUnavailable(Exception):
+class ControlPlaneUnavailable(Unreachable):
     """No controller answered in time. Whether the request had an effect is unknown: repeat it."""
 
 

@@ -12,14 +12,16 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import Unreachable, UserError
+
 TIMEOUT_S = 10.0
 
 
-class RestUnavailable(Exception):
+class RestUnavailable(Unreachable):
     """None of the addresses answered."""
 
 
-class RestRefused(Exception):
+class RestRefused(UserError):
     """A controller answered that it will not; the message is its own. ``status``: of HTTP."""
 
     def __init__(self, status: int, detail: str) -> None:

@@ -8,8 +8,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.errors import BadInput
 
-class DamagedFile(ValueError):
+
+class DamagedFile(BadInput, ValueError):
     """A complete line is no JSON; the message names file and line."""
 
 

@@ -24,7 +24,7 @@ from paceline.run_view.json_lines import JsonLinesFile, read_lines
 COUNTED = frozenset(
     {
         *("TasksLeased", "GroupAccepted", "TaskReleased", "EvalTaskDone"),
-        *("StepOpened", "VoteCast", "LinkAssigned", "LeaseSuperseded"),
+        *("StepOpened", "VoteCast", "LinkAssigned"),
     }
 )
 """Event types that are counted and not listed."""

@@ -1,15 +1,15 @@
-"""A sample's life as spans of time, from the events of the journal. Pure: events in, spans out.
+"""Spans of a sample's life, folded from the journal's events. Pure: events in, spans out.
 
     task ├─ lease ──────────────────────┤─ ready ─┤─ step ────────┤
          │    ├─ generate ──┤─ reward ─┤           │      ├ commit ┤
 
 - The task's span begins with its first lease and ends when it is trained or dropped.
-- *lease* is one attempt, from the lease to the accepted group; a released one ends with the reason.
-  Two may run at a time.
-- *generate* and *reward* lie at the end of the lease, as long as the worker says they took.
-- *ready* is waiting for a step, *step* from its opening to its commit, *commit* in it from the first
-  vote on.
-- After a rollback a task is trained again: it gets another ready or step span in the same trace.
+- *lease* is one attempt, from the lease to the accepted group. If the lease is released, the span
+  ends with the reason.
+- *generate* and *reward* lie at the end of the lease and have the durations that the worker reported.
+- *ready* is the wait for a step. *step* lasts from the step's opening to its commit, and *commit*
+  within it from the first vote.
+- After a rollback a task is trained again, and gets another ready or step span in the same trace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Attributes = Mapping[str, str | int | float | bool]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """``key`` tells the spans of one task apart; the task's own has the key "task"."""
+    """``key`` identifies the span among those of one task; the task's own key is "task"."""
 
     task_id: str
     key: str
@@ -34,19 +34,19 @@ class Span:
     end: float
     attributes: Attributes
     error: str = ""
-    """Why it ended without its purpose; empty: it did not."""
+    """Why the work failed; empty if it succeeded."""
     parent: str = "task"
-    """Key of the span it lies in."""
+    """Key of the enclosing span."""
 
 
 @dataclass(slots=True)
 class _Life:
     began: float
     leases: dict[int, tuple[str, float]] = field(default_factory=dict)
-    """Attempts that run: worker, and since when."""
+    """Running attempts: worker and start time."""
     ready: float = 0.0
     again: bool = False
-    """Trained before, in a step that was lost: its own span has been told."""
+    """The task was trained before, in a step that was lost: its own span is already written."""
 
 
 @dataclass(slots=True)
@@ -56,14 +56,14 @@ class _Step:
     opened: float
     groups: tuple[str, ...]
     replicas: dict[str, str]
-    """Task to the replica that computes it."""
+    """Task to the replica that trains it."""
     round: int = 0
     voted: float = 0.0
 
 
 @dataclass(slots=True)
 class SampleSpans:
-    """Follows the tasks that are traced: a ``share`` of them, the same for every leader of ``run``."""
+    """Follows the traced tasks: a ``share`` of all, the same for every leader of ``run``."""
 
     run: str
     share: float = 1.0
@@ -82,8 +82,6 @@ class SampleSpans:
             yield from self._accepted(t, event)
         elif kind == "TaskReleased":
             yield from self._released(t, event, str(event["reason"]))
-        elif kind == "LeaseSuperseded":
-            yield from self._released(t, event, "superseded")
         elif kind == "TaskDropped":
             yield from self._dropped(t, event)
         elif kind == "StepOpened":
@@ -110,7 +108,7 @@ class SampleSpans:
             return
         worker = str(event["worker_id"])
         life = self._lives.setdefault(task_id, _Life(t))
-        # Unknown where its lease was journalled by an earlier leader and has been trimmed since.
+        # The lease is unknown if its journal entry was trimmed before this leader replayed it.
         _, begun = life.leases.pop(attempt, (worker, t))
         scored = max(begun, t - float(event["reward_s"]))
         generated = max(begun, scored - float(event["generate_s"]))

@@ -1,8 +1,7 @@
-"""Where a run's curves go beside its own files: TensorBoard, Weights & Biases, MLflow, one's own.
+"""Metric sinks: TensorBoard, Weights & Biases, MLflow and user-defined ones.
 
-    metrics.jsonl ──► reader ──► feed (one thread a sink) ──► sink
+    metrics.jsonl ──► PointReader ──► SinkThread (one per sink) ──► Sink
 
-The leader writes metrics.jsonl and feeds the sinks from it: the file is the queue. It is bounded by
-nothing but the run's length and costs no memory, so a sink that is slow or gone delays nobody and,
-once it is back, gets everything it has missed.
+The leader writes metrics.jsonl and feeds every sink from it, so the file is the queue. It needs no
+memory: a sink that is slow or unreachable delays nobody and receives what it missed once it is back.
 """

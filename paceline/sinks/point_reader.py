@@ -1,4 +1,4 @@
-"""Points from metrics.jsonl: each once, in order, also when a new leader replaces the file."""
+"""Points of metrics.jsonl, in order, even if a new leader replaces the file."""
 
 from __future__ import annotations
 
@@ -9,29 +9,28 @@ from pathlib import Path
 from typing import Any
 
 from paceline.run_view.file_tail import FileTail
-from paceline.run_view.run_file_writer import position_key
-from paceline.sinks.base import Key, Point, curve_name
+from paceline.sinks.base import Point, curve_name
 
-ROOM = 64
-"""Numbers for evaluations between two commits."""
+EVALS_PER_VERSION = 64
+"""Point numbers reserved for the evaluations between two committed steps."""
 _HEAD = frozenset({"position", "n", "t", "kind", "step", "version"})
-# Points before the place to begin at are passed over without reading their values.
+# Points that the sink already holds are skipped without parsing their values.
 _LINE = re.compile(
-    rb'^\{"position":"([^"]*)","n":(\d+),"t":[^,]*,"kind":"(\w+)","step":\d+,"version":(\d+)'
+    rb'^\{"position":"[^"]*","n":\d+,"t":[^,]*,"kind":"(\w+)","step":\d+,"version":(\d+)'
 )
 
 
 class PointReader:
-    """Follows ``path`` behind ``after``; None: from its beginning."""
+    """Follows ``path`` and returns the points numbered above ``after``; None: all points."""
 
-    def __init__(self, path: Path, after: Key | None) -> None:
+    def __init__(self, path: Path, after: int | None) -> None:
         self._tail = FileTail(path)
-        self._after = after
+        self._after = -1 if after is None else after
         self._lines: deque[bytes] = deque()
         self._number = 0
 
     def read(self, most: int) -> list[Point]:
-        """The next points, at most ``most``; none: the end is reached for now."""
+        """The next points, at most ``most``; none if the reader is at the end of the file."""
         points: list[Point] = []
         while len(points) < most:
             if not self._lines:
@@ -50,15 +49,13 @@ class PointReader:
         head = _LINE.match(line)
         if head is None:
             return None
-        position, n, kind, version = head.groups()
-        if kind == b"step":
-            self._number = (int(version) + 1) * ROOM
-        else:
-            self._number += 1
-        key = position_key(position.decode()), int(n)
-        if self._after is not None and key <= self._after:
+        kind, version = head.groups()
+        self._number = (
+            (int(version) + 1) * EVALS_PER_VERSION if kind == b"step" else self._number + 1
+        )
+        if self._number <= self._after:
             return None
-        self._after = key
+        self._after = self._number
         return _point(json.loads(line), self._number)
 
 
@@ -69,7 +66,6 @@ def _point(row: dict[str, Any], number: int) -> Point:
         if name not in _HEAD and isinstance(value, int | float) and not isinstance(value, bool)
     }
     return Point(
-        place=f"{row['position']}/{row['n']}",
         number=number,
         t=float(row["t"]),
         kind=str(row["kind"]),

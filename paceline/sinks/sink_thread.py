@@ -1,11 +1,10 @@
-"""A thread that brings points to one sink, for as long as this process leads.
+"""A thread that delivers points to one sink while this process leads.
 
-    open ──► read some points ──► write ──► read ...        closing: what is there, then close
+    open ──► read points ──► write ──► read ...        closing: deliver the rest, then close
       ▲              │ the sink raises
-      └── wait, longer each time
+      └── pause, doubled up to a minute
 
-Nobody waits for a sink: one that hangs holds up its own thread alone, and that one dies with the
-process.
+Nobody waits for a sink: one that hangs blocks only its own thread, which ends with the process.
 """
 
 from __future__ import annotations
@@ -18,20 +17,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from paceline.process.structured_log import event
-from paceline.sinks.base import Sink, key_of
+from paceline.sinks.base import Sink
 from paceline.sinks.point_reader import PointReader
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.5
-AT_ONCE = 256
+POLL_S = 0.5
+POINTS_PER_WRITE = 256
 FIRST_PAUSE_S = 1.0
-LAST_PAUSE_S = 60.0
+LONGEST_PAUSE_S = 60.0
 STUCK_S = 30.0
 
 
 class SinkThread:
-    """Feeds ``sink`` from the run's metrics.jsonl until ``close``."""
+    """Feeds the sink that ``make`` creates from the run's metrics.jsonl until ``begin_close``."""
 
     def __init__(
         self,
@@ -42,13 +41,13 @@ class SinkThread:
         may_write: Callable[[], bool],
         first_pause_s: float = FIRST_PAUSE_S,
     ) -> None:
-        """``may_write`` says whether this process still leads: a deposed leader that wakes up must
-        not write beside its successor. ``first_pause_s``: before the first new try."""
+        """``may_write`` reports whether this process still leads: a deposed leader that resumes must
+        not write beside its successor. ``first_pause_s``: the pause before the first retry."""
         self.name = name
         self.written = 0
         """Points."""
         self.trouble = ""
-        """Why the sink could not be written to the last time; empty: it could."""
+        """The error of the last call to the sink; empty if it succeeded."""
         self._make = make
         self._path = path
         self._may_write = may_write
@@ -61,19 +60,22 @@ class SinkThread:
 
     @property
     def failing(self) -> bool:
-        """It raised the last time, or has not come back from a call for long."""
+        """The last call to the sink raised, or a call has not returned for ``STUCK_S``."""
         since = self._busy_since
         return bool(self.trouble) or (since is not None and time.monotonic() - since > STUCK_S)
 
     def begin_close(self, outcome: str | None) -> None:
-        """Of a run that has ended what the file has by now is written, else the next leader does
-        that; then the sink is closed. Later calls change nothing."""
+        """Asks the thread to close the sink. Later calls change nothing.
+
+        If the run has ended (``outcome``), the rest of the file is delivered first; otherwise the next
+        leader delivers it.
+        """
         if not self._closing.is_set():
             self._outcome = outcome
             self._closing.set()
 
     def join(self, timeout_s: float) -> bool:
-        """Whether the thread has ended by then."""
+        """Waits for the thread; whether it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -85,32 +87,34 @@ class SinkThread:
             try:
                 self._busy_since = time.monotonic()
                 sink = self._make()
-                self._follow(sink)
+                self._deliver(sink)
                 sink.close(self._outcome)
                 return
-            except Exception as error:  # of the sink's own making: whatever it is, the run goes on
-                self._say(error)
-                _give_up(sink)
+            except Exception as error:  # whatever a sink raises, the run goes on
+                self._report(error)
+                if sink is not None:
+                    with contextlib.suppress(Exception):
+                        sink.close(None)
             finally:
                 self._busy_since = None
             if self._closing.is_set() or self._closing.wait(pause_s):
                 return
-            pause_s = (
-                self._first_pause_s if self.written > before else min(LAST_PAUSE_S, 2 * pause_s)
-            )
+            pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            if self.written > before:
+                pause_s = self._first_pause_s
 
-    def _follow(self, sink: Sink) -> None:
-        """Returns once closing was asked for and everything there was is written."""
-        place = sink.open()
-        event(log, "sink open", name=self.name, after=place or "nothing")
-        reader = PointReader(self._path, key_of(place) if place else None)
+    def _deliver(self, sink: Sink) -> None:
+        """Writes points as they appear; returns once closing was requested and the rest is written."""
+        last = sink.open()
+        event(log, "sink open", name=self.name, after="nothing" if last is None else last)
+        reader = PointReader(self._path, last)
         while True:
             self._busy_since = None
-            closing = self._closing.wait(LOOK_S)
+            closing = self._closing.wait(POLL_S)
             if closing and self._outcome is None:
                 return
             self._busy_since = time.monotonic()
-            while self._may_write() and (points := reader.read(AT_ONCE)):
+            while self._may_write() and (points := reader.read(POINTS_PER_WRITE)):
                 sink.write(points)
                 self.written += len(points)
                 self._busy_since = time.monotonic()
@@ -120,16 +124,9 @@ class SinkThread:
             if closing:
                 return
 
-    def _say(self, error: Exception) -> None:
-        """Once for each reason: an outage of hours is one line."""
+    def _report(self, error: Exception) -> None:
+        """Logs each distinct error once: an outage of hours is one line."""
         trouble = f"{type(error).__name__}: {error}"
         if trouble != self.trouble:
-            event(log, "sink failed, trying on", logging.WARNING, name=self.name, why=trouble)
+            event(log, "sink failed, retrying", logging.WARNING, name=self.name, why=trouble)
         self.trouble = trouble
-
-
-def _give_up(sink: Sink | None) -> None:
-    """Lets go of what a failed sink still holds: the next try makes a new one."""
-    if sink is not None:
-        with contextlib.suppress(Exception):
-            sink.close(None)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from paceline.config.schema import Config
 from paceline.dataset.rows import DataError, check_rows, load_rows
+from paceline.errors import BadInput
 from paceline.redis.server import REDIS_OUT_OF_REACH, NoRedis, ensure_redis, find_server
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.auth import AuthError, client_root, read_token
@@ -29,7 +30,7 @@ NOT_USABLE = 3
 """Exit status of the process that loads a reward: it is there, and not to be called as one."""
 
 
-class PreflightFailed(Exception):
+class PreflightFailed(BadInput):
     """The run cannot start; the message has one line for each reason."""
 
 

@@ -83,7 +83,7 @@ class RolloutServiceServicer:
 
     def ReportPartials(self, request, context):
         """Leaves what running tasks have so far, for whoever leases them next. Nothing of the ledger
-        depends on it. Idempotent: of one attempt the longest report is kept, of several the newest's.
+        depends on it. Idempotent: the longest report of the newest attempt is kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -33,6 +33,7 @@ from torch import Tensor
 
 from paceline.config.load import fleet_digest
 from paceline.config.schema import Config
+from paceline.errors import UserError
 from paceline.process.structured_log import event
 from policy_worker import rng
 from policy_worker.checkpoint.atomic_directory import (
@@ -61,7 +62,7 @@ _NAME = re.compile(r"step-(\d{6,})")
 _UNFINISHED = re.compile(r"\.(step-\d{6,}|trash)\..+")
 
 
-class CheckpointError(Exception):
+class CheckpointError(UserError):
     """A checkpoint that is missing, incomplete, damaged or of another model. Says which and why."""
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
+from paceline.errors import BadInput
 from policy_worker.checkpoint.atomic_directory import locked_directory, put_in_place, write_durably
 from policy_worker.checkpoint.checkpoint import CheckpointError, check_files, read_meta
 from policy_worker.checkpoint.shards import read_shards, stored_tensors
@@ -31,7 +32,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 _WEIGHTS = "model."
 
 
-class ExportError(Exception):
+class ExportError(BadInput):
     """Why there is no export, and what would help."""
 
 

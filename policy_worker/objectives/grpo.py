@@ -12,30 +12,10 @@ import torch
 from torch import Tensor
 
 from paceline.config.schema import TrainConfig
+from policy_worker.objectives.columns import TokenColumns
 from policy_worker.objectives.kl import token_kl
 from policy_worker.objectives.masks import ratio_mask
 from policy_worker.objectives.proximal_policy import proximal_policy, ratio
-
-
-@dataclass(frozen=True, slots=True)
-class TokenColumns:
-    """What a micro-batch's C tokens bring along. All float32 [C] but ``sequence_of`` (int64)."""
-
-    behaviour: Tensor
-    """Log-prob as sampled."""
-    advantage: Tensor
-    """Of the token's sequence."""
-    weight: Tensor
-    """Its share in the step's loss, see token_weights."""
-    trained: Tensor
-    """1 or 0."""
-    staleness: Tensor
-    """In steps."""
-    sequence_of: Tensor
-    """0 to sequences - 1."""
-    sequences: int
-    reference: Tensor | None = None
-    """Log-prob under the reference model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +30,7 @@ class Loss:
     """[C], to the reference."""
 
 
-def grpo_loss(logprobs: Tensor, columns: TokenColumns, config: TrainConfig) -> Loss:
+def grpo_loss(logprobs: Tensor, columns: TokenColumns[Tensor], config: TrainConfig) -> Loss:
     """logprobs: float32 [C], of the policy being trained, with graph.
 
     Each token contributes weight * (w * -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + kl_coef * KL)
@@ -65,9 +45,7 @@ def grpo_loss(logprobs: Tensor, columns: TokenColumns, config: TrainConfig) -> L
     objective = torch.minimum(surrogate, bounded)
     if proximal.weight is not None:
         objective = objective * proximal.weight
-    keep = ratio_mask(
-        before, columns.behaviour, columns.trained, columns.sequence_of, columns.sequences, config
-    )
+    keep = ratio_mask(before, columns, config)
     weight = columns.weight if keep is None else columns.weight * keep
     total = -(objective * weight).sum()
     kl = None

@@ -34,6 +34,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from paceline.errors import UserError
 from paceline.process.structured_log import event
 from policy_worker.ranks.follower_bootstrap import RANK_SETTINGS, die_with_parent
 
@@ -46,7 +47,7 @@ FOREVER = timedelta(days=365)
 _EPOCH = struct.Struct("=q")
 
 
-class ReplicaBroken(Exception):
+class ReplicaBroken(UserError):
     """A rank of this replica is gone or does not answer; the process must exit."""
 
 

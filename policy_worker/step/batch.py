@@ -12,13 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.v1 import policy_pb2, rollout_pb2
+from paceline.errors import UserError
+from paceline.v1 import rollout_pb2
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 
-class BadGroup(ValueError):
+class BadGroup(UserError, ValueError):
     """A payload that contradicts itself. The message names the task and what is wrong."""
 
 
@@ -95,19 +96,15 @@ def check_vocabulary(batch: TokenBatch, groups: Sequence[rollout_pb2.Group], row
         raise BadGroup(f"token {highest} in one of {names}: the model knows {rows}")
 
 
-def staleness(version: Ints, step: int, lines: Sequence[policy_pb2.VersionEpoch]) -> Ints:
-    """How many steps before the state that step ``step`` starts from each token was produced, >= 0.
+def staleness(version: Ints, step: int, lines: Sequence[tuple[int, int]]) -> Ints:
+    """Steps between the state that produced each token and the one that step ``step`` starts from.
 
-    ``lines``: versions at and above first_version (up to the next higher line's) stand after step
-    version - offset.
+    ``lines``: pairs of a StepPlan's VersionEpochs, (first_version, offset). Version v, up to the next
+    first_version, is the state after step v - offset. Never below 0.
     """
-    if not lines:
-        return np.maximum(step - 1 - version, 0)
-    ordered = sorted(lines, key=lambda line: line.first_version)
-    first = np.array([line.first_version for line in ordered])
-    offset = np.array([line.offset for line in ordered])
+    first, offset = np.array(sorted(lines) or [(0, 0)], dtype=np.int64).T
     line = np.clip(np.searchsorted(first, version, side="right") - 1, 0, None)
-    return np.maximum(step - 1 - (version - offset[line]), 0)
+    return np.maximum(step - 1 - (version - offset[line]), np.int64(0))
 
 
 def _contradiction(groups: Sequence[rollout_pb2.Group]) -> str:

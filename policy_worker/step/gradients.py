@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from paceline.v1 import policy_pb2, rollout_pb2
 from policy_worker.objectives.advantages import group_advantages
 from policy_worker.objectives.aggregation import Totals, token_weights
-from policy_worker.objectives.grpo import TokenColumns, grpo_loss
+from policy_worker.objectives.columns import TokenColumns
+from policy_worker.objectives.grpo import grpo_loss
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.state import TrainState, local_tensor
 from policy_worker.step.batch import Ints, TokenBatch, check_vocabulary, decode, staleness
@@ -56,16 +57,6 @@ class StepSpec:
         return cls(**{**value, "lines": tuple(tuple(line) for line in value["lines"])})
 
 
-@dataclass(frozen=True, slots=True)
-class GroupColumns:
-    """A Batch with what the loss wants to know of each token ([C]) and sequence ([S])."""
-
-    batch: TokenBatch
-    advantage: np.ndarray
-    weight: np.ndarray
-    staleness: np.ndarray
-
-
 class Gradients:
     """Local gradients of the open step, and which groups are in them."""
 
@@ -84,20 +75,20 @@ class Gradients:
         self._replica = replica or RankGroup()
         self._on_progress = on_progress
         self._parameters = [p for p in state.model.parameters() if p.requires_grad]
-        self._facts: StepSpec | None = None
+        self._spec: StepSpec | None = None
         self._added: set[GroupKey] = set()
         self.stats = Stats()
 
-    def begin(self, facts: StepSpec, shard: Iterable[GroupKey]) -> list[GroupKey]:
+    def begin(self, spec: StepSpec, shard: Iterable[GroupKey]) -> list[GroupKey]:
         """Opens or continues a step; returns which groups of ``shard`` are still to be added.
 
         Starts over where the step is another one, or where a group was added that is no longer
         this replica's: it would be trained twice.
         """
         wanted = list(shard)
-        if facts != self._facts or not self._added.issubset(wanted):
+        if spec != self._spec or not self._added.issubset(wanted):
             self.clear()
-            self._facts = facts
+            self._spec = spec
         return [key for key in wanted if key not in self._added]
 
     def clear(self) -> None:
@@ -105,7 +96,7 @@ class Gradients:
         for parameter in self._parameters:
             parameter.grad = None
         self._added.clear()
-        self._facts = None
+        self._spec = None
         self.stats = Stats()
 
     def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
@@ -113,29 +104,29 @@ class Gradients:
 
         Raises BadGroup on a payload that contradicts itself or the model; nothing is added then.
         """
-        facts = self._facts
-        if facts is None:
+        spec = self._spec
+        if spec is None:
             raise RuntimeError("no step is open")
         batch = decode(groups)
         check_vocabulary(batch, groups, self._state.model.get_input_embeddings().num_embeddings)
-        columns = self._columns(batch, facts)
-        keep = self._contributing(columns)
+        columns = self._columns(batch, spec)
+        keep = self._contributing(batch, columns)
         rank, ranks = self._replica.rank, self._replica.size
         limit = self._state.config.train.tokens_per_microbatch
         if ranks > 1:
-            total = int((columns.batch.length[keep] - 1).sum() + columns.batch.prompt_length.sum())
+            total = int((batch.length[keep] - 1).sum() + batch.prompt_length.sum())
             limit = max(1, min(limit, -(-total // ranks)))
-        rows = plan_rows(columns.batch, keep, limit)
+        rows = plan_rows(batch, keep, limit)
         for start in range(0, len(rows), ranks):
             mine = start + rank < len(rows)
             # The forward of a sharded model is collective: a rank without a row of its own takes
             # part with one that counts nothing.
             row = rows[start + rank] if mine else rows[start]
-            self._add_row(columns, pack(columns.batch, row, self._device), counts=mine)
+            self._add_row(columns, pack(batch, row, self._device), counts=mine)
             self._on_progress()
         self._added.update((g.task.task_id, g.task.attempt) for g in groups)
         if rank == 0:
-            self.stats.add("loss", 0.0, len(columns.batch.length) / max(facts.sequences, 1))
+            self.stats.add("loss", 0.0, len(batch.length) / max(spec.sequences, 1))
 
     @torch.no_grad()
     def flatten(self, scratch: Tensor) -> None:
@@ -165,35 +156,36 @@ class Gradients:
     def parameters(self) -> list[nn.Parameter]:
         return self._parameters
 
-    def _columns(self, batch: TokenBatch, facts: StepSpec) -> GroupColumns:
-        config = self._state.config
-        advantage = group_advantages(
-            batch.reward, batch.sequences, normalise=config.train.advantage_norm
-        )
-        lines = [policy_pb2.VersionEpoch(first_version=f, offset=o) for f, o in facts.lines]
-        totals = Totals(facts.tokens, facts.sequences)
-        return GroupColumns(
-            batch,
-            advantage.astype(np.float32),
-            token_weights(batch.trained, batch.length, totals, config),
-            staleness(batch.version, facts.step, lines).astype(np.float32),
+    def _columns(self, batch: TokenBatch, spec: StepSpec) -> TokenColumns[np.ndarray]:
+        train = self._state.config.train
+        advantage = group_advantages(batch.reward, batch.sequences, normalise=train.advantage_norm)
+        totals = Totals(spec.tokens, spec.sequences)
+        return TokenColumns(
+            behaviour=batch.behaviour,
+            advantage=np.repeat(advantage.astype(np.float32), batch.length),
+            weight=token_weights(batch.trained, batch.length, totals, self._state.config),
+            trained=batch.trained,
+            staleness=staleness(batch.version, spec.step, spec.lines).astype(np.float32),
+            sequence_of=np.repeat(np.arange(len(batch.length)), batch.length),
+            sequences=len(batch.length),
         )
 
-    def _contributing(self, columns: GroupColumns) -> Ints:
+    def _contributing(self, batch: TokenBatch, columns: TokenColumns[np.ndarray]) -> Ints:
         """Sequences whose gradient is not zero by construction, ascending."""
         train = self._state.config.train
-        batch = columns.batch
         starts = np.cumsum(batch.length) - batch.length
-        keep = np.add.reduceat(batch.trained, starts) > 0
+        keep = np.add.reduceat(columns.trained, starts) > 0
         if train.skip_zero_advantage and train.kl_coef == 0:
-            keep &= columns.advantage != 0
+            keep &= columns.advantage[starts] != 0
         return np.flatnonzero(keep)
 
-    def _add_row(self, columns: GroupColumns, micro: MicroBatch, *, counts: bool) -> None:
+    def _add_row(
+        self, columns: TokenColumns[np.ndarray], micro: MicroBatch, *, counts: bool
+    ) -> None:
         config = self._state.config
         with self._precision():
             scores = score(self._state.model, micro, config.rollout.temperature)
-        tokens = self._token_columns(columns, micro)
+        tokens = columns.of(micro, self._device, self._reference_logprobs(micro))
         loss = grpo_loss(scores.logprobs, tokens, config.train)
         if not counts:
             (loss.total * 0.0).backward()
@@ -202,35 +194,12 @@ class Gradients:
         measure(self.stats, scores, loss, tokens)
         self.stats.add("loss", float(loss.total.detach()), 0.0)
 
-    def _token_columns(self, columns: GroupColumns, micro: MicroBatch) -> TokenColumns:
-        batch, index = columns.batch, micro.token_index
-        of_token = micro.sequence_index[micro.sequence_of.cpu().numpy()]
-        stacked = np.stack(
-            [
-                batch.behaviour[index],
-                columns.advantage[of_token],
-                columns.weight[index],
-                batch.trained[index],
-                columns.staleness[index],
-            ]
-        )
-        behaviour, advantage, weight, trained, age = torch.from_numpy(stacked).to(self._device)
-        reference = None
-        if self._reference is not None:
-            with torch.no_grad(), self._precision():
-                reference = score(
-                    self._reference, micro, self._state.config.rollout.temperature
-                ).logprobs
-        return TokenColumns(
-            behaviour,
-            advantage,
-            weight,
-            trained,
-            age,
-            micro.sequence_of,
-            len(micro.sequence_index),
-            reference,
-        )
+    @torch.no_grad()
+    def _reference_logprobs(self, micro: MicroBatch) -> Tensor | None:
+        if self._reference is None:
+            return None
+        with self._precision():
+            return score(self._reference, micro, self._state.config.rollout.temperature).logprobs
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
         # Autocast rather than a second copy in bf16: one set of weights to seed, reduce and

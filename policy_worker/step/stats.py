@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from paceline.v1 import common_pb2
-from policy_worker.objectives.grpo import Loss, TokenColumns
+from policy_worker.objectives.columns import TokenColumns
+from policy_worker.objectives.grpo import Loss
 from policy_worker.objectives.kl import token_kl
 from policy_worker.step.logprobs import TokenScores
 
@@ -59,7 +60,7 @@ class Stats:
         }
 
 
-def measure(stats: Stats, scores: TokenScores, loss: Loss, columns: TokenColumns) -> None:
+def measure(stats: Stats, scores: TokenScores, loss: Loss, columns: TokenColumns[Tensor]) -> None:
     """Adds a micro-batch's entropy, clip_fraction, ratio, logprob_gap, kl_behaviour and kl, over
     trained tokens.
 

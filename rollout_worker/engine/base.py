@@ -31,13 +31,17 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.errors import BadInput
 
-class EngineError(Exception):
+
+class EngineError(BadInput):
     """The engine cannot be built or cannot do what was asked; the message is one line for people."""
 
 
 class EngineDied(EngineError):
     """The engine was ended from outside; nothing is wrong with what it was given."""
+
+    exit_status = 1
 
 
 class WeightsRefused(EngineError):

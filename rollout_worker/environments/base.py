@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from paceline.dataset.rows import Message
+from paceline.errors import BadInput
 from rollout_worker.tokenizer import PromptTokenizer
 
 COMPONENT = "environment"
@@ -30,7 +31,7 @@ class EnvironmentFailed(Exception):
         self.reason = reason
 
 
-class BadEnvironment(Exception):
+class BadEnvironment(BadInput):
     """``rollout.environment`` cannot be used; one line for people."""
 
 

@@ -1,1 +1,1 @@
-"""The samples of environments, served to OpenAI-compatible clients."""
+"""OpenAI-compatible endpoint for the samples of environments."""

@@ -1,4 +1,4 @@
-"""Turns as /v1/chat/completions tells them, whole or as a stream of server-sent events."""
+"""Replies of /v1/chat/completions: whole, or as server-sent events."""
 
 from __future__ import annotations
 
@@ -16,88 +16,63 @@ from rollout_worker.tokenizer import PromptTokenizer
 
 @dataclass(frozen=True, slots=True)
 class Reply:
+    """``call_ids``: prefix of the ids of tool calls; empty: calls stay part of the text."""
+
     model: str
     tokenizer: PromptTokenizer
     logprobs: bool
-    calls: str = ""
-    """What the ids of tool calls begin with; empty: calls are told as text."""
+    call_ids: str = ""
     id: str = field(default_factory=lambda: f"chatcmpl-{uuid4().hex}")
     created: int = field(default_factory=lambda: int(time.time()))
 
     def whole(self, turn: Turn) -> dict[str, Any]:
-        said, finish = self._said(turn)
-        return {
-            **self._head("chat.completion", turn),
-            "choices": [
-                {
-                    "index": 0,
-                    "message": {"role": "assistant", "refusal": None, **said},
-                    "logprobs": self._logprobs(turn),
-                    "finish_reason": finish,
-                }
-            ],
-            "usage": _usage(turn),
-        }
+        message, finish = self._message(turn)
+        message = {"role": "assistant", "refusal": None, **message}
+        choice = {"message": message, "logprobs": self._logprobs(turn), "finish_reason": finish}
+        return self._body("chat.completion", turn, choice) | {"usage": _usage(turn)}
 
-    def first_chunk(self) -> bytes:
-        """Sent before the turn is there."""
-        return _event(self._chunk({"role": "assistant", "content": "", "refusal": None}))
+    def first_event(self) -> bytes:
+        """Sent before the turn has been sampled."""
+        return self._chunk({"role": "assistant", "content": "", "refusal": None})
 
-    def chunks(self, turn: Turn, *, usage: bool) -> Iterator[bytes]:
-        """The turn, its end, its usage, and the end of the stream."""
-        said, finish = self._said(turn)
-        for index, call in enumerate(said.get("tool_calls", ())):
+    def events(self, turn: Turn, *, usage: bool) -> Iterator[bytes]:
+        """The turn, its finish reason, its usage, and the end of the stream."""
+        message, finish = self._message(turn)
+        for index, call in enumerate(message.get("tool_calls", ())):
             call["index"] = index
-        yield _event(self._chunk(said, turn))
-        yield _event(self._chunk({}, turn, finish=finish))
+        yield self._chunk(message, turn, logprobs=self._logprobs(turn))
+        yield self._chunk({}, turn, finish_reason=finish)
         if usage:
-            yield _event(
-                {
-                    **self._head("chat.completion.chunk", turn),
-                    "choices": [],
-                    "usage": _usage(turn),
-                }
-            )
+            yield sse(self._body("chat.completion.chunk", turn) | {"usage": _usage(turn)})
         yield b"data: [DONE]\n\n"
 
-    def _said(self, turn: Turn) -> tuple[dict[str, Any], str]:
-        """content and, where there are any, tool_calls; and the finish_reason."""
-        rest, calls = calls_in(turn.text) if self.calls else (turn.text, [])
+    def _message(self, turn: Turn) -> tuple[dict[str, Any], str]:
+        """content and, if there are any, tool_calls; and the finish_reason."""
+        rest, calls = calls_in(turn.text) if self.call_ids else (turn.text, [])
         if not calls:
             return {"content": turn.text}, turn.finish
-        told = [
-            {
-                # The same when the turn is told again.
-                "id": f"{self.calls}_{turn.prompt_tokens}_{index}",
-                "type": "function",
-                "function": {
-                    "name": call.name,
-                    "arguments": json.dumps(call.arguments, ensure_ascii=False),
-                },
-            }
-            for index, call in enumerate(calls)
-        ]
+        tool_calls = []
+        for index, call in enumerate(calls):
+            arguments = json.dumps(call.arguments, ensure_ascii=False)
+            # A reply that is sent again has the same ids.
+            name = f"{self.call_ids}_{turn.prompt_tokens}_{index}"
+            function = {"name": call.name, "arguments": arguments}
+            tool_calls.append({"id": name, "type": "function", "function": function})
         finish = "tool_calls" if turn.finish == "stop" else turn.finish
-        return {"content": rest or None, "tool_calls": told}, finish
+        return {"content": rest or None, "tool_calls": tool_calls}, finish
 
-    def _chunk(
-        self, delta: dict[str, Any], turn: Turn | None = None, finish: str | None = None
+    def _chunk(self, delta: dict[str, Any], turn: Turn | None = None, **more: Any) -> bytes:
+        choice = {"delta": delta, "logprobs": None, "finish_reason": None, **more}
+        return sse(self._body("chat.completion.chunk", turn, choice))
+
+    def _body(
+        self, kind: str, turn: Turn | None, choice: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        logprobs = self._logprobs(turn) if turn is not None and delta else None
-        choice = {"index": 0, "delta": delta, "logprobs": logprobs, "finish_reason": finish}
-        return {**self._head("chat.completion.chunk", turn), "choices": [choice]}
-
-    def _head(self, kind: str, turn: Turn | None) -> dict[str, Any]:
-        head: dict[str, Any] = {
-            "id": self.id,
-            "object": kind,
-            "created": self.created,
-            "model": self.model,
-        }
+        body = {"id": self.id, "object": kind, "created": self.created, "model": self.model}
         if turn is not None:
-            # Which weights answered.
-            head["system_fingerprint"] = f"version-{turn.versions[-1][0]}"
-        return head
+            # The weights that answered.
+            body["system_fingerprint"] = f"version-{turn.versions[-1][0]}"
+        return {**body, "choices": [] if choice is None else [{"index": 0, **choice}]}
 
     def _logprobs(self, turn: Turn) -> dict[str, Any] | None:
         if not self.logprobs:
@@ -105,22 +80,13 @@ class Reply:
         content = []
         for token, logprob in zip(turn.tokens, turn.logprobs, strict=True):
             text = self.tokenizer.decode_all([token])
-            content.append(
-                {
-                    "token": text,
-                    "logprob": logprob,
-                    "bytes": list(text.encode()),
-                    "top_logprobs": [],
-                }
-            )
+            entry = {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+            content.append({**entry, "top_logprobs": []})
         return {"content": content, "refusal": None}
 
 
-def error_event(body: dict[str, Any]) -> bytes:
-    return _event(body)
-
-
-def _event(data: dict[str, Any]) -> bytes:
+def sse(data: dict[str, Any]) -> bytes:
+    """A server-sent event."""
     return f"data: {json.dumps(data)}\n\n".encode()
 
 

@@ -1,19 +1,21 @@
-"""The endpoint's socket, its life, and which samples it serves now."""
+"""Socket and lifetime of the OpenAI endpoint, and the samples it serves."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 import logging
 import secrets
 import socket
-from typing import Any
+from typing import TYPE_CHECKING
 
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
 from rollout_worker.environments.base import BadEnvironment, Endpoint
 from rollout_worker.environments.conversation import Conversation
 from rollout_worker.tokenizer import PromptTokenizer
+
+if TYPE_CHECKING:
+    from paceline.rpc.http_server import Http
 
 logger = logging.getLogger(__name__)
 
@@ -23,22 +25,22 @@ _STOP_S = 1.0
 
 
 class ChatServer:
-    """Serves on loopback, and only samples whose key the caller knows: 144 random bits each."""
+    """Serves on loopback. A sample's key is 144 random bits; other callers are refused."""
 
     def __init__(self, config: Config, tokenizer: PromptTokenizer) -> None:
-        """Raises BadEnvironment where the tokenizer has no chat template."""
+        """Raises BadEnvironment if the tokenizer has no chat template."""
         if not tokenizer.has_template:
             raise BadEnvironment("rollout.openai needs a tokenizer with a chat template")
         self._rollout = config.rollout
         self._model = config.model.path
         self._tokenizer = tokenizer
         self._served: dict[str, Conversation] = {}
-        self._server: Any = None
+        self._server: Http | None = None
         self._task: asyncio.Task[None] | None = None
         self.url = ""
 
     async def start(self) -> None:
-        """Raises BadEnvironment where the port is taken."""
+        """Raises BadEnvironment if the port is taken."""
         bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -53,7 +55,7 @@ class ChatServer:
         bound.setblocking(False)
         self.url = f"http://{HOST}:{bound.getsockname()[1]}/v1"
         self._server = await asyncio.to_thread(self._make)
-        self._task = asyncio.create_task(self._serve(bound), name="openai")
+        self._task = asyncio.create_task(self._serve(self._server, bound), name="openai")
         event(logger, "openai endpoint", url=self.url, model=self._model)
 
     async def close(self) -> None:
@@ -70,7 +72,7 @@ class ChatServer:
     # ---- samples
 
     def endpoint(self) -> Endpoint:
-        """For one sample, with a key of its own; nothing is served for it yet."""
+        """For one sample, with its own key. ``admit`` starts serving it."""
         key = secrets.token_urlsafe(18)
         headers = {"X-Paceline-Sample": key}
         return Endpoint(base_url=self.url, api_key=key, headers=headers, model=self._model)
@@ -83,22 +85,24 @@ class ChatServer:
 
     # ---- the web framework
 
-    def _make(self) -> Any:
-        chat = importlib.import_module("rollout_worker.openai_server.app").Chat(
+    def _make(self) -> Http:
+        from paceline.rpc.http_server import http_server
+        from rollout_worker.openai_server.app import ChatApp
+
+        chat = ChatApp(
             self._served.get,
             model=self._model,
             tokenizer=self._tokenizer,
             as_asked=self._rollout.openai_sampling == "request",
         )
-        http = importlib.import_module("paceline.rpc.http_server")
-        # One for each sample, which are bounded elsewhere.
-        return http.http_server(chat.app(), most_connections=None)
+        # One connection for each sample, and other settings bound the samples.
+        return http_server(chat.app(), most_connections=None)
 
-    async def _serve(self, bound: socket.socket) -> None:
+    async def _serve(self, server: Http, bound: socket.socket) -> None:
         try:
-            await self._server.serve(sockets=[bound])
+            await server.serve(sockets=[bound])
         except Exception:
-            # Agents then fail with the reason in their own words, and their groups with them.
+            # Agents then get connection errors, and their groups fail.
             logger.exception("openai endpoint failed")
         finally:
             bound.close()

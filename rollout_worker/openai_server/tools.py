@@ -1,10 +1,10 @@
-"""Calls of tools: between a completion's text and OpenAI's ``tool_calls``.
+"""Tool calls in a completion's text, and OpenAI's ``tool_calls``.
 
     Let me see. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>
     └ content ┘ └ a call, in the form that Hermes and Qwen models write ────┘
 
-What is no call in this form, to the letter, stays part of the content. The text itself is left as it was
-sampled, and so are its tokens.
+Anything that is not exactly in this form stays part of the content. The recorded text and its tokens
+stay as they were sampled.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from rollout_worker.openai_server.api_errors import invalid, unsupported
 
 _OPEN, _CLOSE = "<tool_call>", "</tool_call>"
 
@@ -26,7 +24,7 @@ class ToolCall:
 
 
 def calls_in(text: str) -> tuple[str, list[ToolCall]]:
-    """The text without its calls, blanks around it gone if there are any, and the calls."""
+    """The text without its calls, and the calls. If there are any, the text is stripped."""
     rest: list[str] = []
     calls: list[ToolCall] = []
     while (at := text.find(_OPEN)) >= 0:
@@ -42,61 +40,14 @@ def calls_in(text: str) -> tuple[str, list[ToolCall]]:
     return (whole.strip() if calls else whole), calls
 
 
-def tools_of(value: Any) -> list[dict[str, Any]]:
-    """A request's ``tools``, checked. Raises Refusal."""
-    if not isinstance(value, list):
-        raise invalid("tools", "a list is expected")
-    for at, tool in enumerate(value):
-        if not isinstance(tool, Mapping) or not isinstance(tool.get("type"), str):
-            raise invalid("tools", f"[{at}]: an object with a type is expected")
-        if tool["type"] != "function":
-            raise unsupported("tools", f"tools[{at}]: only functions are supported here")
-        function = tool.get("function")
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise invalid("tools", f"[{at}]: a function with a name is expected")
-    return value
-
-
-def calls_of(message: Mapping[str, Any], where: str) -> list[dict[str, Any]]:
-    """``tool_calls`` of a message as chat templates take them: arguments as an object, not as JSON.
-
-    Raises Refusal.
-    """
-    calls = message.get("tool_calls") or []
-    if calls and message["role"] != "assistant":
-        raise invalid(where, "only the assistant calls tools")
-    if not isinstance(calls, list):
-        raise invalid(f"{where}.tool_calls", "a list is expected")
-    result = []
-    for at, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, Mapping) else None
-        if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
-            raise invalid(f"{where}.tool_calls[{at}]", "a function with a name is expected")
-        arguments = function.get("arguments") or "{}"
-        if isinstance(arguments, str):
-            arguments = _object(arguments)
-        if not isinstance(arguments, dict):
-            raise invalid(f"{where}.tool_calls[{at}]", "arguments: a JSON object is expected")
-        result.append(
-            {
-                "id": str(call.get("id", "")),
-                "type": "function",
-                "function": {"name": function["name"], "arguments": arguments},
-            }
-        )
-    return result
-
-
-def same_calls(made: Sequence[ToolCall], told: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether ``told``, as calls_of gives them, are these calls. Ids aside."""
-    functions = [call["function"] for call in told]
-    return [(c.name, c.arguments) for c in made] == [
-        (function["name"], function["arguments"]) for function in functions
-    ]
+def same_calls(made: Sequence[ToolCall], sent: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether the ``tool_calls`` of a client's message are these calls. Ids are ignored."""
+    functions = [call["function"] for call in sent]
+    return [(c.name, c.arguments) for c in made] == [(f["name"], f["arguments"]) for f in functions]
 
 
 def _call_at(text: str, start: int) -> tuple[ToolCall | None, int]:
-    """The call whose JSON begins at ``start``, blanks aside, and where it ends; or None and ``start``."""
+    """The call whose JSON begins at ``start``, and the end of it; or None and ``start``."""
     while start < len(text) and text[start].isspace():
         start += 1
     try:
@@ -112,7 +63,8 @@ def _call_at(text: str, start: int) -> tuple[ToolCall | None, int]:
     return ToolCall(name, arguments), len(text) - len(left) + len(_CLOSE)
 
 
-def _object(text: str) -> Any:
+def parse_arguments(text: str) -> Any:
+    """The value of a JSON text; None if it is not JSON."""
     try:
         return _DECODER.decode(text)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""Sinks that do what a test wants: named in a run's config, or made in the test."""
+"""Fake metric sinks, named in a run's config or made in the test."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class RecordingSink:
         self.points_until_failure = -1
         """So many more are written, then ConnectionError; negative: no end."""
 
-    def open(self) -> str | None:
-        places = [line["place"] for line in read_lines(self._path)]
-        return places[-1] if places else None
+    def open(self) -> int | None:
+        numbers = [line["number"] for line in read_lines(self._path)]
+        return numbers[-1] if numbers else None
 
     def write(self, points: Sequence[Point]) -> None:
         for point in points:
@@ -33,7 +33,6 @@ class RecordingSink:
             line = {
                 "run": self._run.id,
                 "writer": os.getpid(),
-                "place": point.place,
                 "number": point.number,
                 "kind": point.kind,
                 "step": point.step,
@@ -54,7 +53,7 @@ class HangingSink:
     def __init__(self, run: ExternalRun) -> None:
         self._sign = run.directory / "hanging"
 
-    def open(self) -> str | None:
+    def open(self) -> int | None:
         return None
 
     def write(self, points: Sequence[Point]) -> None:
@@ -71,7 +70,7 @@ class BrokenSink:
     def __init__(self, run: ExternalRun) -> None:
         self._sign = run.directory / "broken"
 
-    def open(self) -> str | None:
+    def open(self) -> int | None:
         self._sign.write_text(str(os.getpid()))
         raise ConnectionError("nobody answers at sink.example")
 

@@ -16,8 +16,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from testbed.fleet_with_journal import Event, ObservedFleet
+from testbed.launched_fleet import Event, LaunchedFleet
 from testbed.local_run import Up, paceline
+from tests.fixtures.shared import Shared
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
@@ -27,16 +28,23 @@ SLACK_S = 3.0
 
 
 @pytest.fixture(scope="module")
-def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObservedFleet]:
-    fleet = ObservedFleet(tmp_path_factory.mktemp("fleet"), controller={"snapshot_every": 300})
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[LaunchedFleet]]:
+    def start() -> LaunchedFleet:
+        where = tmp_path_factory.mktemp("fleet")
+        return LaunchedFleet(where, controller={"snapshot_every": 300})
+
+    fleet = Shared(start)
     yield fleet
     fleet.close()
 
 
 @pytest.fixture
-def fleet(running: ObservedFleet) -> Iterator[ObservedFleet]:
+def fleet(shared: Shared[LaunchedFleet], request: pytest.FixtureRequest) -> Iterator[LaunchedFleet]:
+    running = shared.get()
     running.settled()
     yield running
+    if not shared.after(request.node):
+        return
     if running.up.process.poll() is None:
         running.assert_sound()
     assert not [e for _, e in running.tail.events if e.get("diverged")], "replicas differ"
@@ -50,19 +58,19 @@ def died(worker_id: str) -> Callable[[Event], bool]:
     return lambda e: e["type"] == "WorkerDied" and e["worker_id"] == worker_id
 
 
-def happened(fleet: ObservedFleet, since: int, *types: str) -> list[Event]:
+def happened(fleet: LaunchedFleet, since: int, *types: str) -> list[Event]:
     fleet.mark()
     return [e for _, e in fleet.tail.events[since:] if e["type"] in types]
 
 
-def assert_no_worker_noticed(fleet: ObservedFleet, since: int, before: dict[str, int]) -> None:
+def assert_no_worker_noticed(fleet: LaunchedFleet, since: int, before: dict[str, int]) -> None:
     assert happened(fleet, since, "WorkerDied", "WorkerRegistered", "RolledBack") == []
     after = fleet.pids()
     workers = [name for name in before if name.startswith(("policy", "rollout"))]
     assert {n: after[n] for n in workers} == {n: before[n] for n in workers}
 
 
-def leader_and_standby(fleet: ObservedFleet) -> tuple[str, str]:
+def leader_and_standby(fleet: LaunchedFleet) -> tuple[str, str]:
     leader = fleet.status().leader
     return leader, next(n for n in ("controller-0", "controller-1") if n != leader)
 
@@ -71,7 +79,7 @@ def leader_and_standby(fleet: ObservedFleet) -> tuple[str, str]:
 
 
 def test_a_standby_comes_back_from_a_snapshot_and_leads_when_the_leader_dies(
-    fleet: ObservedFleet,
+    fleet: LaunchedFleet,
 ) -> None:
     leader, standby = leader_and_standby(fleet)
     before, at = fleet.pids(), fleet.mark()
@@ -87,7 +95,7 @@ def test_a_standby_comes_back_from_a_snapshot_and_leads_when_the_leader_dies(
     assert_no_worker_noticed(fleet, at, before)
 
 
-def test_all_controllers_at_once_cost_no_worker(fleet: ObservedFleet) -> None:
+def test_all_controllers_at_once_cost_no_worker(fleet: LaunchedFleet) -> None:
     before, at = fleet.pids(), fleet.mark()
     for name in ("controller-0", "controller-1"):
         fleet.send(name)
@@ -99,7 +107,7 @@ def test_all_controllers_at_once_cost_no_worker(fleet: ObservedFleet) -> None:
 # -- Redis --------------------------------------------------------------------------------------
 
 
-def test_embedded_redis_killed_is_started_again_and_nothing_is_lost(fleet: ObservedFleet) -> None:
+def test_embedded_redis_killed_is_started_again_and_nothing_is_lost(fleet: LaunchedFleet) -> None:
     before, at = fleet.pids(), fleet.mark()
     killed = fleet.redis_process()
     steps = fleet.status().step
@@ -112,7 +120,7 @@ def test_embedded_redis_killed_is_started_again_and_nothing_is_lost(fleet: Obser
 @pytest.mark.slow  # in every run: tests/process/controller/test_failover.py, with protocol-only workers
 @pytest.mark.parametrize("seconds", [LEASE_S + 2.0, 30.0])
 def test_redis_that_hangs_longer_than_every_lease_costs_no_worker(
-    fleet: ObservedFleet, seconds: float
+    fleet: LaunchedFleet, seconds: float
 ) -> None:
     before, at = fleet.pids(), fleet.mark()
     os.kill(fleet.redis_process().pid, signal.SIGSTOP)
@@ -137,7 +145,7 @@ def test_redis_that_hangs_longer_than_every_lease_costs_no_worker(
         ),
     ],
 )
-def test_a_replica_killed_costs_no_step(fleet: ObservedFleet, instant: str) -> None:
+def test_a_replica_killed_costs_no_step(fleet: LaunchedFleet, instant: str) -> None:
     """What the weights are afterwards: tests/process/policy/test_policy_step_transaction.py."""
     victim = "policy-1"
     if instant == "send":
@@ -156,7 +164,7 @@ def test_a_replica_killed_costs_no_step(fleet: ObservedFleet, instant: str) -> N
 
 
 def test_a_replica_that_hangs_in_the_all_reduce_is_left_and_comes_back(
-    fleet: ObservedFleet,
+    fleet: LaunchedFleet,
 ) -> None:
     at = fleet.mark()
     stopped = fleet.fall("policy-1", "reduce", signal.SIGSTOP)
@@ -177,7 +185,7 @@ def joined_mesh(worker_id: str) -> Callable[[Event], bool]:
     )
 
 
-def test_all_replicas_at_once_resume_from_the_newest_checkpoint(fleet: ObservedFleet) -> None:
+def test_all_replicas_at_once_resume_from_the_newest_checkpoint(fleet: LaunchedFleet) -> None:
     before = fleet.pids()
     fleet.until(lambda: fleet.status().checkpoint_step > 0)
     at = fleet.mark()
@@ -209,7 +217,7 @@ def test_all_replicas_at_once_resume_from_the_newest_checkpoint(fleet: ObservedF
     "instant",
     ["submit", *(pytest.param(n, marks=pytest.mark.slow) for n in ("generate", "receive"))],
 )
-def test_a_killed_rollout_workers_tasks_go_to_others(fleet: ObservedFleet, instant: str) -> None:
+def test_a_killed_rollout_workers_tasks_go_to_others(fleet: LaunchedFleet, instant: str) -> None:
     at = fleet.mark()
     killed = fleet.fall("rollout-1", instant)
     t, *_ = fleet.first(died("rollout-1"), at)
@@ -230,7 +238,7 @@ def leased_by(worker_id: str, task_id: str) -> Callable[[Event], bool]:
     )
 
 
-def test_a_stopped_rollout_worker_holds_nobody_up_and_is_taken_back(fleet: ObservedFleet) -> None:
+def test_a_stopped_rollout_worker_holds_nobody_up_and_is_taken_back(fleet: LaunchedFleet) -> None:
     at = fleet.mark()
     stopped = fleet.send("rollout-1", signal.SIGSTOP)
     t, event, after = fleet.first(died("rollout-1"), at)
@@ -246,7 +254,7 @@ def test_a_stopped_rollout_worker_holds_nobody_up_and_is_taken_back(fleet: Obser
 
 
 @pytest.mark.parametrize("victim", ["rollout-1", pytest.param("policy-1", marks=pytest.mark.slow)])
-def test_a_worker_starved_to_a_tenth_is_not_evicted(fleet: ObservedFleet, victim: str) -> None:
+def test_a_worker_starved_to_a_tenth_is_not_evicted(fleet: LaunchedFleet, victim: str) -> None:
     at = fleet.mark()
     fleet.starve(victim, LEASE_S + 2.0)
     assert happened(fleet, at, "WorkerDied") == []
@@ -259,7 +267,7 @@ def test_a_worker_starved_to_a_tenth_is_not_evicted(fleet: ObservedFleet, victim
 
 @pytest.mark.parametrize("minutes", [0.3, pytest.param(5.0, marks=pytest.mark.slow)])
 @pytest.mark.timeout(600)
-def test_seeded_chaos_breaks_no_promise(fleet: ObservedFleet, minutes: float) -> None:
+def test_seeded_chaos_breaks_no_promise(fleet: LaunchedFleet, minutes: float) -> None:
     done = subprocess.run(
         [
             *(sys.executable, "-m", "paceline", "chaos", "--run-dir", str(fleet.run_dir), "--json"),
@@ -280,7 +288,7 @@ def test_seeded_chaos_breaks_no_promise(fleet: ObservedFleet, minutes: float) ->
 # -- the supervisor -----------------------------------------------------------------------------
 
 
-def test_a_killed_supervisor_is_replaced_without_touching_the_fleet(fleet: ObservedFleet) -> None:
+def test_a_killed_supervisor_is_replaced_without_touching_the_fleet(fleet: LaunchedFleet) -> None:
     before, at = fleet.pids(), fleet.mark()
     fleet.up.process.kill()
     fleet.up.process.wait()
@@ -304,7 +312,7 @@ def test_a_killed_supervisor_is_replaced_without_touching_the_fleet(fleet: Obser
     fleet.until(lambda: fleet.pids()["rollout-0"] != before["rollout-0"])
 
 
-def test_at_the_end_it_stops_as_if_nothing_had_happened(fleet: ObservedFleet) -> None:
+def test_at_the_end_it_stops_as_if_nothing_had_happened(fleet: LaunchedFleet) -> None:
     fleet.up.process.send_signal(signal.SIGINT)
     assert fleet.up.wait(90) == 130, fleet.up.said()
     assert fleet.up.alive() == []

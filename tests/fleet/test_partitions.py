@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from testbed.journal_watch import Event
-from testbed.namespaced_fleet import CONTROLLERS, Cluster
+from testbed.fleet import Event
+from testbed.namespaced_fleet import CONTROLLERS, NamespacedFleet
 from testbed.network_namespaces import HUB, why_not
 
 WHY_NOT = why_not()
@@ -22,8 +22,8 @@ pytestmark = [
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path)
+def cluster(tmp_path: Path) -> Iterator[NamespacedFleet]:
+    made = NamespacedFleet(tmp_path)
     try:
         yield made
     finally:
@@ -38,7 +38,7 @@ def succeeded(event: Event) -> bool:
     return bool(event["type"] == "TermBegun")
 
 
-def test_any_two_roles_lose_each_other_and_nothing_is_lost(cluster: Cluster) -> None:
+def test_any_two_roles_lose_each_other_and_nothing_is_lost(cluster: NamespacedFleet) -> None:
     cluster.settled(180.0)
 
     # Weights: the engine that cannot be reached falls behind, the run does not wait for it.
@@ -78,7 +78,7 @@ def test_any_two_roles_lose_each_other_and_nothing_is_lost(cluster: Cluster) -> 
     cluster.assert_sound()
 
 
-def stands_still(cluster: Cluster) -> bool:
+def stands_still(cluster: NamespacedFleet) -> bool:
     before = cluster.status().step
     time.sleep(3.0)
     return bool(cluster.status().step == before)

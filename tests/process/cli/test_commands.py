@@ -15,9 +15,20 @@ import pytest
 from typer.main import get_command
 from typer.testing import CliRunner
 
-from paceline.cli import EXIT_STATUS, app, main
-from paceline.cli.common import BadInput, find_target, parse_addresses
+from paceline.cli import app, main
+from paceline.cli.common import find_target, parse_addresses
+from paceline.config.errors import ConfigError
+from paceline.console.plot import NoPlot
+from paceline.dataset.rows import DataError
+from paceline.errors import BadInput, UserError
+from paceline.redis.server import NoRedis
+from paceline.rpc.auth import AuthError
+from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
 from paceline.rpc.ports import free_ports
+from paceline.rpc.rest_client import RestRefused, RestUnavailable
+from paceline.run_view.json_lines import DamagedFile
+from paceline.supervisor.preflight import PreflightFailed
+from policy_worker.checkpoint.export import ExportError
 
 
 def commands(command: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
@@ -137,15 +148,28 @@ def test_json_of_a_check_holds_every_setting(config: Path) -> None:
     assert json.loads(ready.stdout)["ready"] is True
 
 
-def test_every_exit_status_belongs_to_an_error_that_exists() -> None:
-    root = Path(__file__).resolve().parents[3]
-    code = "\n".join(
-        path.read_text()
-        for package in ("paceline", "policy_worker", "controller")
-        for path in (root / package).rglob("*.py")
-    )
-    for name in EXIT_STATUS:
-        assert re.search(rf"^class {name}\(", code, re.MULTILINE), name
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (ConfigError, 2),
+        (PreflightFailed, 2),
+        (NoRedis, 2),
+        (AuthError, 2),
+        (DataError, 2),
+        (DamagedFile, 2),
+        (NoPlot, 2),
+        (ExportError, 2),
+        (RequestRefused, 1),
+        (RestRefused, 1),
+        (ControlPlaneUnavailable, 3),
+        (RestUnavailable, 3),
+    ],
+)
+def test_every_user_error_has_the_documented_exit_status(
+    error: type[UserError], status: int
+) -> None:
+    assert issubclass(error, UserError)
+    assert error.exit_status == status
 
 
 @pytest.mark.parametrize(

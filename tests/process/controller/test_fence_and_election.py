@@ -21,6 +21,7 @@ from paceline.redis.client import connect, parse_sentinel
 from paceline.redis.leader_lease import LeaderIdentity, living_leader, release_dead
 from paceline.supervisor.preflight import PreflightFailed
 from paceline.supervisor.run_dir_lock import check_unled, clear
+from testbed.controllers import until
 from testbed.redis_process import throwaway_redis
 
 KEYS = Keys("r")
@@ -108,14 +109,23 @@ async def test_term_never_repeats_where_the_counter_stepped_back(redis: Any) -> 
     assert second is not None and second > first
 
 
+async def expired(redis: Any) -> None:
+    """Returns once the leader's lease has run out in Redis."""
+
+    async def gone() -> bool:
+        return not await redis.exists(KEYS.leader)
+
+    await until(gone)
+
+
 async def test_a_lease_is_one_candidates_until_it_runs_out(redis: Any) -> None:
     a, b = candidate(redis, "a", lease_s=0.2), candidate(redis, "b")
     term = await a.acquire(0)
     assert term is not None
     assert await b.acquire(0) is None
     assert await a.renew(term) and a.holds_lease
-    await asyncio.sleep(0.3)
-    assert not a.holds_lease
+    await expired(redis)
+    await until(lambda: not a.holds_lease)
     assert await b.acquire(0) is not None
     assert not await a.renew(term)
 
@@ -124,7 +134,7 @@ async def test_a_lapsed_leader_goes_on_where_nobody_else_was_granted_a_term(redi
     a = candidate(redis, "a", lease_s=0.1)
     term = await a.acquire(0)
     assert term is not None
-    await asyncio.sleep(0.2)
+    await expired(redis)
     assert await a.renew(term)
 
 

@@ -22,6 +22,7 @@ from controller.services.grpc_server import final_error
 from controller.services.validation import Invalid
 from controller.store.journal import Deposed
 from controller.store.ledger_follower import LedgerFollower
+from controller.store.stores import redis_stores
 from paceline.config.load import load_config
 from paceline.redis.leader_lease import LeaderIdentity
 from testbed.controller_processes import write_config
@@ -37,12 +38,13 @@ async def leader(tmp_path: Path) -> AsyncIterator[Leader]:
     """Of the first term of a run, on a Redis of its own; not begun."""
     config = load_config(write_config(tmp_path), [])
     with throwaway_redis(tmp_path) as url:
-        controller = Controller(config, tmp_path, IDENTITY, url)
+        stores = redis_stores(config, IDENTITY, url)
+        controller = Controller(config, tmp_path, IDENTITY, stores)
         term = await controller.election.acquire(0)
         assert term is not None
         replica = await LedgerFollower.load(controller.journal)
         yield Leader(controller.context(await DatasetRows.load(config)), replica, term)
-        await controller.redis.aclose()
+        await stores.close()
 
 
 @asynccontextmanager
@@ -153,13 +155,13 @@ async def test_a_leader_that_woke_after_its_lease_refuses_nobody_for_good(
     leader: Leader, refusal: Exception
 ) -> None:
     """It knows nothing of what its successor decided, and a refusal is final for who hears it."""
-    controller = Controller(
-        leader.context.config, leader.context.run_dir, IDENTITY, leader.context.redis_url
-    )
+    context = leader.context
+    stores = redis_stores(context.config, IDENTITY, context.redis_url)
+    controller = Controller(context.config, context.run_dir, IDENTITY, stores)
     controller.leader = leader
     async with leading(leader):
         await leader.ready()
         assert final_error(controller, refusal) is refusal
         leader.context.election.lease_until = 0.0
         assert isinstance(final_error(controller, refusal), NotLeading)
-    await controller.redis.aclose()
+    await stores.close()

@@ -16,7 +16,7 @@ from paceline.config.schema import RedisConfig
 from paceline.redis.server import ensure_redis
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from testbed.controller_processes import ControllerProcess, Controllers
-from testbed.controllers import running_controllers, status, until, working_fleet
+from testbed.controllers import addresses, running_controllers, status, until, working_fleet
 from testbed.tcp_proxy import TcpProxy
 
 WAYS = ("partition", "cut")
@@ -95,7 +95,9 @@ async def test_workers_cut_off_from_the_leader_only_come_back_without_a_loss(
             async with working_fleet(controllers, where=[proxy.address]) as (policies, rollouts):
                 await until(lambda: policies[0].timings.steps >= 3)
                 workers = (*policies, *rollouts)
+                direct = ControlPlane(addresses(controllers))
                 getattr(proxy, way)()
+                # Shorter than the lease: nothing is to happen that could be awaited.
                 await asyncio.sleep(0.5)
                 proxy.heal()
                 done = policies[0].timings.steps
@@ -103,12 +105,18 @@ async def test_workers_cut_off_from_the_leader_only_come_back_without_a_loss(
                 assert [w.rejoins for w in workers] == [0, 0, 0]
 
                 getattr(proxy, way)()
-                await asyncio.sleep(3.0)
+                await until(lambda: _all_dead(direct, len(workers)))
                 proxy.heal()
                 done = policies[0].timings.steps
                 await until(lambda: policies[0].timings.steps >= done + 3)
                 await until(lambda: [w.rejoins for w in workers] == [1, 1, 1])
+                await direct.close()
         assert_sound(controllers.redis_url)
+
+
+async def _all_dead(control: ControlPlane, count: int) -> bool:
+    dead = [w for w in (await status(control)).workers if w.state == "dead"]
+    return len(dead) >= count
 
 
 async def test_a_cut_off_rollout_workers_tasks_go_to_the_others(tmp_path: Path) -> None:
@@ -123,7 +131,7 @@ async def test_a_cut_off_rollout_workers_tasks_go_to_the_others(tmp_path: Path) 
                 done = near[0].timings.groups
                 proxy.partition()
                 await until(lambda: near[0].timings.groups >= done)
-                await asyncio.sleep(2.5)
+                await until(lambda: _all_dead(near[0].control, 1))
                 proxy.heal()
                 steps = policies[0].timings.steps
                 await until(lambda: policies[0].timings.steps >= steps + 3)

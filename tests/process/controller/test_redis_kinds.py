@@ -7,6 +7,7 @@ import signal
 from pathlib import Path
 
 from controller.store.journal_audit import verify
+from paceline.rpc.client import ControlPlane
 from paceline.rpc.ports import free_ports
 from paceline.v1 import policy_pb2
 from testbed.controllers import running_controllers, status, until, working_fleet
@@ -29,7 +30,7 @@ async def test_an_external_redis_killed_and_started_again_loses_nothing(tmp_path
             async with working_fleet(controllers) as (policies, rollouts):
                 await until(lambda: policies[0].timings.steps >= 3)
                 server.kill()
-                await asyncio.sleep(1.5)
+                await until(lambda: _waits_for_redis(policies[0].control))
                 await asyncio.to_thread(server.start)
                 done = policies[0].timings.steps
                 await until(lambda: policies[0].timings.steps >= done + 3)
@@ -37,6 +38,10 @@ async def test_an_external_redis_killed_and_started_again_loses_nothing(tmp_path
         assert_sound(url)
     finally:
         server.kill()
+
+
+async def _waits_for_redis(control: ControlPlane) -> bool:
+    return "Redis" in (await status(control)).phase
 
 
 async def test_checkpoints_are_kept_until_a_replica_of_redis_has_the_record_of_the_next(

@@ -21,7 +21,7 @@ from paceline.rpc import session as session_module
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS
 from paceline.rpc.session import WorkerSession
-from paceline.v1 import admin_pb2, common_pb2, worker_pb2
+from paceline.v1 import admin_pb2, common_pb2, policy_pb2, worker_pb2
 from testbed.controller_processes import write_config
 from testbed.controllers import (
     addresses,
@@ -170,7 +170,7 @@ async def test_dead_replica_costs_its_groups_a_round_and_not_the_step(tmp_path: 
             # In the mesh, with a shard of the open step, and it never votes.
             await until(lambda: _members(policies[0]) == 2)
             assert silent._running is not None
-            await asyncio.sleep(0.3)
+            await _has_a_shard(silent)
             done = policies[0].timings.steps
             silent._running.cancel()
             exit_ = admin_pb2.ExitReport(
@@ -183,6 +183,24 @@ async def test_dead_replica_costs_its_groups_a_round_and_not_the_step(tmp_path: 
             await silent.stop(goodbye=False)
         report = verify(controllers.redis_url, "load")
         assert report.ok, report.problems
+
+
+async def _has_a_shard(policy: FakePolicy) -> None:
+    """Returns once the open step waits for this replica's vote."""
+    directive = policy.session.directive
+    assert directive is not None
+    reply = policy_pb2.PlanReply()
+    while reply.state != policy_pb2.PLAN_STATE_OPEN:
+        request = policy_pb2.PlanRequest(
+            caller=policy.session.caller,
+            mesh_epoch=directive.mesh.epoch,
+            state_version=directive.mesh.state_version,
+            wait_s=5.0,
+        )
+        policy.mesh_epoch = directive.mesh.epoch
+        policy.state_version = directive.mesh.state_version
+        policy.session.poke()
+        reply = await policy.control.call("PolicyService.NextPlan", request, None)
 
 
 def _members(policy: FakePolicy) -> int:
@@ -405,7 +423,7 @@ async def test_a_call_that_waits_on_a_hung_leader_moves_when_another_is_found() 
     ):
         control = ControlPlane([hung, alive])
         waiting = asyncio.create_task(status(control))
-        await asyncio.sleep(0.2)
+        await until(lambda: control._calls)
         control.prefer(alive)
         assert (await asyncio.wait_for(waiting, 1.0)).run_name == "found"
         await control.close()

@@ -18,7 +18,8 @@ pytest.importorskip(
     "opentelemetry.sdk", reason="OpenTelemetry is not installed: pip install 'paceline[otel]'"
 )
 
-from controller.export.otel_traces import NoTelemetry, check_telemetry, make_tracer
+from controller.export.otel_traces import Tracer, check_telemetry
+from paceline.config.errors import ConfigError
 from paceline.config.schema import Config
 from paceline.run_view.sample_spans import Span
 from testbed.controller_processes import Controllers
@@ -36,7 +37,7 @@ def exported(*spans: Span, run: str = "paceline-1") -> list[Any]:
     from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
     exporter = InMemorySpanExporter()
-    tracer = make_tracer(config(), run, SimpleSpanProcessor(exporter))
+    tracer = Tracer("arithmetic", run, SimpleSpanProcessor(exporter))
     for span in spans:
         tracer.send(span)
     found = list(exporter.get_finished_spans())
@@ -68,10 +69,10 @@ def test_another_leader_makes_the_same_ids_and_another_run_others() -> None:
 def test_what_cannot_be_is_told_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     check_telemetry(config())
     check_telemetry(config(otlp_endpoint="http://127.0.0.1:4318"))
-    with pytest.raises(NoTelemetry, match="write it as http://HOST:4318"):
+    with pytest.raises(ConfigError, match="write it as http://HOST:4318"):
         check_telemetry(config(otlp_endpoint="127.0.0.1:4318"))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(NoTelemetry, match=r"pip install 'paceline\[otel\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'paceline\[otel\]'"):
         check_telemetry(config(otlp_endpoint="http://127.0.0.1:4318"))
 
 

@@ -69,7 +69,7 @@ def test_exit_while_the_mesh_is(url: str, doing: str) -> None:
 def test_exit_waits_for_threads_that_compute() -> None:
     program = """
 import torch
-from paceline import threads
+from paceline.process import threads
 torch.set_num_threads(1)
 def work():
     threads.exiting.wait()

@@ -199,7 +199,7 @@ def test_dropped_groups_are_listed_by_reason(served: Controllers, page: Any) -> 
     assert page.execute_script(chosen, "groups-stand", "dropped") == "dropped"
     wait(lambda: page.execute_script(reasons) == ["", "uninformative"], "reasons are not offered")
     page.execute_script(chosen, "groups-reason", "uninformative")
-    found = api(url, "groups?stand=dropped&reason=uninformative&limit=100")["groups"]
+    found = api(url, "groups?state=dropped&reason=uninformative&limit=100")["groups"]
     wait(
         lambda: [r[0] for r in rows_of(page, "groups-table")] == [g["group_id"] for g in found],
         "other groups than the interface lists",

@@ -81,8 +81,8 @@ async def test_leader_and_standby_say_what_the_ledger_holds(
         assert run["served_by"] == name and run["leader"] == "controller-0"
         for field in ("step", "version", "term", "total_steps", "failovers", "mesh_epoch"):
             assert run[field] == getattr(truth, field), field
-        for stand in ("pending", "leased", "ready", "in_step", "trained"):
-            assert run["tasks"][stand] == getattr(truth.tasks, stand), stand
+        for state in ("pending", "leased", "ready", "in_step", "trained"):
+            assert run["tasks"][state] == getattr(truth.tasks, state), state
         assert run["metrics"] == pytest.approx(dict(truth.metrics))
         workers = await get(client, "workers")
         assert {w["worker_id"]: w["version"] for w in workers} == {
@@ -155,8 +155,8 @@ async def test_completions_are_handed_out_as_they_were_written(leader: httpx.Asy
     answer = await leader.get(f"/api/v1/groups/{group['group_id']}")
     assert answer.headers["content-type"] == "application/json"
     assert answer.headers["x-content-type-options"] == "nosniff"
-    only = await get(leader, "groups?stand=trained&min_reward=0.4&max_reward=0.6&limit=500")
-    assert only["groups"] and all(g["stand"] == "trained" for g in only["groups"])
+    only = await get(leader, "groups?state=trained&min_reward=0.4&max_reward=0.6&limit=500")
+    assert only["groups"] and all(g["state"] == "trained" for g in only["groups"])
     assert (await get(leader, "groups?min_reward=0.9"))["total"] == 0
     assert (await get(leader, "groups?step=1"))["total"] == 4
 
@@ -172,19 +172,19 @@ async def test_dropped_groups_are_shown_with_their_reason(
     assert counted == {"uninformative": counted["uninformative"]}
     for client in (leader, standby):
         await until(lambda c=client: _dropped(c, counted["uninformative"]))  # type: ignore[misc]
-    found = await get(leader, "groups?stand=dropped&reason=uninformative&sort=oldest&limit=500")
+    found = await get(leader, "groups?state=dropped&reason=uninformative&sort=oldest&limit=500")
     assert [int(g["group_id"][1:]) % 7 for g in found["groups"]] == [DULL] * found["total"]
     first = found["groups"][0]
-    assert (first["reason"], first["stand"]) == ("uninformative", "dropped")
+    assert (first["reason"], first["state"]) == ("uninformative", "dropped")
     assert (first["detail"], first["owner"]) == ("all rewards are equal", "rollout-0")
     assert (await get(leader, "groups?reason=stale"))["total"] == 0
-    assert (await get(leader, "groups?stand=dropped&max_reward=0.9"))["total"] == 0
+    assert (await get(leader, "groups?state=dropped&max_reward=0.9"))["total"] == 0
     gone = await leader.get(f"/api/v1/groups/{first['group_id']}")
     assert_problem(gone, 404, "dropped (uninformative)")
 
 
 async def _dropped(client: httpx.AsyncClient, count: int) -> bool:
-    return bool((await get(client, "groups?stand=dropped"))["total"] == min(count, 200))
+    return bool((await get(client, "groups?state=dropped"))["total"] == min(count, 200))
 
 
 async def test_settings_are_shown_without_paths_of_the_machine(
@@ -372,8 +372,8 @@ async def test_prometheus_metrics_have_standard_names_and_the_ledgers_values(
     assert values["paceline_samples_trained"] == run["samples_trained"]
     newest = (await get(leader, "steps?limit=1"))["steps"][-1]
     assert values["paceline_last_commit_time_seconds"] == newest["t"]
-    stands = {s.labels["stand"]: s.value for s in families["paceline_tasks"].samples}
-    assert stands["trained"] == run["tasks"]["trained"]
+    states = {s.labels["state"]: s.value for s in families["paceline_tasks"].samples}
+    assert states["trained"] == run["tasks"]["trained"]
     for name, family in families.items():
         assert name.startswith(("paceline_", "process_")), name
         assert family.documentation and not name.endswith(("_ms", "_s", "_mb"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -14,59 +15,110 @@ import pytest
 
 pytest.importorskip("wandb", reason="wandb is not installed: pip install 'paceline[wandb]'")
 
-from paceline.sinks.base import key_of
 from paceline.sinks.point_reader import PointReader
-from paceline.sinks.wandb import WandbSink, last_offline_place, records
+from paceline.sinks.wandb import WandbSink
 from tests.fixtures.run_points import RunPoints, external_run
 
 ROOT = Path(__file__).resolve().parents[3]
 
+BLOCK = 32768
+HEAD = 7
+WHOLE, LAST_PART = 1, 4
 
-def rows(directory: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """(run id, row) of every offline file, oldest first."""
+
+def records(path: Path) -> Iterator[bytes]:
+    """The complete records of an offline file: LevelDB's log format behind a head of 7 bytes."""
+    data = path.read_bytes()
+    at, parts = HEAD, b""
+    while at + HEAD <= len(data):
+        if BLOCK - at % BLOCK < HEAD:
+            at += BLOCK - at % BLOCK
+            continue
+        _, length, kind = struct.unpack_from("<IHB", data, at)
+        at += HEAD + length
+        if kind == 0 or at > len(data):
+            return
+        parts += data[at - length : at]
+        if kind in (WHOLE, LAST_PART):
+            yield parts
+            parts = b""
+
+
+def rows(directory: Path) -> list[tuple[str, dict[str, Any]]]:
+    """(run id, row) of the newest offline file."""
     from wandb.proto.wandb_internal_pb2 import Record
 
-    for path in sorted((directory / "wandb").glob("offline-run-*/*.wandb")):
-        run_id = ""
-        for data in records(path):
-            record = Record.FromString(data)
-            run_id = record.run.run_id or run_id
-            if record.history.item:
-                row = {
-                    ".".join(item.nested_key) or item.key: json.loads(item.value_json)
-                    for item in record.history.item
-                }
-                yield run_id, row
+    found = []
+    (*_, path) = sorted((directory / "wandb").glob("offline-run-*/*.wandb"))
+    run_id = ""
+    for data in records(path):
+        record = Record.FromString(data)
+        run_id = record.run.run_id or run_id
+        if record.history.item:
+            row = {
+                ".".join(item.nested_key) or item.key: json.loads(item.value_json)
+                for item in record.history.item
+            }
+            found.append((run_id, row))
+    return found
 
 
-def numbers_of(directory: Path, curve: str) -> list[int]:
+def steps_of(directory: Path, curve: str) -> list[int]:
     return [row["step"] for _, row in rows(directory) if curve in row]
 
 
-def lead(run: RunPoints, directory: Path, outcome: str | None) -> int:
-    """One leader's time with the sink; how many points it had to send."""
+def lead(run: RunPoints, directory: Path, outcome: str | None) -> None:
+    """One leader's time with the sink."""
     sink = WandbSink(external_run(directory, wandb_mode="offline"))
-    place = sink.open()
-    points = PointReader(run.path, key_of(place) if place else None).read(1000)
-    if points:
-        sink.write(points)
+    sink.write(PointReader(run.path, sink.open()).read(1000))
     sink.close(outcome)
-    return len(points)
 
 
-def test_each_leader_adds_its_part_to_one_run_and_no_step_is_there_twice(tmp_path: Path) -> None:
+def test_the_newest_offline_run_has_the_whole_curve_and_no_step_twice(tmp_path: Path) -> None:
     run = RunPoints(tmp_path)
     run.write(3)
-    assert lead(run, tmp_path, None) == 4
+    lead(run, tmp_path, None)
     run.write(4)
-    assert lead(run, tmp_path, "finished") == 5
-    assert lead(run, tmp_path, "finished") == 0
-    found = list(rows(tmp_path))
+    lead(run, tmp_path, "finished")
+    found = rows(tmp_path)
     assert {run_id for run_id, _ in found} == {"paceline-0123456789abcdef"}
-    assert numbers_of(tmp_path, "train/reward_mean") == list(range(1, 8))
-    assert numbers_of(tmp_path, "eval/reward_mean") == [2, 5]
+    assert steps_of(tmp_path, "train/reward_mean") == list(range(1, 8))
+    assert steps_of(tmp_path, "eval/reward_mean") == [2, 5]
     numbers = [row["_step"] for _, row in found]
     assert numbers == sorted(set(numbers))
+
+
+class Service:
+    """Stands in for the W&B library, connected to a service that has points up to step 128."""
+
+    starting_step = 129
+    Settings = dict
+    logged: list[int]
+
+    def init(self, **options: Any) -> Service:
+        assert options["resume"] == "allow" and options["id"] == "paceline-0123456789abcdef"
+        self.logged = []
+        return self
+
+    def define_metric(self, *_: object, **__: object) -> None:
+        pass
+
+    def log(self, row: dict[str, Any], *, step: int, commit: bool) -> None:
+        self.logged.append(step)
+
+
+def test_online_the_next_leader_continues_after_the_services_last_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = Service()
+    monkeypatch.setitem(sys.modules, "wandb", service)
+    run = RunPoints(tmp_path)
+    run.write(4)
+    points = PointReader(run.path, None).read(10)
+    assert points[0].number == 128
+    sink = WandbSink(external_run(tmp_path))
+    sink.write(PointReader(run.path, sink.open()).read(10))
+    assert service.logged == [point.number for point in points[1:]]
 
 
 KILLED = """
@@ -83,7 +135,7 @@ os.killpg(os.getpgid(0), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_leader_had_handed_over_and_w_and_b_had_not_written_is_sent_again(
+def test_points_that_a_killed_leader_handed_over_unwritten_are_in_the_next_offline_run(
     tmp_path: Path,
 ) -> None:
     run = RunPoints(tmp_path)
@@ -95,26 +147,5 @@ def test_what_a_killed_leader_had_handed_over_and_w_and_b_had_not_written_is_sen
         cwd=ROOT,
     )
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
-    there = len(list(rows(tmp_path)))
-    assert lead(run, tmp_path, "finished") == len(run.expected) - there
-    assert numbers_of(tmp_path, "train/reward_mean") == [1, 2, 3]
-
-
-def test_offline_files_of_another_run_and_torn_ones_are_not_taken_for_ones_own(
-    tmp_path: Path,
-) -> None:
-    run = RunPoints(tmp_path)
-    run.write(2)
-    lead(run, tmp_path, None)
-    (path,) = (tmp_path / "wandb").glob("offline-run-*/*.wandb")
-    run_id = "paceline-0123456789abcdef"
-    assert last_offline_place(tmp_path / "wandb", "paceline-other") is None
-    whole = path.read_bytes()
-    path.write_bytes(whole[:7])
-    assert last_offline_place(tmp_path / "wandb", run_id) is None
-    places = set()
-    for end in range(7, len(whole) + 1, 13):
-        path.write_bytes(whole[:end])
-        places.add(last_offline_place(tmp_path / "wandb", run_id))
-    points = PointReader(run.path, None).read(10)
-    assert places == {None, *(point.place for point in points)}
+    lead(run, tmp_path, "finished")
+    assert steps_of(tmp_path, "train/reward_mean") == [1, 2, 3]

@@ -54,7 +54,7 @@ async def _kill_the_leader_of_a_working_fleet(controllers: Controllers) -> None:
     # At rest: what was trained is written down, and that is all there is to write.
     await until(lambda: rows(run_dir)[-1]["step"] >= last.trained[-1][0])
     await until(lambda: len(rows(run_dir)) == len(recorded(run_dir)))
-    await until(lambda: len(curve(run_dir, "train/loss")) == len(rows(run_dir)))
+    await until(lambda: len(curve(run_dir, "train/loss")) >= len(rows(run_dir)))
 
 
 def test_a_new_leader_goes_on_and_bad_sinks_delay_nobody(tmp_path: Path) -> None:
@@ -63,11 +63,12 @@ def test_a_new_leader_goes_on_and_bad_sinks_delay_nobody(tmp_path: Path) -> None
         run_dir = controllers.run_dir
         asyncio.run(_kill_the_leader_of_a_working_fleet(controllers))
         lines, truth = recorded(run_dir), rows(run_dir)
-        assert [x["place"] for x in lines] == [f"{x['position']}/{x['n']}" for x in truth]
+        assert [(x["kind"], x["step"]) for x in lines] == [(x["kind"], x["step"]) for x in truth]
         assert [x["number"] for x in lines] == sorted({x["number"] for x in lines})
         assert len({x["writer"] for x in lines}) == 2, "both leaders wrote"
         assert len({x["run"] for x in lines}) == 1, "into one run"
-        assert curve(run_dir, "train/loss") == [x["step"] for x in truth]
+        # A point that the killed leader had just written may be repeated by the next one.
+        assert list(dict.fromkeys(curve(run_dir, "train/loss"))) == [x["step"] for x in truth]
         url = rest_url(controllers, 1)
         failing = metric(url, "paceline_sink_failing")
         assert failing[SINKS[3]] == 1 and failing["tensorboard"] == 0

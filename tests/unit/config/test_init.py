@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
-from paceline.cli.common import BadInput
 from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.config.template import ALGORITHMS, SIZES, template
+from paceline.errors import BadInput
 from paceline.supervisor.preflight import input_problems
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -23,7 +23,7 @@ def make_gradients(config, *, reference=None, seed=0):
     return Gradients(state, CPU, reference)
 
 
-def facts_of(groups, step=1):
+def spec_of(groups, step=1):
     sequences = [c for g in groups for c in g.completions]
     tokens = sum(len(c.tokens) // 4 for c in sequences)
     return StepSpec(step, step - 1, tokens, len(sequences))
@@ -42,7 +42,7 @@ def flat(gradients):
 def whole_step(config, groups, *parts, **kwargs):
     """Flat gradient of ``groups``, added in ``parts`` (lists of groups; default: all at once)."""
     gradients = make_gradients(config, **kwargs)
-    gradients.begin(facts_of(groups), keys(groups))
+    gradients.begin(spec_of(groups), keys(groups))
     for part in parts or [groups]:
         gradients.add(part)
     return flat(gradients), gradients
@@ -52,7 +52,7 @@ def padded_reference(config, groups):
     """The same loss by a padded batch through the model's ordinary forward, in plain torch."""
     model = tiny_network("qwen3")
     sequences, weights = [], []
-    facts = facts_of(groups)
+    spec = spec_of(groups)
     for group in groups:
         prompt = np.frombuffer(group.prompt_tokens, "<i4").tolist()
         rewards = torch.tensor([c.reward for c in group.completions], dtype=torch.float64)
@@ -75,7 +75,7 @@ def padded_reference(config, groups):
         at = torch.arange(len(prompt) - 1, len(prompt) + len(tokens) - 1)
         r = (logp[row, at, torch.tensor(tokens)] - old).exp()
         a = weights[row]
-        loss = loss - torch.minimum(r * a, r.clamp(0.8, 1.2) * a).sum() / facts.tokens
+        loss = loss - torch.minimum(r * a, r.clamp(0.8, 1.2) * a).sum() / spec.tokens
     loss.backward()
     return torch.cat([p.grad.reshape(-1) for p in model.parameters()]), float(loss)
 
@@ -111,7 +111,7 @@ def test_staleness_is_no_part_of_the_fresh_gap():
     groups = random_groups(2, group_size=3, seed=2)
     fresh, stale = make_gradients(make_config()), make_gradients(make_config())
     for gradients, step in ((fresh, 1), (stale, 2)):
-        gradients.begin(facts_of(groups, step), keys(groups))
+        gradients.begin(spec_of(groups, step), keys(groups))
         gradients.add(groups)
     assert fresh.stats.entries["logprob_gap_fresh"] == fresh.stats.entries["logprob_gap"]
     assert "logprob_gap_fresh" not in stale.stats.entries
@@ -165,25 +165,25 @@ def test_zero_advantage_still_counts_for_the_kl():
 def test_a_group_named_again_in_a_later_round_is_added_once():
     config = make_config()
     groups = random_groups(3, group_size=3, seed=5)
-    facts = facts_of(groups)
+    spec = spec_of(groups)
     gradients = make_gradients(config)
-    assert gradients.begin(facts, keys(groups[:2])) == keys(groups[:2])
+    assert gradients.begin(spec, keys(groups[:2])) == keys(groups[:2])
     gradients.add(groups[:2])
-    assert gradients.begin(facts, keys(groups)) == keys(groups[2:])
+    assert gradients.begin(spec, keys(groups)) == keys(groups[2:])
     gradients.add(groups[2:])
-    assert gradients.begin(facts, keys(groups)) == []
+    assert gradients.begin(spec, keys(groups)) == []
     close(flat(gradients), whole_step(config, groups)[0])
 
 
 def test_a_group_that_went_to_another_replica_is_not_trained_twice():
     config = make_config()
     groups = random_groups(3, group_size=3, seed=5)
-    facts = facts_of(groups)
+    spec = spec_of(groups)
     gradients = make_gradients(config)
-    gradients.begin(facts, keys(groups[:2]))
+    gradients.begin(spec, keys(groups[:2]))
     gradients.add(groups[:2])
     # Declared dead meanwhile: after rejoining, group 0 is somebody else's.
-    assert gradients.begin(facts, keys(groups[1:])) == keys(groups[1:])
+    assert gradients.begin(spec, keys(groups[1:])) == keys(groups[1:])
     gradients.add(groups[1:])
     close(flat(gradients), whole_step(config, groups, groups[1:])[0])
 
@@ -192,13 +192,13 @@ def test_gradients_of_an_abandoned_step_do_not_leak_into_the_next():
     config = make_config()
     old, new = random_groups(2, group_size=3, seed=1), random_groups(2, group_size=3, seed=2)
     gradients = make_gradients(config)
-    gradients.begin(facts_of(old), keys(old))
+    gradients.begin(spec_of(old), keys(old))
     gradients.add(old)
-    facts = facts_of(new, step=2)
-    gradients.begin(facts, keys(new))
+    spec = spec_of(new, step=2)
+    gradients.begin(spec, keys(new))
     gradients.add(new)
     fresh = make_gradients(config)
-    fresh.begin(facts, keys(new))
+    fresh.begin(spec, keys(new))
     fresh.add(new)
     assert torch.equal(flat(gradients), flat(fresh))
 
@@ -225,11 +225,11 @@ def test_environment_tokens_carry_no_gradient():
     noisy = make_group(
         "t0", [1, 2], tokens, [1.0, 0.0], masks=masks, logprobs=[[-1, -9, -1], [-1, -1, -1]]
     )
-    facts = StepSpec(1, 0, 5, 2)
+    spec = StepSpec(1, 0, 5, 2)
     got = []
     for group in (clean, noisy):
         gradients = make_gradients(config)
-        gradients.begin(facts, keys([group]))
+        gradients.begin(spec, keys([group]))
         gradients.add([group])
         got.append(flat(gradients))
         assert gradients.stats.entries["logprob_gap"][1] == 5

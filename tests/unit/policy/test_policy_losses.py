@@ -10,7 +10,8 @@ import torch
 
 from policy_worker.objectives.advantages import group_advantages
 from policy_worker.objectives.aggregation import Totals, token_weights
-from policy_worker.objectives.grpo import TokenColumns, grpo_loss
+from policy_worker.objectives.columns import TokenColumns
+from policy_worker.objectives.grpo import grpo_loss
 from policy_worker.objectives.kl import token_kl
 from policy_worker.objectives.masks import ratio_mask
 from policy_worker.objectives.proximal_policy import proximal_policy
@@ -225,7 +226,16 @@ def test_ratios_outside_the_bounds_are_masked():
     config = make_config(train={"mask_ratio_token": (0.5, 2.0)})
     trainer = torch.tensor([0.49, 0.51, 1.0, 1.99, 2.01]).log()
     one = torch.ones(5)
-    mask = ratio_mask(trainer, one * 0, one, torch.zeros(5, dtype=torch.int64), 1, config.train)
+    columns = TokenColumns(
+        behaviour=one * 0,
+        advantage=one,
+        weight=one,
+        trained=one,
+        staleness=one,
+        sequence_of=torch.zeros(5, dtype=torch.int64),
+        sequences=1,
+    )
+    mask = ratio_mask(trainer, columns, config.train)
     assert mask.tolist() == [False, True, True, True, False]
 
 

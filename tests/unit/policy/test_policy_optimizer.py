@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.v1 import policy_pb2
 from policy_worker.model import ModelError, load_model, pick_device
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.sharding import load_sharded_state
@@ -70,10 +69,7 @@ def test_stats_merge_as_if_measured_at_once():
 
 def test_staleness_counts_steps_across_a_rollback():
     # Versions 0 to 7 stand after steps 0 to 7. Rolled back to step 4: version 8 stands after it.
-    lines = [
-        policy_pb2.VersionEpoch(first_version=8, offset=4),
-        policy_pb2.VersionEpoch(first_version=0, offset=0),
-    ]
+    lines = [(8, 4), (0, 0)]
     version = np.array([8, 7, 4, 3, 9, 0])
     assert staleness(version, 6, lines).tolist() == [1, 0, 1, 2, 0, 5]
 

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
-from paceline.cli.common import BadInput
+from paceline.errors import BadInput
 from paceline.run_view.fleet_file import FleetRecord, ProcessId
 from paceline.run_view.log_files import BLOCK, last_lines, log_files, new_lines
 

@@ -12,8 +12,8 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
-from paceline.cli.common import BadInput
 from paceline.console.plot import NoPlot
+from paceline.errors import BadInput
 from paceline.run_view.fleet_file import FleetRecord, ProcessId
 from paceline.run_view.runs import find_runs
 

@@ -14,14 +14,13 @@ from controller.ledger import (
     invariants,
     lease_decisions,
     membership_decisions,
-    speculation,
     standby_workers,
     step_decisions,
 )
 from controller.ledger import ledger as ledger_module
 from controller.ledger import state as state_module
 from controller.ledger.steps import StepBook, assign_shards
-from controller.ledger.tasks import Task, TaskState
+from controller.ledger.tasks import Task
 from controller.ledger.versions import Versions
 from controller.simulator.faults import run_schedule
 from controller.simulator.store import Store
@@ -51,16 +50,11 @@ def no_lease_idempotency(patch: pytest.MonkeyPatch) -> None:
 
 def no_submission_idempotency(patch: pytest.MonkeyPatch) -> None:
     """A group of the newest attempt is taken whatever became of the task meanwhile."""
-    held = lease_decisions._holds
-    patch.setattr(
-        lease_decisions,
-        "_holds",
-        lambda t, w, a: held(t, w, a) or (t.owner == w and t.attempt == a),
-    )
+    patch.setattr(Task, "leased_as", lambda task, a, w: (task.attempt, task.owner) == (a, w))
 
 
 def no_owner_check(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(lease_decisions, "_holds", lambda task, w, a: task.stand is TaskState.LEASED)
+    patch.setattr(Task, "leased_as", lambda task, attempt, worker_id: task.leased)
 
 
 def no_incarnation_fence(patch: pytest.MonkeyPatch) -> None:
@@ -157,15 +151,6 @@ def suspects_in_company(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Task, "suspect", property(lambda self: False))
 
 
-def no_end_of_the_slower_try(patch: pytest.MonkeyPatch) -> None:
-    """A task that was finished stays leased to whoever tried it too."""
-    patch.setattr(lease_decisions, "supersede", lambda d, task, attempt: None)
-
-
-def second_tries_of_what_killed_its_owner(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(speculation, "_alone_and_sound", lambda task: task.kind is cmd.Kind.TRAIN)
-
-
 def no_spare_is_put_to_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(standby_workers, "settle_spares", lambda d: None)
     patch.setattr(invariants, "missing_at_work", lambda state: 0)
@@ -188,8 +173,6 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     no_expiry_of_unnamed_leases,
     every_death_charged_to_all_that_were_held,
     suspects_in_company,
-    no_end_of_the_slower_try,
-    second_tries_of_what_killed_its_owner,
     no_spare_is_put_to_work,
 )
 

@@ -1,4 +1,4 @@
-"""Whatever a sink does, every point reaches it once and in order, and nobody waits for it."""
+"""Whatever a sink does, every point reaches it, in order, and nobody waits for it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from paceline.config.errors import ConfigError
 from paceline.config.schema import Config
 from paceline.sinks import sink_thread as feeds
-from paceline.sinks.base import Sink, key_of
+from paceline.sinks.base import Sink
 from paceline.sinks.point_reader import PointReader
-from paceline.sinks.registry import NoSink, check_sinks
+from paceline.sinks.registry import check_sinks
 from paceline.sinks.registry import external_run as run_of
 from paceline.sinks.sink_thread import SinkThread
 from tests.fakes.scripted_sinks import BrokenSink, HangingSink, RecordingSink, recorded
@@ -21,7 +22,7 @@ from tests.fixtures.run_points import RunPoints, external_run
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(feeds, "LOOK_S", 0.02)
+    monkeypatch.setattr(feeds, "POLL_S", 0.02)
 
 
 @pytest.fixture
@@ -68,7 +69,7 @@ def test_whoever_reads_from_wherever_gives_a_point_the_same_number(
     run.write(2)
     whole = PointReader(run.path, None).read(100)
     assert [p.number for p in whole] == sorted({p.number for p in whole})
-    after = key_of(whole[cut - 1].place) if cut else None
+    after = whole[cut - 1].number if cut else None
     rest = PointReader(run.path, after)
     found = rest.read(2) + rest.read(100)
     assert found == whole[cut:]
@@ -178,7 +179,7 @@ def test_a_deposed_leader_leaves_the_rest_to_its_successor(
 def test_at_the_end_of_the_run_the_last_points_leave_and_the_sink_is_told(
     tmp_path: Path, start: Callable[..., SinkThread], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(feeds, "LOOK_S", 60.0)
+    monkeypatch.setattr(feeds, "POLL_S", 60.0)
     run = RunPoints(tmp_path)
     run.write(7)
     feed = start(lambda: RecordingSink(external_run(tmp_path)))
@@ -204,8 +205,10 @@ def test_all_leaders_of_a_run_know_it_by_one_id_and_a_fresh_run_by_another(tmp_p
 
 def test_a_sink_that_cannot_be_is_refused_in_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     check_sinks(config(sinks=["tensorboard", "tests.fakes.scripted_sinks:BrokenSink"]))
-    with pytest.raises(NoSink, match="there is no sink 'tensorbored'; choose of tensorboard"):
+    with pytest.raises(
+        ConfigError, match=r"there is no sink 'tensorbored'\. Choose from tensorboard"
+    ):
         check_sinks(config(sinks=["tensorbored"]))
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(NoSink, match=r"pip install 'paceline\[wandb\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'paceline\[wandb\]'"):
         check_sinks(config(sinks=["wandb"]))

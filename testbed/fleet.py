@@ -1,4 +1,4 @@
-"""A run that is watched through its journal.
+"""Base of the real fleets under test: journal tail, status, waiting, audit.
 
 Times are those of the journal: Unix seconds at which the leader appended an event.
 """
@@ -55,8 +55,8 @@ class JournalTail:
         self._client.close()
 
 
-class JournalWatch:
-    """What is watched says where its Redis and its controllers are, and whether it still runs."""
+class Fleet:
+    """A subclass starts the processes and says where Redis and the controllers are."""
 
     def __init__(self) -> None:
         self._loop = BackgroundLoop("observer")
@@ -65,18 +65,18 @@ class JournalWatch:
 
     @property
     def url(self) -> str:
-        """Of its Redis."""
+        """URL of its Redis."""
         raise NotImplementedError
 
     def control_plane(self) -> ControlPlane:
         raise NotImplementedError
 
     def check(self) -> None:
-        """Fails where the run has ended."""
+        """Fails if the run has ended."""
         raise NotImplementedError
 
     def said(self) -> str:
-        """What its processes printed."""
+        """Output of its processes."""
         raise NotImplementedError
 
     @property

@@ -1,4 +1,4 @@
-"""A real fleet that is watched through its journal while faults are put into it."""
+"""A fleet under ``paceline up``, with signals and failpoints to inject faults."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline.run_view.fleet_file import FleetRecord, ProcessId
 from testbed import failpoints
-from testbed.journal_watch import Event, JournalWatch
+from testbed.fleet import Event, Fleet
 from testbed.local_run import Up, write_run
 
-__all__ = ["Event", "ObservedFleet"]
+__all__ = ["Event", "LaunchedFleet"]
 
 
 def _counts(fleet: Mapping[str, Any]) -> dict[str, int]:
     return {k: int(v) for k, v in fleet.items() if k in ("controllers", "policy", "rollout")}
 
 
-class ObservedFleet(JournalWatch):
+class LaunchedFleet(Fleet):
     """``paceline up`` of a small model until ``close``. ``redis_url``: not the embedded Redis."""
 
     def __init__(self, where: Path, *, redis_url: str = "", **sections: dict[str, Any]) -> None:

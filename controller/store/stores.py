@@ -1,0 +1,58 @@
+"""Stores of one controller: journal, election, payloads, partial rollouts and the run's registry."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from controller.clock import SYSTEM_CLOCK, Clock
+from controller.store.election import Election
+from controller.store.journal import Journal
+from controller.store.partial_rollouts import FilePartials, PartialStore, RedisPartials
+from controller.store.payloads import FilePayloads, PayloadStore, RedisPayloads
+from controller.store.redis_keys import Keys
+from controller.store.run_registry import RunRegistry
+from paceline.config.schema import Config
+from paceline.redis.client import connect
+from paceline.redis.leader_lease import LeaderIdentity
+
+
+@dataclass(slots=True)
+class Stores:
+    journal: Journal
+    election: Election
+    payloads: PayloadStore
+    partials: PartialStore
+    registry: RunRegistry
+    close: Callable[[], Awaitable[None]]
+    url: str
+    """Of the Redis with the journal; workers meet there too."""
+    payload_dir: str = ""
+    """Directory of the payloads; empty: they are in Redis."""
+
+
+def redis_stores(
+    config: Config, identity: LeaderIdentity, url: str, *, clock: Clock = SYSTEM_CLOCK
+) -> Stores:
+    """In the Redis at ``url``, and in ``controller.payload_dir`` if that is set."""
+    redis, keys = connect(url, timeout_s=2.0), Keys(config.run.name)
+    lease_s = config.controller.leader_lease_s
+    election = Election(redis, keys, identity, lease_s=lease_s, clock=clock)
+    payloads: PayloadStore = RedisPayloads(redis, keys)
+    partials: PartialStore = RedisPartials(redis, keys)
+    payload_dir = ""
+    if shared := config.controller.payload_dir:
+        directory = (Path(shared) / config.run.name).resolve()
+        payloads, partials = FilePayloads(directory), FilePartials(directory, election.is_newest)
+        payload_dir = str(directory)
+    return Stores(
+        journal=Journal(redis, keys, payloads),
+        election=election,
+        payloads=payloads,
+        partials=partials,
+        registry=RunRegistry(redis, keys),
+        close=redis.aclose,
+        url=url,
+        payload_dir=payload_dir,
+    )

@@ -1,0 +1,26 @@
+"""Comparison of two configs, in words."""
+
+from __future__ import annotations
+
+import json
+
+
+def differences(ours: str, theirs: str) -> str:
+    """Which fields of two canonical configs differ, in words: the run's value, then the other's."""
+    try:
+        run, other = _flat(json.loads(ours)), _flat(json.loads(theirs))
+    except (ValueError, AttributeError):
+        return "one of them cannot be read"
+    names = sorted(n for n in run.keys() | other.keys() if run.get(n) != other.get(n))
+    shown = [f"{n} is {run.get(n)!r} in the run, {other.get(n)!r} here" for n in names[:8]]
+    return "; ".join(shown) or "its digest"
+
+
+def _flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
+    for name, value in tree.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[prefix + name] = value
+    return flat
