@@ -196,7 +196,7 @@ def test_dropped_groups_are_listed_by_reason(served: Controllers, page: Any) -> 
         "e.dispatchEvent(new Event('input')); return e.value"
     )
     reasons = "return [...document.getElementById('groups-reason').options].map(o => o.value)"
-    assert page.execute_script(chosen, "groups-stand", "dropped") == "dropped"
+    assert page.execute_script(chosen, "groups-state", "dropped") == "dropped"
     wait(lambda: page.execute_script(reasons) == ["", "uninformative"], "reasons are not offered")
     page.execute_script(chosen, "groups-reason", "uninformative")
     found = api(url, "groups?state=dropped&reason=uninformative&limit=100")["groups"]

@@ -90,7 +90,7 @@ const workersTable = new Table(
 function drain(worker) {
   const ask = {
     title: `Drain ${worker.worker_id}?`,
-    text: "It finishes what it holds and leaves, and the desired count falls by one.",
+    text: "It finishes what it holds and leaves, and the desired count drops by one.",
     option: "Start another in its place",
     yes: "Drain",
   };

@@ -40,7 +40,7 @@ const groupsTable = new Table(
       head: true,
       node: (g) => button("link", g.group_id, () => choose(g.group_id)),
     },
-    { title: "state", value: (g) => (g.reason ? `dropped: ${g.reason}` : g.stand) },
+    { title: "state", value: (g) => (g.reason ? `dropped: ${g.reason}` : g.state) },
     { title: "reward", num: true, value: (g) => measured(g, () => g.reward_mean.toFixed(3)) },
     { title: "± spread", num: true, value: (g) => measured(g, () => g.reward_std.toFixed(3)) },
     { title: "tokens", num: true, value: (g) => measured(g, () => whole(g.tokens)) },
@@ -54,17 +54,17 @@ const groupsTable = new Table(
 );
 
 export async function samples() {
-  const wanted = $("groups-stand").value;
+  const chosenState = $("groups-state").value;
   const dropped = state.run ? state.run.tasks.dropped : {};
-  showReasons(Object.keys(dropped), wanted === "dropped");
+  showReasons(Object.keys(dropped), chosenState === "dropped");
   const query = new URLSearchParams({ limit: "100", sort: $("groups-sort").value });
-  if (wanted) query.set("stand", wanted);
+  if (chosenState) query.set("state", chosenState);
   const reason = $("groups-reason").value;
-  if (wanted === "dropped" && reason) query.set("reason", reason);
+  if (chosenState === "dropped" && reason) query.set("reason", reason);
   for (const [id, name] of Object.entries(FILTERS))
     if ($(id).value !== "" && $(id).validity.valid) query.set(name, $(id).value);
   const found = await ask(`groups?${query}`);
-  put($("groups-count"), countText(found, wanted === "dropped" ? dropped : null));
+  put($("groups-count"), countText(found, chosenState === "dropped" ? dropped : null));
   groupsTable.show(found.groups, (tr, g) => {
     tr.setAttribute("aria-selected", String(g.group_id === chosen));
   });
