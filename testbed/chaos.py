@@ -1,7 +1,11 @@
-"""``paceline chaos``."""
+"""Random faults on a running fleet, and the verdict on what became of it.
+
+python -m testbed.chaos --run-dir runs/demo --seed 7 --minutes 5
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -12,6 +16,7 @@ import typer
 
 from paceline.cli.common import JsonOption, print_json, run_config
 from paceline.errors import BadInput
+from paceline.process.process_exit import exit_status
 
 RECOVERY_LIMIT_S = 120.0
 STEPS_AFTER = 2
@@ -19,26 +24,26 @@ STEPS_AFTER = 2
 
 def chaos(
     run_dir: Annotated[
-        Path, typer.Option("--run-dir", metavar="DIR", help="Of the running fleet.")
+        Path, typer.Option("--run-dir", metavar="DIR", help="Directory of the running fleet.")
     ],
-    seed: Annotated[int, typer.Option(help="Decides every fault; the same one repeats them.")] = 0,
-    minutes: Annotated[float, typer.Option(help="How long faults are made.", min=0.05)] = 1.0,
+    seed: Annotated[int, typer.Option(help="Decides every fault; the same seed repeats them.")] = 0,
+    minutes: Annotated[float, typer.Option(help="Length of the schedule.", min=0.05)] = 1.0,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the schedule and touch nothing.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Kill, stop and continue random processes of a running fleet, then judge what became of it.
+    """Kill, stop and continue random processes of a running fleet, then judge the run.
 
-    Touches only processes that DIR/fleet.json names. Afterwards the run must commit steps again
-    or have finished, its ledger must verify (nothing lost, nothing trained twice), and all policy replicas must have
-    voted with the same digest of their weights in every step. Exit status 0 only then.
+    Only processes that DIR/fleet.json names are touched. Exit status 0 means that the run committed
+    steps again or finished, that its ledger verifies (nothing lost, nothing trained twice), and that
+    the weight digests of all replicas were equal in every step.
 
-    Example: paceline chaos --run-dir runs/demo --seed 7 --minutes 5
+    Example: python -m testbed.chaos --run-dir runs/demo --seed 7 --minutes 5
     """
     from paceline.run_view.fleet_file import FleetRecord
     from paceline.run_view.summary import read_summary
-    from testbed.chaos import Mayhem, plan
+    from testbed.fault_schedule import Mayhem, plan
 
     faults = plan(seed, minutes)
     if dry_run:
@@ -180,5 +185,12 @@ def _print(verdict: dict[str, Any]) -> None:
     typer.echo("everything that was promised holds" if verdict["ok"] else "a promise was BROKEN")
 
 
-def register(app: typer.Typer) -> None:
+def main() -> int:
+    app = typer.Typer(add_completion=False)
     app.command()(chaos)
+    app(prog_name="python -m testbed.chaos")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(main, "error"))

@@ -1,6 +1,6 @@
 """Random faults on a running local fleet, on a schedule that a seed decides.
 
-    fleet.json ──► Targets ──► plan(seed) ──► kill | stop … continue ──► judge
+    fleet.json ──► Targets ──► plan(seed) ──► kill | stop … continue
 
 - Only processes that the run's own ``fleet.json`` names are touched, and each only while it is the
   very process that was recorded (id and start time): the system reuses ids.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.config.schema import Config
+from paceline.process.user_code import python_module
 from paceline.rpc.ports import free_ports
 from paceline.supervisor.child import ChildSpec
 
@@ -42,7 +42,7 @@ class Launcher:
             name=f"controller-{index}",
             role="controller",
             argv=(
-                *(sys.executable, "-m", "controller", str(self._config_path)),
+                *(*python_module("controller"), str(self._config_path)),
                 *("--run-dir", str(self._run_dir), "--id", f"controller-{index}"),
                 *("--port", str(self.ports[index])),
             ),
@@ -60,7 +60,7 @@ class Launcher:
             name=name,
             role=role,
             argv=(
-                *(sys.executable, "-m", f"{role}_worker", str(self._config_path)),
+                *(*python_module(f"{role}_worker"), str(self._config_path)),
                 *("--controllers", ",".join(self.addresses), "--id", name),
                 *("--run-dir", str(self._run_dir)),
             ),

@@ -10,13 +10,13 @@ import json
 import os
 import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from paceline.config.schema import Config
 from paceline.dataset.rows import DataError, check_rows, load_rows
 from paceline.errors import BadInput
+from paceline.process.user_code import python_module
 from paceline.redis.server import REDIS_OUT_OF_REACH, NoRedis, ensure_redis, find_server
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.auth import AuthError, client_root, read_token
@@ -26,8 +26,6 @@ from paceline.supervisor.launch import taken_ports
 BUILT_IN_REWARDS = ("exact_match", "math_verify")
 IMPORT_LIMIT_S = 120.0
 LAST_PORT = 65535
-NOT_USABLE = 3
-"""Exit status of the process that loads a reward: it is there, and not to be called as one."""
 
 
 class PreflightFailed(BadInput):
@@ -129,28 +127,11 @@ def _rewards(config: Config) -> Iterator[str]:
             yield f"reward.functions: {problem}"
 
 
-_LOAD_REWARD = f"""
-import importlib, operator, sys
-sys.path.insert(0, "")
-name = sys.argv[1]
-module, _, function = name.partition(":")
-if not callable(operator.attrgetter(function)(importlib.import_module(module))):
-    sys.exit("not a function")
-from rollout_worker.rewards.functions import RewardError, load
-try:
-    load([name])
-except RewardError as error:
-    print(error, file=sys.stderr)
-    sys.exit({NOT_USABLE})
-"""
-
-
 def _reward_problem(name: str) -> str:
-    """As a worker would load it, in a process of its own: what a user's module loads must not stay in
-    this one."""
+    """Loads the function in a process of its own: what a user's module loads must not stay in this one."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _LOAD_REWARD, name],
+            [*python_module("rollout_worker.rewards.check"), name],
             capture_output=True,
             text=True,
             timeout=IMPORT_LIMIT_S,
@@ -162,11 +143,9 @@ def _reward_problem(name: str) -> str:
     if done.returncode == 0:
         return ""
     lines = [line for line in done.stderr.splitlines() if line.strip()]
-    why = lines[-1] if lines else f"exit status {done.returncode}"
-    if done.returncode == NOT_USABLE:
-        return why
-    where = "Is it installed, or in the directory you start from?"
-    return f"{name} does not import: {why}. {where}"
+    if not lines:
+        return f"{name} does not import: exit status {done.returncode}"
+    return lines[-1].removeprefix("check: ")
 
 
 def _engine(config: Config) -> Iterator[str]:
