@@ -27,7 +27,6 @@ from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
 from paceline.rpc.ports import free_ports
 from paceline.rpc.rest_client import RestRefused, RestUnavailable
 from paceline.run_view.json_lines import DamagedFile
-from paceline.supervisor.preflight import PreflightFailed
 from policy_worker.checkpoint.export import ExportError
 
 
@@ -151,7 +150,6 @@ def test_json_of_a_check_holds_every_setting(config: Path) -> None:
     ("error", "status"),
     [
         (ConfigError, 2),
-        (PreflightFailed, 2),
         (NoRedis, 2),
         (AuthError, 2),
         (DataError, 2),
