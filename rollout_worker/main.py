@@ -55,8 +55,6 @@ from rollout_worker.weight_receiver import WeightReceiver
 
 log = logging.getLogger(__name__)
 
-DRAIN_S = 30.0
-"""A draining worker finishes what it holds for this long, then hands the rest back."""
 CUT_S = 1.0
 """How long a stopping worker takes to leave what it has of unfinished tasks to others."""
 PART_S = 2.0
@@ -275,13 +273,13 @@ class RolloutWorker:
             self.engine_died(error)
 
     async def drain(self) -> None:
-        """Once leaving: finish what is held, within DRAIN_S; then it is over."""
+        """Once leaving: finish what is held, within fleet.drain_s; then it is over."""
         await self.leaving.wait()
         self.lifecycle = worker_pb2.LIFECYCLE_DRAINING
         self.session.poke()
         event(log, "draining", held=len(self.held))
         try:
-            async with asyncio.timeout(DRAIN_S):
+            async with asyncio.timeout(self.config.fleet.drain_s):
                 await self.work.all_released()
         except TimeoutError:
             event(log, "drain takes too long, handing back", held=len(self.held))

@@ -42,8 +42,6 @@ from paceline.v1 import admin_pb2
 POLL_S = 0.5
 REDIS_AGAIN_S = 1.0
 """Between two tries to start an embedded Redis that does not start."""
-FAREWELL_S = 60.0
-"""How long workers may take to end by themselves after the last step (final checkpoint)."""
 PATIENCE_S = 10.0
 """Between SIGTERM and SIGKILL."""
 CONTROLLER_PATIENCE_S = 5.0
@@ -215,7 +213,7 @@ class LocalRun:
             # Those that are still starting have nothing to finish. An interrupt ends the wait, not
             # the run: all its steps are committed.
             members = {w.worker_id for w in watch.status.workers if w.state != "dead"}
-            waiting = asyncio.create_task(fleet.wait_workers(members, FAREWELL_S))
+            waiting = asyncio.create_task(fleet.wait_workers(members, self._config.fleet.finish_s))
             stop = asyncio.create_task(self._interrupted.wait())
             await asyncio.wait({waiting, stop}, return_when=asyncio.FIRST_COMPLETED)
             stop.cancel()

@@ -72,7 +72,11 @@ Play = Callable[..., AbstractAsyncContextManager[Scene]]
 async def play(model: Path) -> AsyncIterator[Play]:
     @asynccontextmanager
     async def start(
-        *, at_once: bool = False, reward: str = "exact_match", **rollout: Any
+        *,
+        at_once: bool = False,
+        reward: str = "exact_match",
+        drain_s: float = 30.0,
+        **rollout: Any,
     ) -> AsyncIterator[Scene]:
         worker_rewards.gate = asyncio.Event()
         controller = RolloutController()
@@ -83,6 +87,7 @@ async def play(model: Path) -> AsyncIterator[Play]:
                 "data": {"path": "unused", "max_prompt_tokens": 64},
                 "reward": {"functions": [reward], "processes": 0},
                 "rollout": {"group_size": 2, "max_tokens": 16, "max_sequences": 64, **rollout},
+                "fleet": {"drain_s": drain_s},
             }
         )
         worker = RolloutWorker(config, [address], "rollout-0", "127.0.0.1")
@@ -202,11 +207,8 @@ async def test_a_draining_worker_finishes_what_it_holds_takes_nothing_new_and_le
         assert not controller.reports[-1].held_leases
 
 
-async def test_a_drain_that_takes_too_long_hands_back(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_main, "DRAIN_S", 0.2)
-    async with play() as scene:
+async def test_a_drain_that_takes_too_long_hands_back(play: Play) -> None:
+    async with play(drain_s=0.2) as scene:
         held = scene.controller.lease("t0")
         await until(lambda: scene.engine.running)
         scene.controller.lifecycle = worker_pb2.LIFECYCLE_DRAINING
