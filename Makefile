@@ -3,7 +3,7 @@
 # make test-fast   the loop of a developer: style, types, unit tests, 100 fault schedules
 # make test   set everything up, check style and types, run all tests
 #
-# Needs python3 >= 3.11 with pip and venv, nothing else. The environment is made in .venv once;
+# Needs python3 >= 3.11 with pip and venv, and for the dashboard's lint npm. The environment is made in .venv once;
 # stamp files make a second run quick. ARGS goes to pytest: make test ARGS="-x -k rendezvous".
 
 PYTHON ?= python3
@@ -63,15 +63,27 @@ $(VENV)/.stamp-vllm: $(VENV)/.stamp-run pyproject.toml constraints.txt
 demo: $(VENV)/.stamp-run $(if $(filter vllm,$(ENGINE)),$(VENV)/.stamp-vllm)
 	$(BIN)/python -m examples.digit_sort.demo --set rollout.engine=$(ENGINE)
 
-lint: $(VENV)/.stamp-dev
+lint: $(VENV)/.stamp-dev lint-page
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	@if grep -q '^\[tool.importlinter\]' pyproject.toml; then $(BIN)/lint-imports; fi
+	$(BIN)/lint-imports --no-logo
 
-format: $(VENV)/.stamp-dev
+# The dashboard's JavaScript. Without npm it is not checked, except in CI, where that is a failure.
+BIOME := node_modules/.bin/biome
+node_modules/.stamp-npm: package.json
+	@if command -v npm >/dev/null && npm install --no-package-lock --no-audit --no-fund --loglevel=error; then touch $@; \
+	else echo "the dashboard's JavaScript is not checked: install Node.js 20 or newer, with npm" >&2; \
+		[ -z "$(CI)" ]; fi
+
+.PHONY: lint-page
+lint-page: node_modules/.stamp-npm
+	@if [ -e $< ]; then $(BIOME) check --error-on-warnings .; fi
+
+format: $(VENV)/.stamp-dev node_modules/.stamp-npm
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+	@if [ -x $(BIOME) ]; then $(BIOME) check --write .; fi
 
 # The tests run on every engine and provider that a user can choose.
 $(VENV)/.stamp-test: $(VENV)/.stamp-dev $(VENV)/.stamp-vllm pyproject.toml constraints.txt
@@ -102,4 +114,4 @@ bench: $(VENV)/.stamp-vllm
 	$(BIN)/python -m benchmarks.versus_trl
 
 clean:
-	rm -rf $(VENV)/.stamp-* .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV)/.stamp-* node_modules .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""Real controller processes in a directory of their own, for benchmarks and tests."""
+"""Controller processes in a directory of their own, with a config for protocol-only workers."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Controllers:
         self.started: list[ControllerProcess] = []
 
     def start(self, controller_id: str = "controller-0", port: int = 0) -> ControllerProcess:
-        """Returns once the process serves. Raises RuntimeError with its log where it ends first."""
+        """Returns once the process serves. Raises RuntimeError with its log if it ends first."""
         where = self.run_dir / "controllers" / f"{controller_id}.json"
         where.unlink(missing_ok=True)
         log = self.directory / f"{controller_id}.log"

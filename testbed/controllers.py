@@ -1,4 +1,4 @@
-"""Controllers in processes of their own, and protocol-only workers, for tests."""
+"""Small fleets of real controllers and protocol-only workers, and how to await their state."""
 
 from __future__ import annotations
 

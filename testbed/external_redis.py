@@ -1,4 +1,4 @@
-"""Redis as other people run it: a server of their own, and a master behind Sentinels."""
+"""External Redis servers: a standalone one, and a master and replica behind Sentinels."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Makes a real worker process fall at an exact instant of its work, for tests and benchmarks.
+"""Failpoints: a real worker process receives a signal at an exact instant of its work.
 
-A fleet started with ``environment(directory)`` can be told, at any time while it runs, by
+A fleet started with ``environment(directory)`` can be signalled, at any time while it runs, by
 ``fall(directory, pid, instant)``: the next time that process comes to the instant it writes the
 time and sends itself the signal. Instants:
 
@@ -49,7 +49,7 @@ def fall(
     directory: Path, pid: int, instant: str, number: signal.Signals = signal.SIGKILL
 ) -> Callable[[float], float]:
     """Arms process ``pid``. Returns a function: waits at most so many seconds for the fall and
-    returns its time (Unix seconds); TimeoutError where it did not come to the instant."""
+    returns its time (Unix seconds); TimeoutError if it does not reach the instant."""
     request, fallen = directory / f"{pid}.json", directory / f"{pid}.{instant}.fallen"
     fallen.unlink(missing_ok=True)
     request.write_text(json.dumps({"instant": instant, "signal": int(number)}))

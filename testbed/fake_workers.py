@@ -1,4 +1,4 @@
-"""Workers that only speak the protocol: real sessions and real requests, made-up tokens.
+"""Protocol-only workers: real sessions and real requests, made-up tokens.
 
 Used by the control-plane benchmarks and by the controller's tests. They compute nothing, so what is
 measured is the controller.
@@ -214,7 +214,7 @@ class FakeRollout(FakeWorker):
 
 
 class FakePolicy(FakeWorker):
-    """One replica. Forms every mesh at once and holds whatever state it is told to."""
+    """One replica. Forms every mesh at once and holds whatever state the directive names."""
 
     role = common_pb2.ROLE_POLICY
 
@@ -228,7 +228,7 @@ class FakePolicy(FakeWorker):
         self.trained: list[tuple[int, tuple[str, ...]]] = []
         """(step, task ids of this replica's shard) of every committed step."""
         self.obsolete: set[str] = set()
-        """Paths of checkpoints that it was told to delete."""
+        """Paths of checkpoints that the controller asked it to delete."""
 
     def report(self) -> worker_pb2.Report:
         return worker_pb2.Report(

@@ -1,4 +1,4 @@
-"""A real run of a tiny model on this machine, started as a user starts it: ``paceline up``."""
+"""A run of a tiny model under ``paceline up``, started as a user starts it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,8 @@ class Up:
         run_dir: Path,
         *options: str,
         environment: Mapping[str, str] | None = None,
+        python: Sequence[str] = (sys.executable,),
+        cwd: Path = ROOT,
     ) -> None:
         self.run_dir = run_dir
         run_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -79,18 +81,18 @@ class Up:
         with self.output.open("ab") as out:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "paceline", "up", str(config)),
+                    *(*python, "-m", "paceline", "up", str(config)),
                     *("--run-dir", str(run_dir), *options),
                 ],
                 stdout=out,
                 stderr=out,
-                cwd=ROOT,
+                cwd=cwd,
                 env=environment,
                 start_new_session=True,
             )
 
     def wait(self, limit_s: float = 240.0) -> int:
-        """Exit status; what was printed is in the failure where it takes too long."""
+        """Exit status; what was printed is in the failure if it takes too long."""
         try:
             return self.process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -103,7 +105,7 @@ class Up:
         return text
 
     def until(self, true: Callable[[], object], limit_s: float = 150.0) -> None:
-        """Polls until ``true()``; fails where the run ends or the time runs out first."""
+        """Polls until ``true()``; fails if the run ends or the time runs out first."""
         deadline = time.monotonic() + limit_s
         while not true():
             assert self.process.poll() is None, f"the run ended:\n{self.said()}"

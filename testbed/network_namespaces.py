@@ -18,7 +18,7 @@ _NOBODY = "02:00:00:00:00:fe"
 
 
 def why_not() -> str:
-    """Empty where hosts can be made."""
+    """Empty if hosts can be made."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None or shutil.which("nsenter") is None:

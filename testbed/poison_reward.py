@@ -1,4 +1,4 @@
-"""A reward that one prompt kills and another hangs, every time."""
+"""A reward function that crashes on one prompt and hangs on another, every time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ KILLS, HANGS = "kills", "hangs"
 
 
 def scored(completion: str, answer: str) -> float:
-    """1 where the completion begins with a digit."""
+    """1 if the completion begins with a digit."""
     if answer == KILLS:
         os.kill(os.getpid(), signal.SIGKILL)
     if answer == HANGS:

@@ -1,4 +1,4 @@
-"""A TCP proxy between two roles that can be told to delay, to drop, or to hold everything back.
+"""A TCP proxy between two roles, with switches for delay, loss and partition.
 
 with TcpProxy(("127.0.0.1", 6379)) as proxy:
     client = connect(proxy.address)

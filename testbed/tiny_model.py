@@ -1,4 +1,4 @@
-"""A model and tokenizer small enough to make from scratch in every test that needs one."""
+"""A tiny causal language model and its tokenizer, made from scratch for each test."""
 
 from __future__ import annotations
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from paceline.config.errors import ConfigError
 from paceline.config.schema import Config
 from paceline.config.toml import to_toml
 from paceline.console.live_view import Console
+from paceline.process.user_code import python_module
 from paceline.providers.base import Provider
 from paceline.providers.local import LocalProvider
 from paceline.redis.server import NoRedis, ensure_redis, stop_redis
@@ -232,14 +232,8 @@ class LocalRun:
         trust = ["--trust-remote-code"] if self._config.model.trust_remote_code else []
         with self._log("export").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *(
-                    sys.executable,
-                    "-m",
-                    "policy_worker.checkpoint.export",
-                    checkpoint,
-                    str(out),
-                    *trust,
-                ),
+                *python_module("policy_worker.checkpoint.export"),
+                *(checkpoint, str(out), *trust),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

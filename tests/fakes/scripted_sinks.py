@@ -1,4 +1,4 @@
-"""Scripted sinks: recording, hanging and broken. Named in a run's config, or made in the test."""
+"""Fake metric sinks, named in a run's config or made in the test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards for tests of a rollout worker that scores in the test's own process."""
+"""Reward functions for a rollout worker in the test's own process."""
 
 from __future__ import annotations
 

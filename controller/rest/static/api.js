@@ -1,0 +1,166 @@
+// REST client: reads from any controller, fails over to the next, and sends commands to the leader.
+
+import { state } from "./state.js";
+
+const READ_TIMEOUT_MS = 4000;
+const COMMAND_TIMEOUT_MS = 12000;
+const MOST_CONTROLLERS = 16;
+const TRY_AGAIN_MS = 10000;
+const RELOAD_AT_MOST_EVERY_MS = 10000;
+const LOOPBACK = ["localhost", "127.0.0.1", "[::1]"];
+const TOKEN = "paceline-token";
+
+let bases = [location.origin]; // controllers' URLs
+let current = 0; // index in bases of the one that answered last
+const reached = new Map(); // URL -> whether this page may talk to that controller
+
+// An answer that says no, as opposed to no answer.
+export class Refusal extends Error {
+  constructor(status, detail) {
+    super(detail);
+    this.status = status;
+  }
+}
+
+export const storedToken = () => sessionStorage.getItem(TOKEN) || "";
+export const storeToken = (token) => sessionStorage.setItem(TOKEN, token);
+export const forgetToken = () => sessionStorage.removeItem(TOKEN);
+
+let readsNeedToken = Boolean(storedToken());
+export function setReadsNeedToken(needed) {
+  readsNeedToken = needed;
+}
+
+// Asks the user for the token; set by the dialog, which needs this module.
+let askToken = async () => false;
+export function onTokenNeeded(handler) {
+  askToken = handler;
+}
+
+export async function request(base, path, { method = "GET", body, token } = {}) {
+  const write = method !== "GET";
+  const headers = { Accept: "application/json" };
+  const bearer = token ?? (write || readsNeedToken ? storedToken() : "");
+  if (bearer) headers.Authorization = `Bearer ${bearer}`;
+  if (body) headers["Content-Type"] = "application/json";
+  const stop = new AbortController();
+  const timer = setTimeout(() => stop.abort(), write ? COMMAND_TIMEOUT_MS : READ_TIMEOUT_MS);
+  let response;
+  let answer;
+  try {
+    response = await fetch(`${base}/api/v1/${path}`, {
+      method,
+      headers,
+      body,
+      signal: stop.signal,
+      credentials: "omit",
+      redirect: write ? "manual" : "follow",
+      cache: "no-store",
+    });
+    if (response.type === "opaqueredirect")
+      throw new Refusal(307, "another controller leads by now: try again");
+    answer = await response.json();
+  } finally {
+    clearTimeout(timer);
+  }
+  if (!response.ok)
+    throw new Refusal(
+      response.status,
+      answer.detail || `the controller answered ${response.status}`,
+    );
+  return answer;
+}
+
+// Reads go to the controller that answered last; if it is silent, to the next one.
+export async function ask(path) {
+  let error = null;
+  for (let n = 0; n < bases.length; n++) {
+    const token = readsNeedToken ? storedToken() : "";
+    try {
+      return await request(bases[current % bases.length], path, { token });
+    } catch (e) {
+      if (e instanceof Refusal && e.status === 401) {
+        // Only a token that was sent and refused is forgotten; then the read is tried without.
+        if (token && token === storedToken()) forgetToken();
+        readsNeedToken = !token && Boolean(storedToken());
+        if (token || readsNeedToken) {
+          n -= 1;
+          continue;
+        }
+        await askToken();
+      }
+      if (e instanceof Refusal && e.status !== 503) throw e;
+      error = e;
+      current = (current + 1) % bases.length;
+    }
+  }
+  throw error;
+}
+
+// Heartbeats and gauges are known to the leader alone. If it is out of reach, the answer is ours.
+export async function askLeader(path) {
+  const base = leaderBase();
+  if (base && base !== bases[current] && reached.get(base)) {
+    try {
+      return await request(base, path);
+    } catch {
+      // It may have died just now.
+    }
+  }
+  return ask(path);
+}
+
+export const askCurrent = (path, token) => request(bases[current], path, { token });
+
+export function command(path, body, token) {
+  const options = { method: "POST", body: JSON.stringify(body), token };
+  return request(leaderBase() ?? bases[current], path, options);
+}
+
+export const answeredByLeader = () => leaderBase() === bases[current];
+
+function leaderBase() {
+  const { run } = state;
+  const leader = run?.controllers.find((c) => c.controller_id === run.leader && c.rest);
+  return leader ? aliased(leader.rest) : null;
+}
+
+// A page opened as localhost stays so: to the browser another loopback name is another site.
+function aliased(url) {
+  const at = new URL(url);
+  const same = at.port === location.port && at.protocol === location.protocol;
+  const loopback = LOOPBACK.includes(at.hostname) && LOOPBACK.includes(location.hostname);
+  return same && loopback ? location.origin : url;
+}
+
+// Takes over the controllers that a run's status names; returns how many others are in reach.
+export function learnControllers(controllers) {
+  const alive = controllers.filter((c) => c.rest && c.state !== "silent");
+  const others = alive.map((c) => aliased(c.rest));
+  bases = [...new Set([bases[current], ...others, ...bases])].slice(0, MOST_CONTROLLERS);
+  current = 0;
+  for (const base of others) tryReach(base);
+  return others.filter((base) => base !== bases[0] && reached.get(base)).length;
+}
+
+// Another controller is tried while the page's own is alive: the page's policy names those known
+// when it was loaded. One that came later violates the policy, and the page loads anew.
+async function tryReach(base) {
+  if (reached.has(base)) return;
+  reached.set(base, base === location.origin);
+  try {
+    await fetch(`${base}/healthz`, { credentials: "omit", cache: "no-store" });
+    reached.set(base, true);
+  } catch {
+    setTimeout(() => reached.delete(base), TRY_AGAIN_MS);
+  }
+}
+
+document.addEventListener("securitypolicyviolation", (e) => {
+  const last = Number(sessionStorage.getItem("paceline-reloaded") || 0);
+  const busy = document.querySelector("dialog[open]") || state.failures;
+  if (e.effectiveDirective !== "connect-src" || busy) return;
+  if (Date.now() - last < RELOAD_AT_MOST_EVERY_MS) return;
+  sessionStorage.setItem("paceline-reloaded", String(Date.now()));
+  location.reload();
+});

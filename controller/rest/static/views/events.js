@@ -1,0 +1,51 @@
+// The view "Events": what happened, newest first; and notices of new faults on every view.
+
+import { ask } from "../api.js";
+import { notify } from "../dialog.js";
+import { $, make } from "../dom.js";
+import { seconds } from "../format.js";
+import { state } from "../state.js";
+
+export function eventItem(e) {
+  const item = make("li", e.severity);
+  const at = new Date(e.t * 1000);
+  const time = make("time", "", at.toLocaleTimeString("en-GB"));
+  time.dateTime = at.toISOString();
+  time.title = at.toLocaleString("en-GB");
+  // Runs take days.
+  if (at.toDateString() !== new Date().toDateString())
+    time.prepend(`${at.toLocaleDateString("en-GB", { day: "numeric", month: "short" })} `);
+  item.append(time);
+  if (e.severity === "fault") item.append(make("span", "sev", "fault"));
+  item.append(make("span", "what", e.text));
+  const more = [];
+  if (e.noticed) more.push(`Noticed because ${e.noticed}.`);
+  if (e.mesh_s !== null) more.push(`The mesh was formed again ${seconds(e.mesh_s)} later.`);
+  if (e.commit_s !== null) more.push(`The next step was committed ${seconds(e.commit_s)} later.`);
+  if (more.length) item.append(make("p", "more", more.join(" ")));
+  return item;
+}
+
+let shownMark = "";
+export async function events() {
+  const found = await ask(`events?kind=${$("events-kind").value}&limit=300`);
+  const filter = $("events-filter").value.trim().toLowerCase();
+  const matches = (e) => !filter || e.text.toLowerCase().includes(filter);
+  const shown = found.events.filter(matches).reverse();
+  const mark = JSON.stringify(shown.map((e) => [e.id, e.mesh_s, e.commit_s]));
+  if (mark === shownMark) return;
+  shownMark = mark;
+  $("events-list").replaceChildren(...shown.map(eventItem));
+}
+
+let next = null; // position after the newest fault that was read
+export async function watchFaults() {
+  const since = next ? `&since=${next}` : "";
+  const found = await ask(`events?kind=faults&limit=5&newest=true${since}`);
+  const fault = found.events.at(-1);
+  if (next !== null && fault) {
+    notify(fault.text + (fault.noticed ? `: ${fault.noticed}` : ""), true);
+    state.drawnStep = -1;
+  }
+  next = found.next;
+}

@@ -1,0 +1,172 @@
+// The view "Fleet": controllers and workers, scaling and draining.
+
+import { answeredByLeader, askLeader } from "../api.js";
+import { confirmCommand, notify } from "../dialog.js";
+import { $, button, put } from "../dom.js";
+import { bytes, number, plural, seconds, whole } from "../format.js";
+import { state } from "../state.js";
+import { Table } from "../table.js";
+
+const LOOKS = {
+  running: "good",
+  leader: "good",
+  starting: "warn",
+  draining: "warn",
+  suspect: "warn",
+  silent: "bad",
+  dead: "bad",
+};
+const DRAINABLE = ["running", "spare", "starting", "suspect"];
+const GONE = ["dead", "stopped"];
+const LATE_S = 2;
+const ROLES = { policy: "Policy replicas", rollout: "Rollout workers" };
+
+const lookOf = (row) => `state ${LOOKS[row.state] || ""}`;
+const isLeader = (c) => c.state === "leader" && state.run;
+
+const controllersTable = new Table(
+  $("controllers-table"),
+  [
+    { title: "controller", head: true, value: (c) => c.controller_id },
+    { title: "state", value: (c) => c.state, class: lookOf },
+    { title: "host", value: (c) => c.host },
+    { title: "pid", num: true, value: (c) => String(c.pid) },
+    { title: "heard", num: true, value: (c) => seconds(c.heartbeat_age_s) },
+    { title: "term", num: true, value: (c) => (isLeader(c) ? String(state.run.term) : "") },
+    { title: "dashboard", value: (c) => c.rest },
+  ],
+  (c) => c.controller_id,
+  "Controllers",
+);
+
+function gpuText(gauges) {
+  if (gauges.gpu_memory_bytes === undefined) return "–";
+  const busy = gauges.gpu_utilization;
+  const share = busy === undefined ? "" : `, ${Math.round(busy * 100)}% busy`;
+  return bytes(gauges.gpu_memory_bytes) + share;
+}
+
+function drainButton(worker) {
+  const id = worker.worker_id;
+  const newest = () => workersTable.data.find((w) => w.worker_id === id) || worker;
+  const made = button("small", "Drain", () => drain(newest()));
+  made.setAttribute("aria-label", `Drain ${id}`);
+  return made;
+}
+
+const workersTable = new Table(
+  $("workers-table"),
+  [
+    { title: "worker", head: true, value: (w) => w.worker_id },
+    { title: "role", value: (w) => w.role },
+    { title: "state", value: (w) => w.state, class: lookOf },
+    {
+      title: "doing",
+      value: (w) => w.activity + (w.held_leases ? ` (${w.held_leases} tasks)` : ""),
+    },
+    {
+      title: "heard",
+      num: true,
+      value: (w) => seconds(w.heartbeat_age_s),
+      class: (w) => (w.heartbeat_age_s > LATE_S ? "num warn" : "num"),
+    },
+    { title: "mesh", num: true, value: (w) => (w.mesh_epoch ? String(w.mesh_epoch) : "–") },
+    { title: "version", num: true, value: (w) => (w.version < 0 ? "–" : String(w.version)) },
+    {
+      title: "memory",
+      num: true,
+      value: (w) => bytes(w.gauges.memory_bytes ?? w.gauges.rss_bytes),
+    },
+    { title: "GPU", num: true, value: (w) => gpuText(w.gauges) },
+    { title: "tokens/s", num: true, value: (w) => number(w.gauges.tokens_per_s) },
+    { title: "host", value: (w) => w.host },
+    { title: "pid", num: true, value: (w) => String(w.pid) },
+    { title: "steer", node: drainButton },
+  ],
+  (w) => w.worker_id,
+  "Workers",
+);
+
+function drain(worker) {
+  const ask = {
+    title: `Drain ${worker.worker_id}?`,
+    text: "It finishes what it holds and leaves, and the desired count drops by one.",
+    option: "Start another in its place",
+    yes: "Drain",
+  };
+  const body = (replace) => ({ replace, incarnation: worker.incarnation });
+  return confirmCommand(`workers/${encodeURIComponent(worker.worker_id)}/drain`, ask, body);
+}
+
+// Only counts that the user typed are sent: an open page then undoes nobody else's change.
+const typed = new Set();
+
+export async function fleet() {
+  const [workers, run] = await Promise.all([
+    askLeader("workers"),
+    answeredByLeader() ? state.run : askLeader("run"),
+  ]);
+  const filter = $("fleet-filter").value.trim().toLowerCase();
+  const textOf = (w) => `${w.worker_id} ${w.host} ${w.state} ${w.role}`.toLowerCase();
+  const shown = filter ? workers.filter((w) => textOf(w).includes(filter)) : workers;
+  workersTable.show(shown, (tr, w) => {
+    tr.lastChild.firstChild.disabled = !DRAINABLE.includes(w.state);
+  });
+  controllersTable.show(state.run.controllers);
+  const up = whole(workers.filter((w) => !GONE.includes(w.state)).length);
+  const some = shown.length < workers.length ? `, ${whole(shown.length)} shown` : "";
+  put($("workers-count"), `${up} up${some}`);
+  showHints(run);
+  for (const role of Object.keys(ROLES))
+    if (!typed.has(role)) $(`scale-${role}`).value = state.run.desired[role] ?? "";
+}
+
+function showHints(run) {
+  const { policy, rollout } = run.proposed;
+  const counts = `${plural(policy, "policy replica")} and ${plural(rollout, "rollout worker")}`;
+  const differs = Object.keys(run.proposed).length > 0;
+  hint("proposal", differs ? `The autoscaler proposes ${counts}: ${run.proposed_why}.` : "");
+  const trouble = run.provider_trouble;
+  hint("provider", trouble ? `The fleet is not at its desired counts: ${trouble}` : "");
+  const failing = run.sinks.filter((s) => s.failing).map(failureText);
+  hint("sinks", failing.join(" "));
+}
+
+function failureText(sink) {
+  const why = sink.trouble || "it does not answer";
+  return `Curves do not reach ${sink.name}: ${why}. The run goes on, and it gets what it misses once it is back.`;
+}
+
+function hint(id, text) {
+  $(id).hidden = !text;
+  put($(id), text);
+}
+
+async function scale() {
+  const now = state.run.desired;
+  const desired = {};
+  const expected = {};
+  const changes = [];
+  for (const [role, title] of Object.entries(ROLES)) {
+    const count = Number($(`scale-${role}`).value);
+    if (!typed.has(role) || count === now[role]) continue;
+    desired[role] = count;
+    if (now[role] !== undefined) expected[role] = now[role];
+    changes.push(`${title}: ${now[role] ?? "–"} → ${count}.`);
+  }
+  if (changes.length) {
+    const ask = { title: "Change the fleet?", text: changes.join(" "), yes: "Scale" };
+    await confirmCommand("scale", ask, () => ({ ...desired, expected }));
+  } else notify("These are the desired counts already.");
+  typed.clear();
+}
+
+export function installScaling(refresh) {
+  for (const role of Object.keys(ROLES))
+    $(`scale-${role}`).addEventListener("input", () => typed.add(role));
+  $("scale-form").addEventListener("submit", async (e) => {
+    e.preventDefault();
+    await scale();
+    refresh();
+  });
+}

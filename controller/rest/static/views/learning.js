@@ -1,0 +1,174 @@
+// The view "Learning": curves over the steps, marks of what happened, and the newest steps.
+
+import { ask } from "../api.js";
+import { Chart } from "../charts.js";
+import { $, put } from "../dom.js";
+import { short, whole } from "../format.js";
+import { state } from "../state.js";
+import { Table } from "../table.js";
+
+const line = (name, label) => ({ name, label });
+const SPECS = [
+  { title: "Reward", lead: true, lines: [line("reward_mean", "train")], evals: true },
+  { title: "KL from the reference", lines: [line("kl", "KL")], unit: "nats" },
+  { title: "KL from the sampling policy", lines: [line("kl_behaviour", "KL")], unit: "nats" },
+  { title: "Entropy", lines: [line("entropy", "entropy")], unit: "nats", floor: 0 },
+  { title: "Loss", lines: [line("loss", "loss")] },
+  { title: "Gradient norm", lines: [line("grad_norm", "norm")], floor: 0 },
+  { title: "Clip fraction", lines: [line("clip_fraction", "clipped")], floor: 0 },
+  {
+    title: "Log-prob gap",
+    lines: [line("logprob_gap_mean", "mean"), line("logprob_gap_max", "max")],
+    floor: 0,
+  },
+  {
+    title: "Log-prob gap at staleness 0",
+    lines: [line("logprob_gap_fresh_mean", "mean"), line("logprob_gap_fresh_max", "max")],
+    floor: 0,
+  },
+  {
+    title: "Response length",
+    lines: [line("response_tokens_mean", "tokens")],
+    unit: "tokens",
+    floor: 0,
+  },
+  { title: "Throughput", lines: [line("tokens_per_s", "tokens/s")], unit: "tokens/s", floor: 0 },
+  {
+    title: "Staleness",
+    lines: [line("staleness_mean", "mean"), line("staleness_max", "max")],
+    unit: "steps",
+    floor: 0,
+  },
+];
+const NAMES = SPECS.flatMap((s) => s.lines.map((l) => l.name)).join(",");
+const TABLE_COLUMNS = [
+  "reward_mean",
+  "loss",
+  "kl",
+  "kl_behaviour",
+  "entropy",
+  "grad_norm",
+  "clip_fraction",
+  "logprob_gap_max",
+  "response_tokens_mean",
+  "staleness_max",
+  "tokens_per_s",
+];
+const ZOOM_HINT = "Drag across a curve, or name steps, to look closer.";
+
+// What all charts share: the data, one range of steps, one cursor.
+const board = {
+  data: { x: [], t: [], series: {}, low: {}, high: {}, evals: [] },
+  marks: [],
+  cursor: null,
+  weight: 0.6,
+  range: null,
+  pending: false,
+  turn: 0,
+  redraw() {
+    if (this.pending) return;
+    this.pending = true;
+    requestAnimationFrame(() => {
+      this.pending = false;
+      draw();
+    });
+  },
+  zoom(from, to) {
+    this.range = from === null ? null : [from, to];
+    this.cursor = null;
+    $("zoom-reset").disabled = !this.range;
+    $("zoom-from").value = from ?? "";
+    $("zoom-to").value = to ?? "";
+    put($("zoom-hint"), this.range ? `Steps ${from} to ${to}.` : ZOOM_HINT);
+    state.drawnStep = -1;
+    learning().catch(() => {});
+  },
+};
+
+const charts = SPECS.map((spec) => new Chart(spec, board));
+$("charts").append(...charts.map((c) => c.element));
+
+let colours = null;
+function readColours() {
+  const css = getComputedStyle(document.documentElement);
+  const get = (name) => css.getPropertyValue(name).trim();
+  return {
+    soft: get("--soft"),
+    hair: get("--hair"),
+    sheet: get("--sheet"),
+    band: get("--band"),
+    fault: get("--fault"),
+    scale: get("--third"),
+    checkpoint: get("--soft"),
+    lines: [get("--accent"), get("--second"), get("--third")],
+    font: getComputedStyle(document.body).fontFamily,
+  };
+}
+
+export function draw() {
+  if (state.tab !== "learning") return;
+  colours ??= readColours();
+  for (const chart of charts) chart.draw(colours);
+}
+
+// After a change of theme.
+export function recolour() {
+  colours = null;
+  draw();
+}
+
+const stepsTable = new Table(
+  $("steps-table"),
+  [
+    { title: "step", num: true, head: true, value: (r) => whole(r.step) },
+    { title: "version", num: true, value: (r) => whole(r.version) },
+    ...TABLE_COLUMNS.map((name) => ({ title: name, num: true, value: (r) => short(r[name]) })),
+  ],
+  (r) => String(r.step),
+  "The newest steps",
+);
+
+export async function learning() {
+  if (state.run && state.run.step === state.drawnStep) return;
+  const turn = ++board.turn; // an answer that a newer zoom overtook is thrown away
+  const [from, to] = board.range ?? [];
+  const range = board.range ? `&since=${Math.max(-1, from - 1)}&until=${to}` : "";
+  const marked = board.range ? `&since_step=${from}&until_step=${to}` : "";
+  const [data, marks, rows] = await Promise.all([
+    ask(`metrics?names=${NAMES}&points=360${range}`),
+    ask(`events?kind=marks&limit=600${marked}`),
+    ask("steps?limit=20"),
+  ]);
+  if (turn !== board.turn) return;
+  board.data = data;
+  board.marks = marks.events.map(markOf).filter((m) => m.kind !== "fault" || m.fault);
+  stepsTable.show(rows.steps.reverse());
+  state.drawnStep = data.x.length ? data.x[data.x.length - 1] : -1;
+  if (board.range) state.drawnStep = state.run ? state.run.step : -1;
+  board.redraw();
+}
+
+function markOf(event) {
+  let kind = "fault";
+  if (event.type === "CheckpointRecorded") kind = "checkpoint";
+  else if (["Scaled", "Drained"].includes(event.type)) kind = "scale";
+  const step = event.step || event.fields.step || 0;
+  return { step, kind, fault: event.severity === "fault" };
+}
+
+function zoomToTyped() {
+  const [from, to] = [$("zoom-from").value, $("zoom-to").value];
+  const a = Number(from || 0);
+  const b = Number(to || state.run?.step || 0);
+  if (!from && !to) board.zoom(null, null);
+  else if (Number.isInteger(a) && Number.isInteger(b) && 0 <= a && a < b) board.zoom(a, b);
+  else put($("zoom-hint"), "Name a step and a later one.");
+}
+
+$("smooth").addEventListener("input", (e) => {
+  board.weight = Number(e.target.value);
+  board.redraw();
+});
+$("zoom-reset").addEventListener("click", () => board.zoom(null, null));
+for (const id of ["zoom-from", "zoom-to"]) $(id).addEventListener("change", zoomToTyped);
+new ResizeObserver(() => board.redraw()).observe($("charts"));
