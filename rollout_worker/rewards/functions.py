@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.errors import BadInput
 from rollout_worker.import_by_name import NotFound, find, is_import_name
 from rollout_worker.rewards.builtin import exact_match, format_reward, math_verify
 
@@ -16,8 +17,8 @@ _BUILTIN: dict[str, Callable[..., float]] = {"exact_match": exact_match, "math_v
 _FORMAT = "format:"
 
 
-class RewardError(Exception):
-    """A reward function cannot be used; one line for people."""
+class RewardError(BadInput):
+    """A reward function cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,7 +112,7 @@ async def test_groups_with_masks_are_accepted_and_trained_on(tmp_path: Path) -> 
         training = asyncio.create_task(policy.work(lambda: False))
         handed_in: dict[str, rollout_pb2.Group] = {}
         try:
-            await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING)
+            await until(lambda: worker.lifecycle.state == worker_pb2.LIFECYCLE_RUNNING)
             put = worker.outbox.put
 
             def note(outcome: rollout_pb2.Group | rollout_pb2.ReturnedTask) -> None:
@@ -127,7 +127,7 @@ async def test_groups_with_masks_are_accepted_and_trained_on(tmp_path: Path) -> 
             weights = AutoModelForCausalLM.from_pretrained(model).state_dict()
             await worker.loading.load(StagedWeights(0, weights))
             await until(lambda: policy.timings.steps >= 2)
-            worker.leaving.set()
+            worker.lifecycle.leaving.set()
             await asyncio.wait_for(running, 20)
         finally:
             training.cancel()
@@ -190,7 +190,7 @@ async def test_a_failing_environment_is_in_the_events_with_its_detail_and_never_
             return [e for e in map(json.loads, lines) if e["type"] == kind]
 
         try:
-            await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING)
+            await until(lambda: worker.lifecycle.state == worker_pb2.LIFECYCLE_RUNNING)
             weights = AutoModelForCausalLM.from_pretrained(model).state_dict()
             await worker.loading.load(StagedWeights(0, weights))
             await until(lambda: len(events("TaskDropped")) >= 2)

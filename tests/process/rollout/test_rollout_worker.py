@@ -26,9 +26,11 @@ from controller.store.journal_audit import verify
 from paceline.config.schema import Config
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
+from rollout_worker import lifecycle
 from rollout_worker import main as worker_main
 from rollout_worker.engine.base import EngineDied, EngineError, GenerationFailed, SwapFailed
-from rollout_worker.main import EngineFailed, EngineLost, RolloutWorker
+from rollout_worker.lifecycle import EngineFailed, EngineLost
+from rollout_worker.main import RolloutWorker
 from rollout_worker.weight_loading import LOAD_TRIES
 from testbed.controllers import addresses, config_of, running_controllers, until
 from testbed.fake_workers import FakePolicy
@@ -137,8 +139,8 @@ async def test_slots_that_short_samples_leave_are_filled_while_the_long_one_runs
         assert await scene.held() == {("t0", 1), ("t1", 1)}
         assert len(controller.lease_requests) == asked, "full"
         for _ in range(2):
-            engine.sample_over("t1/1")
-        engine.sample_over("t0/1")
+            engine.completion_finished("t1/1")
+        engine.completion_finished("t0/1")
         await until(lambda: engine.running == {"t0", "t1", "t2"})
         assert controller.reports[-1].gauges["slot_occupancy"] > 0
         for task_id in ("t0", "t1", "t2"):
@@ -205,7 +207,7 @@ async def test_a_draining_worker_finishes_what_it_holds_takes_nothing_new_and_le
 async def test_a_drain_that_takes_too_long_hands_back(
     play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker_main, "DRAIN_S", 0.2)
+    monkeypatch.setattr(lifecycle, "DRAIN_S", 0.2)
     async with play() as scene:
         held = scene.controller.lease("t0")
         await until(lambda: scene.engine.running)
@@ -593,7 +595,7 @@ async def test_lost_replies_and_a_lost_leader_lose_and_double_nothing(
         await policy.start()
         training = asyncio.create_task(policy.work(lambda: False))
         try:
-            await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING)
+            await until(lambda: worker.lifecycle.state == worker_pb2.LIFECYCLE_RUNNING)
             weights = AutoModelForCausalLM.from_pretrained(model).state_dict()
             await worker.loading.load(StagedWeights(0, weights))
             await until(lambda: policy.timings.steps >= 3 and len(lost) == 3)
@@ -604,7 +606,7 @@ async def test_lost_replies_and_a_lost_leader_lose_and_double_nothing(
             before = policy.timings.steps
             controllers.start("controller-1", port=int(address.rsplit(":", 1)[1]))
             await until(lambda: policy.timings.steps >= before + 3)
-            worker.leaving.set()
+            worker.lifecycle.leaving.set()
             await asyncio.wait_for(running, 20)
         finally:
             training.cancel()

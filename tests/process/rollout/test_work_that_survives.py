@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def loaded(worker: RolloutWorker, model: Path, version: int = 0) -> None:
     """Returns once the worker runs and serves the model's weights as ``version``."""
-    await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING, 120.0)
+    await until(lambda: worker.lifecycle.state == worker_pb2.LIFECYCLE_RUNNING, 120.0)
     weights = AutoModelForCausalLM.from_pretrained(model)
     await worker.loading.load(StagedWeights(version, dict(weights.named_parameters())))
 
