@@ -9,7 +9,7 @@ from typing import Any
 
 
 class NotFound(Exception):
-    """The name leads to no function; the message says how far it led."""
+    """There is no function of this name; the message says which part of the name was not found."""
 
 
 def is_import_name(name: str) -> bool:
@@ -18,14 +18,14 @@ def is_import_name(name: str) -> bool:
 
 
 def find(name: str) -> Any:
-    """What ``package.module:attribute`` names. Raises NotFound, of one line.
+    """The function that ``package.module:attribute`` names. Raises NotFound, with one line.
 
-    Modules beside the user's config are found as they are for ``python -m``.
+    The start directory is searched last: a user's ``controller.py`` must not replace Paceline's.
     """
     module_name, _, attribute = name.partition(":")
     here = str(Path.cwd())
     if here not in sys.path:
-        sys.path.insert(0, here)
+        sys.path.append(here)
     # The user's module may fail in any way while it is imported.
     try:
         module = importlib.import_module(module_name)

@@ -201,8 +201,8 @@ class RolloutConfig(Section):
     speculative_after: Annotated[float, Field(gt=0)] = 2.0
     """Only a task that has run for this many times the typical task's time is leased again."""
     environment: str | None = None
-    """Who makes a completion with the model, turn by turn: calculator, guess_number or
-    package.module:function; none: the model alone, in one go. See docs/environments.md."""
+    """package.module:function that makes a completion with the model, turn by turn; none: the model
+    alone, in one go. See docs/environments.md."""
     environment_timeout_s: Seconds = 60.0
     """Time an environment may take for one sample, waiting for the model aside; one that passes it
     fails the attempt. Seconds."""

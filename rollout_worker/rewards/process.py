@@ -79,6 +79,8 @@ class ScoringProcess:
             self._beat = mmap.mmap(file.fileno(), BEAT.size)
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable,
+                # The start directory must not be searched before Paceline's own modules.
+                "-P",
                 "-m",
                 "rollout_worker.rewards.child",
                 json.dumps(self._functions),

@@ -25,7 +25,7 @@ from rollout_worker.main import RolloutWorker
 from testbed.controllers import addresses, config_of, running_controllers, until
 from testbed.fake_workers import FakePolicy
 from testbed.local_run import Up, write_run
-from tests.fakes.chat_engine import make_chat_model
+from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.engines import ENGINES, Reference, make_test_engine
 from tests.fixtures.environment_fixture import (
     logprobs_of,
@@ -95,7 +95,7 @@ async def test_groups_with_masks_are_accepted_and_trained_on(tmp_path: Path) -> 
         data={"chat": True},
         reward={"processes": 0},
         rollout={
-            "environment": "guess_number",
+            "environment": "examples.environments.guess_number:guess_number",
             "max_tokens": 6,
             "max_context": 128,
             "max_turns": 3,

@@ -36,8 +36,8 @@ from testbed.controllers import addresses, config_of, running_controllers, until
 from testbed.fake_workers import FakePolicy
 from testbed.tiny_model import make_tiny_model
 from tests.fakes import worker_rewards
+from tests.fakes.engine import FakeEngine
 from tests.fakes.rollout_controller import Key, RolloutController
-from tests.fakes.scripted_engine import ScriptedEngine
 
 GATED = "tests.fakes.worker_rewards:gated"
 BROKEN = "tests.fakes.worker_rewards:broken"
@@ -52,7 +52,7 @@ class Scene:
     """A worker with a loaded engine and its controller."""
 
     def __init__(
-        self, controller: RolloutController, worker: RolloutWorker, engine: ScriptedEngine
+        self, controller: RolloutController, worker: RolloutWorker, engine: FakeEngine
     ) -> None:
         self.controller, self.worker, self.engine = controller, worker, engine
         self.ended = asyncio.create_task(worker.run())
@@ -88,7 +88,7 @@ async def play(model: Path) -> AsyncIterator[Play]:
             }
         )
         worker = RolloutWorker(config, [address], "rollout-0", "127.0.0.1")
-        engine = worker.engine = ScriptedEngine(at_once=at_once)
+        engine = worker.engine = FakeEngine(held=not at_once)
         scene = Scene(controller, worker, engine)
         try:
             await until(lambda: controller.reports)
@@ -283,6 +283,7 @@ async def test_what_an_engine_dies_with_is_not_handed_back_as_by_one_that_leaves
             await until(lambda: not scene.engine.running)
             with_it = [scene.controller.lease(f"t{number}") for number in (1, 2)]
             await until(lambda: len(scene.engine.running) == 2)
+            assert await scene.held() == {scored, *with_it}
             scene.engine.fail(EngineError("device lost"))
             await asyncio.wait_for(asyncio.wait([scene.ended]), 5)
             assert set(scene.controller.returns) == {scored}
@@ -403,7 +404,7 @@ def test_an_engine_killed_while_it_starts_is_not_bad_input(
 ) -> None:
     """Bad input ends the run; a process that was killed is started again."""
 
-    class Stillborn(ScriptedEngine):
+    class Stillborn(FakeEngine):
         async def start(self) -> None:
             raise error
 

@@ -13,8 +13,8 @@ from rollout_worker.engine.base import EngineStats
 from rollout_worker.engine_rates import EngineRates
 from rollout_worker.tasks.held_tasks import HeldTasks, Stage
 from rollout_worker.tasks.lease_sizing import tasks_wanted
-from tests.fakes.chat_engine import make_chat_model
-from tests.fakes.scripted_engine import ScriptedEngine
+from tests.fakes.engine import FakeEngine
+from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.environment_fixture import lease_of, staged
 
 GROUP = 8
@@ -73,7 +73,7 @@ def test_samples_are_counted_once_and_only_while_they_are_made() -> None:
 
 
 def test_occupancy_is_the_mean_of_what_the_slots_held() -> None:
-    class Counted(ScriptedEngine):
+    class Counted(FakeEngine):
         in_use = 0
 
         def stats(self) -> EngineStats:
