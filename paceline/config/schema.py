@@ -250,9 +250,8 @@ class RolloutConfig(Section):
     """Largest total size of reported partial sequences, in MiB. They are stored with the
     payloads."""
     environment: str | None = None
-    """Environment that produces completions in several turns with the model: a built-in name or
-    package.module:function. If none, the model completes the prompt in one turn. See
-    docs/environments.md."""
+    """Environment that produces completions in several turns with the model: package.module:function.
+    If none, the model completes the prompt in one turn. See docs/environments.md."""
     environment_timeout_s: Seconds = 60.0
     """Time that an environment may take for one sample, in seconds, not counting its waits for
     the model. The attempt fails if it takes longer."""
