@@ -116,11 +116,12 @@ def _run(settings: Config, where: Path, as_json: bool, earlier: FleetRecord | No
 
     from paceline.console.live_view import open_console
     from paceline.run_view.eta import Progress
+    from paceline.run_view.run_records import RunRecords
     from paceline.supervisor.up import LocalRun
 
     (where / "summary.json").unlink(missing_ok=True)
     # A run that goes on begins with the curve it has.
-    console = open_console(Console(stderr=as_json), Progress.of_run(where))
+    console = open_console(Console(stderr=as_json), Progress(RunRecords.read(where).metrics))
     console.note(f"{_fleet_line(settings)} in {where}")
 
     async def run() -> Any:
