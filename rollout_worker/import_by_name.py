@@ -9,7 +9,7 @@ from paceline.process.user_code import hidden_file, search_start_directory_last
 
 
 class NotFound(Exception):
-    """The name leads to no function; the message says how far it led."""
+    """There is no function of this name; the message says which part of the name was not found."""
 
 
 def is_import_name(name: str) -> bool:
@@ -18,7 +18,7 @@ def is_import_name(name: str) -> bool:
 
 
 def find(name: str) -> Any:
-    """What ``package.module:attribute`` names. Raises NotFound, of one line.
+    """The function that ``package.module:attribute`` names. Raises NotFound, with one line.
 
     A module of the start directory is found after every installed one.
     """

@@ -101,23 +101,23 @@ def _recovery(run_dir: Path, over: Any) -> float | None:
 
 
 def _newest_step(run_dir: Path) -> int:
-    from paceline.run_view.summary import Story
+    from paceline.run_view.run_records import RunRecords
 
-    return Story.read(run_dir).last_step
+    return RunRecords.read(run_dir).history.step
 
 
 def _judge(run_dir: Path) -> dict[str, Any]:
     """Ledger, digests and held-out reward, from the journal and the run files."""
     from controller.store.journal_audit import verify
     from paceline.cli.ledger import redis_of
-    from paceline.run_view.summary import Story
+    from paceline.run_view.run_records import RunRecords
 
     name = run_config(run_dir).run.name
     with redis_of(run_dir) as url:
         report = verify(url, name)
         unequal, compared = _digests(url, name)
-    story = Story.read(run_dir)
-    evals = {str(step): row.get("eval_reward_mean") for step, row in sorted(story.evals.items())}
+    records = RunRecords.read(run_dir)
+    evals = {str(row["step"]): row["eval_reward_mean"] for row in records.evals}
     return {
         "ledger_ok": report.ok and not report.counts["lost"] and not report.counts["duplicates"],
         "problems": list(report.problems),
@@ -125,7 +125,7 @@ def _judge(run_dir: Path) -> dict[str, Any]:
         "digests_equal": not unequal,
         "votes_compared": compared,
         "unequal_steps": unequal,
-        "steps": story.last_step,
+        "steps": records.history.step,
         "held_out_reward": evals,
     }
 

@@ -128,11 +128,12 @@ def _run(
 
     from paceline.console.live_view import open_console
     from paceline.run_view.eta import Progress
+    from paceline.run_view.run_records import RunRecords
     from paceline.supervisor.up import LocalRun
 
     (directory / "summary.json").unlink(missing_ok=True)
     # The view of a continued run begins with the rewards so far.
-    console = open_console(Console(stderr=as_json), Progress.of_run(directory))
+    console = open_console(Console(stderr=as_json), Progress(RunRecords.read(directory).metrics))
     console.note(f"{_fleet_line(settings)} in {directory}")
 
     async def run() -> Any:

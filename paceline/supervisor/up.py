@@ -30,9 +30,10 @@ from paceline.providers.base import Provider
 from paceline.providers.local import LocalProvider
 from paceline.redis.server import NoRedis, ensure_redis, stop_redis
 from paceline.rpc.client import ControlPlane
-from paceline.run_view.event_text import tell
 from paceline.run_view.fleet_file import FleetRecord, ProcessId
-from paceline.run_view.summary import Accounting, Story, summarise, write_summary
+from paceline.run_view.run_records import RunRecords
+from paceline.run_view.summary import Accounting, summarise, write_summary
+from paceline.run_view.words import text_of
 from paceline.supervisor.child import until_gone
 from paceline.supervisor.launch import Launcher
 from paceline.supervisor.local import LocalFleet
@@ -139,7 +140,7 @@ class LocalRun:
 
     def _on_event(self, event: dict[str, Any]) -> None:
         if event["type"] != "StepCommitted":
-            self._console.note(tell(event))
+            self._console.note(text_of(event))
 
     async def _start_redis(self, fleet: LocalFleet) -> None:
         endpoint = await asyncio.to_thread(ensure_redis, self._run_dir, self._config.redis)
@@ -223,10 +224,11 @@ class LocalRun:
 
     async def _export(self) -> Path | None:
         """The newest checkpoint as a Hugging Face directory; None where that failed."""
-        checkpoint = Story.read(self._run_dir).newest_checkpoint
-        if checkpoint is None:
+        checkpoints = RunRecords.read(self._run_dir).history.checkpoints
+        if not checkpoints:
             self._console.note("no checkpoint to export")
             return None
+        checkpoint = checkpoints[-1].path
         out = self._run_dir / "export"
         self._console.note(f"exporting {checkpoint}")
         trust = ["--trust-remote-code"] if self._config.model.trust_remote_code else []
@@ -263,7 +265,7 @@ class LocalRun:
         self, status: str, reason: str, accounting: Accounting | None, export: Path | None
     ) -> Outcome:
         summary = summarise(
-            Story.read(self._run_dir),
+            RunRecords.read(self._run_dir),
             status=status,
             reason=reason,
             wall_s=time.monotonic() - self._began,
@@ -290,6 +292,9 @@ def replay(redis_url: str, run_id: str) -> Accounting | None:
         lost=int(counts.get("lost", 0)),
         duplicated=int(counts.get("duplicates", 0)),
         dropped=dict(counts.get("dropped", {})),
+        failovers=int(counts.get("failovers", 0)),
+        mesh_rebuilds=int(counts.get("mesh_rebuilds", 0)),
+        rollbacks=int(counts.get("rollbacks", 0)),
         problems=tuple(report.problems),
     )
 

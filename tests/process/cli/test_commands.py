@@ -342,7 +342,7 @@ def test_malformed_addresses_are_refused(text: str) -> None:
 def test_events_of_a_run_directory_need_no_controller(tmp_path: Path) -> None:
     lines = [
         {"position": "1-0", "n": 0, "t": 1.0, "type": "RunStarted"},
-        {"position": "2-0", "n": 0, "t": 2.0, "type": "TermBegun", "term": 7, "controller_id": "c"},
+        {"position": "2-0", "n": 0, "t": 2.0, "type": "TermBegun", "text": "c leads (term 7)"},
     ]
     (tmp_path / "events.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     shown = paceline("events", "--run-dir", str(tmp_path))

@@ -95,7 +95,10 @@ def test_a_refusal_names_field_place_and_remedy(
 
 
 def test_an_environment_that_scores_needs_no_answers(tmp_path: Path) -> None:
-    environment = ["rollout.environment=guess_number", "rollout.max_context=64"]
+    environment = [
+        "rollout.environment=examples.environments.guess_number:guess_number",
+        "rollout.max_context=64",
+    ]
     config = load_config(write(tmp_path, MINIMAL), [*environment, "data.answer_field=none"])
     assert config.data.answer_field is None
 
