@@ -1,4 +1,4 @@
-"""Waiting for the end of a process that may be anybody's child."""
+"""Wait for the end of a process that need not be a child of this one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POLL_S = 0.02
 
 
 def alive(process: psutil.Process) -> bool:
-    """True while that very process runs. One that has ended and is not reaped yet is dead."""
+    """True while that very process runs. A zombie is dead."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
@@ -22,8 +22,8 @@ def alive(process: psutil.Process) -> bool:
 def wait_ended(process: psutil.Process, timeout_s: float) -> bool:
     """Blocks until ``process`` has ended, reaped or not; False after ``timeout_s`` seconds.
 
-    An orphan is reaped when it pleases its new parent, which may take seconds in a container:
-    waiting for its process id to vanish, as psutil does, would take as long.
+    The new parent of an orphan may take seconds to reap it in a container. Waiting for the process
+    id to vanish, as psutil does, would take as long.
     """
     deadline = time.monotonic() + timeout_s
     try:
@@ -32,7 +32,7 @@ def wait_ended(process: psutil.Process, timeout_s: float) -> bool:
         return True
     except (AttributeError, OSError):
         while alive(process) and time.monotonic() < deadline:
-            # There is nothing to await: not our child, and no descriptor of it.
+            # Nothing to await: it is not our child and has no descriptor.
             time.sleep(POLL_S)
         return not alive(process)
     try:

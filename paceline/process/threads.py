@@ -1,8 +1,7 @@
-"""Daemon threads that are gone before the interpreter is.
+"""Daemon threads that end before the interpreter does.
 
-A thread that comes back from C++ into an interpreter that is shutting down is unwound by force,
-which ends the whole process with an abort: exit status 134 instead of 0. So whoever runs torch in a
-thread starts it here, and has it stop when asked to.
+A thread that returns from C++ into an interpreter that is shutting down aborts the whole process:
+exit status 134 instead of 0. Threads that run torch are therefore started here, and stop on request.
 """
 
 from __future__ import annotations
@@ -32,8 +31,8 @@ def start(target: Callable[..., object], name: str, args: Iterable[Any] = ()) ->
 
 
 def on_exit(method: Callable[[], None]) -> None:
-    """Bound ``method`` of an object that still lives at interpreter exit runs then, before threads
-    are waited for: it makes them stop."""
+    """Calls the bound ``method`` at interpreter exit, before threads are joined, to stop them. It is
+    skipped if its object is gone by then."""
     _hooks[:] = [hook for hook in _hooks if hook() is not None]
     _hooks.append(weakref.WeakMethod(method))
 

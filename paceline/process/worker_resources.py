@@ -1,4 +1,4 @@
-"""What a worker uses of its machine: memory of its processes, and GPUs where it has some."""
+"""Memory and GPU use of a worker and its child processes."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 import psutil
 
 EVERY_S = 2.0
-"""Looking at all child processes costs milliseconds; reports come more often."""
+"""Reading all child processes takes milliseconds; reports are more frequent."""
 
 
 class Resources:
     """Gauges of this process, of its children, and of the GPUs it may use."""
 
     def __init__(self, torch: Any = None) -> None:
-        """``torch``: the module, where it is not the one that is imported already."""
+        """``torch``: the module; default: the imported one."""
         self._process = psutil.Process()
         self._torch = torch
         self._read_at = -EVERY_S
@@ -24,8 +24,8 @@ class Resources:
 
     def read(self) -> dict[str, float]:
         """rss_bytes (this process), memory_bytes (with its children; shared pages count in each),
-        and on CUDA gpu_memory_bytes (used on the visible devices, by whomever) and gpu_utilization
-        (0 to 1, their mean; only where NVML can be asked)."""
+        and on CUDA gpu_memory_bytes (used by all processes on the visible devices) and
+        gpu_utilization (mean, 0 to 1; only if NVML answers)."""
         now = time.monotonic()
         if now - self._read_at >= EVERY_S:
             self._read_at = now
