@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -47,17 +48,37 @@ class Stats:
         return dict(self._entries)
 
     def mean(self, name: str) -> float:
-        """0 where nothing was measured."""
+        """0 if nothing was measured."""
         total, weight, _ = self._entries.get(name, (0.0, 0.0, 0.0))
         return total / weight if weight else 0.0
 
     def messages(self) -> dict[str, common_pb2.Stat]:
-        """For a VoteRequest. What is not finite is left out: it would have the whole vote refused."""
+        """For a VoteRequest. Entries that are not finite are left out: the vote would be refused."""
         return {
             name: common_pb2.Stat(sum=total, weight=weight, max=largest)
             for name, (total, weight, largest) in self._entries.items()
             if all(map(math.isfinite, (total, weight, largest)))
         }
+
+
+class StepTimes(Stats):
+    """Durations of a step's phases, in seconds: ``time_<phase>_s``."""
+
+    def __init__(self, since: float) -> None:
+        """``since``: start of the first phase, by time.monotonic()."""
+        super().__init__()
+        self._since = since
+
+    def lap(self, phase: str) -> float:
+        """Ends ``phase``, which began where the one before it ended. Returns the time now."""
+        now = time.monotonic()
+        self.set(f"time_{phase}_s", now - self._since)
+        self._since = now
+        return now
+
+    def add_phases(self, **seconds: float) -> None:
+        for phase, duration in seconds.items():
+            self.set(f"time_{phase}_s", duration)
 
 
 def measure(stats: Stats, scores: TokenScores, loss: Loss, columns: TokenColumns[Tensor]) -> None:
