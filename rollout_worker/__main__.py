@@ -2,47 +2,31 @@
 
 from __future__ import annotations
 
-import argparse
-import os
-import sys
-from pathlib import Path
-
 from paceline.process.process_exit import leave_after
+from paceline.process.role_main import RoleOptions, role_main
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 after the run ended, 2 for bad input (one line on standard error), 3 where the
-    engine died at its work, else 1."""
-    parser = argparse.ArgumentParser(prog="rollout_worker", description=__doc__)
-    parser.add_argument("config", type=Path, help="TOML file of the run")
-    parser.add_argument("--controllers", required=True, help="host:port of each, comma-separated")
-    parser.add_argument("--id", default="rollout-0", help="stable name of this worker")
-    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides")
-    parser.add_argument("--run-dir", type=Path, help="accepted for symmetry; nothing is written")
-    parser.add_argument(
-        "--tensor-host", help="address at which other workers reach this one; default: found out"
-    )
-    options = parser.parse_args(arguments)
-
-    from paceline.config.errors import ConfigError
-    from paceline.config.load import load_config
-
-    try:
-        config = load_config(options.config, options.overrides)
-    except ConfigError as error:
-        print(f"rollout_worker: {error}", file=sys.stderr)
-        return 2
-    # Before torch is imported: its thread pools are sized once.
-    threads = str(config.fleet.rollout_threads)
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = threads
-
+def start(options: RoleOptions) -> int:
     from rollout_worker.main import run
 
     return run(
-        config,
-        controllers=[a.strip() for a in options.controllers.split(",") if a.strip()],
-        worker_id=options.id,
+        options.config,
+        controllers=options.controllers,
+        worker_id=options.worker_id,
         tensor_host=options.tensor_host,
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status: 0 after the run ended, 2 for bad input (one line on standard error), 3 if the
+    engine died while it generated, else 1."""
+    return role_main(
+        "rollout",
+        __doc__,
+        start,
+        threads=lambda config: config.fleet.rollout_threads,
+        run_dir_help="accepted for symmetry; nothing is written",
+        arguments=arguments,
     )
 
 
