@@ -51,7 +51,7 @@ from policy_worker.ranks.rank_group import ReplicaBroken, start_ranks
 from policy_worker.refusal_limit import RefusalLimit, RefusedForGood
 from policy_worker.step.batch import BadGroup
 from policy_worker.step.gradients import StepSpec
-from policy_worker.step.stats import Stats, StepTimes
+from policy_worker.step.stats import Stats
 from policy_worker.trainer import EpochMesh, Trainer
 from policy_worker.worker_report import WorkerReport
 
@@ -286,15 +286,19 @@ class PolicyWorker:
         groups = self.control.fetch(missing, lambda: self.epoch_is_over(mesh.epoch))
         if groups is None:
             return
-        times = StepTimes(self.idle_since)
-        fetched = times.lap("wait")
+        times = Stats()
+        fetched = time.monotonic()
+        times.set("time_wait_s", fetched - self.idle_since)
         self.worker_report.work(f"step {plan.step}: computing {len(groups)} groups")
         self.trainer.add(groups)
-        times.lap("compute")
+        computed = time.monotonic()
+        times.set("time_compute_s", computed - fetched)
         self.worker_report.work(f"step {plan.step}: reducing")
         stats = self.trainer.reduce()
-        reduced = times.lap("reduce")
-        times.add_phases(commit=self.last_commit_s, publish=self.out.last_publish_s)
+        reduced = time.monotonic()
+        times.set("time_reduce_s", reduced - computed)
+        times.set("time_commit_s", self.last_commit_s)
+        times.set("time_publish_s", self.out.last_publish_s)
         stats.merge([times.entries])
         version = self.vote(plan, stats)
         if version is None:

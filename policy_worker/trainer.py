@@ -29,7 +29,7 @@ from paceline.config.schema import Config
 from paceline.ids import MeshEpoch, Step, Version
 from paceline.mesh.elastic_mesh import EpochCancelled, Handle, MeshError, ProcessMesh
 from paceline.v1 import rollout_pb2
-from paceline.weights.weight_transfer import weights_digest
+from paceline.weights.tensor_checksum import weights_digest
 from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointInfo
 from policy_worker.model import load_reference
 from policy_worker.ranks.commands import Command

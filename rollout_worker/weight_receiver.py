@@ -18,10 +18,10 @@ from paceline.mesh.elastic_mesh import EpochCancelled, ProcessMesh
 from paceline.process.structured_log import event
 from paceline.v1 import worker_pb2
 from paceline.weights.weight_link import LinkEnd, WeightLink
+from paceline.weights.weight_manifest import WeightsRefused
 from paceline.weights.weight_transfer import (
     RECEIVER,
     StagedWeights,
-    WeightsRefused,
     acknowledge,
     receive_snapshot,
     say_hello,

@@ -100,10 +100,6 @@ class ProcessMesh:
         return cls(rank, size, device, cancelled, host_side, device_side)
 
     @property
-    def abandoned(self) -> bool:
-        return self._abandoned.is_set()
-
-    @property
     def settled(self) -> bool:
         """False where an operation of this mesh, now abandoned, did not end: whoever owns a buffer
         that was handed to it must drop it and allocate another. The mesh keeps it alive."""
@@ -121,10 +117,6 @@ class ProcessMesh:
     def all_reduce_async(self, buffer: Tensor) -> Handle:
         """Starts all_reduce(); ``buffer`` belongs to the mesh until wait() returns or raises."""
         return self._start(buffer, lambda side, b: side.all_reduce(b))
-
-    def broadcast(self, buffer: Tensor, source: int) -> None:
-        """Replaces ``buffer`` by rank ``source``'s."""
-        self.wait(self._start(buffer, lambda side, b: side.broadcast(b, source)))
 
     def send(self, buffer: Tensor, peer: int) -> None:
         """Sends ``buffer`` to rank ``peer``, which receives into one of the same size."""

@@ -84,13 +84,6 @@ class GlooBackend:
         options.timeout = FOREVER
         return _GlooWork(self._group.allreduce([buffer], options), buffer)
 
-    def broadcast(self, buffer: Tensor, source: int) -> Handle:
-        options = dist.BroadcastOptions()
-        options.rootRank = source
-        options.rootTensor = 0
-        options.timeout = FOREVER
-        return _GlooWork(self._group.broadcast([buffer], options), buffer)
-
     def send(self, buffer: Tensor, peer: int) -> Handle:
         return self._pairs().start(lambda: self._group.send([buffer], peer, 0))
 

@@ -71,12 +71,6 @@ class NcclBackend:
     def all_reduce(self, buffer: Tensor) -> Handle:
         return _NcclWork(self, self._group.allreduce([buffer]), buffer)
 
-    def broadcast(self, buffer: Tensor, source: int) -> Handle:
-        options = dist.BroadcastOptions()
-        options.rootRank = source
-        options.rootTensor = 0
-        return _NcclWork(self, self._group.broadcast([buffer], options), buffer)
-
     def send(self, buffer: Tensor, peer: int) -> Handle:
         return _NcclWork(self, self._group.send([buffer], peer, 0), buffer)
 

@@ -32,19 +32,6 @@ from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.weights.tensor_checksum import checksum, weights_digest
 from paceline.weights.weight_manifest import Manifest, WeightsRefused
 
-__all__ = [
-    "SnapshotPool",
-    "StagedWeights",
-    "WeightSnapshot",
-    "WeightsRefused",
-    "acknowledge",
-    "await_hello",
-    "receive_snapshot",
-    "say_hello",
-    "send_snapshot",
-    "weights_digest",
-]
-
 PUBLISHER, RECEIVER = 0, 1
 BUCKET_BYTES = 16 << 20
 

@@ -87,16 +87,13 @@ class RankGroup:
         """Collective. Every rank's JSON value, in rank order, on every rank."""
         return [value]
 
-    def broadcast_bytes(self, data: bytes | None) -> bytes:
-        """Collective. Rank 0's bytes, on every rank; the others pass None."""
+    def broadcast_bytes(self, data: bytes | None, source: int = 0) -> bytes:
+        """Collective. The bytes of rank ``source``, on every rank; those of the others are ignored."""
         return data or b""
 
     def all_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Collective. Adds ``tensor`` (any dtype, on the replica's device) up over ranks, in place."""
         return tensor
-
-    def barrier(self) -> None:
-        """Collective."""
 
     def end_epoch(self, epoch: int) -> None:
         """Any rank, any thread, without blocking: mesh epochs up to ``epoch`` are over for all."""
@@ -171,39 +168,23 @@ class MultiRankGroup(RankGroup):
 
     def gather(self, value: Any) -> list[Any]:
         data = json.dumps(value).encode()
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        with _replica_errors():
-            dist.all_gather(sizes, torch.tensor([len(data)]), group=self._control)
-            longest = max(int(s) for s in sizes)
-            mine = torch.zeros(longest, dtype=torch.uint8)
-            mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
-            dist.all_gather(parts, mine, group=self._control)
-        return [
-            json.loads(part[: int(size)].numpy().tobytes())
-            for part, size in zip(parts, sizes, strict=True)
-        ]
+        return [json.loads(self.broadcast_bytes(data, rank)) for rank in range(self.size)]
 
-    def broadcast_bytes(self, data: bytes | None) -> bytes:
-        size = torch.tensor([len(data or b"")])
+    def broadcast_bytes(self, data: bytes | None, source: int = 0) -> bytes:
+        mine = bytearray(data or b"") if self.rank == source else bytearray()
+        size = torch.tensor([len(mine)])
         with _replica_errors():
-            dist.broadcast(size, 0, group=self._control)
+            dist.broadcast(size, source, group=self._control)
             if not int(size):
                 return b""
-            if self.leads:
-                buffer = torch.frombuffer(bytearray(data or b""), dtype=torch.uint8)
-            else:
-                buffer = torch.zeros(int(size), dtype=torch.uint8)
-            dist.broadcast(buffer, 0, group=self._control)
+            buffer = torch.frombuffer(mine or bytearray(int(size)), dtype=torch.uint8)
+            dist.broadcast(buffer, source, group=self._control)
         return bytes(buffer.numpy().tobytes())
 
     def all_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         with _replica_errors():
             dist.all_reduce(tensor)
         return tensor
-
-    def barrier(self) -> None:
-        self.agree(True)
 
     def end_epoch(self, epoch: int) -> None:
         # Each rank writes a word of its own: two writers of one word could undo each other.

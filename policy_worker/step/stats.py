@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterable, Mapping
 
 import torch
@@ -61,26 +60,6 @@ class Stats:
         }
 
 
-class StepTimes(Stats):
-    """Durations of a step's phases, in seconds: ``time_<phase>_s``."""
-
-    def __init__(self, since: float) -> None:
-        """``since``: start of the first phase, by time.monotonic()."""
-        super().__init__()
-        self._since = since
-
-    def lap(self, phase: str) -> float:
-        """Ends ``phase``, which began where the one before it ended. Returns the time now."""
-        now = time.monotonic()
-        self.set(f"time_{phase}_s", now - self._since)
-        self._since = now
-        return now
-
-    def add_phases(self, **seconds: float) -> None:
-        for phase, duration in seconds.items():
-            self.set(f"time_{phase}_s", duration)
-
-
 def measure(stats: Stats, scores: TokenScores, loss: Loss, columns: TokenColumns[Tensor]) -> None:
     """Adds a micro-batch's entropy, clip_fraction, ratio, logprob_gap, kl_behaviour and kl, over
     trained tokens.
@@ -92,35 +71,25 @@ def measure(stats: Stats, scores: TokenScores, loss: Loss, columns: TokenColumns
     """
     with torch.no_grad():
         trained = columns.trained
-        gap = (scores.logprobs - columns.behaviour).abs() * trained
         fresh = trained * (columns.staleness == 0)
-        drift = token_kl(columns.behaviour, scores.logprobs, "k3") * trained
-        masked_ratio = loss.ratio * trained
-        numbers: list[Tensor] = [
-            trained.sum(),
-            (scores.entropy * trained).sum(),
-            (loss.clipped * trained).sum(),
-            masked_ratio.sum(),
-            masked_ratio.max(),
-            gap.sum(),
-            gap.max(),
-            drift.sum(),
-            fresh.sum(),
-            (gap * fresh).sum(),
-            (gap * fresh).max(),
-        ]
+        gap = (scores.logprobs - columns.behaviour).abs()
+        measured = {
+            "entropy": (scores.entropy, trained),
+            "clip_fraction": (loss.clipped, trained),
+            "ratio": (loss.ratio, trained),
+            "logprob_gap": (gap, trained),
+            "logprob_gap_fresh": (gap, fresh),
+            "kl_behaviour": (token_kl(columns.behaviour, scores.logprobs, "k3"), trained),
+        }
         if loss.kl is not None:
-            numbers.append((loss.kl * trained).sum())
+            measured["kl"] = (loss.kl, trained)
+        rows = [
+            torch.stack([(values * mask).sum(), mask.sum(), (values * mask).max()])
+            for values, mask in measured.values()
+        ]
         # One transfer from the device for all of them.
-        values = torch.stack(numbers).tolist()
-    count, entropy, clipped, ratio_sum, ratio_max, gap_sum, gap_max = values[:7]
-    drift_sum, fresh_count, fresh_sum, fresh_max, *kl = values[7:]
-    stats.add("entropy", entropy, count)
-    stats.add("clip_fraction", clipped, count)
-    stats.add("ratio", ratio_sum, count, ratio_max)
-    stats.add("logprob_gap", gap_sum, count, gap_max)
-    stats.add("kl_behaviour", drift_sum, count)
-    if fresh_count:
-        stats.add("logprob_gap_fresh", fresh_sum, fresh_count, fresh_max)
-    if kl:
-        stats.add("kl", kl[0], count)
+        numbers = torch.stack(rows).tolist()
+    for name, (total, count, largest) in zip(measured, numbers, strict=True):
+        if count or name != "logprob_gap_fresh":
+            exact_maximum = name in ("ratio", "logprob_gap", "logprob_gap_fresh")
+            stats.add(name, total, count, largest if exact_maximum else None)
