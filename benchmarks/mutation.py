@@ -150,9 +150,9 @@ GUARDS = (
         (
             Patch(
                 "policy_worker/trainer.py",
-                "        self._together(reduce)\n        self._norm = ",
+                "        self._on_all_ranks(reduce)\n        self._norm = ",
                 "        try:\n"
-                "            self._together(reduce)\n"
+                "            self._on_all_ranks(reduce)\n"
                 "        finally:\n"
                 "            for part, parameter in zip(\n"
                 "                self.gradients.views(scratch), self.gradients.parameters\n"

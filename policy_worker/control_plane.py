@@ -1,7 +1,7 @@
-"""The control plane as the training thread sees it: blocking calls that end when they should.
+"""Blocking control plane of the training thread: every call has a condition that ends it early.
 
-The session and all calls live on an event loop in a background thread. The training thread waits
-here, and only here, for the controller; every wait has a condition that ends it early.
+The session and all calls run on an event loop in a background thread. The training thread waits for
+the controller here and nowhere else.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 from paceline.config.schema import Config
 from paceline.process.asyncio_thread import BackgroundLoop
 from paceline.process.structured_log import event
-from paceline.rpc.client import ControlPlane, RequestRefused
+from paceline.rpc.client import ControlPlane
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2, worker_pb2
 
@@ -35,7 +35,7 @@ class BlockingControlPlane:
         report: Callable[[], worker_pb2.Report],
         tensor_host: str,
     ) -> None:
-        """Raises AuthError where the token or a TLS file cannot be used."""
+        """Raises AuthError if the token or a TLS file cannot be used."""
         self._wake = threading.Event()
         self._plane = ControlPlane.from_config(config, addresses)
         self._background = BackgroundLoop()
@@ -48,12 +48,12 @@ class BlockingControlPlane:
             tensor_host=tensor_host,
             ranks=config.fleet.policy_ranks,
         )
-        self._session.on_directive(self._heard)
+        self._session.on_directive(self._received)
         self._session.on_rejoin(lambda _: self._wake.set())
         self._running: Future[None] | None = None
         self._stopped_at: float | None = None
 
-    def _heard(self, directive: worker_pb2.Directive) -> None:
+    def _received(self, directive: worker_pb2.Directive) -> None:
         if directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED and self._stopped_at is None:
             self._stopped_at = time.monotonic()
         self._wake.set()
@@ -63,8 +63,8 @@ class BlockingControlPlane:
         self._session.on_directive(callback)
 
     def register(self) -> worker_pb2.RegisterReply:
-        """Joins the fleet without any state. Raises RequestRefused where the controller will not
-        have this worker, for example because its config differs."""
+        """Joins the fleet without any state. Raises RequestRefused if the controller refuses this
+        worker, for example because its config differs."""
         reply = self._background.run(self._session.register())
         self._running = self._background.submit(self._session.run())
         self._running.add_done_callback(lambda _: self._wake.set())
@@ -76,12 +76,12 @@ class BlockingControlPlane:
 
     @property
     def directive(self) -> worker_pb2.Directive | None:
-        """Newest one of this incarnation; any thread."""
+        """Newest directive of this incarnation; any thread."""
         return self._session.directive
 
     @property
     def mesh(self) -> worker_pb2.PolicyMesh | None:
-        """The mesh this incarnation is to be in; None for none. Any thread."""
+        """The mesh that this incarnation belongs to; None for none. Any thread."""
         directive = self._session.directive
         if directive is None or not directive.HasField("mesh"):
             return None
@@ -90,7 +90,7 @@ class BlockingControlPlane:
 
     @property
     def stopped(self) -> bool:
-        """The controller has told this worker to leave."""
+        """The controller has sent STOPPED."""
         return self._stopped_at is not None
 
     @property
@@ -99,9 +99,9 @@ class BlockingControlPlane:
         return 0.0 if self._stopped_at is None else time.monotonic() - self._stopped_at
 
     def wait(self, done: Callable[[], bool]) -> None:
-        """Blocks until ``done()``; it is asked whenever a directive or an answer came, and each second.
+        """Blocks until ``done()``, which is evaluated after every directive and reply, and each second.
 
-        Raises what ended the session, if something did.
+        Raises the error that ended the session, if one did.
         """
         while True:
             self._wake.clear()
@@ -112,7 +112,7 @@ class BlockingControlPlane:
             self._wake.wait(1.0)
 
     def call(self, method: str, request: Any, over: Callable[[], bool]) -> Any | None:
-        """The reply; None where ``over()`` turned true first. Waits out controller failures.
+        """The reply; None if ``over()`` turned true first. Waits out controller failures.
 
         Raises RequestRefused.
         """
@@ -121,7 +121,7 @@ class BlockingControlPlane:
     def fetch(
         self, keys: Sequence[tuple[str, int]], over: Callable[[], bool]
     ) -> list[rollout_pb2.Group] | None:
-        """Groups in the order of ``keys``; None where ``over()`` turned true first."""
+        """Groups in the order of ``keys``; None if ``over()`` turned true first."""
         if not keys:
             return []
         request = policy_pb2.FetchRequest(
@@ -155,8 +155,15 @@ class BlockingControlPlane:
 
         return self._background.submit(send())
 
+    def report_failure(self, epoch: int, detail: str, *, is_link: bool = False) -> None:
+        """Reports a failed epoch of the policy mesh or of a weights link, from any thread."""
+        error = worker_pb2.PeerError(
+            caller=self.caller, epoch=epoch, is_link=is_link, detail=detail
+        )
+        self.post("WorkerService.ReportPeerError", error)
+
     def poke(self) -> None:
-        """Report now."""
+        """Has the session send a report now."""
         self._session.poke()
 
     def close(self) -> None:
@@ -174,6 +181,3 @@ class BlockingControlPlane:
             if not future.done():
                 future.cancel()
         return None if future.cancelled() else future.result()
-
-
-__all__ = ["BlockingControlPlane", "RequestRefused"]

@@ -1,23 +1,25 @@
-"""A policy replica: what the controller says should be true, made true; and the step, over and over.
+"""Policy worker: follows the controller's directives and trains one step after the other.
 
     directive ─┬─ no mesh ────────► leave it; draining: finish and exit
-               ├─ another epoch ──► form ─► restore | seed | receive ─┐
-               │                                                      ▼
-               │   ┌──────────────────────────────────────────── formed ◄───────────┐
-               │   ▼                                                                │
-               │  NextPlan ─► fetch ─► add ─► reduce ─► Vote ─┬─ COMMITTED ─► commit│─► publish,
-               │   (waits for   (my       (scratch   (waits   │                     │   checkpoint
-               │    groups)    groups)      copy)    for all) └─ RETRY: keep the local gradients,
+               ├─ another epoch ──► form ─► restore | receive_state | send_state ─┐
+               │                                                                  ▼
+               │   ┌─────────────────────────────────────────────────────────── formed ◄──┐
+               │   ▼                                                                      │
+               │  NextPlan ─► fetch ─► add ─► reduce ─► Vote ─┬─ COMMITTED ─► commit ─────┤─► publish,
+               │   (waits for   (its      (scratch   (waits   │                           │   checkpoint
+               │    groups)    groups)     copy)    for all)  └─ RETRY: keep the local gradients,
                │                                                 wait for the next epoch
                └─ STOPPED ────────► finish checkpoints, exit 0
 
-What ends each wait: NextPlan and fetch, a directive with another epoch; form, reduce, seed and
-receive, the same, within 20 ms; Vote, only its outcome, a new incarnation or (3 s later) STOPPED:
-whether a step was committed is never guessed. A failed collective is reported, and again as long as the
-controller names no other epoch; this replica waits for the next one like everybody else.
+- NextPlan and fetch end early when a directive names another epoch; form, reduce and both ends of a
+  state transfer do so within 20 ms.
+- Vote ends only with its outcome, with a new incarnation, or 3 s after STOPPED: whether a step was
+  committed is never guessed.
+- A failed collective is reported, and reported again until the controller names another epoch. This
+  replica waits for that epoch like every other member.
 
-Threads: training here; session and calls in control.py's; what outlets.py hands over goes on in
-publisher.py's and checkpoint.py's.
+Threads: training runs here; the session and all calls on control_plane's event loop; what
+publish_and_checkpoint takes over, on the threads of the weight publisher and the checkpoint writer.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from pathlib import Path
 import torch
 
 from paceline.config.schema import Config
+from paceline.ids import MeshEpoch, Step, Version
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError
 from paceline.process import structured_log as logs
 from paceline.process.structured_log import event
@@ -42,7 +45,7 @@ from paceline.v1 import policy_pb2, worker_pb2
 from policy_worker.control_plane import BlockingControlPlane
 from policy_worker.model import pick_device
 from policy_worker.publish_and_checkpoint import PublishAndCheckpoint
-from policy_worker.ranks.rank_group import RankGroup, lead
+from policy_worker.ranks.rank_group import start_ranks
 from policy_worker.refusal_limit import RefusalLimit
 from policy_worker.step.gradients import StepSpec
 from policy_worker.step.stats import Stats
@@ -52,12 +55,12 @@ from policy_worker.worker_report import WorkerReport
 log = logging.getLogger(__name__)
 
 PLAN_WAIT_S = 10.0
-"""How long the controller may hold a NextPlan or Vote request. Being asked again costs little."""
-SAID_AGAIN_S = 5.0
-"""After this the controller is told once more that an epoch has failed where it names no other one: in
-a long outage it may not have heard of it, and Redis may have lost in a failover that it did."""
-LAST_ANSWER_S = 3.0
-"""How long after STOPPED an answer to a vote is waited for: nobody may be left to give it."""
+"""How long the controller may hold a NextPlan or Vote request. Asking again costs little."""
+REPORT_AGAIN_S = 5.0
+"""A failed epoch is reported again after this time if the controller names no other one: a long outage
+may have swallowed the report, and a failover of Redis may have lost it."""
+LAST_REPLY_S = 3.0
+"""How long after STOPPED the reply to a vote is waited for: no controller may be left to send it."""
 
 
 def run(
@@ -97,11 +100,12 @@ class PolicyWorker:
         self.worker_id = worker_id
         self.run_dir = run_dir
         self.host = tensor_host or own_address(controllers[0])
-        self.standing = WorkerReport()
+        self.worker_report = WorkerReport()
         self.admitted = False
         """The controller took this worker's config and token."""
         self.outlets: PublishAndCheckpoint | None = None
-        self.over = 0  # newest epoch that this replica knows to be over
+        self.ended_epoch = 0
+        """Newest epoch that ended for this replica before the controller named another one."""
         self.newest_epoch = 0
         self.followed: worker_pb2.Directive | None = None
         self.idle_since = time.monotonic()
@@ -114,13 +118,14 @@ class PolicyWorker:
 
     def load_trainer(self) -> Trainer:
         device = pick_device(self.config.model.device)
-        replica: RankGroup = lead(
+        settings = {"config": self.config.model_dump(mode="json"), "worker_id": self.worker_id}
+        replica = start_ranks(
             self.config.fleet.policy_ranks,
-            config_json=_follower_settings(self.config, self.worker_id),
+            config_json=json.dumps(settings),
             threads=self.config.fleet.policy_threads,
             device_type=device.type,
         )
-        return Trainer(self.config, device, replica=replica, on_progress=self.step_on)
+        return Trainer(self.config, device, replica=replica, on_progress=self.progressed)
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -134,7 +139,7 @@ class PolicyWorker:
         self.control.on_directive(self.end_epochs)
         if (directive := self.control.directive) is not None:  # came before the line above
             self.end_epochs(directive)
-        self.standing.lifecycle = worker_pb2.LIFECYCLE_RUNNING
+        self.worker_report.lifecycle = worker_pb2.LIFECYCLE_RUNNING
         try:
             while (directive := self.next_directive()) is not None:
                 self.follow(directive)
@@ -149,15 +154,15 @@ class PolicyWorker:
         if directive is None:  # rejoining at this very moment
             return self.next_directive()
         draining = directive.lifecycle == worker_pb2.LIFECYCLE_DRAINING
-        if draining and self.standing.lifecycle == worker_pb2.LIFECYCLE_RUNNING:
-            self.standing.lifecycle = worker_pb2.LIFECYCLE_DRAINING
+        if draining and self.worker_report.lifecycle == worker_pb2.LIFECYCLE_RUNNING:
+            self.worker_report.lifecycle = worker_pb2.LIFECYCLE_DRAINING
             self.control.poke()
         if self.control.stopped or (draining and self.control.mesh is None):
             return None
         return directive
 
     def follow(self, directive: worker_pb2.Directive) -> None:
-        """One move towards what ``directive`` says; returns when there may be another to make."""
+        """One move towards the state that ``directive`` describes."""
         self.followed = directive
         self.out.serve()
         mesh = self.control.mesh
@@ -165,11 +170,11 @@ class PolicyWorker:
             if mesh is None:
                 self.leave()
                 self.sleep(directive, "no mesh")
-            elif mesh.epoch == self.over:
+            elif mesh.epoch == self.ended_epoch:
                 self.leave()
-                if not self.sleep(directive, "epoch over", SAID_AGAIN_S):
-                    self.tell_failure(mesh.epoch, "still over")
-            elif mesh.epoch != self.standing.mesh_epoch:
+                if not self.sleep(directive, "epoch over", REPORT_AGAIN_S):
+                    self.control.report_failure(mesh.epoch, "still over")
+            elif mesh.epoch != self.worker_report.mesh_epoch:
                 self.join(mesh)
             else:
                 self.take_step(mesh)
@@ -178,8 +183,8 @@ class PolicyWorker:
         except MeshError as error:
             self.collective_failed(mesh, error)
         except RequestRefused as error:
-            # Usually of an incarnation that is over, and then so is this report. Otherwise the
-            # others must not wait in an epoch that this replica cannot go on in.
+            # Usually the refusal concerns an incarnation that is over, and the report does, too.
+            # Otherwise the others must not wait in an epoch that this replica cannot go on in.
             self.refusals.add(self.control.caller.incarnation, error)
             self.collective_failed(mesh, MeshError(f"refused by the controller: {error}"))
 
@@ -190,32 +195,36 @@ class PolicyWorker:
         self.leave()
         rank = [m.incarnation for m in mesh.members].index(self.control.caller.incarnation)
         begun = time.monotonic()
-        self.standing.work(f"epoch {mesh.epoch}: forming")
+        self.worker_report.work(f"epoch {mesh.epoch}: forming")
         trainer = self.trainer
         trainer.form(
             EpochMesh(
-                mesh.epoch, rank, len(mesh.members), self.rendezvous_url, self.run_id, self.host
+                MeshEpoch(mesh.epoch),
+                rank,
+                len(mesh.members),
+                self.rendezvous_url,
+                self.run_id,
+                self.host,
             ),
             cancelled=lambda: self.epoch_is_over(mesh.epoch),
         )
+        version = Version(mesh.state_version)
         needy = [i for i, member in enumerate(mesh.members) if member.needs_state]
         if mesh.restore:
-            if trainer.state.version != mesh.state_version:
-                self.standing.work(f"epoch {mesh.epoch}: restoring")
-                trainer.restore(mesh.checkpoint_path, mesh.step, mesh.state_version)
+            if trainer.state.version != version:
+                self.worker_report.work(f"epoch {mesh.epoch}: restoring")
+                trainer.restore(mesh.checkpoint_path, Step(mesh.step), version)
         elif rank in needy:
-            self.standing.work(f"epoch {mesh.epoch}: receiving the state")
-            trainer.receive(mesh.source_rank)
-            self.out.forget_after(mesh.state_version)
+            self.worker_report.work(f"epoch {mesh.epoch}: receiving the state")
+            trainer.receive_state(mesh.source_rank)
+            self.out.forget_after(version)
         elif needy and rank == mesh.source_rank:
-            self.standing.work(f"epoch {mesh.epoch}: seeding {len(needy)}")
-            trainer.seed(needy)
-        if trainer.state.version != mesh.state_version:
-            # The controller learns of it from the report and forms an epoch that seeds this one.
-            raise MeshError(
-                f"holds version {trainer.state.version}, the epoch needs {mesh.state_version}"
-            )
-        self.standing.mesh_epoch = mesh.epoch
+            self.worker_report.work(f"epoch {mesh.epoch}: sending the state to {len(needy)}")
+            trainer.send_state(needy)
+        if trainer.state.version != version:
+            # The controller sees it in the report, and forms an epoch that transfers the state here.
+            raise MeshError(f"holds version {trainer.state.version}, the epoch needs {version}")
+        self.worker_report.mesh_epoch = mesh.epoch
         self.control.poke()
         event(
             log,
@@ -229,29 +238,23 @@ class PolicyWorker:
         )
 
     def leave(self) -> None:
-        """Out of the mesh, local gradients kept."""
+        """Leaves the mesh and keeps the local gradients."""
         self.trainer.abandon()
-        if self.standing.mesh_epoch:
-            self.standing.mesh_epoch = 0
+        if self.worker_report.mesh_epoch:
+            self.worker_report.mesh_epoch = 0
             self.control.poke()
 
     def collective_failed(self, mesh: worker_pb2.PolicyMesh | None, error: MeshError) -> None:
-        """Says so, then waits for the controller's next epoch like every other member."""
-        epoch = mesh.epoch if mesh is not None else self.standing.mesh_epoch
+        """Reports the failure and leaves the mesh; the controller's next epoch comes by directive."""
+        epoch = mesh.epoch if mesh is not None else self.worker_report.mesh_epoch
         event(log, "collective failed", logging.WARNING, epoch=epoch, error=error)
-        self.over = epoch
+        self.ended_epoch = epoch
         self.leave()
-        self.tell_failure(epoch, str(error))
-
-    def tell_failure(self, epoch: int, detail: str) -> None:
-        self.control.post(
-            "WorkerService.ReportPeerError",
-            worker_pb2.PeerError(caller=self.control.caller, epoch=epoch, detail=detail),
-        )
+        self.control.report_failure(epoch, str(error))
 
     def end_epochs(self, directive: worker_pb2.Directive) -> None:
-        """On the session's thread: the training thread may have had its share of a collective and
-        wait for another rank of this replica, which waits for a peer that is gone."""
+        """Ends the epochs that a new directive ends; on the session's thread, because the training
+        thread may wait for another rank of this replica, and that rank for a peer that is gone."""
         self.newest_epoch = max(self.newest_epoch, directive.mesh.epoch)
         current = self.control.mesh
         self.trainer.replica.end_epoch(self.newest_epoch - (current is not None))
@@ -267,34 +270,33 @@ class PolicyWorker:
         plan = self.next_plan(mesh.epoch)
         if plan is None:
             return
-        facts = StepSpec.of(plan)
         shard = [(ref.task_id, ref.attempt) for ref in plan.shard]
-        missing = self.trainer.begin(facts, shard)
+        missing = self.trainer.begin(StepSpec.of(plan), shard)
         groups = self.control.fetch(missing, lambda: self.epoch_is_over(mesh.epoch))
         if groups is None:
             return
         times = Stats()
         fetched = time.monotonic()
         times.set("time_wait_s", fetched - self.idle_since)
-        self.standing.work(f"step {plan.step}: computing {len(groups)} groups")
+        self.worker_report.work(f"step {plan.step}: computing {len(groups)} groups")
         self.trainer.add(groups)
         computed = time.monotonic()
         times.set("time_compute_s", computed - fetched)
-        self.standing.work(f"step {plan.step}: reducing")
+        self.worker_report.work(f"step {plan.step}: reducing")
         stats = self.trainer.reduce()
-        times.set("time_reduce_s", time.monotonic() - computed)
+        reduced = time.monotonic()
+        times.set("time_reduce_s", reduced - computed)
         times.set("time_commit_s", self.last_commit_s)
         times.set("time_publish_s", self.out.last_publish_s)
         stats.merge([times.entries])
-        begun = time.monotonic()
         version = self.vote(plan, stats)
         if version is None:
-            self.over = mesh.epoch
+            self.ended_epoch = mesh.epoch
             self.leave()
             return
-        self.standing.work(f"step {plan.step}: committing")
+        self.worker_report.work(f"step {plan.step}: committing")
         self.trainer.commit(version)
-        self.last_commit_s = time.monotonic() - begun
+        self.last_commit_s = time.monotonic() - reduced
         self.refusals.clear()
         self.control.poke()
         event(
@@ -312,8 +314,8 @@ class PolicyWorker:
         self.idle_since = time.monotonic()
 
     def next_plan(self, epoch: int) -> policy_pb2.StepPlan | None:
-        """The open step's plan; None where there is none yet, or none to come in this epoch."""
-        self.standing.rest(f"step {self.trainer.state.step + 1}: waiting for groups")
+        """The open step's plan; None if there is none yet, or if none will come in this epoch."""
+        self.worker_report.rest(f"step {self.trainer.state.step + 1}: waiting for groups")
         reply = self.control.call(
             "PolicyService.NextPlan",
             policy_pb2.PlanRequest(
@@ -322,32 +324,32 @@ class PolicyWorker:
                 state_version=self.trainer.state.version,
                 wait_s=PLAN_WAIT_S,
             ),
-            # A publisher or a checkpoint is asked for by directive, too: come back and look.
-            lambda: self.epoch_is_over(epoch) or self.out.wanted() or self.control.stopped,
+            # A directive may also ask for a publication or a checkpoint.
+            lambda: self.epoch_is_over(epoch) or self.out.work_due() or self.control.stopped,
         )
         if reply is None or reply.state == policy_pb2.PLAN_STATE_WAIT:
             return None
         if reply.state == policy_pb2.PLAN_STATE_FINISHED:
-            # Until one newer than this turn began with: the present one may be STOPPED already,
-            # and then none comes after it.
-            self.standing.rest("finished")
+            # Waits for a directive newer than the one this move began with: the present one may be
+            # STOPPED already, and then none follows it.
+            self.worker_report.rest("finished")
             self.control.wait(
                 lambda: self.control.directive is not self.followed or self.checkpoint_due()
             )
             return None
         if reply.state != policy_pb2.PLAN_STATE_OPEN:
-            self.over = epoch
+            self.ended_epoch = epoch
             return None
         plan: policy_pb2.StepPlan = reply.plan
         return plan
 
     def checkpoint_due(self) -> bool:
-        """The last one, too, may have to be written again."""
+        """The last checkpoint, too, may have to be written again."""
         return self.outlets is not None and self.outlets.checkpoint_due()
 
-    def vote(self, plan: policy_pb2.StepPlan, stats: Stats) -> int | None:
-        """The committed version; None where the step is to be done again."""
-        self.standing.rest(f"step {plan.step}: voting")
+    def vote(self, plan: policy_pb2.StepPlan, stats: Stats) -> Version | None:
+        """The committed version; None if the step is to be done again."""
+        self.worker_report.rest(f"step {plan.step}: voting")
         caller = self.control.caller
         request = policy_pb2.VoteRequest(
             caller=caller,
@@ -364,37 +366,37 @@ class PolicyWorker:
                 request,
                 lambda: (
                     self.control.caller.incarnation != caller.incarnation
-                    # STOPPED may overtake the answer that says the last step is committed.
-                    or self.control.stopped_for_s > LAST_ANSWER_S
+                    # STOPPED may overtake the reply that the last step is committed.
+                    or self.control.stopped_for_s > LAST_REPLY_S
                 ),
             )
             if reply is None or reply.outcome == policy_pb2.OUTCOME_RETRY:
                 return None
             if reply.outcome == policy_pb2.OUTCOME_COMMITTED:
-                return int(reply.version)
+                return Version(reply.version)
             if self.control.stopped:
                 return None
 
-    # -- what others see of this process ----------------------------------------------------------
+    # -- the worker's report ----------------------------------------------------------------------
 
     def report(self) -> worker_pb2.Report:
         """On the session's thread; there is no session before there is a trainer."""
         links = self.outlets.link_epochs if self.outlets is not None else []
-        return self.standing.report(self.trainer.state.version, links)
+        return self.worker_report.report(self.trainer.state.version, links)
 
-    def step_on(self) -> None:
-        """The training thread got somewhere."""
-        self.standing.progress += 1
+    def progressed(self) -> None:
+        """The training thread has completed a part of its work."""
+        self.worker_report.progress += 1
         if self.outlets is not None and self.trainer.replica.size == 1:
             # A receiver that joins in the middle of a long step need not wait for its end: weights
-            # do not change before the commit. With more ranks publishing is collective.
+            # do not change before the commit. With several ranks publishing is collective.
             self.outlets.publish()
 
     def sleep(
         self, directive: worker_pb2.Directive, activity: str, limit_s: float = math.inf
     ) -> bool:
-        """Until there is a newer directive than ``directive``; False where there is none in time."""
-        self.standing.rest(activity)
+        """Waits for a directive newer than ``directive``; False if none came in time."""
+        self.worker_report.rest(activity)
         end = time.monotonic() + limit_s
         self.control.wait(
             lambda: self.control.directive is not directive or time.monotonic() >= end
@@ -410,11 +412,11 @@ class PolicyWorker:
     # -- the end --------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Completes what is under way: checkpoints are on disk and recorded before the last report."""
-        self.standing.work("finishing")
+        """Ends the worker's part; its checkpoints are on disk and recorded before the last report."""
+        self.worker_report.work("finishing")
         self.trainer.close()
         self.out.finish()
-        self.standing.lifecycle = worker_pb2.LIFECYCLE_STOPPED
+        self.worker_report.lifecycle = worker_pb2.LIFECYCLE_STOPPED
         event(log, "finished", step=self.trainer.state.step, version=self.trainer.state.version)
 
     def close(self) -> None:
@@ -422,7 +424,3 @@ class PolicyWorker:
             self.outlets.close()
         self.trainer.abandon()
         self.control.close()
-
-
-def _follower_settings(config: Config, worker_id: str) -> str:
-    return json.dumps({"config": config.model_dump(mode="json"), "worker_id": worker_id})

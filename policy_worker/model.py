@@ -1,4 +1,4 @@
-"""Loads causal language models for training, and says in one line why one cannot be loaded."""
+"""Loading of causal language models for training, with one-line errors for people."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ class ModelError(BadInput):
     """A model that cannot be read or trained. The message names the field and the remedy."""
 
 
-def pick_device(wanted: str) -> torch.device:
-    """``auto``: the current CUDA device where torch finds one, else the CPU."""
-    if wanted == "cuda" and not torch.cuda.is_available():
+def pick_device(desired: str) -> torch.device:
+    """The device of ``model.device``. ``auto``: the current CUDA device if torch finds one, else the CPU."""
+    if desired == "cuda" and not torch.cuda.is_available():
         raise ModelError(
             "model.device = 'cuda', but torch finds no CUDA device; use 'auto' or 'cpu'"
         )
-    if wanted == "cpu" or not torch.cuda.is_available():
+    if desired == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
 
@@ -40,7 +40,7 @@ def load_model(
 ) -> nn.Module:
     """The model at ``path`` (directory or hub name) with float32 weights, ready for packed rows.
 
-    Raises ModelError, which names ``field``, where it cannot be read.
+    Raises ModelError, which names ``field``, if it cannot be read.
     """
     attention.register()
     transformers_logging.disable_progress_bar()
@@ -51,7 +51,7 @@ def load_model(
             attn_implementation=attention.NAME,
             trust_remote_code=config.trust_remote_code,
         )
-    except Exception as error:  # any reason a stranger's files cannot be read, as one line
+    except Exception as error:  # whatever makes a user's files unreadable
         raise ModelError(_unreadable(path, field, error)) from error
     try:
         make_scorer(model)
@@ -60,8 +60,8 @@ def load_model(
     model.config.use_cache = False
     model.to(device)
     if trainable:
-        # No dropout even where the config has some: the log-probs that the ratio compares must be
-        # those of the policy that sampled.
+        # No dropout even if the config has some: the log-probs that the ratio compares must be those
+        # of the policy that sampled.
         switch_off_dropout(model)
         model.train()
         if config.gradient_checkpointing:
@@ -73,7 +73,7 @@ def load_model(
 
 
 def load_reference(config: Config, device: torch.device) -> nn.Module | None:
-    """The frozen model of the KL term; None where kl_coef is 0."""
+    """The frozen model of the KL term; None if kl_coef is 0."""
     if config.train.kl_coef == 0:
         return None
     path = config.train.reference_path

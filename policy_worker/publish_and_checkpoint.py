@@ -1,12 +1,12 @@
-"""What leaves a policy worker after a commit: weights to engines, checkpoints to disk.
+"""Output of a policy worker after a commit: weights to engines, checkpoints to disk.
 
     commit ──► publish ──► publisher's threads ──► receivers      (replicas with links)
           └──► checkpoint ──► writer's thread ──► RecordCheckpoint ──► obsolete ones deleted
                                                                   (rank 0 of the mesh)
 
-Both copy the state on the training thread and go on in the background; each version leaves once. A
-checkpoint that is due and that nobody is writing (its writer died, its write failed) is made up at
-the next opportunity, not at the next regular step.
+Both copy the state on the training thread and continue in the background; each version leaves once. If
+a checkpoint is due and nobody is writing it (its writer died, its write failed), it is written at the
+next opportunity, not at the next regular step.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 
+from paceline.ids import Step, Version
 from paceline.v1 import policy_pb2, worker_pb2
 from policy_worker.checkpoint.checkpoint import CheckpointInfo
 from policy_worker.control_plane import BlockingControlPlane
+from policy_worker.state import NO_VERSION
 from policy_worker.trainer import Trainer
 from policy_worker.weight_publisher import WeightPublisher
 
@@ -43,14 +45,14 @@ class PublishAndCheckpoint:
             on_link_error=self._link_broke,
             host=host,
         )
-        self._published = -1
-        self._saved = -1
+        self._published = NO_VERSION
+        self._saved = NO_VERSION
         """Version of the newest checkpoint that is being written or is recorded."""
-        self._saved_step = 0
+        self._saved_step = Step(0)
         self._save_again_at = 0.0
         self._records: list[Future[None]] = []
         self.last_publish_s = 0.0
-        """What the newest publication took of the training thread's time."""
+        """Time that the newest publication took on the training thread."""
         control.on_directive(self._follow_links)
 
     @property
@@ -58,29 +60,37 @@ class PublishAndCheckpoint:
         """Formed and healthy links; any thread."""
         return self._publisher.formed_epochs()
 
-    def wanted(self) -> bool:
+    def work_due(self) -> bool:
         """A directive asks for something that the training thread does between steps."""
         directive = self._control.directive
         if directive is None:
             return True
-        state = self._trainer.state
-        return (
-            bool(self._own_links(directive)) and self._published != state.version
-        ) or self._checkpoint_wanted(directive)
+        unpublished = self._published != self._trainer.state.version
+        return (bool(self._own_links(directive)) and unpublished) or self.checkpoint_due()
 
     def checkpoint_due(self) -> bool:
         """This replica is to write a checkpoint of its present state now."""
-        directive = self._control.directive
-        return directive is not None and self._checkpoint_wanted(directive)
+        directive, state = self._control.directive, self._trainer.state
+        if directive is None:
+            return False
+        # Version and step rise together until a rollback: a checkpoint before one does not count.
+        same_line = self._saved - self._saved_step == state.version - state.step
+        saved_step = self._saved_step if same_line else 0
+        return (
+            saved_step < directive.checkpoint_step <= state.step
+            and self._saved != state.version
+            and self._trainer.rank == 0
+            and time.monotonic() >= self._save_again_at
+        )
 
     def serve(self) -> None:
-        """Does what ``wanted`` is about."""
+        """Does the work that is due."""
         self.publish()
         if self.checkpoint_due():
             self.save_checkpoint()
 
     def publish(self) -> None:
-        """Hands the newest weights to the publisher, where receivers are linked to this replica."""
+        """Hands the newest weights to the publisher, if receivers are linked to this replica."""
         directive, version = self._control.directive, self._trainer.state.version
         if directive is None or version < 0 or self._published == version:
             return
@@ -89,14 +99,14 @@ class PublishAndCheckpoint:
         self.last_publish_s = self._publisher.publish(version, self._trainer.whole_weights())
         self._published = version
 
-    def forget_after(self, version: int) -> None:
-        """What this replica gave out beyond ``version`` was never committed: it had a state that was
-        replaced, and the numbers will be given to others."""
+    def forget_after(self, version: Version) -> None:
+        """Versions of this replica beyond ``version`` were never committed: its state was replaced, and
+        those numbers will name other states."""
         if self._published > version:
             self._publisher.forget()
-            self._published = -1
+            self._published = NO_VERSION
         if self._saved > version:
-            self._saved, self._saved_step = -1, 0
+            self._saved, self._saved_step = NO_VERSION, Step(0)
 
     def save_checkpoint(self) -> None:
         """Rank 0 of the mesh writes the present state, once, in the background."""
@@ -125,29 +135,11 @@ class PublishAndCheckpoint:
         own = self._control.caller.incarnation
         return [link for link in directive.links if link.publisher.incarnation == own]
 
-    def _checkpoint_wanted(self, directive: worker_pb2.Directive) -> bool:
-        state = self._trainer.state
-        wanted = directive.checkpoint_step
-        # Version and step rise together until a rollback: what was saved before one does not count.
-        same_line = self._saved - self._saved_step == state.version - state.step
-        saved_step = self._saved_step if same_line else 0
-        return (
-            saved_step < wanted <= state.step
-            and self._saved != state.version
-            and self._trainer.rank == 0
-            and time.monotonic() >= self._save_again_at
-        )
-
     def _link_broke(self, epoch: int, detail: str) -> None:
         # On the publisher's thread.
-        self._control.post(
-            "WorkerService.ReportPeerError",
-            worker_pb2.PeerError(
-                caller=self._control.caller, epoch=epoch, is_link=True, detail=detail
-            ),
-        )
+        self._control.report_failure(epoch, detail, is_link=True)
 
-    def _checkpoint_written(self, version: int, future: Future[CheckpointInfo]) -> None:
+    def _checkpoint_written(self, version: Version, future: Future[CheckpointInfo]) -> None:
         # On the writer's thread.
         if future.exception() is not None:
             self._not_saved(version)  # logged by the writer; the one before stays the newest
@@ -172,8 +164,8 @@ class PublishAndCheckpoint:
         record.add_done_callback(lambda _: None if recorded else self._not_saved(version))
         self._records.append(record)
 
-    def _not_saved(self, version: int) -> None:
-        """What was to be ``version``'s checkpoint is none. Any thread."""
+    def _not_saved(self, version: Version) -> None:
+        """There is no checkpoint of ``version`` after all. Any thread."""
         if self._saved == version:
             self._save_again_at = time.monotonic() + RETRY_S
-            self._saved, self._saved_step = -1, 0
+            self._saved, self._saved_step = NO_VERSION, Step(0)

@@ -1,8 +1,8 @@
-"""When a replica that the controller keeps refusing gives up, instead of joining for ever anew.
+"""Refusal limit: ends a replica after three equal refusals in a row.
 
-A single refusal is often of an incarnation that is over: the process registers as another one and
-goes on. The same refusal again and again of one incarnation, with no step in between, will not end
-by itself, and every try costs the other replicas a mesh epoch.
+A single refusal often concerns an incarnation that is over: the process registers as another one and
+continues. A refusal that one incarnation meets again and again, with no step in between, will not end
+by itself, and every attempt costs the other replicas a mesh epoch.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LIMIT = 3
 
 
 class RefusedForGood(UserError):
-    """The controller will not have this replica's calls."""
+    """The controller keeps refusing this replica's calls."""
 
 
 class RefusalLimit:

@@ -1,4 +1,4 @@
-"""Random states of a process as JSON: torch (CPU and the current CUDA device), numpy and Python."""
+"""Random number states of a process as JSON: torch (CPU and the current CUDA device), numpy and Python."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def file_name(rank: int) -> str:
-    """Where a checkpoint keeps the random states of ``rank``."""
+    """The file of a checkpoint that holds the random states of ``rank``."""
     return f"random-{rank:05d}.json"
 
 

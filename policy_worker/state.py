@@ -1,4 +1,4 @@
-"""What a policy replica holds between steps: parameters, optimizer state, step and version.
+"""Training state of a policy replica between steps: parameters, optimizer state, step and version.
 
 Everything else a step needs is a pure function of these and of the config: the learning rate is
 computed from ``step``, and nothing in the loss draws random numbers.
@@ -13,19 +13,20 @@ import torch
 from torch import Tensor, nn
 
 from paceline.config.schema import Config
+from paceline.ids import Step, Version
+
+NO_VERSION = Version(-1)
+"""The version of a state that no other process would recognise."""
 
 
 @dataclass
 class TrainState:
-    """The state after ``step`` committed steps, which the controller calls ``version``.
-
-    ``version`` is -1 while the process holds no state that others would recognise.
-    """
+    """The state after ``step`` committed steps, which the controller calls ``version``."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    step: int
-    version: int
+    step: Step
+    version: Version
     config: Config
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:

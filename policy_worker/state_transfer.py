@@ -1,8 +1,8 @@
-"""The whole state of a replica, from a healthy member of the mesh to one that joins.
+"""State transfer: the whole state of a replica, from a healthy member of the mesh to one that joins.
 
-Parameters, saved buffers and optimizer moments, tensor by tensor in an order that only the model
-decides, so that both ends agree without a manifest; sizes are fixed by the model both have loaded.
-With sharded replicas rank i sends to rank i, which slices the same way.
+Parameters, saved buffers and optimizer moments go tensor by tensor. Their order and sizes follow from
+the model alone, which both ends have loaded, so no manifest is needed. In sharded replicas rank i
+sends to rank i, which slices the same way.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from paceline.ids import Step, Version
 from paceline.mesh.elastic_mesh import ProcessMesh
 from policy_worker.ranks.sharding import local_weights
-from policy_worker.state import TrainState, local_tensor
+from policy_worker.state import NO_VERSION, TrainState, local_tensor
 
 BUCKET = 1 << 23
 """Elements handed to the mesh at once: 32 MiB of float32."""
@@ -32,7 +33,7 @@ def state_tensors(state: TrainState) -> Iterator[Tensor]:
 def send_state(
     mesh: ProcessMesh, state: TrainState, peers: list[int], progress: Callable[[], None]
 ) -> None:
-    """To each of ``peers`` in turn. Raises EpochCancelled or MeshError."""
+    """Sends ``state`` to each of ``peers`` in turn. Raises EpochCancelled or MeshError."""
     header = torch.tensor([state.step, state.version], dtype=torch.int64)
     for peer in peers:
         mesh.send(header, peer)
@@ -42,14 +43,15 @@ def send_state(
                 progress()
 
 
-@torch.no_grad()
 def receive_state(
     mesh: ProcessMesh, state: TrainState, source: int, progress: Callable[[], None]
 ) -> None:
-    """Into ``state``, bit for bit, with step and version. Raises EpochCancelled or MeshError: the
-    state is a mixture then, and its version -1."""
+    """Fills ``state`` bit for bit, with step and version.
+
+    Raises EpochCancelled or MeshError: the state is a mixture then, and its version NO_VERSION.
+    """
     header = torch.zeros(2, dtype=torch.int64)
-    state.version = -1
+    state.version = NO_VERSION
     mesh.recv(header, source)
     for tensor in state_tensors(state):
         # Into a buffer of its own: a parameter may be a view that is not contiguous.
@@ -57,9 +59,11 @@ def receive_state(
         for bucket in _buckets(whole):
             mesh.recv(bucket, source)
             progress()
-        tensor.copy_(whole)
-    state.step, state.version = (int(x) for x in header.tolist())
+        with torch.no_grad():
+            tensor.copy_(whole)
+    step, version = header.tolist()
+    state.step, state.version = Step(step), Version(version)
 
 
 def _buckets(tensor: Tensor) -> tuple[Tensor, ...]:
-    return tensor.view(-1).split(BUCKET) if tensor.numel() else ()
+    return tuple(tensor.view(-1).split(BUCKET)) if tensor.numel() else ()

@@ -1,23 +1,24 @@
-"""The verbs of a policy replica. Rank 0 decides when; every rank of the replica does.
+"""Operations of a policy replica: rank 0 calls them, and every rank of the replica executes them.
 
-    form ──► restore | seed | receive ──► begin ─► add ─► reduce ─► commit ──► save, gathered
-      ▲                                     ▲        │       │
-      └────────── abandon ◄─────────────────┴────────┴───────┘   (local gradients stay)
+    form ──► restore | send_state | receive_state ──► begin ─► add ─► reduce ─► commit ──► save
+      ▲                                                 ▲        │       │
+      └─────────────────── abandon ◄────────────────────┴────────┴───────┘  (local gradients stay)
 
-- Nothing here talks to the controller. Each verb hands itself to the followers first, so that all
-  ranks run the same sequence.
-- A verb on the mesh that fails on one rank fails on all, and leaves the mesh abandoned.
-- Only restore, receive and commit change the state. commit computes from the reduced buffer, which
-  is the same on all replicas bit for bit, and from nothing else.
+- Nothing here talks to the controller. Each operation first announces itself to the other ranks, which
+  call the same method: so all ranks execute the same sequence.
+- An operation on the mesh that fails on one rank fails on all, and leaves the mesh abandoned.
+- Only restore, receive_state and commit change the state. commit computes from the reduced buffer,
+  which is the same on all replicas bit for bit, and from nothing else.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,13 @@ import torch
 from torch import Tensor
 
 from paceline.config.schema import Config
+from paceline.ids import MeshEpoch, Step, Version
 from paceline.mesh.elastic_mesh import EpochCancelled, Handle, MeshError, ProcessMesh
 from paceline.v1 import rollout_pb2
-from paceline.weights.weight_transfer import weights_digest
+from paceline.weights.tensor_checksum import weights_digest
 from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointInfo
 from policy_worker.model import load_reference
+from policy_worker.ranks.commands import Command
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.sharding import (
     gathered_weights,
@@ -38,7 +41,7 @@ from policy_worker.ranks.sharding import (
     shard_model,
     squared_norm,
 )
-from policy_worker.state import TrainState
+from policy_worker.state import NO_VERSION, TrainState
 from policy_worker.state_transfer import BUCKET, receive_state, send_state, state_tensors
 from policy_worker.step.batch import BadGroup
 from policy_worker.step.gradients import Gradients, GroupKey, StepSpec
@@ -51,7 +54,7 @@ from policy_worker.step.stats import Stats
 class EpochMesh:
     """A mesh epoch from this replica's point of view."""
 
-    number: int
+    number: MeshEpoch
     rank: int
     size: int
     url: str
@@ -62,7 +65,7 @@ class EpochMesh:
 
 
 class Trainer:
-    """One rank of a policy replica. Verbs are called from one thread, on rank 0 only."""
+    """One rank of a policy replica. Operations are called from one thread, on rank 0 only."""
 
     def __init__(
         self,
@@ -72,9 +75,9 @@ class Trainer:
         replica: RankGroup | None = None,
         on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """Loads model.path. ``on_progress`` is called whenever work got somewhere.
+        """Loads model.path. ``on_progress`` is called whenever work has progressed.
 
-        Raises ModelError where a model cannot be read.
+        Raises ModelError if a model cannot be read.
         """
         self.replica = replica or RankGroup()
         self._config = config
@@ -87,16 +90,17 @@ class Trainer:
         self._checkpointer: Checkpointer | None = None
         self._progress = on_progress
         self._initial = True
+        """The state is still the one that model.path gave."""
         self._mesh: ProcessMesh | None = None
-        self._epoch = 0
+        self._epoch = MeshEpoch(0)
         self._scratch: Tensor | None = None
         self._norm = 0.0
-        self._digest: tuple[int, str] = (-1, "")
+        self._digest: tuple[Version, str] = (NO_VERSION, "")
 
     def attach(self, run_dir: Path) -> None:
-        """Where checkpoints go; known once the controller has answered."""
-        self._tell("attach", run_dir=str(run_dir))
-        self._attach(str(run_dir))
+        """Sets the run directory for checkpoints, which the controller names."""
+        self.replica.announce(Command.ATTACH, run_dir=str(run_dir))
+        self._checkpointer = Checkpointer(run_dir, self._config, self.replica)
 
     @property
     def checkpointer(self) -> Checkpointer:
@@ -108,194 +112,25 @@ class Trainer:
 
     @property
     def rank(self) -> int:
-        """Of this replica in the mesh it has formed; -1 without one."""
+        """This replica's rank in the mesh it has formed; -1 without one."""
         return -1 if self._mesh is None else self._mesh.rank
 
     def form(
         self, epoch: EpochMesh, cancelled: Callable[[], bool], timeout_s: float = 60.0
     ) -> None:
-        """Meets the other members. Raises EpochCancelled or MeshError; there is no mesh then."""
-        self._tell("form", epoch=_plain(epoch), timeout_s=timeout_s)
+        """Connects to the epoch's other members.
+
+        Raises EpochCancelled or MeshError; this replica has no mesh then.
+        """
+        self.replica.announce(Command.FORM, epoch=asdict(epoch), timeout_s=timeout_s)
+        self._leave_mesh()
+        self._epoch = epoch.number
 
         def over() -> bool:
             if cancelled():
                 self.replica.end_epoch(epoch.number)
                 return True
             return False
-
-        self._form(epoch, over, timeout_s)
-
-    def abandon(self) -> None:
-        """Leaves the mesh, if any. Local gradients stay. Idempotent, never blocks on peers."""
-        if self._mesh is None:
-            return
-        self.replica.end_epoch(self._epoch)
-        self._tell("abandon")
-        self._abandon()
-
-    # -- state --------------------------------------------------------------------------------
-
-    def restore(self, path: str, step: int, version: int) -> None:
-        """Loads a checkpoint, or with an empty path the initial model, as ``version`` after ``step``.
-
-        Raises CheckpointError or ModelError; the state is unusable then.
-        """
-        self._tell("restore", path=path, step=step, version=version)
-        self._restore(path, step, version)
-
-    def seed(self, peers: Sequence[int]) -> None:
-        """Sends the whole state to mesh ranks ``peers``. Raises EpochCancelled or MeshError."""
-        self._tell("seed", peers=list(peers))
-        self._seed(list(peers))
-
-    def receive(self, source: int) -> None:
-        """Takes over the whole state of mesh rank ``source``, bit for bit.
-
-        Raises EpochCancelled or MeshError; the state is void then (version -1).
-        """
-        self._tell("receive", source=source)
-        self._receive(source)
-
-    def digest(self) -> str:
-        """Of the weights, equal on replicas whose weights are equal bit for bit."""
-        if self._digest[0] != self.state.version:
-            self._tell("digest")
-            self._digest = (self.state.version, self._local_digest())
-        return self._digest[1]
-
-    # -- step ---------------------------------------------------------------------------------
-
-    def begin(self, facts: StepSpec, shard: Sequence[GroupKey]) -> list[GroupKey]:
-        """Opens or continues a step; returns the groups of ``shard`` that are still to be added."""
-        self._tell("begin", facts=facts.json(), shard=[list(key) for key in shard])
-        return self.gradients.begin(facts, shard)
-
-    def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
-        """Adds the gradients of ``groups`` to the local ones.
-
-        Raises BadGroup on a payload that contradicts itself; no rank has added anything then.
-        """
-        if not groups:
-            return
-        self._tell("add")
-        if self.replica.size > 1:
-            packed = rollout_pb2.SubmitRequest(groups=groups)
-            self.replica.broadcast_bytes(packed.SerializeToString())
-        self.gradients.add(groups)
-
-    def reduce(self) -> Stats:
-        """Sums the gradients of all members into a scratch buffer, for commit().
-
-        Local gradients are untouched. Returns this replica's stats of the step, grad_norm (before
-        clipping) and lr included. Raises EpochCancelled or MeshError.
-        """
-        self._tell("reduce")
-        self._reduce()
-        stats = Stats(self.gradients.stats.entries)
-        others = self.replica.gather(stats.entries)[1:]
-        stats.merge({n: (t, w, m) for n, (t, w, m) in other.items()} for other in others)
-        # Stats are finite numbers; a norm that is not shows as 0, and the commit logs it.
-        stats.set("grad_norm", self._norm if math.isfinite(self._norm) else 0.0)
-        stats.set("lr", learning_rate(self.state.step + 1, self._config.train))
-        return stats
-
-    def commit(self, version: int) -> None:
-        """Applies the reduced gradients: the state is now ``version``, one step further."""
-        self._tell("commit", version=version)
-        self._commit(version)
-
-    # -- out ----------------------------------------------------------------------------------
-
-    def save(self) -> Future[CheckpointInfo]:
-        """Copies the state and writes it in the background; see Checkpointer.save_async."""
-        self._tell("save")
-        return self.checkpointer.save_async(self.state)
-
-    def whole_weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Full weights by Hugging Face name; to be exhausted before any other verb is called."""
-        self._tell("gather")
-        return gathered_weights(self.state)
-
-    def close(self) -> None:
-        """Ends the mesh, the checkpoints under way (waits for them) and the followers."""
-        self.abandon()
-        if self._checkpointer is not None:
-            self._checkpointer.close()
-        self.replica.close()
-
-    # -- followers ----------------------------------------------------------------------------
-
-    def obey(self) -> None:
-        """Ranks above 0: do what rank 0 does until it says stop."""
-        over: Callable[[], bool]
-        while True:
-            command = self.replica.next_command()
-            op = command.pop("op")
-            if op == "stop":
-                break
-            try:
-                if op == "form":
-                    epoch = EpochMesh(**command["epoch"])
-                    over = _epoch_over(self.replica, epoch.number)
-                    self._form(epoch, over, command["timeout_s"])
-                elif op == "begin":
-                    shard = [(task, attempt) for task, attempt in command["shard"]]
-                    self.gradients.begin(StepSpec.from_json(command["facts"]), shard)
-                elif op == "add":
-                    packed = self.replica.broadcast_bytes(None)
-                    self.gradients.add(rollout_pb2.SubmitRequest.FromString(packed).groups)
-                elif op == "reduce":
-                    self._reduce()
-                    self.replica.gather(self.gradients.stats.entries)
-                else:
-                    self._verbs[op](**command)
-            except (EpochCancelled, MeshError, BadGroup):
-                # Rank 0 knows: it raises the same, and says what comes next.
-                continue
-        self._abandon()
-        if self._checkpointer is not None:
-            self._checkpointer.close()
-
-    @property
-    def _verbs(self) -> dict[str, Callable[..., Any]]:
-        return {
-            "attach": self._attach,
-            "abandon": self._abandon,
-            "restore": self._restore,
-            "seed": self._seed,
-            "receive": self._receive,
-            "digest": self._local_digest,
-            "commit": self._commit,
-            "save": lambda: self.checkpointer.save_async(self.state),
-            "gather": lambda: [None for _ in gathered_weights(self.state)],
-        }
-
-    def _tell(self, op: str, **arguments: Any) -> None:
-        if self.replica.size > 1 and self.replica.leads:
-            self.replica.command({"op": op, **arguments})
-
-    def _together(self, work: Callable[[], None]) -> None:
-        """Runs ``work`` on the mesh; what fails on one rank of the replica fails on all."""
-        failure: Exception | None = None
-        try:
-            work()
-        except (EpochCancelled, MeshError) as error:
-            failure = error
-            # Ranks that are still waiting for their peers need not wait for the controller's word.
-            self.replica.end_epoch(self._epoch)
-        if self.replica.agree(failure is None):
-            return
-        self._abandon()
-        raise failure or MeshError("another rank of this replica failed")
-
-    # -- what each rank does --------------------------------------------------------------------
-
-    def _attach(self, run_dir: str) -> None:
-        self._checkpointer = Checkpointer(Path(run_dir), self._config, self.replica)
-
-    def _form(self, epoch: EpochMesh, over: Callable[[], bool], timeout_s: float) -> None:
-        self._abandon()
-        self._epoch = epoch.number
 
         def meet() -> None:
             self._mesh = ProcessMesh.form(
@@ -309,47 +144,90 @@ class Trainer:
                 host=epoch.host,
             )
 
-        self._together(meet)
+        self._on_all_ranks(meet)
 
-    def _abandon(self) -> None:
-        mesh, self._mesh = self._mesh, None
-        if mesh is not None:
-            mesh.abandon()
+    def abandon(self) -> None:
+        """Leaves the mesh, if any. Local gradients stay. Idempotent, never blocks on peers."""
+        if self._mesh is None:
+            return
+        self.replica.end_epoch(self._epoch)
+        self.replica.announce(Command.ABANDON)
+        self._leave_mesh()
 
-    def _restore(self, path: str, step: int, version: int) -> None:
-        self.gradients.clear()
-        self._digest = (-1, "")
-        self.state.version = -1
+    # -- state --------------------------------------------------------------------------------
+
+    def restore(self, path: str, step: Step, version: Version) -> None:
+        """Loads a checkpoint, or with an empty path the initial model, as ``version`` after ``step``.
+
+        Raises CheckpointError or ModelError; the state is unusable then.
+        """
+        self.replica.announce(Command.RESTORE, path=path, step=step, version=version)
+        self._forget_step()
+        self.state.version = NO_VERSION
         if path:
             self.checkpointer.restore(self.state, path, version=version)
         elif not self._initial:
-            self._reload()
+            # model.path again and zero moments, in place.
+            fresh = load_sharded_state(self._config, self.replica, self.device)
+            with torch.no_grad():
+                for target, source in zip(
+                    state_tensors(self.state), list(state_tensors(fresh)), strict=True
+                ):
+                    target.copy_(source)
         self.state.step, self.state.version = step, version
         self._initial = False
 
-    @torch.no_grad()
-    def _reload(self) -> None:
-        """Back to model.path and zero moments, in place."""
-        fresh = load_sharded_state(self._config, self.replica, self.device)
-        sources = list(state_tensors(fresh))
-        for target, source in zip(state_tensors(self.state), sources, strict=True):
-            target.copy_(source)
+    def send_state(self, peers: Sequence[int]) -> None:
+        """Sends the whole state to mesh ranks ``peers``. Raises EpochCancelled or MeshError."""
+        self.replica.announce(Command.SEND_STATE, peers=list(peers))
+        self._on_all_ranks(
+            lambda: send_state(self._need_mesh(), self.state, list(peers), self._progress)
+        )
 
-    def _seed(self, peers: list[int]) -> None:
-        self._together(lambda: send_state(self._need_mesh(), self.state, peers, self._progress))
+    def receive_state(self, source: int) -> None:
+        """Takes over the whole state of mesh rank ``source``, bit for bit.
 
-    def _receive(self, source: int) -> None:
-        self.gradients.clear()
-        self._digest = (-1, "")
+        Raises EpochCancelled or MeshError; the state is void then (version -1).
+        """
+        self.replica.announce(Command.RECEIVE_STATE, source=source)
+        self._forget_step()
         self._initial = False
-        self._together(lambda: receive_state(self._need_mesh(), self.state, source, self._progress))
+        self._on_all_ranks(
+            lambda: receive_state(self._need_mesh(), self.state, source, self._progress)
+        )
 
-    def _local_digest(self) -> str:
-        mine = weights_digest(local_weights(self.state))
-        parts = self.replica.gather(mine)
-        return mine if len(parts) == 1 else hashlib.sha256("".join(parts).encode()).hexdigest()
+    def digest(self) -> str:
+        """Digest of the weights, equal on replicas whose weights are equal bit for bit."""
+        if self._digest[0] != self.state.version:
+            self.replica.announce(Command.DIGEST)
+            parts: list[str] = self.replica.gather(weights_digest(local_weights(self.state)))
+            whole = hashlib.sha256("".join(parts).encode()).hexdigest()
+            self._digest = (self.state.version, parts[0] if len(parts) == 1 else whole)
+        return self._digest[1]
 
-    def _reduce(self) -> None:
+    # -- step ---------------------------------------------------------------------------------
+
+    def begin(self, spec: StepSpec, shard: Sequence[GroupKey]) -> list[GroupKey]:
+        """Opens or continues a step; returns the groups of ``shard`` that are still to be added."""
+        self.replica.announce(Command.BEGIN, spec=asdict(spec), shard=list(shard))
+        return self.gradients.begin(spec, shard)
+
+    def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
+        """Adds the gradients of ``groups`` to the local ones.
+
+        Raises BadGroup if a payload contradicts itself; no rank has added anything then.
+        """
+        if groups:
+            self.replica.announce(Command.ADD, groups=groups)
+            self.gradients.add(groups)
+
+    def reduce(self) -> Stats:
+        """Sums the gradients of all members into a scratch buffer, for commit().
+
+        Local gradients are untouched. Returns this replica's stats of the step, grad_norm (before
+        clipping) and lr included. Raises EpochCancelled or MeshError.
+        """
+        self.replica.announce(Command.REDUCE)
         if self._scratch is None:
             self._scratch = torch.zeros(
                 self.gradients.size, dtype=torch.float32, device=self.device
@@ -372,24 +250,110 @@ class Trainer:
                     self._scratch = None
                 raise
 
-        self._together(reduce)
+        self._on_all_ranks(reduce)
         self._norm = float(squared_norm([scratch], self.replica).sqrt())
+        stats = Stats()
+        stats.merge(self.replica.gather(self.gradients.stats.entries))
+        # Stats are finite numbers; a norm that is not shows as 0, and the commit logs it.
+        stats.set("grad_norm", self._norm if math.isfinite(self._norm) else 0.0)
+        stats.set("lr", learning_rate(self.state.step + 1, self._config.train))
+        return stats
 
-    def _commit(self, version: int) -> None:
+    def commit(self, version: Version) -> None:
+        """Applies the reduced gradients: the state is now ``version``, one step further."""
+        self.replica.announce(Command.COMMIT, version=version)
         if self._scratch is None:
             raise RuntimeError("nothing was reduced")
         apply_update(self.state, self.gradients, self._scratch, self._norm, version)
         self._initial = False
 
+    # -- out ----------------------------------------------------------------------------------
+
+    def save(self) -> Future[CheckpointInfo]:
+        """Copies the state and writes it in the background; see Checkpointer.save_async."""
+        self.replica.announce(Command.SAVE)
+        return self.checkpointer.save_async(self.state)
+
+    def whole_weights(self) -> Iterable[tuple[str, Tensor]]:
+        """Full weights by Hugging Face name; to be exhausted before any other operation is called."""
+        self.replica.announce(Command.GATHER)
+        return gathered_weights(self.state)
+
+    def close(self) -> None:
+        """Ends the mesh, waits for the checkpoints under way, and ends the other ranks."""
+        self.abandon()
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+        self.replica.close()
+
+    # -- ranks above 0 ------------------------------------------------------------------------
+
+    def follow(self) -> None:
+        """Ranks above 0: executes what rank 0 announces, until it announces the end."""
+        operations = self._operations()
+        while (announced := self.replica.next_command())[0] != Command.STOP:
+            command, arguments = announced
+            try:
+                operations[command](**arguments)
+            except (EpochCancelled, MeshError, BadGroup):
+                # The same operation fails on rank 0, which decides what comes next.
+                continue
+        self._leave_mesh()
+        if self._checkpointer is not None:
+            self._checkpointer.close()
+
+    def _operations(self) -> dict[Command, Callable[..., object]]:
+        """The operation behind each announcement; its arguments come as JSON values."""
+
+        def form(epoch: dict[str, Any], timeout_s: float) -> None:
+            over = functools.partial(self.replica.epoch_over, epoch["number"])
+            self.form(EpochMesh(**epoch), over, timeout_s)
+
+        def begin(spec: dict[str, Any], shard: list[list[Any]]) -> None:
+            self.begin(StepSpec.from_json(spec), [(task, attempt) for task, attempt in shard])
+
+        return {
+            Command.ATTACH: lambda run_dir: self.attach(Path(run_dir)),
+            Command.FORM: form,
+            Command.ABANDON: self.abandon,
+            Command.RESTORE: self.restore,
+            Command.SEND_STATE: self.send_state,
+            Command.RECEIVE_STATE: self.receive_state,
+            Command.DIGEST: self.digest,
+            Command.BEGIN: begin,
+            Command.ADD: self.add,
+            Command.REDUCE: self.reduce,
+            Command.COMMIT: self.commit,
+            Command.SAVE: self.save,
+            Command.GATHER: lambda: [None for _ in self.whole_weights()],
+        }
+
+    # -- inside an operation ------------------------------------------------------------------
+
+    def _on_all_ranks(self, work: Callable[[], None]) -> None:
+        """Runs ``work`` on the mesh; if it fails on one rank of the replica, it fails on all."""
+        failure: Exception | None = None
+        try:
+            work()
+        except (EpochCancelled, MeshError) as error:
+            failure = error
+            # Ranks that still wait for their peers are freed without the controller.
+            self.replica.end_epoch(self._epoch)
+        if self.replica.agree(failure is None):
+            return
+        self._leave_mesh()
+        raise failure or MeshError("another rank of this replica failed")
+
+    def _forget_step(self) -> None:
+        self.gradients.clear()
+        self._digest = (NO_VERSION, "")
+
+    def _leave_mesh(self) -> None:
+        mesh, self._mesh = self._mesh, None
+        if mesh is not None:
+            mesh.abandon()
+
     def _need_mesh(self) -> ProcessMesh:
         if self._mesh is None:
             raise EpochCancelled("no mesh")
         return self._mesh
-
-
-def _epoch_over(replica: RankGroup, epoch: int) -> Callable[[], bool]:
-    return lambda: replica.epoch_over(epoch)
-
-
-def _plain(epoch: EpochMesh) -> dict[str, Any]:
-    return {name: getattr(epoch, name) for name in EpochMesh.__slots__}

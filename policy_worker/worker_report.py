@@ -1,6 +1,6 @@
-"""What others see of a policy worker: the fields of its report.
+"""Worker report: the fields of a policy worker's report to the controller.
 
-Written by the training thread, read by the session's thread; each field is one assignment.
+The training thread writes them and the session's thread reads them; each write is one assignment.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from paceline.v1 import worker_pb2
 
 
 class WorkerReport:
-    """``progress`` rises only where the training thread got somewhere; ``busy`` says whether it has
-    work to do, so that missing progress can mean wedged."""
+    """``progress`` rises only if the training thread completed some work. ``busy`` means that it has
+    work to do: a worker that is busy without progress is wedged."""
 
     def __init__(self) -> None:
         self.lifecycle = worker_pb2.LIFECYCLE_STARTING

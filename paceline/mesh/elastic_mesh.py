@@ -1,14 +1,14 @@
-"""The elastic mesh: one process group per epoch, formed, used and abandoned without ever hanging.
+"""Elastic mesh: one process group per epoch, formed, used and abandoned without ever hanging.
 
 Invariants:
 
 - Every wait ends within one slice (20 ms) of ``cancelled()`` turning true, whatever the peers do.
 - abandon() never blocks, and reaches the peers: their operations of this epoch fail as well.
-- When an operation or wait() raises, what was handed to the mesh is garbage and what was not is untouched:
-  reduce a scratch copy. Nothing writes to the buffers any more, unless ``settled`` is false: then an
-  operation could not be ended, and the memory handed to this mesh is the mesh's for good.
-- An abandoned group is dropped later, once no operation of it is running: rebuilding for ever does
-  not grow threads, descriptors or memory.
+- When an operation or wait() raises, the buffers handed to the mesh hold garbage: reduce a scratch copy.
+  Nothing writes to them any more, unless ``settled`` is false: then an operation could not be ended,
+  and the mesh keeps its memory for good.
+- An abandoned group is dropped once no operation of it is running. So any number of rebuilds leaves
+  threads, descriptors and memory as they were.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ __all__ = ["EpochCancelled", "Handle", "MeshError", "ProcessMesh"]
 _log = logging.getLogger(__name__)
 
 _SETTLE_S = 1.0
-"""A severed operation ends within milliseconds or never: gloo tells those that wait for a message,
-and forgets the one whose message is on its way in or out at that moment. Seen where a stopped member
+"""A severed operation ends within milliseconds or never: gloo fails those that wait for a message, and
+forgets one whose message is being received or sent at that moment. This happens when a stopped member
 wakes up: it reads what its peers had sent, answers into a closed connection, and waits for ever."""
 
 
@@ -85,7 +85,7 @@ class ProcessMesh:
         ``device``: where this member computes; CUDA buffers go over NCCL if every member has a
         CUDA device of its own, else through host memory over gloo. ``host``: address at which the
         others reach this member; default: the one on the way to Redis. An explicit
-        GLOO_SOCKET_IFNAME in the environment goes first. A mesh of size 1 meets nobody.
+        GLOO_SOCKET_IFNAME in the environment goes first. A mesh of size 1 has no rendezvous.
 
         Raises EpochCancelled, or MeshError when members are missing after ``timeout_s`` seconds.
         """
@@ -100,13 +100,9 @@ class ProcessMesh:
         return cls(rank, size, device, cancelled, host_side, device_side)
 
     @property
-    def abandoned(self) -> bool:
-        return self._abandoned.is_set()
-
-    @property
     def settled(self) -> bool:
-        """False where an operation of this mesh, now abandoned, did not end: whoever owns a buffer
-        that was handed to it must drop it and allocate another. The mesh keeps it alive."""
+        """False if an operation of this mesh, now abandoned, did not end: the owner of a buffer that was
+        handed to it must drop the buffer and allocate another. The mesh keeps it alive."""
         return self._settled
 
     @property
@@ -121,10 +117,6 @@ class ProcessMesh:
     def all_reduce_async(self, buffer: Tensor) -> Handle:
         """Starts all_reduce(); ``buffer`` belongs to the mesh until wait() returns or raises."""
         return self._start(buffer, lambda side, b: side.all_reduce(b))
-
-    def broadcast(self, buffer: Tensor, source: int) -> None:
-        """Replaces ``buffer`` by rank ``source``'s."""
-        self.wait(self._start(buffer, lambda side, b: side.broadcast(b, source)))
 
     def send(self, buffer: Tensor, peer: int) -> None:
         """Sends ``buffer`` to rank ``peer``, which receives into one of the same size."""
@@ -206,7 +198,7 @@ class ProcessMesh:
         return handle
 
     def _failed(self, error: Exception) -> EpochCancelled | MeshError:
-        """Ends the epoch after a failed operation; what to raise."""
+        """Ends the epoch after a failed operation; returns the exception to raise."""
         over = self._abandoned.is_set() or self._cancelled()
         self.abandon()
         self._settle()
@@ -215,7 +207,7 @@ class ProcessMesh:
         return MeshError(first_line(error))
 
     def _settle(self) -> None:
-        """Waits until nothing runs any more, or until it is clear that something always will."""
+        """Waits until no operation runs any more, or until it is clear that one never ends."""
         deadline = time.monotonic() + _SETTLE_S
         for handle in self._running:
             while self._settled and not handle.poll(SLICE_S):
@@ -223,7 +215,7 @@ class ProcessMesh:
         if self._settled:
             self._running.clear()
         else:
-            # What runs stays with the grave, and with it every buffer.
+            # The abandoned group keeps its running operations, and they keep their buffers.
             event(_log, "operation does not end", logging.WARNING, left=graveyard.unended())
 
 

@@ -1,7 +1,7 @@
-"""The process group behind the mesh for host memory: gloo. (For CUDA memory: nccl.py.)
+"""Gloo backend: the mesh's process group for host memory. (For CUDA memory: nccl_backend.py.)
 
-A transport starts operations and hands out a handle for each; it is severed from any thread, at
-any time, without blocking, after which every operation of it ends in an error.
+A backend starts operations and returns a handle for each. Any thread may sever it at any time, without
+blocking; every operation of it then ends in an error.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Handle(Protocol):
         """Waits at most ``seconds``; true once the operation has ended, well or badly."""
 
     def result(self) -> None:
-        """After poll() said true: raises what went wrong, if anything did."""
+        """After poll() said true: raises the operation's error, if it had one."""
 
 
 class GlooBackend:
@@ -83,13 +83,6 @@ class GlooBackend:
         options = dist.AllreduceOptions()
         options.timeout = FOREVER
         return _GlooWork(self._group.allreduce([buffer], options), buffer)
-
-    def broadcast(self, buffer: Tensor, source: int) -> Handle:
-        options = dist.BroadcastOptions()
-        options.rootRank = source
-        options.rootTensor = 0
-        options.timeout = FOREVER
-        return _GlooWork(self._group.broadcast([buffer], options), buffer)
 
     def send(self, buffer: Tensor, peer: int) -> Handle:
         return self._pairs().start(lambda: self._group.send([buffer], peer, 0))

@@ -1,6 +1,6 @@
-"""The process group behind the mesh for CUDA memory: NCCL, with a nonblocking communicator.
+"""NCCL backend: the mesh's process group for CUDA memory, with a nonblocking communicator.
 
-The same promises as GlooTransport's: handles that can be polled, and sever() from any thread.
+The same promises as GlooBackend's: handles that can be polled, and sever() from any thread.
 """
 
 from __future__ import annotations
@@ -71,12 +71,6 @@ class NcclBackend:
     def all_reduce(self, buffer: Tensor) -> Handle:
         return _NcclWork(self, self._group.allreduce([buffer]), buffer)
 
-    def broadcast(self, buffer: Tensor, source: int) -> Handle:
-        options = dist.BroadcastOptions()
-        options.rootRank = source
-        options.rootTensor = 0
-        return _NcclWork(self, self._group.broadcast([buffer], options), buffer)
-
     def send(self, buffer: Tensor, peer: int) -> Handle:
         return _NcclWork(self, self._group.send([buffer], peer, 0), buffer)
 
@@ -123,7 +117,7 @@ class _NcclWork:
 def agree_on_nccl(
     meeting: Rendezvous, *, rank: int, size: int, device: torch.device, host: str
 ) -> bool:
-    """Whether all members sit on CUDA devices of their own: only then can NCCL join them."""
+    """True if every member has a CUDA device of its own: only then can NCCL join them."""
     identity = ""
     if device.type == "cuda" and dist.is_nccl_available():
         properties = torch.cuda.get_device_properties(device)

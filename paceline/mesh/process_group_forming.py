@@ -1,6 +1,6 @@
-"""The two ends of a group's life that must not happen in the caller's thread.
+"""Forming and dropping of process groups, both in threads of their own.
 
-Connecting cannot be interrupted, and dropping a group joins its threads.
+Connecting cannot be interrupted, and dropping a group joins its threads: neither may block the caller.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ SLICE_S = 0.02
 """Longest time between two looks at a cancelled flag."""
 
 _LOOK_S = 0.05
-# Transports end by themselves at the timeout; this is for one that does not.
+# Backends end by themselves at the timeout; this is for one that does not.
 _GRACE_S = 5.0
 
 
 class Forming:
-    """Builds the transports in a thread of its own, because connecting cannot be interrupted.
+    """Builds the backends in a thread of its own, because connecting cannot be interrupted.
 
-    One that is given up ends by itself, soon, and buries what it has built.
+    If it is given up it ends by itself, soon, and hands what it has built to the graveyard.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Forming:
     def result(self) -> tuple[GlooBackend, NcclBackend | None]:
         if self._failure is not None:
             raise self._failure
-        # Handed over, not shared: the store that a transport keeps refers back to this object, and
+        # Handed over, not shared: the store that a backend keeps refers back to this object, and
         # a cycle would leave the drop to the garbage collector, in any thread at any time.
         made, self._made = self._made, []
         host_side, device_side = made[0], made[1] if len(made) > 1 else None
@@ -183,7 +183,7 @@ graveyard = AbandonedGroups()
 
 
 def first_line(error: BaseException) -> str:
-    """What ``error`` says, without gloo's place in its source and its advice."""
+    """First line of ``error``, without gloo's source location and advice."""
     return re.sub(r"^\[[^\]]*:\d+\] ", "", structured_log.first_line(error)).partition(
         ". This is typically caused"
     )[0]

@@ -1,4 +1,4 @@
-"""Where the members of one epoch meet: a hash in Redis, and a torch store on top of it.
+"""Rendezvous of the members of one epoch: a hash in Redis, and a torch store on top of it.
 
 Invariants:
 
@@ -36,7 +36,7 @@ class MeshError(RuntimeError):
 
 
 class EpochCancelled(Exception):
-    """The epoch was over before this operation ended. Nobody is to blame."""
+    """The epoch was over before this operation ended. No member is at fault."""
 
 
 class Rendezvous:
@@ -44,7 +44,7 @@ class Rendezvous:
 
     ``url``: Redis URL. ``cancelled``: polled while waiting; true makes every wait raise
     EpochCancelled. ``timeout_s``: from now; after it every wait raises MeshError.
-    Redis being away is waited out until the timeout. Safe to use from one thread at a time.
+    An outage of Redis is waited out until the timeout. Safe to use from one thread at a time.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Rendezvous:
         self._pause = threading.Event()
 
     def claim(self, rank: int) -> None:
-        """Takes ``rank`` for this process. Raises MeshError where it is taken already."""
+        """Takes ``rank`` for this process. Raises MeshError if it is taken already."""
         field, token = f"claim:{rank}", secrets.token_bytes(8)
 
         def take() -> bytes:
@@ -131,7 +131,7 @@ class Rendezvous:
 
 
 class RedisStore(dist.Store):  # type: ignore[misc]
-    """What torch needs of a store while a process group forms, over a Rendezvous.
+    """The torch store that a process group needs while it forms, over a Rendezvous.
 
     torch keeps only a C++ reference to it: the group's owner must keep the Python object alive for
     as long as the group.
@@ -171,8 +171,8 @@ class RedisStore(dist.Store):  # type: ignore[misc]
 def local_address(url: str) -> str:
     """IP address of this machine on the way to the Redis server of ``url``.
 
-    The members of a mesh all know that server, so this is an address at which they can know each
-    other: loopback where Redis is on loopback.
+    The members of a mesh all know that server, so they can reach each other at this
+    address: loopback if Redis is on loopback.
     """
     sentinel = parse_sentinel(url)
     parts = urlsplit(url)

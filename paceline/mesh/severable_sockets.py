@@ -1,7 +1,7 @@
-"""The TCP sockets of this process, by descriptor: gloo does not tell which are its own.
+"""Severable sockets: the TCP sockets of this process, found by descriptor because gloo hides its own.
 
-Shutting a collective's connected sockets is the one thing that frees a thread blocked in gloo. A
-listening socket must never be shut: gloo ends the process.
+Only shutting a collective's connected sockets frees a thread that is blocked in gloo. A listening
+socket must never be shut: gloo ends the process then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DESCRIPTORS = Path("/proc/self/fd") if Path("/proc/self/fd").is_dir() else Path
 
 @dataclass(frozen=True, slots=True)
 class SocketId:
-    """One open socket. The inode tells it from a later one that got the same descriptor."""
+    """One open socket. The inode distinguishes it from a later one with the same descriptor."""
 
     descriptor: int
     inode: int

@@ -1,4 +1,4 @@
-"""Fingerprints of tensors: exact in every bit, the same on every device, at memory speed.
+"""Tensor checksums: exact in every bit, the same on every device, at memory speed.
 
 Integer arithmetic wraps and is therefore exact in any order of summation. A single changed word
 always changes the fingerprint; more than one does, except with a probability of about 2**-32. It

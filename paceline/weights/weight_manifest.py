@@ -1,4 +1,4 @@
-"""What a set of weights consists of, and where each tensor lies in one flat buffer.
+"""Weight manifest: the tensors of a set of weights, and their layout in one flat buffer.
 
 Both ends compute the layout from the manifest by the same rule, so no offset ever comes from a
 message. A manifest from a message is checked in full before anything is allocated for it.
@@ -40,7 +40,7 @@ _MAX_DIMS = 16
 
 
 class WeightsRefused(Exception):
-    """What came over a weights link is malformed, damaged, too large or too old."""
+    """A transfer over a weights link that is malformed, damaged, too large or too old."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Manifest:
 
     @cached_property
     def offsets(self) -> tuple[int, ...]:
-        """Where each tensor starts, in bytes; that of a tied one is where the other starts."""
+        """Start of each tensor, in bytes; a tied tensor starts where its twin does."""
         at: dict[str, int] = {}
         ends = 0
         for spec in self.specs:

@@ -1,4 +1,4 @@
-"""Weights on their way from the trainer to an engine: snapshot, transfer, staging.
+"""Weight transfer from the trainer to an engine: snapshot, transfer, staging.
 
 One transfer over a link, publisher (rank 0) to receiver (rank 1):
 
@@ -31,19 +31,6 @@ from torch import Tensor
 from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.weights.tensor_checksum import checksum, weights_digest
 from paceline.weights.weight_manifest import Manifest, WeightsRefused
-
-__all__ = [
-    "SnapshotPool",
-    "StagedWeights",
-    "WeightSnapshot",
-    "WeightsRefused",
-    "acknowledge",
-    "await_hello",
-    "receive_snapshot",
-    "say_hello",
-    "send_snapshot",
-    "weights_digest",
-]
 
 PUBLISHER, RECEIVER = 0, 1
 BUCKET_BYTES = 16 << 20
@@ -118,7 +105,7 @@ class _Slot:
 
 
 class SnapshotPool:
-    """Buffers of snapshots that nobody uses any more; fresh memory costs more than the copy."""
+    """Buffers of snapshots that are no longer in use; fresh memory costs more than the copy."""
 
     def __init__(self, keep: int = 2) -> None:
         self._keep = keep
@@ -156,7 +143,7 @@ class StagedWeights:
 
 
 def say_hello(mesh: ProcessMesh, version: int) -> None:
-    """Receiver: tells which version it already has; -1 for none."""
+    """Receiver: sends the version that it already has; -1 for none."""
     _send_frame(mesh, {"protocol": _PROTOCOL, "version": version}, PUBLISHER)
 
 
@@ -171,7 +158,7 @@ def await_hello(mesh: ProcessMesh) -> int:
 def send_snapshot(mesh: ProcessMesh, snapshot: WeightSnapshot) -> None:
     """Publisher: sends all buckets and waits for the receiver's acknowledgement.
 
-    Raises EpochCancelled, MeshError, or WeightsRefused where the answer makes no sense.
+    Raises EpochCancelled, MeshError, or WeightsRefused if the reply makes no sense.
     """
     snapshot.wait_ready()
     manifest = snapshot.manifest
@@ -196,7 +183,7 @@ def receive_snapshot(
     """Receiver: waits for the next version and stages it in fresh memory.
 
     ``newer_than``: any version up to this is refused. ``limit_bytes``: largest buffer to allocate;
-    default: the device's whole memory. Answer with acknowledge() once it is in good hands.
+    default: the device's whole memory. Call acknowledge() once the engine holds it.
 
     Raises EpochCancelled, MeshError, or WeightsRefused: old version, malformed, too large, or a
     bucket that does not match its checksum.
@@ -250,7 +237,7 @@ def _recv_frame(mesh: ProcessMesh, peer: int, limit: int) -> dict[str, Any]:
     mesh.recv(length, peer)
     size = int(length.item())
     if not 0 < size <= limit:
-        raise WeightsRefused(f"a message of {size} bytes, where at most {limit} make sense")
+        raise WeightsRefused(f"a message of {size} bytes exceeds the limit of {limit}")
     raw = torch.empty(size, dtype=torch.uint8)
     mesh.recv(raw, peer)
     try:

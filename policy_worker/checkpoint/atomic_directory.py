@@ -1,4 +1,4 @@
-"""Directories that appear whole or not at all, whenever the process dies."""
+"""Atomic directories: they appear whole or not at all, at whatever instant the process dies."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def sync_directory(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked_directory(path: Path) -> Iterator[None]:
-    """Creates ``path`` and holds its lock meanwhile. The kernel lets go of a dead holder's lock."""
+    """Creates ``path`` and holds its lock meanwhile. The kernel releases a dead holder's lock."""
     while True:
         path.mkdir(exist_ok=True)
         handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
@@ -63,10 +63,10 @@ def remove_unlocked(path: Path) -> None:
 
 
 def put_in_place(finished: Path, final: Path) -> None:
-    """Gives the directory ``finished`` the name ``final``; what had that name is removed.
+    """Renames the directory ``finished`` to ``final``, and removes an older directory of that name.
 
-    At every instant ``final`` is the old directory or the new one. (Where the file system cannot
-    exchange two names, there is an instant without it when there was an old one.)
+    At every instant ``final`` is the old directory or the new one. (If the file system cannot
+    exchange two names, an old directory is gone for an instant before the new one appears.)
     """
     while True:
         try:
@@ -96,7 +96,7 @@ def fingerprint(path: Path) -> dict[str, int]:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swaps two names in one system call; False where that cannot be done."""
+    """Swaps two names in one system call; False if that cannot be done."""
     if sys.platform != "linux":
         return False
     rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)

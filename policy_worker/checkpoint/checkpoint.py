@@ -1,17 +1,17 @@
-"""Checkpoints of a policy replica: whole or not there.
+"""Checkpoints of a policy replica, each of which is complete or absent.
 
     step thread      snapshot: copies of this rank's slices in host memory ─┐
     writer thread    slices ► .step-000123.<writer>/shard-*.safetensors ◄───┘  (every rank, fsync)
                      rank 0: all ranks done ► slices cover every tensor ► meta.json ► fsync
                              ► rename to step-000123 ► fsync of the parent
 
-- A directory named ``step-…`` with a ``meta.json`` is complete. Whatever instant the process dies
-  at, the set of complete checkpoints is the old one or the old one and the new one.
+- A directory named ``step-…`` with a ``meta.json`` is complete. At whatever instant the process dies,
+  the complete checkpoints are the old ones, or the old ones and the new one.
 - Nothing in it can run code: tensors are safetensors, the rest is JSON. torch.distributed.checkpoint
-  plans, writes and reads the tensors; what each rank wrote is found in the files' headers, so a
+  plans, writes and reads the tensors. The files' headers describe the slices of each rank, so a
   checkpoint of any number of ranks loads into any other number, and ranks exchange no plan.
-- A writer holds a lock on its unfinished directory; one that nobody holds is litter of a dead
-  writer and is removed by the next.
+- A writer holds a lock on its unfinished directory. The next writer removes an unfinished directory
+  that nobody has locked.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ from torch import Tensor
 from paceline.config.load import fleet_digest
 from paceline.config.schema import Config
 from paceline.errors import UserError
+from paceline.ids import Step, Version
 from paceline.process.structured_log import event
 from policy_worker import rng
 from policy_worker.checkpoint.atomic_directory import (
@@ -63,15 +64,15 @@ _UNFINISHED = re.compile(r"\.(step-\d{6,}|trash)\..+")
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is missing, incomplete, damaged or of another model. Says which and why."""
+    """A checkpoint that is missing, incomplete, damaged or of another model. The message says which."""
 
 
 @dataclass(frozen=True)
 class CheckpointInfo:
     path: Path
     """Absolute."""
-    step: int
-    version: int
+    step: Step
+    version: Version
     size_bytes: int
     """Of all files."""
     seconds: float
@@ -96,8 +97,8 @@ class Checkpointer:
         """Copies the state (blocks for that copy only) and writes it in the background.
 
         The future of rank 0 is done when the checkpoint is complete and durable; that of another
-        rank when its own part is. It raises CheckpointError or OSError where the write failed, and
-        then no checkpoint appears.
+        rank when its own part is. It raises CheckpointError or OSError if the write failed; no
+        checkpoint appears then.
         """
         begun = time.monotonic()
         self._saves += 1
@@ -113,13 +114,12 @@ class Checkpointer:
         return self._writer.submit(self._write, job)
 
     def restore(
-        self, state: TrainState, path: str | Path, *, version: int | None = None
+        self, state: TrainState, path: str | Path, *, version: Version | None = None
     ) -> dict[str, Any]:
         """Loads ``path`` into ``state`` (parameters, optimizer, step, random states), bit for bit.
 
-        ``version``: what the controller calls this state now (default: what it was called when
-        written). Returns the checkpoint's meta data. Raises CheckpointError; the state is unusable
-        then.
+        ``version``: the controller's number for this state now; default: its number when written.
+        Returns the checkpoint's meta data. Raises CheckpointError; the state is unusable then.
         """
         path = Path(path)
         meta = read_meta(path)
@@ -139,8 +139,8 @@ class Checkpointer:
             state.optimizer.param_groups, meta["optimizer"]["groups"], strict=True
         ):
             group.update({k: scalars[k] for k in ("lr", "initial_lr") if k in scalars})
-        state.step = meta["step"]
-        state.version = meta["version"] if version is None else version
+        state.step = Step(meta["step"])
+        state.version = Version(meta["version"]) if version is None else version
         random = path / rng.file_name(self._replica.rank)
         if random.exists():
             # Written with fewer ranks: the additional ones keep their own.
@@ -167,15 +167,15 @@ class Checkpointer:
         try:
             if self._replica.leads:
                 return self._write_and_complete(job, partial)
-            self._hear(job, 0)
+            self._await_message(job, 0)
             files = self._write_mine(job, partial)
-            self._say(job, {"files": files})
+            self._send(job, {"files": files})
             size = sum(f["size"] for f in files.values())
             return CheckpointInfo(
-                self._final(job), job.step, job.version, size, time.monotonic() - job.begun
+                self._path(job), job.step, job.version, size, time.monotonic() - job.begun
             )
         except BaseException as error:
-            self._say(job, {"error": str(error)})
+            self._send(job, {"error": str(error)})
             event(log, "checkpoint failed", logging.ERROR, step=job.step, error=error)
             raise
 
@@ -186,21 +186,21 @@ class Checkpointer:
                 remove_unlocked(path)
         with locked_directory(partial):
             try:
-                self._say(job, {})  # the directory is there
+                self._send(job, {})  # the directory is there
                 files = self._write_mine(job, partial)
                 for rank in range(1, self._replica.size):
-                    files |= self._hear(job, rank)["files"]
+                    files |= self._await_message(job, rank)["files"]
                 if gap := first_gap(partial, job.snapshot.shapes):
                     raise CheckpointError(f"the ranks' slices do not make up {gap}")
                 write_durably(partial / META, json.dumps(self._meta(job, files), indent=1))
                 sync_directory(partial)
-                put_in_place(partial, self._final(job))
+                put_in_place(partial, self._path(job))
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
         size = sum(f["size"] for f in files.values())
         info = CheckpointInfo(
-            self._final(job), job.step, job.version, size, time.monotonic() - job.begun
+            self._path(job), job.step, job.version, size, time.monotonic() - job.begun
         )
         event(log, "checkpoint", step=job.step, version=job.version, bytes=size, s=info.seconds)
         return info
@@ -214,7 +214,7 @@ class Checkpointer:
         write_durably(partial / names[-1], json.dumps(job.random))
         return {name: fingerprint(partial / name) for name in names}
 
-    def _final(self, job: _Job) -> Path:
+    def _path(self, job: _Job) -> Path:
         return self._root / f"step-{job.step:06d}"
 
     def _meta(self, job: _Job, files: dict[str, Any]) -> dict[str, Any]:
@@ -249,12 +249,12 @@ class Checkpointer:
 
     # -- between the ranks' writer threads: one key a rank in the replica's store ---------------
 
-    def _say(self, job: _Job, message: dict[str, Any]) -> None:
+    def _send(self, job: _Job, message: dict[str, Any]) -> None:
         if self._replica.store is not None:
             key = f"checkpoint/{job.writer}/{self._replica.rank}"
             self._replica.store.clone().set(key, json.dumps(message))
 
-    def _hear(self, job: _Job, rank: int) -> dict[str, Any]:
+    def _await_message(self, job: _Job, rank: int) -> dict[str, Any]:
         assert self._replica.store is not None
         # A clone has its own connection: a blocking get would hold up every other user of it.
         store = self._replica.store.clone()
@@ -267,8 +267,8 @@ class Checkpointer:
 
 @dataclass(frozen=True)
 class _Job:
-    step: int
-    version: int
+    step: Step
+    version: Version
     writer: str
     snapshot: StateSnapshot
     random: dict[str, Any]
@@ -306,7 +306,7 @@ def read_meta(path: Path) -> dict[str, Any]:
 
 
 def check_files(path: Path, meta: dict[str, Any]) -> None:
-    """Raises CheckpointError where a file is missing or its bytes are not those written."""
+    """Raises CheckpointError if a file is missing or its bytes are not those written."""
     for name, wanted in meta["files"].items():
         if Path(name).name != name:
             raise CheckpointError(f"{path / META} names {name!r}, which is not a file beside it")

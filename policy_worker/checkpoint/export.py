@@ -1,4 +1,4 @@
-"""A checkpoint becomes a Hugging Face directory that transformers and vLLM load.
+"""Export of a checkpoint to a Hugging Face directory, which transformers and vLLM load.
 
     python -m policy_worker.checkpoint.export CHECKPOINT OUT [--model PATH] [--dtype bfloat16]
 
@@ -27,13 +27,13 @@ from policy_worker.checkpoint.checkpoint import CheckpointError, check_files, re
 from policy_worker.checkpoint.shards import read_shards, stored_tensors
 
 MARKER = "paceline.json"
-"""In every export: which checkpoint it is of. An existing directory is replaced only if it has one."""
+"""File that names an export's checkpoint. An existing directory is replaced only if it has one."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _WEIGHTS = "model."
 
 
 class ExportError(BadInput):
-    """Why there is no export, and what would help."""
+    """An export that failed. The message ends with the remedy."""
 
 
 def export(

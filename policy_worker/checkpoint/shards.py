@@ -1,8 +1,8 @@
-"""Slices of tensors to and from safetensors, through torch.distributed.checkpoint.
+"""Shards of a checkpoint: slices of tensors as safetensors, through torch.distributed.checkpoint.
 
-Every rank writes the slices it stores, with their offsets in the file's header, and needs to know
-nothing of the others. A reader puts the headers of all files together and reads, for each slice it
-wants, whatever parts of stored slices overlap with it.
+Every rank writes the slices it stores, with their offsets in the file's header, and knows nothing of
+the other ranks. A reader combines the headers of all files and reads, for each slice it needs, the
+overlapping parts of stored slices.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class TensorSlice:
 
 @dataclass(frozen=True, slots=True)
 class StateSnapshot:
-    """What one rank has to write, copied out of the way of the next step."""
+    """The slices that one rank has to write, copied so that the next step can begin."""
 
     pieces: dict[str, TensorSlice]
     shapes: dict[str, torch.Size]
-    """Of every whole tensor of the state, whoever writes it."""
+    """Of every whole tensor of the state, whichever rank writes it."""
 
     @classmethod
     def take(cls, named: Iterable[tuple[str, Tensor]], rank: int) -> StateSnapshot:
@@ -122,7 +122,7 @@ def first_gap(directory: Path, shapes: Mapping[str, torch.Size]) -> str | None:
     return None
 
 
-class _Writer(HuggingFaceStorageWriter):
+class _Writer(HuggingFaceStorageWriter):  # type: ignore[misc]
     def __init__(self, path: str, indices: dict[str, int], rank: int) -> None:
         super().__init__(path, fqn_to_index_mapping=indices, save_distributed=True)
         self._rank_index = rank + 1
@@ -136,11 +136,11 @@ class _Writer(HuggingFaceStorageWriter):
         return [dataclasses.replace(plan, storage_data=data) for plan in plans]
 
     def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
-        pass  # all there is to know stands in the files' headers
+        pass  # the files' headers say everything
 
 
-class _SavePlanner(SavePlanner):
-    """Writes exactly the given pieces; whether all ranks' pieces add up is checked on the files."""
+class _SavePlanner(SavePlanner):  # type: ignore[misc]
+    """Writes exactly the given pieces; first_gap() checks afterwards that all ranks' pieces add up."""
 
     def __init__(self, pieces: Mapping[str, TensorSlice]) -> None:
         self._pieces = pieces

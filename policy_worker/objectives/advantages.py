@@ -1,6 +1,6 @@
-"""Group-relative advantages: how much better a completion did than its siblings.
+"""Group-relative advantages: the reward of a completion compared with those of its group.
 
-Source: GRPO, Shao et al., arXiv 2402.03300; without the division by the standard deviation: Dr. GRPO,
+Sources: GRPO, Shao et al., arXiv 2402.03300; without the division by the standard deviation: Dr. GRPO,
 Liu et al., arXiv 2503.20783.
 """
 

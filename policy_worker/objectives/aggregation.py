@@ -1,7 +1,8 @@
-"""What each token counts: weights such that the plain sum over a whole step is the loss.
+"""Token weights of the loss, such that the plain sum over a whole step is the loss.
 
-They depend on the step's totals and on a sequence's own length only, never on which replica or
-micro-batch a sequence is in. So gradients of parts add up to the gradient of the whole step.
+They depend only on the step's totals and on a sequence's own length, never on the replica or
+micro-batch of the sequence. So gradients of parts add up to the gradient of the whole step. Sources:
+token_mean, DAPO, arXiv 2503.14476; sequence_mean, GRPO, arXiv 2402.03300; dr_grpo, arXiv 2503.20783.
 """
 
 from __future__ import annotations
@@ -25,9 +26,8 @@ class Totals:
 def token_weights(trained: Floats, length: Ints, totals: Totals, config: Config) -> Floats:
     """trained [C] (1 or 0), length [S] in tokens (their sum is C) -> float32 [C].
 
-    token_mean: 1 / tokens of the step (DAPO, arXiv 2503.14476). sequence_mean: 1 / (the sequence's
-    trainable tokens * sequences of the step) (GRPO). dr_grpo: 1 / (rollout.max_tokens * sequences
-    of the step). 0 for tokens that are not trained.
+    token_mean: 1 / tokens of the step. sequence_mean: 1 / (the sequence's trainable tokens *
+    sequences of the step). dr_grpo: 1 / (rollout.max_tokens * sequences of the step). 0 for tokens that are not trained.
     """
     if config.train.aggregation == "token_mean":
         return trained / np.float32(max(totals.tokens, 1))

@@ -1,4 +1,4 @@
-"""Estimators of KL(policy || reference) from the policy's own samples.
+"""KL estimators: KL(policy || reference) from the policy's own samples.
 
 Source: J. Schulman, "Approximating KL divergence", http://joschu.net/blog/kl-approx.html
 """

@@ -17,11 +17,11 @@ from policy_worker.objectives.proximal_policy import ratio
 def ratio_mask(
     trainer: Tensor, columns: TokenColumns[Tensor], config: TrainConfig
 ) -> Tensor | None:
-    """bool [C], False where masked; None where nothing is configured.
+    """bool [C], False for masked tokens; None if no mask is configured.
 
     Token: trainer / behaviour outside mask_ratio_token. Sequence: all tokens of one whose geometric
     mean of token ratios, over trained tokens, is outside mask_ratio_sequence. Bounds are allowed.
-    What is masked still counts in the normalisation, so masking never makes the rest count more.
+    Masked tokens still count in the normalisation, so masking never makes the others count more.
     """
     keep: Tensor | None = None
     if config.mask_ratio_token is not None:

@@ -1,7 +1,8 @@
-"""Which policy the ratio is taken against, and the weight that makes up for the rest of the way.
+"""Proximal policy (denominator of the PPO ratio) and the truncated importance weight proximal/behaviour.
 
-Three policies meet in asynchronous training: the behaviour policy that sampled a token, the proximal
-policy that the update must stay close to, and the policy being trained.
+Asynchronous training has three policies: the behaviour policy that sampled a token, the proximal policy
+that the update must stay close to, and the policy being trained. Sources: decoupled PPO, Hilton et al.,
+arXiv 2110.00641; AReaL, arXiv 2505.24298; A-3PO, arXiv 2512.06547.
 """
 
 from __future__ import annotations
@@ -30,10 +31,9 @@ def proximal_policy(
 ) -> Proximal:
     """trainer: log-probs [C] of the policy before the step, detached; staleness float [C], in steps.
 
-    behaviour: PPO as it was sampled. trainer: decoupled PPO (Hilton et al., arXiv 2110.00641; AReaL,
-    arXiv 2505.24298); as a step makes one update, the trainer's log-probs before the step are those
-    of the same forward. interpolated: log-linear mixture, the behaviour policy counting 1 / d for a
-    staleness of d steps (A-3PO, arXiv 2512.06547) and nothing for d = 0, where the two agree.
+    behaviour: the policy that sampled (PPO). trainer: decoupled PPO; a step makes one update, so the
+    trainer's log-probs before the step are those of the same forward. interpolated: log-linear mixture
+    (A-3PO); the behaviour policy counts 1 / d at a staleness of d steps, and nothing at d = 0.
     """
     if config.proximal == "behaviour":
         return Proximal(behaviour, None)

@@ -1,4 +1,4 @@
-"""A follower's tie to the leader that spawned it. Imports nothing slow: it is to hold from the start."""
+"""Bootstrap of a rank above 0: its life is tied to rank 0's before anything slow is imported."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import signal
 from paceline.process.parent_death_signal import die_with
 
 RANK_SETTINGS = "PACELINE_REPLICA"
-"""Environment variable: JSON object in which the leader tells a follower who it is."""
+"""Environment variable: JSON object with a rank's place in the replica."""
 
 
 def die_with_parent() -> int:
-    """First thing a follower does, before it imports torch. Returns its rank.
+    """First call of a rank above 0, before it imports torch. Returns its rank.
 
-    From here on the kernel kills this process when the leader ends, however it ends; where it has
+    From here on the kernel kills this process when rank 0 ends, however it ends. If rank 0 has
     ended already, this process exits.
     """
     settings = json.loads(os.environ[RANK_SETTINGS])
     die_with(settings["parent"])
-    # Ctrl-C reaches the whole process group; when to stop is the leader's decision.
+    # Ctrl-C reaches the whole process group; rank 0 decides when to stop.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     rank: int = settings["rank"]

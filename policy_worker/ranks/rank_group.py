@@ -1,14 +1,14 @@
-"""The ranks of one policy replica: they live, agree and die as one.
+"""Rank group of one policy replica: the ranks live, agree and die as one.
 
     controller ◄──► rank 0 (the worker) ──spawns──► ranks 1..n-1
-                      │   commands (JSON, gloo)  ──►  obey, in order
-                      │   agree / gather         ◄──► every rank says how it went
+                      │   commands (JSON, gloo)  ──►  executed in order
+                      │   agree / gather         ◄──► the result of every rank
                       └── "epoch n is over" (shared memory) ◄► read between slices of a collective
 
-- Only rank 0 talks to the controller. The others do what it tells them, in the order it says it.
-- A rank that dies ends the replica: its followers carry PR_SET_PDEATHSIG, and rank 0 exits at once
-  when a follower ends before it was told to. Half a replica holds half the parameters: nothing it
-  could still do would be right.
+- Only rank 0 talks to the controller. The others execute its commands, in its order.
+- A rank that dies ends the replica: the other ranks carry PR_SET_PDEATHSIG, and rank 0 exits at once
+  if one of them ends before STOP. Half a replica holds half the parameters: nothing it could still
+  do would be right.
 - All ranks run on one host. Channels bind to loopback; nothing here is pickled.
 """
 
@@ -37,6 +37,8 @@ from torch.distributed.device_mesh import DeviceMesh
 from paceline.errors import UserError
 from paceline.process.structured_log import event
 from paceline.process.user_code import python_module
+from paceline.v1 import rollout_pb2
+from policy_worker.ranks.commands import Command
 from policy_worker.ranks.follower_bootstrap import RANK_SETTINGS, die_with_parent
 
 log = logging.getLogger(__name__)
@@ -53,7 +55,7 @@ class ReplicaBroken(UserError):
 
 
 class RankGroup:
-    """A replica of one rank: its own leader, nobody to tell, nobody to wait for."""
+    """The group of a replica of one rank, which has nobody to announce anything to or to wait for."""
 
     rank = 0
     size = 1
@@ -70,12 +72,14 @@ class RankGroup:
     def leads(self) -> bool:
         return self.rank == 0
 
-    def command(self, command: dict[str, Any]) -> None:
-        """Leader: hands a JSON object to every follower."""
+    def announce(
+        self, command: Command, groups: Sequence[rollout_pb2.Group] = (), **arguments: Any
+    ) -> None:
+        """Rank 0: hands the command and its JSON arguments to the others, where it has no effect."""
 
-    def next_command(self) -> dict[str, Any]:
-        """Follower: blocks until the leader's next command."""
-        raise ReplicaBroken("a replica of one rank has no followers")
+    def next_command(self) -> tuple[Command, dict[str, Any]]:
+        """Ranks above 0: blocks until rank 0 announces the next command."""
+        raise ReplicaBroken("a replica of one rank has nobody to take commands from")
 
     def agree(self, ok: bool) -> bool:
         """Collective. True on every rank if ``ok`` was true on every rank."""
@@ -85,16 +89,13 @@ class RankGroup:
         """Collective. Every rank's JSON value, in rank order, on every rank."""
         return [value]
 
-    def broadcast_bytes(self, data: bytes | None) -> bytes:
-        """Collective. The leader's bytes, on every rank; followers pass None."""
+    def broadcast_bytes(self, data: bytes | None, source: int = 0) -> bytes:
+        """Collective. The bytes of rank ``source``, on every rank; those of the others are ignored."""
         return data or b""
 
     def all_sum(self, tensor: torch.Tensor) -> torch.Tensor:
         """Collective. Adds ``tensor`` (any dtype, on the replica's device) up over ranks, in place."""
         return tensor
-
-    def barrier(self) -> None:
-        """Collective."""
 
     def end_epoch(self, epoch: int) -> None:
         """Any rank, any thread, without blocking: mesh epochs up to ``epoch`` are over for all."""
@@ -104,11 +105,11 @@ class RankGroup:
         return False
 
     def close(self) -> None:
-        """Leader: lets the followers go (they exit 0) and waits for them."""
+        """Rank 0: has the other ranks exit with 0, and waits for them."""
 
 
-class RankedReplica(RankGroup):
-    """Two or more ranks on one host. Made by ``lead`` in rank 0 and by ``follow`` in the others."""
+class MultiRankGroup(RankGroup):
+    """Two or more ranks on one host. Rank 0 gets it from ``start_ranks``, the others from ``join_ranks``."""
 
     def __init__(
         self,
@@ -144,54 +145,48 @@ class RankedReplica(RankGroup):
             self._control = dist.new_group(backend="gloo", timeout=FOREVER)
             self.mesh = dist.init_device_mesh(device_type, (size,), mesh_dim_names=("shard",))
 
-    def command(self, command: dict[str, Any]) -> None:
-        self.broadcast_bytes(json.dumps(command).encode())
+    def announce(
+        self, command: Command, groups: Sequence[rollout_pb2.Group] = (), **arguments: Any
+    ) -> None:
+        if not self.leads:
+            return
+        self.broadcast_bytes(json.dumps([command, arguments, len(groups)]).encode())
+        if groups:
+            packed = rollout_pb2.SubmitRequest(groups=groups)
+            self.broadcast_bytes(packed.SerializeToString())
 
-    def next_command(self) -> dict[str, Any]:
-        command: dict[str, Any] = json.loads(self.broadcast_bytes(None))
-        return command
+    def next_command(self) -> tuple[Command, dict[str, Any]]:
+        command, arguments, groups = json.loads(self.broadcast_bytes(None))
+        if groups:
+            packed = self.broadcast_bytes(None)
+            arguments["groups"] = rollout_pb2.SubmitRequest.FromString(packed).groups
+        return Command(command), arguments
 
     def agree(self, ok: bool) -> bool:
         flag = torch.tensor([int(ok)], dtype=torch.int32)
-        with _speaking():
+        with _replica_errors():
             dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._control)
         return bool(flag.item())
 
     def gather(self, value: Any) -> list[Any]:
         data = json.dumps(value).encode()
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
-        with _speaking():
-            dist.all_gather(sizes, torch.tensor([len(data)]), group=self._control)
-            longest = max(int(s) for s in sizes)
-            mine = torch.zeros(longest, dtype=torch.uint8)
-            mine[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8)
-            parts = [torch.zeros(longest, dtype=torch.uint8) for _ in range(self.size)]
-            dist.all_gather(parts, mine, group=self._control)
-        return [
-            json.loads(part[: int(size)].numpy().tobytes())
-            for part, size in zip(parts, sizes, strict=True)
-        ]
+        return [json.loads(self.broadcast_bytes(data, rank)) for rank in range(self.size)]
 
-    def broadcast_bytes(self, data: bytes | None) -> bytes:
-        size = torch.tensor([len(data or b"")])
-        with _speaking():
-            dist.broadcast(size, 0, group=self._control)
+    def broadcast_bytes(self, data: bytes | None, source: int = 0) -> bytes:
+        mine = bytearray(data or b"") if self.rank == source else bytearray()
+        size = torch.tensor([len(mine)])
+        with _replica_errors():
+            dist.broadcast(size, source, group=self._control)
             if not int(size):
                 return b""
-            if self.leads:
-                buffer = torch.frombuffer(bytearray(data or b""), dtype=torch.uint8)
-            else:
-                buffer = torch.zeros(int(size), dtype=torch.uint8)
-            dist.broadcast(buffer, 0, group=self._control)
-        return buffer.numpy().tobytes()
+            buffer = torch.frombuffer(mine or bytearray(int(size)), dtype=torch.uint8)
+            dist.broadcast(buffer, source, group=self._control)
+        return bytes(buffer.numpy().tobytes())
 
     def all_sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        with _speaking():
+        with _replica_errors():
             dist.all_reduce(tensor)
         return tensor
-
-    def barrier(self) -> None:
-        self.agree(True)
 
     def end_epoch(self, epoch: int) -> None:
         # Each rank writes a word of its own: two writers of one word could undo each other.
@@ -211,7 +206,7 @@ class RankedReplica(RankGroup):
         self._closing.set()
         if self.leads:
             with contextlib.suppress(ReplicaBroken):
-                self.command({"op": "stop"})
+                self.announce(Command.STOP)
             for child in self._children:
                 try:
                     child.wait(10.0)
@@ -232,19 +227,19 @@ class RankedReplica(RankGroup):
             os._exit(1)
 
 
-def lead(
+def start_ranks(
     size: int,
     *,
     config_json: str = "{}",
     threads: int = 1,
     device_type: str = "cpu",
-    follower: Sequence[str] = ("policy_worker.ranks.rank_worker",),
+    worker: Sequence[str] = ("policy_worker.ranks.rank_worker",),
 ) -> RankGroup:
     """Starts a replica of ``size`` ranks with the caller as rank 0; call it from the main thread.
 
-    ``config_json`` reaches the followers as ``follow()``'s second result. ``follower`` is the
-    module they run (``python -m``), with its arguments. ``threads`` limits each follower's CPU
-    threads. Returns once every rank has joined. Raises ReplicaBroken where that fails.
+    ``config_json`` reaches the other ranks as ``join_ranks()``'s second result. ``worker`` is the
+    module they run (``python -m``), with its arguments. ``threads`` limits each one's CPU threads.
+    Returns once every rank has joined. Raises ReplicaBroken if that fails.
     """
     if size == 1:
         return RankGroup()
@@ -284,14 +279,14 @@ def lead(
             }
             children.append(
                 subprocess.Popen(
-                    [*python_module(follower[0]), *follower[1:]],
+                    [*python_module(worker[0]), *worker[1:]],
                     env=env,
                     stdin=subprocess.DEVNULL,
                     pass_fds=(shared.fileno(),),
                 )
             )
     try:
-        return RankedReplica(
+        return MultiRankGroup(
             rank=0,
             size=size,
             identity=identity,
@@ -306,15 +301,15 @@ def lead(
         raise ReplicaBroken(f"the replica's ranks did not come together: {error}") from error
 
 
-def follow() -> tuple[RankedReplica, str]:
-    """Joins the replica that spawned this process. Returns it and the leader's ``config_json``."""
+def join_ranks() -> tuple[MultiRankGroup, str]:
+    """Joins the replica that spawned this process. Returns it and rank 0's ``config_json``."""
     die_with_parent()
     settings = json.loads(os.environ[RANK_SETTINGS])
     torch.set_num_threads(settings["threads"])
     epochs = mmap.mmap(settings["epochs"], mmap.PAGESIZE)
     os.close(settings["epochs"])
     store = dist.TCPStore("127.0.0.1", settings["port"], None, timeout=timedelta(minutes=5))
-    replica = RankedReplica(
+    replica = MultiRankGroup(
         rank=settings["rank"],
         size=settings["size"],
         identity=settings["identity"],
@@ -340,7 +335,7 @@ def _loopback() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _speaking() -> Iterator[None]:
+def _replica_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:

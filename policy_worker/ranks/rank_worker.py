@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
+from paceline.process.process_exit import leave
 from paceline.process.user_code import search_start_directory_last
 from policy_worker.ranks.follower_bootstrap import die_with_parent
 
@@ -12,7 +10,7 @@ from policy_worker.ranks.follower_bootstrap import die_with_parent
 def main() -> int:
     rank = die_with_parent()
     search_start_directory_last()
-    # Only now what is slow to import: the leader may die meanwhile.
+    # Slow imports come after it: rank 0 may die meanwhile.
     import json
 
     import torch
@@ -20,10 +18,10 @@ def main() -> int:
     from paceline.config.schema import Config
     from paceline.process import structured_log
     from policy_worker.model import pick_device
-    from policy_worker.ranks.rank_group import follow
+    from policy_worker.ranks.rank_group import join_ranks
     from policy_worker.trainer import Trainer
 
-    replica, settings_json = follow()
+    replica, settings_json = join_ranks()
     settings = json.loads(settings_json)
     structured_log.setup(f"{settings['worker_id']}.{rank}")
     config = Config.model_validate(settings["config"])
@@ -32,14 +30,11 @@ def main() -> int:
         device = torch.device("cuda", rank)
         torch.cuda.set_device(device)
     trainer = Trainer(config, device, replica=replica)
-    trainer.obey()
+    trainer.follow()
     replica.close()
     return 0
 
 
 if __name__ == "__main__":
     status = main()
-    # Nothing is left to be done, and to take an interpreter full of torch apart takes seconds, for
-    # which rank 0 would wait.
-    sys.stderr.flush()
-    os._exit(status)
+    leave(status)  # rank 0 would wait seconds for an interpreter full of torch to be taken apart

@@ -6,7 +6,7 @@
 
 A forward gathers one block's weights at a time; a backward leaves each rank the sum over ranks of
 its slice of the gradient. Rank i of every replica slices the same way, so the elastic mesh that
-joins rank i of all replicas can add slices up, seed them and compare them without gathering.
+joins rank i of all replicas can add, transfer and compare slices without gathering them.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
 from paceline.config.schema import Config
+from paceline.ids import Step
 from policy_worker.model import load_model
 from policy_worker.ranks.rank_group import RankGroup
-from policy_worker.state import TrainState, local_tensor
+from policy_worker.state import NO_VERSION, TrainState, local_tensor
 from policy_worker.step.optimizer import build_optimizer
 
-# It warns of in-place operations on what the root returns; nothing here does any.
+# The warning is about in-place operations on the root's output; nothing here does any.
 warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a view tensor")
 
 
 def load_sharded_state(config: Config, replica: RankGroup, device: torch.device) -> TrainState:
     """The initial state of one rank of a replica: model.path's weights, zero optimizer state, step 0,
-    version -1 (nobody's yet). Collective in its first use, not in loading.
+    version NO_VERSION. Collective in its first use, not in loading.
 
     Each rank reads the weights into host memory, and only its slices go to ``device``. Raises
-    ModelError where the model cannot be read.
+    ModelError if the model cannot be read.
     """
     torch.manual_seed(config.run.seed)
     host = device if replica.mesh is None else torch.device("cpu")
@@ -43,7 +44,8 @@ def load_sharded_state(config: Config, replica: RankGroup, device: torch.device)
     if replica.mesh is not None:
         shard_model(model, replica.mesh)
         model.to(device)  # buffers
-    return TrainState(model, build_optimizer(model, config.train), 0, -1, config)
+    optimizer = build_optimizer(model, config.train)
+    return TrainState(model, optimizer, Step(0), NO_VERSION, config)
 
 
 def shard_model(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -66,8 +68,8 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
     blocks = [m for m in model.modules() if type(m).__name__ in names]
     if blocks:
         return blocks
-    lists = [m for m in model.modules() if isinstance(m, nn.ModuleList)]
-    return list(max(lists, key=len)) if lists else []
+    lists = [list(m) for m in model.modules() if isinstance(m, nn.ModuleList)]
+    return max(lists, key=len, default=[])
 
 
 def gathered_weights(state: TrainState) -> Iterator[tuple[str, Tensor]]:

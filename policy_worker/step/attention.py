@@ -1,7 +1,7 @@
-"""Attention over packed rows, as a transformers attention function.
+"""Packed attention: attention over rows without padding, as a transformers attention function.
 
 A row of tokens holds many sequences and no padding; linear layers, norms and embeddings work on it
-as it is. Only attention has to know which tokens see which. It gets a ``Packing`` with the row and
+as it is. Only attention depends on the tokens that see each other. It gets a ``Packing`` with the row and
 gathers, per block of sequences of similar length, queries, keys and values into [N, L], runs causal
 attention there, and picks each row token's output out of the blocks. Padding exists in these blocks
 only; it sits after the tokens of each sequence, so causality hides it.
@@ -39,10 +39,10 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Which tokens of a row see which.
+    """The attention pattern of a row.
 
-    ``collapse`` is int64 [T]: for each row token, where its output stands in the concatenation of
-    all blocks' [N * L] outputs.
+    ``collapse`` is int64 [T]: for each row token, the index of its output in the concatenation of all
+    blocks' [N * L] outputs.
     """
 
     blocks: tuple[Block, ...]
@@ -120,7 +120,7 @@ def _sdpa(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scaling: float |
 
 
 def _is_short(length: int, head_dim: int) -> bool:
-    """Where two batched products beat the CPU's tiled attention, as measured: by a third at best."""
+    """If two batched products beat the CPU's tiled attention, as measured: by a third at best."""
     return length <= SHORT_LENGTH and head_dim <= SHORT_HEAD
 
 
@@ -129,7 +129,7 @@ def _short_attention(q: Tensor, k: Tensor, v: Tensor, scaling: float | None) -> 
     n, length, heads, dim = q.shape
     groups = k.shape[2]
     share = heads // groups
-    # Query heads that share keys stand below one another: no key is repeated.
+    # Query heads that share keys are stacked: no key is repeated.
     queries = q.view(n, length, groups, share, dim).permute(0, 2, 3, 1, 4)
     queries = queries.reshape(n * groups, share * length, dim)
     keys = k.transpose(1, 2).reshape(n * groups, length, dim)
@@ -142,7 +142,7 @@ def _short_attention(q: Tensor, k: Tensor, v: Tensor, scaling: float | None) -> 
 
 
 def _window_mask(length: int, window: int | None, device: torch.device) -> Tensor | None:
-    """Causal mask [L, L] of a sliding window; None where plain causality says the same."""
+    """Causal mask [L, L] of a sliding window; None if plain causality is the same."""
     if window is None or window >= length:
         return None
     position = torch.arange(length, device=device)

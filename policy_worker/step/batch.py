@@ -1,7 +1,7 @@
-"""Groups as they arrive (protobuf) become columns: one array per quantity, over all sequences.
+"""Token batches: groups as they arrive (protobuf), decoded into one array per quantity.
 
-Everything after this file works on whole arrays; the only loop over completions in Python is the
-one that collects their bytes.
+Everything after this file works on whole arrays. The only Python loop over completions is the one
+that collects their bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Floats = NDArray[np.float32]
 
 
 class BadGroup(UserError, ValueError):
-    """A payload that contradicts itself. The message names the task and what is wrong."""
+    """A payload that contradicts itself. The message names the task and the contradiction."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +38,9 @@ class TokenBatch:
     length: Ints
     """[S], completion tokens of each sequence; at least 1."""
     behaviour: Floats
-    """[C], log-probability of each token where and when it was sampled."""
+    """[C], log-probability of each token as it was sampled."""
     trained: Floats
-    """[C], 1 where the model produced the token, 0 where an environment did."""
+    """[C], 1 for a token of the model, 0 for one of an environment."""
     version: Ints
     """[C], weight version that produced the token."""
     reward: NDArray[np.float64]
@@ -53,11 +53,11 @@ class TokenBatch:
 
 
 def decode(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
-    """Columns of ``groups``, in their order. Raises BadGroup where lengths contradict one another."""
+    """Columns of ``groups``, in their order. Raises BadGroup if lengths contradict one another."""
     try:
         return _columns(groups)
     except ValueError as error:
-        # numpy's, of bytes that are no whole number of tokens.
+        # From NumPy, if the bytes are no whole number of tokens.
         raise BadGroup(_contradiction(groups)) from error
 
 
@@ -89,7 +89,7 @@ def _columns(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
 
 
 def check_vocabulary(batch: TokenBatch, groups: Sequence[rollout_pb2.Group], rows: int) -> None:
-    """Raises BadGroup where a token id has no row in an embedding of ``rows``."""
+    """Raises BadGroup if a token id has no row in an embedding of ``rows``."""
     highest = max(int(batch.tokens.max()), int(batch.prompt_tokens.max()))
     if highest >= rows:
         names = ", ".join(group.task.task_id for group in groups)
@@ -104,7 +104,8 @@ def staleness(version: Ints, step: int, lines: Sequence[tuple[int, int]]) -> Int
     """
     first, offset = np.array(sorted(lines) or [(0, 0)], dtype=np.int64).T
     line = np.clip(np.searchsorted(first, version, side="right") - 1, 0, None)
-    return np.maximum(step - 1 - (version - offset[line]), np.int64(0))
+    age: Ints = np.maximum(step - 1 - (version - offset[line]), 0)
+    return age
 
 
 def _contradiction(groups: Sequence[rollout_pb2.Group]) -> str:

@@ -1,22 +1,23 @@
-"""Adds up the gradients of one step, group by group, in whatever order and however many rounds.
+"""Local gradients of one step: the sum over groups, in any order and over any number of calls.
 
-- What a group contributes depends on the step's totals and on the group alone. So the sum does not
-  depend on how groups are dealt to replicas, packed into rows, or split over rounds.
+- The contribution of a group depends on the step's totals and on the group alone. So the sum does not
+  depend on how groups are assigned to replicas, packed into rows, or split over calls.
 - Local gradients live in ``parameter.grad`` and are only ever added to; the mesh gets a copy.
-- A group is added at most once: a later round of a step names it again, and it is skipped.
+- A group is added at most once: if a step names it again after a change of members, it is skipped.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from paceline.ids import Step, Version
 from paceline.v1 import policy_pb2, rollout_pb2
 from policy_worker.objectives.advantages import group_advantages
 from policy_worker.objectives.aggregation import Totals, token_weights
@@ -35,10 +36,11 @@ GroupKey = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class StepSpec:
-    """What all members know of a step. JSON-friendly, for the other ranks of a replica."""
+    """The totals that all members of a step share."""
 
-    step: int
-    version: int
+    step: Step
+    version: Version
+    """Of the state before the step."""
     tokens: int
     sequences: int
     lines: tuple[tuple[int, int], ...] = ()
@@ -47,18 +49,22 @@ class StepSpec:
     @classmethod
     def of(cls, plan: policy_pb2.StepPlan) -> StepSpec:
         lines = tuple((line.first_version, line.offset) for line in plan.lines)
-        return cls(plan.step, plan.version, plan.total_tokens, plan.total_sequences, lines)
-
-    def json(self) -> dict[str, Any]:
-        return asdict(self)
+        return cls(
+            Step(plan.step),
+            Version(plan.version),
+            plan.total_tokens,
+            plan.total_sequences,
+            lines,
+        )
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StepSpec:
+        """From asdict() that has gone through JSON."""
         return cls(**{**value, "lines": tuple(tuple(line) for line in value["lines"])})
 
 
 class Gradients:
-    """Local gradients of the open step, and which groups are in them."""
+    """Local gradients of the open step, and the groups that are in them."""
 
     def __init__(
         self,
@@ -80,10 +86,10 @@ class Gradients:
         self.stats = Stats()
 
     def begin(self, spec: StepSpec, shard: Iterable[GroupKey]) -> list[GroupKey]:
-        """Opens or continues a step; returns which groups of ``shard`` are still to be added.
+        """Opens or continues a step; returns the groups of ``shard`` are still to be added.
 
-        Starts over where the step is another one, or where a group was added that is no longer
-        this replica's: it would be trained twice.
+        Starts over if the step is another one, or if a group was added that is no longer this
+        replica's and would be trained twice.
         """
         wanted = list(shard)
         if spec != self._spec or not self._added.issubset(wanted):
@@ -128,9 +134,8 @@ class Gradients:
         if rank == 0:
             self.stats.add("loss", 0.0, len(batch.length) / max(spec.sequences, 1))
 
-    @torch.no_grad()
     def flatten(self, scratch: Tensor) -> None:
-        """Copies the local gradients into ``scratch``, float32 [size]; zeros where there are none."""
+        """Copies the local gradients into ``scratch``, float32 [size]; zeros if there are none."""
         views = self.views(scratch)
         with_gradient = [i for i, p in enumerate(self._parameters) if p.grad is not None]
         if len(with_gradient) < len(views):
@@ -194,16 +199,18 @@ class Gradients:
         measure(self.stats, scores, loss, tokens)
         self.stats.add("loss", float(loss.total.detach()), 0.0)
 
-    @torch.no_grad()
     def _reference_logprobs(self, micro: MicroBatch) -> Tensor | None:
         if self._reference is None:
             return None
-        with self._precision():
+        with torch.no_grad(), self._precision():
             return score(self._reference, micro, self._state.config.rollout.temperature).logprobs
 
     def _precision(self) -> contextlib.AbstractContextManager[Any]:
-        # Autocast rather than a second copy in bf16: one set of weights to seed, reduce and
+        # Autocast rather than a second copy in bf16: one set of weights to transfer, reduce and
         # checkpoint, and gradients arrive in float32. Its price is a cast per row.
-        if self._state.config.model.dtype == "bfloat16":
-            return torch.autocast(self._device.type, torch.bfloat16)
-        return contextlib.nullcontext()
+        if self._state.config.model.dtype != "bfloat16":
+            return contextlib.nullcontext()
+        cast: contextlib.AbstractContextManager[Any] = torch.autocast(
+            self._device.type, torch.bfloat16
+        )
+        return cast

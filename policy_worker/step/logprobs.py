@@ -1,7 +1,7 @@
-"""Log-probabilities of chosen tokens, from a packed row, at the sampling temperature.
+"""Log-probabilities of target tokens of a packed row, at the sampling temperature.
 
-Only the positions that predict something reach the language-model head, and they do so in chunks, so
-that vocabulary times tokens stays bounded: a chunk's logits are recomputed in the backward pass.
+Only positions that predict a target reach the language-model head. They do so in chunks, so that
+vocabulary times tokens stays bounded: a chunk's logits are recomputed in the backward pass.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class _ScoresTokens:
 def make_scorer(model: nn.Module) -> None:
     """Teaches ``model`` (a transformers causal LM) to score packed rows, in place.
 
-    Raises ValueError, with a reason for people, where its layers cannot run on packed rows.
+    Raises ValueError, with a reason for people, if its layers cannot run on packed rows.
     """
     name = type(model).__name__
     config = model.config.get_text_config()
@@ -115,7 +115,7 @@ def _score_chunk(
 
 
 def _logits(model: Any, hidden: Tensor) -> Tensor:
-    """What the model's own forward makes of last hidden states [c, D]: logits [c, V].
+    """Logits [c, V] of last hidden states [c, D], as the model's own forward computes them.
 
     Beside the head itself: Gemma caps logits, Cohere multiplies and Granite divides them.
     """

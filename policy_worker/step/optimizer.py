@@ -14,7 +14,7 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     """AdamW with decoupled weight decay on matrices only: norms and biases (one dimension) have none.
 
     The state (exp_avg, exp_avg_sq, step) exists from the start, as zeros, so that a fresh replica
-    can be restored or seeded in place. Source: Loshchilov and Hutter, arXiv 1711.05101.
+    can be restored, or receive the state, in place. Source: Loshchilov and Hutter, arXiv 1711.05101.
     """
     parameters = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in parameters if p.ndim >= 2]

@@ -1,6 +1,6 @@
-"""Micro-batches without padding: which tokens stand in which row, and who attends to whom.
+"""Packing: micro-batches without padding, as rows of prompts and completions.
 
-A row is [prompt, completion 1, completion 2, ...] for one group after the other. The prompt stands
+A row is [prompt, completion 1, completion 2, ...] for one group after the other. The prompt appears
 once and all completions of the group attend to it, so its forward is shared. The last token of a
 completion is never an input: nothing is predicted from it.
 
@@ -29,7 +29,7 @@ BLOCK_MINIMUM = 64
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """One row of T tokens and what is to be predicted from it: C tokens of S sequences."""
+    """One row of T tokens, and the C target tokens of S sequences that are predicted from it."""
 
     input_ids: Tensor
     """int64 [1, T]"""
@@ -41,19 +41,19 @@ class MicroBatch:
     targets: Tensor
     """int64 [C], token ids."""
     token_index: Ints
-    """[C], where each target stands in the Batch's token columns."""
+    """[C], index of each target in the batch's token columns."""
     sequence_index: Ints
-    """[S], which of the Batch's sequences these are."""
+    """[S], indices of these sequences in the batch."""
     sequence_of: Tensor
-    """int64 [C], which of the S sequences each target belongs to."""
+    """int64 [C], the target's sequence, from 0 to S - 1."""
 
 
 def plan_rows(batch: TokenBatch, keep: Ints, tokens_per_microbatch: int) -> list[Ints]:
     """Splits the sequences ``keep`` (indices, ascending) into rows of at most so many tokens.
 
-    Groups stay together where they fit, longest first so that rows hold sequences of similar
-    length; a group that does not fit is split, its prompt repeated. A single sequence that is
-    longer than the limit gets a row of its own. The same input gives the same rows.
+    Groups stay together if they fit, longest first, so that rows hold sequences of similar length. A
+    group that does not fit is split, and its prompt repeated. A single sequence that is longer than
+    the limit gets a row of its own. The same input gives the same rows.
     """
     if len(keep) == 0:
         return []

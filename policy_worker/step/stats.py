@@ -47,12 +47,12 @@ class Stats:
         return dict(self._entries)
 
     def mean(self, name: str) -> float:
-        """0 where nothing was measured."""
+        """0 if nothing was measured."""
         total, weight, _ = self._entries.get(name, (0.0, 0.0, 0.0))
         return total / weight if weight else 0.0
 
     def messages(self) -> dict[str, common_pb2.Stat]:
-        """For a VoteRequest. What is not finite is left out: it would have the whole vote refused."""
+        """For a VoteRequest. Entries that are not finite are left out: the vote would be refused."""
         return {
             name: common_pb2.Stat(sum=total, weight=weight, max=largest)
             for name, (total, weight, largest) in self._entries.items()
@@ -71,35 +71,25 @@ def measure(stats: Stats, scores: TokenScores, loss: Loss, columns: TokenColumns
     """
     with torch.no_grad():
         trained = columns.trained
-        gap = (scores.logprobs - columns.behaviour).abs() * trained
         fresh = trained * (columns.staleness == 0)
-        drift = token_kl(columns.behaviour, scores.logprobs, "k3") * trained
-        masked_ratio = loss.ratio * trained
-        numbers: list[Tensor] = [
-            trained.sum(),
-            (scores.entropy * trained).sum(),
-            (loss.clipped * trained).sum(),
-            masked_ratio.sum(),
-            masked_ratio.max(),
-            gap.sum(),
-            gap.max(),
-            drift.sum(),
-            fresh.sum(),
-            (gap * fresh).sum(),
-            (gap * fresh).max(),
-        ]
+        gap = (scores.logprobs - columns.behaviour).abs()
+        measured = {
+            "entropy": (scores.entropy, trained),
+            "clip_fraction": (loss.clipped, trained),
+            "ratio": (loss.ratio, trained),
+            "logprob_gap": (gap, trained),
+            "logprob_gap_fresh": (gap, fresh),
+            "kl_behaviour": (token_kl(columns.behaviour, scores.logprobs, "k3"), trained),
+        }
         if loss.kl is not None:
-            numbers.append((loss.kl * trained).sum())
+            measured["kl"] = (loss.kl, trained)
+        rows = [
+            torch.stack([(values * mask).sum(), mask.sum(), (values * mask).max()])
+            for values, mask in measured.values()
+        ]
         # One transfer from the device for all of them.
-        values = torch.stack(numbers).tolist()
-    count, entropy, clipped, ratio_sum, ratio_max, gap_sum, gap_max = values[:7]
-    drift_sum, fresh_count, fresh_sum, fresh_max, *kl = values[7:]
-    stats.add("entropy", entropy, count)
-    stats.add("clip_fraction", clipped, count)
-    stats.add("ratio", ratio_sum, count, ratio_max)
-    stats.add("logprob_gap", gap_sum, count, gap_max)
-    stats.add("kl_behaviour", drift_sum, count)
-    if fresh_count:
-        stats.add("logprob_gap_fresh", fresh_sum, fresh_count, fresh_max)
-    if kl:
-        stats.add("kl", kl[0], count)
+        numbers = torch.stack(rows).tolist()
+    for name, (total, count, largest) in zip(measured, numbers, strict=True):
+        if count or name != "logprob_gap_fresh":
+            exact_maximum = name in ("ratio", "logprob_gap", "logprob_gap_fresh")
+            stats.add(name, total, count, largest if exact_maximum else None)

@@ -1,13 +1,15 @@
-"""A controller of policy workers only: one process, no durability, steps from a fixed script.
+"""Fake controller of policy workers: one process, no durability, steps from a fixed script.
 
-It exists so that tests can choose the instant of a fault to the message. Its rules are those of the
-real one: a lost session is a death, a death ends the epoch, survivors keep their groups and get the
-dead one's, nobody applies a step before all members of the epoch have voted for it.
+Tests choose the instant of a fault to the message. The rules are those of the real controller: a lost
+session is a death, a death ends the epoch, survivors keep their groups and get those of the dead, and
+nobody applies a step before all members of the epoch have voted for it. Time is no evidence here: a
+member that only hangs is dead once the test calls ``declare_dead``.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,24 +17,20 @@ from dataclasses import dataclass, field
 import grpc.aio
 
 from paceline.process.asyncio_thread import BackgroundLoop
-from paceline.v1 import common_pb2, policy_pb2, rollout_pb2, worker_pb2, worker_pb2_grpc
+from paceline.v1 import policy_pb2, rollout_pb2, worker_pb2, worker_pb2_grpc
 from paceline.v1.policy_pb2_grpc import (
     PolicyServiceServicer,
     add_PolicyServiceServicer_to_server,
 )
-
-SILENCE_S = 1.5
 
 
 @dataclass
 class FakeMember:
     worker_id: str
     incarnation: int
-    state_version: int = -1
-    pid: int = 0
+    state_version: int
     epoch: int = 0
     lifecycle: int = 0
-    heard: float = 0.0
 
 
 @dataclass
@@ -71,13 +69,10 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
         self._committed: dict[tuple[int, int, int], int] = {}
         self._seq = 0
         self._background = BackgroundLoop("small-controller")
-        self._changed = self._background.run(self._condition())
         self.address = self._background.run(self._serve())
 
-    async def _condition(self) -> asyncio.Condition:
-        return asyncio.Condition()
-
     async def _serve(self) -> str:
+        self._changed = asyncio.Condition()
         self._server = grpc.aio.server()
         add_PolicyServiceServicer_to_server(self, self._server)
         worker_pb2_grpc.add_WorkerServiceServicer_to_server(self, self._server)
@@ -87,7 +82,7 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
 
     # -- for the test -------------------------------------------------------------------------
 
-    def wait(self, done: Callable[[], bool], timeout_s: float = 40.0) -> None:
+    def wait(self, done: Callable[[], bool], timeout_s: float = 100.0) -> None:
         async def wait() -> None:
             async with self._changed:
                 await self._changed.wait_for(done)
@@ -108,6 +103,10 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
                 self._move()
 
         self._background.run(change())
+
+    def declare_dead(self, worker_id: str) -> None:
+        """As if its lease had expired; its session ends with REJOIN once it reads again."""
+        self.change(lambda: self._lost(self.workers[worker_id]))
 
     def close(self) -> None:
         self._background.run(self._server.stop(None))
@@ -176,20 +175,15 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
 
     async def Register(self, request, context):
         async with self._changed:
-            worker = FakeMember(
-                request.caller.worker_id,
-                request.caller.incarnation,
-                request.state_version,
-                request.pid,
+            self.workers[request.caller.worker_id] = FakeMember(
+                request.caller.worker_id, request.caller.incarnation, request.state_version
             )
-            worker.heard = asyncio.get_running_loop().time()
-            self.workers[worker.worker_id] = worker
             self._move()
         return worker_pb2.RegisterReply(
             run_id=self.run_id,
             rendezvous_url=self.redis_url,
             heartbeat_s=0.2,
-            lease_ttl_s=SILENCE_S,
+            lease_ttl_s=60.0,
             run_dir=self.run_dir,
         )
 
@@ -200,39 +194,26 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
             yield self._directive(None)
             return
         reader = asyncio.create_task(self._read(requests, worker, first))
-        last = None
         try:
-            while not reader.done():
+            live = True
+            while live and not reader.done():
                 live = self.workers.get(worker.worker_id) is worker
-                directive = self._directive(worker if live else None)
-                if (directive.mesh, directive.lifecycle) != last:
-                    last = (directive.mesh, directive.lifecycle)
-                yield directive
-                if not live:
-                    return
+                yield self._directive(worker if live else None)
                 async with self._changed:
-                    try:
+                    with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(self._changed.wait(), 0.2)
-                    except TimeoutError:
-                        pass
-                if asyncio.get_running_loop().time() - worker.heard > SILENCE_S:
-                    async with self._changed:
-                        self._lost(worker)
         finally:
             reader.cancel()
             async with self._changed:
                 if worker.lifecycle != worker_pb2.LIFECYCLE_STOPPED:
                     self._lost(worker)
 
-    async def _read(self, requests, worker, first):
-        report = first
+    async def _read(self, requests, worker, report):
         while True:
             async with self._changed:
-                worker.heard = asyncio.get_running_loop().time()
-                known = (worker.epoch, worker.state_version, worker.lifecycle)
-                worker.epoch, worker.state_version = report.mesh_epoch, report.state_version
-                worker.lifecycle = report.lifecycle
-                if known != (worker.epoch, worker.state_version, worker.lifecycle):
+                said = (report.mesh_epoch, report.state_version, report.lifecycle)
+                if said != (worker.epoch, worker.state_version, worker.lifecycle):
+                    worker.epoch, worker.state_version, worker.lifecycle = said
                     self._move()
             try:
                 report = await anext(aiter(requests))
@@ -355,7 +336,3 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
             self.checkpoint = (request.path, request.step)
             self._changed.notify_all()
         return policy_pb2.CheckpointReply()
-
-
-def refs(groups: Sequence[rollout_pb2.Group]) -> list[common_pb2.TaskRef]:
-    return [g.task for g in groups]

@@ -92,7 +92,6 @@ def test_an_abandoned_mesh_starts_nothing(pair: Pair) -> None:
     pair.meshes[0].abandon()
     for operation in (
         lambda mesh, buffer: mesh.all_reduce(buffer),
-        lambda mesh, buffer: mesh.broadcast(buffer, 0),
         lambda mesh, buffer: mesh.send(buffer, 1),
         lambda mesh, buffer: mesh.recv(buffer, 1),
     ):
@@ -125,7 +124,6 @@ def test_a_mesh_of_one_needs_nobody() -> None:
     )
     buffer = torch.ones(3)
     mesh.all_reduce(buffer)
-    mesh.broadcast(buffer, 0)
     assert buffer.tolist() == [1.0] * 3
     mesh.abandon()
 

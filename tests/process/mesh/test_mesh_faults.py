@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.weights.weight_transfer import weights_digest
+from paceline.weights.tensor_checksum import weights_digest
 from testbed.mesh_member import Crew, Member, crew_on
 from testbed.redis_process import throwaway_redis
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -80,10 +82,17 @@ class Fleet:
     def pid(self, name):
         return self.processes[name].pid
 
+    def await_stopped(self, name):
+        """Returns once the process has stopped itself; it is the fork server's child, not ours."""
+        process, deadline = psutil.Process(self.pid(name)), time.monotonic() + 60
+        while process.status() != psutil.STATUS_STOPPED:
+            assert time.monotonic() < deadline, self.logs()
+            time.sleep(0.01)
+
     def finish(self, *names):
         """Waits for these to exit 0; their weights."""
         for name in names:
-            self.processes[name].join(40)
+            self.processes[name].join(100)
             assert self.processes[name].exitcode == 0, self.logs()
         return [load_file(self.out / f"{name}.safetensors") for name in names]
 
@@ -143,9 +152,11 @@ def test_a_member_lost_in_the_all_reduce_costs_no_step(start_fleet, undisturbed,
     fleet.start("policy-0", "policy-1")
     fleet.start("policy-2", **{fault: 2})
     if fault == "stop_in_reduce":
-        # Survivors go on without it; awake again, it is told to rejoin and is seeded.
+        # Survivors go on without it; awake again, it rejoins and the state is transferred to it.
         controller.pause_after = 2
-        controller.wait(lambda: controller.step == 2 and "policy-2" in controller.deaths)
+        fleet.await_stopped("policy-2")
+        controller.declare_dead("policy-2")
+        controller.wait(lambda: controller.step == 2)
         os.kill(fleet.pid("policy-2"), signal.SIGCONT)
         controller.wait(lambda: "policy-2" in controller.workers)
         controller.change(lambda: setattr(controller, "pause_after", STEPS))
@@ -225,7 +236,7 @@ def test_a_member_killed_between_commit_and_optimizer_step_is_replaced(start_fle
     controller.wait(lambda: "policy-1" in controller.workers)
     controller.change(lambda: setattr(controller, "pause_after", STEPS))
     weights = fleet.finish("policy-0", "policy-1")
-    same_bits(weights)  # the replacement was seeded: parameters, moments and step
+    same_bits(weights)  # the replacement received parameters, moments and step
     same_step(weights[0], undisturbed[-1])
     assert_committed_once(controller)
 

@@ -11,13 +11,14 @@ import time
 import psutil
 import pytest
 
-from policy_worker.ranks.rank_group import RankGroup, ReplicaBroken, lead
+from policy_worker.ranks.commands import Command
+from policy_worker.ranks.rank_group import RankGroup, ReplicaBroken, start_ranks
 from tests.fixtures import ranks
 
 
 def test_ranks_hear_the_leader_and_agree():
     said = ranks.run(3, "talk")
-    assert said["heard"] == [{"op": "greet", "words": ["ä", 1, None]}] * 3
+    assert said["heard"] == [["attach", {"words": ["ä", 1, None]}]] * 3
     assert len(set(said["identities"])) == 1
     assert said["all_ok"] is True
     assert said["one_not_ok"] is False
@@ -28,9 +29,9 @@ def test_ranks_hear_the_leader_and_agree():
 
 
 def test_one_rank_needs_nobody():
-    replica = lead(1)
+    replica = start_ranks(1)
     assert (replica.rank, replica.size, replica.leads) == (0, 1, True)
-    replica.command({"op": "anything"})
+    replica.announce(Command.ABANDON)
     assert replica.agree(True) is True
     assert replica.agree(False) is False
     assert replica.gather({"a": 1}) == [{"a": 1}]

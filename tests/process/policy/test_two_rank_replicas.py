@@ -22,6 +22,8 @@ from tests.fixtures.train_states import all_bits, assert_same_bits, tiny_config,
 
 STEPS = 3
 
+pytestmark = pytest.mark.timeout(600)  # five trainings, each by processes that import torch
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
@@ -55,7 +57,7 @@ def runs(tmp_path_factory):
             )
             for rank in range(2)
         ]
-        out, err = members[0].communicate(timeout=100)
+        out, err = members[0].communicate(timeout=150)
         assert members[0].returncode == 0, err
         mesh = [json.loads(out), json.loads(members[1].stdout.readline())]
         members[1].kill()  # hung on purpose
@@ -150,7 +152,7 @@ def test_death_of_one_rank_costs_its_replica_and_not_the_step(runs, tmp_path):
                 raise ConnectionResetError("the voter is dead")
 
         controller.on_vote = kill
-        assert workers[0].wait(90) == 0
+        assert workers[0].wait(150) == 0
         controller.close()
     assert len(victims) == 1
     assert not victims[0].is_running()

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
+from paceline.weights.tensor_checksum import weights_digest
+from paceline.weights.weight_manifest import WeightsRefused
 from paceline.weights.weight_transfer import (
     PUBLISHER,
     RECEIVER,
     SnapshotPool,
     WeightSnapshot,
-    WeightsRefused,
     acknowledge,
     await_hello,
     receive_snapshot,
     say_hello,
     send_snapshot,
-    weights_digest,
 )
 from testbed.redis_process import throwaway_redis
 

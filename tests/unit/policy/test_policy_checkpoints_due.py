@@ -77,12 +77,12 @@ def due(monkeypatch):
 
 def test_a_checkpoint_whose_step_has_passed_is_made_up_at_once_and_only_once(due) -> None:
     out, desk, trainer = due
-    assert out.wanted()
+    assert out.work_due()
     out.serve()
     assert [s[0] for s in trainer.saves] == [3]
     trainer.step_on()
     out.serve()
-    assert not out.wanted() and len(trainer.saves) == 1, "it is being written"
+    assert not out.work_due() and len(trainer.saves) == 1, "it is being written"
     trainer.written()
     out.serve()
     assert len(trainer.saves) == 1, "it is being recorded"
@@ -90,7 +90,7 @@ def test_a_checkpoint_whose_step_has_passed_is_made_up_at_once_and_only_once(due
     out.serve()
     assert len(trainer.saves) == 1
     desk.directive.checkpoint_step = 6
-    assert not out.wanted()
+    assert not out.work_due()
     trainer.state.step = trainer.state.version = 6
     out.serve()
     assert [s[0] for s in trainer.saves] == [3, 6]
@@ -108,9 +108,9 @@ def test_a_checkpoint_that_failed_is_tried_again_after_a_while(due, failure, mon
         trainer.written()
         desk.answer(recorded=False)
     trainer.step_on()
-    assert not out.wanted()
+    assert not out.work_due()
     now += publish_and_checkpoint.RETRY_S
-    assert out.wanted()
+    assert out.work_due()
     out.serve()
     assert [s[0] for s in trainer.saves] == [3, 4]
 
@@ -123,7 +123,7 @@ def test_what_was_saved_on_a_line_that_was_rolled_back_does_not_count(due) -> No
     assert [s[:2] for s in trainer.saves] == [(4, 4)]
     # Back to step 1, as version 5; step 4 comes again, as version 8.
     trainer.state.step, trainer.state.version = 3, 7
-    assert not out.wanted()
+    assert not out.work_due()
     trainer.step_on()
     out.serve()
     assert [s[:2] for s in trainer.saves] == [(4, 4), (4, 8)]
@@ -132,6 +132,6 @@ def test_what_was_saved_on_a_line_that_was_rolled_back_does_not_count(due) -> No
 def test_only_rank_0_writes(due) -> None:
     out, _, trainer = due
     trainer.rank = 1
-    assert not out.wanted()
+    assert not out.work_due()
     out.serve()
     assert trainer.saves == []

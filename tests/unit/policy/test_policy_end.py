@@ -31,7 +31,7 @@ class StoppedWhileAsking:
 def test_stopped_that_overtakes_the_answer_finished_is_not_slept_through():
     worker = PolicyWorker.__new__(PolicyWorker)
     worker.control = StoppedWhileAsking()
-    worker.standing = WorkerReport()
+    worker.worker_report = WorkerReport()
     worker.outlets = None
     worker.trainer = SimpleNamespace(state=SimpleNamespace(step=3, version=3))
     worker.followed = worker.control.directive

@@ -1,4 +1,4 @@
-"""A failed epoch is made known until the controller names another one."""
+"""Failed epochs are reported until the controller names another one."""
 
 from __future__ import annotations
 
@@ -25,9 +25,8 @@ class Deaf:
         self.misses = misses
         self.said: list[int] = []
 
-    def post(self, method, request) -> None:
-        assert method == "WorkerService.ReportPeerError"
-        self.said.append(request.epoch)
+    def report_failure(self, epoch: int, detail: str) -> None:
+        self.said.append(epoch)
         if len(self.said) > self.misses:
             self.mesh = worker_pb2.PolicyMesh(epoch=8)
             self.directive = worker_pb2.Directive(mesh=self.mesh)
@@ -40,14 +39,16 @@ class Deaf:
         pass
 
 
-def test_a_failure_that_was_not_heard_of_is_told_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main, "SAID_AGAIN_S", 0.05)
+def test_a_failure_is_reported_again_until_another_epoch_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(main, "REPORT_AGAIN_S", 0.05)
     worker = PolicyWorker.__new__(PolicyWorker)
     worker.control = control = Deaf(misses=2)
-    worker.standing = WorkerReport()
+    worker.worker_report = WorkerReport()
     worker.outlets = SimpleNamespace(serve=lambda: None)
     worker.trainer = SimpleNamespace(abandon=lambda: None)
-    worker.over = 0
+    worker.ended_epoch = 0
     worker.collective_failed(control.mesh, MeshError("connection reset"))
 
     def follow() -> None:

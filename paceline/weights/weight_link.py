@@ -1,0 +1,135 @@
+"""Weights links: the threads that publisher and receiver run, one for each link.
+
+    converge ──► link thread: form a mesh of two ──► transfer, until the link is withdrawn or fails
+
+- A link is named by its epoch. Withdrawing it frees its thread within a slice, whatever it waits for.
+- A link that fails is reported once, and stays dead until another epoch takes its place.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import torch
+
+from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
+from paceline.process import threads
+from paceline.process.structured_log import event
+from paceline.weights.weight_manifest import WeightsRefused
+
+_log = logging.getLogger(__name__)
+
+_CLOSE_S = 5.0
+
+
+class WeightLink:
+    """One link, as one of its ends sees it."""
+
+    def __init__(self, epoch: int, peer: str, newest: int | None = None) -> None:
+        self.epoch = epoch
+        self.peer = peer
+        """Worker id of the other end."""
+        self.newest = newest
+        """Newest version that the controller knew when it named the link."""
+        self.withdrawn = threading.Event()
+        self.formed = False
+
+
+class LinkEnd(ABC):
+    """Base class of publisher and receiver. Links are served by threads; methods do not block."""
+
+    rank: int
+    """In the mesh of each link."""
+    thread_name: str
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        run_id: str,
+        device: torch.device,
+        on_link_error: Callable[[int, str], None],
+        host: str | None = None,
+    ) -> None:
+        """``url``: Redis URL of the rendezvous. ``device``: device of the weights.
+
+        ``on_link_error``: called from a link's thread with the epoch of a link that failed and the
+        reason. ``host``: as for ProcessMesh.form().
+        """
+        self._url = url
+        self._run_id = run_id
+        self._device = device
+        self._host = host
+        self._on_link_error = on_link_error
+        self._changed = threading.Condition()
+        self._links: dict[int, WeightLink] = {}
+        self._threads: list[threading.Thread] = []
+        self.last_transfer_s = 0.0
+        """Duration of the newest complete transfer."""
+        threads.on_exit(self._withdraw)
+
+    @abstractmethod
+    def transfer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
+        """Transfers versions over a formed mesh until it raises: EpochCancelled once the link is
+        withdrawn, any other exception if the link failed."""
+
+    def formed_epochs(self) -> list[int]:
+        """Epochs of the links that are formed and healthy."""
+        with self._changed:
+            return sorted(epoch for epoch, link in self._links.items() if link.formed)
+
+    def close(self) -> None:
+        """Withdraws all links and waits for their threads, which end at once."""
+        self._withdraw()
+        threads.join(self._threads, _CLOSE_S)
+
+    def _converge(self, desired: Mapping[int, WeightLink]) -> None:
+        """Withdraws the links whose epoch is not desired, and starts the new ones."""
+        with self._changed:
+            for epoch in self._links.keys() - desired.keys():
+                self._links.pop(epoch).withdrawn.set()
+            for epoch in desired.keys() - self._links.keys():
+                link = self._links[epoch] = desired[epoch]
+                thread = threads.start(self._serve, f"{self.thread_name}-{epoch}", [link])
+                self._threads = [t for t in self._threads if t.is_alive()] + [thread]
+            self._changed.notify_all()
+
+    def _withdraw(self) -> None:
+        self._converge({})
+
+    def _formed(self, link: WeightLink, **fields: Any) -> None:
+        link.formed = True
+        event(_log, "weights link formed", epoch=link.epoch, peer=link.peer, **fields)
+
+    def _serve(self, link: WeightLink) -> None:
+        mesh: ProcessMesh | None = None
+        try:
+            mesh = ProcessMesh.form(
+                url=self._url,
+                key=f"paceline:{self._run_id}:rdv:link:{link.epoch}",
+                rank=self.rank,
+                size=2,
+                device=self._device,
+                cancelled=link.withdrawn.is_set,
+                host=self._host,
+            )
+            self.transfer(link, mesh)
+        except EpochCancelled:
+            pass
+        except Exception as error:
+            # Whatever it was, the engine's loading included: this link has ended and is replaced.
+            link.formed = False
+            if not isinstance(error, MeshError | WeightsRefused):
+                _log.exception("weights could not be transferred epoch=%d", link.epoch)
+            if not link.withdrawn.is_set():
+                fields = {"epoch": link.epoch, "peer": link.peer, "error": error}
+                event(_log, "weights link failed", logging.WARNING, **fields)
+                self._on_link_error(link.epoch, str(error))
+        finally:
+            link.formed = False
+            if mesh is not None:
+                mesh.abandon()
