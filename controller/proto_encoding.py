@@ -83,7 +83,6 @@ def plan_of(
         return reply
     plan = reply.plan
     plan.step = view.step
-    plan.round = view.round
     plan.mesh_epoch = view.mesh_epoch
     plan.version = view.version
     plan.next_version = view.next_version

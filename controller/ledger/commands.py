@@ -237,12 +237,11 @@ class StatValue:
 
 @dataclass(frozen=True, slots=True)
 class CastVote:
-    """Reply: VoteResult. Idempotent by (step, round, mesh_epoch)."""
+    """Reply: VoteResult. Idempotent by (step, mesh_epoch)."""
 
     worker_id: str
     incarnation: int
     step: int
-    round: int
     mesh_epoch: int
     digest: str
     stats: Mapping[str, StatValue] = field(default_factory=dict)

@@ -195,7 +195,6 @@ class StepResharded:
     """The open step goes on in a new epoch, with a lost member's groups dealt to the others."""
 
     step: int
-    round: int
     mesh_epoch: int
     shards: Mapping[str, tuple[int, ...]]
 
@@ -205,7 +204,6 @@ class VoteCast:
     worker_id: str
     incarnation: int
     step: int
-    round: int
     mesh_epoch: int
     digest: str
     stats: Mapping[str, StatValue] = field(default_factory=dict)

@@ -78,7 +78,7 @@ def reshard(d: Decider, mesh: Mesh) -> None:
     assert step is not None
     costs = [_cost(s, task_id) for task_id in step.groups]
     shards = assign_shards(costs, [m.worker_id for m in mesh.members], step.shards)
-    d.emit(StepResharded(step.step, step.round + 1, mesh.epoch, shards))
+    d.emit(StepResharded(step.step, mesh.epoch, shards))
 
 
 def _facts(s: State, task_id: str) -> GroupFacts:
@@ -95,7 +95,7 @@ def _cost(s: State, task_id: str) -> int:
 def vote(d: Decider, c: CastVote, now: float) -> VoteResult:
     d.caller(c.worker_id, c.incarnation)
     s = d.state
-    commit = s.steps.committed(c.step, c.round, c.mesh_epoch)
+    commit = s.steps.committed(c.step, c.mesh_epoch)
     if commit is not None and (c.worker_id, c.incarnation) in commit.members:
         return VoteResult("committed", commit.version)
     step, mesh = s.steps.open, s.fleet.mesh
@@ -103,14 +103,14 @@ def vote(d: Decider, c: CastVote, now: float) -> VoteResult:
         step is None
         or mesh is None
         or mesh.broken
-        or (c.step, c.round, c.mesh_epoch) != (step.step, step.round, step.mesh_epoch)
+        or (c.step, c.mesh_epoch) != (step.step, step.mesh_epoch)
         or c.mesh_epoch != mesh.epoch
         or mesh.rank(c.worker_id, c.incarnation) < 0
     ):
         return VoteResult("retry")
     if c.worker_id in step.votes:
         return VoteResult("pending")
-    d.emit(VoteCast(c.worker_id, c.incarnation, c.step, c.round, c.mesh_epoch, c.digest, c.stats))
+    d.emit(VoteCast(c.worker_id, c.incarnation, c.step, c.mesh_epoch, c.digest, c.stats))
     if len(step.votes) < len(mesh.members):
         return VoteResult("pending")
     wrong = diverged(mesh, step)

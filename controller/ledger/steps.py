@@ -38,7 +38,6 @@ class OpenStep:
     shards: dict[str, tuple[int, ...]]
     """Worker id to positions in ``groups``."""
     mesh_epoch: int
-    round: int = 0
     replay: bool = False
     votes: dict[str, Vote] = field(default_factory=dict)
 
@@ -49,7 +48,6 @@ class Commit:
 
     step: int
     version: int
-    round: int
     mesh_epoch: int
     members: tuple[tuple[str, int], ...]
     """(worker id, incarnation)."""
@@ -71,9 +69,9 @@ class StepBook:
     tokens_trained: int = 0
     """Over all commits, those of lost steps included."""
 
-    def committed(self, step: int, round_: int, mesh_epoch: int) -> Commit | None:
+    def committed(self, step: int, mesh_epoch: int) -> Commit | None:
         for commit in reversed(self.commits):
-            if (commit.step, commit.round, commit.mesh_epoch) == (step, round_, mesh_epoch):
+            if (commit.step, commit.mesh_epoch) == (step, mesh_epoch):
                 return commit
         return None
 
@@ -91,7 +89,6 @@ class StepBook:
 
     def apply_resharded(self, event: StepResharded) -> None:
         assert self.open is not None
-        self.open.round = event.round
         self.open.mesh_epoch = event.mesh_epoch
         self.open.shards = dict(event.shards)
         self.open.votes = {}
@@ -105,9 +102,7 @@ class StepBook:
         assert step is not None
         self.open = None
         self.history[event.step] = step.groups
-        self.commits.append(
-            Commit(event.step, event.version, step.round, step.mesh_epoch, tuple(members))
-        )
+        self.commits.append(Commit(event.step, event.version, step.mesh_epoch, tuple(members)))
         del self.commits[:-_COMMITS_KEPT]
         self.last_commit_t = event.t
         self.metrics = dict(event.metrics)
@@ -135,7 +130,7 @@ class StepBook:
             "history": [[s, list(g)] for s, g in self.history.items()],
             "replay": [[s, list(g)] for s, g in self.replay.items()],
             "commits": [
-                [c.step, c.version, c.round, c.mesh_epoch, [list(m) for m in c.members]]
+                [c.step, c.version, c.mesh_epoch, [list(m) for m in c.members]]
                 for c in self.commits
             ],
             "last_commit_t": self.last_commit_t,
@@ -151,8 +146,8 @@ class StepBook:
             history={s: tuple(g) for s, g in data["history"]},
             replay={s: tuple(g) for s, g in data["replay"]},
             commits=[
-                Commit(s, v, r, e, tuple((w, i) for w, i in members))
-                for s, v, r, e, members in data["commits"]
+                Commit(s, v, e, tuple((w, i) for w, i in members))
+                for s, v, e, members in data["commits"]
             ],
             last_commit_t=data["last_commit_t"],
             metrics=dict(data["metrics"]),
@@ -193,7 +188,6 @@ def _dump_open(step: OpenStep | None) -> dict[str, Any] | None:
         "groups": list(step.groups),
         "shards": {k: list(v) for k, v in step.shards.items()},
         "mesh_epoch": step.mesh_epoch,
-        "round": step.round,
         "replay": step.replay,
         "votes": {k: [v.digest, stats_to_json(v.stats)] for k, v in step.votes.items()},
     }

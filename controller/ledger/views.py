@@ -54,7 +54,6 @@ class PlanView:
     """One replica's part of the open step."""
 
     step: int
-    round: int
     mesh_epoch: int
     version: int
     next_version: int
@@ -221,7 +220,6 @@ def plan(
     shard = [step.groups[i] for i in step.shards[worker_id]]
     return "open", PlanView(
         step=step.step,
-        round=step.round,
         mesh_epoch=step.mesh_epoch,
         version=step.version,
         next_version=step.version + 1,

@@ -87,7 +87,6 @@ async def vote(controller: Controller, request: policy_pb2.VoteRequest) -> polic
         worker_id=worker_id,
         incarnation=incarnation,
         step=request.step,
-        round=request.round,
         mesh_epoch=request.mesh_epoch,
         digest=check_text(request.weights_digest, "weights_digest", 128),
         stats=check_stats(request.stats),

@@ -48,7 +48,7 @@ _TOLD: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "RolledBack": lambda e: (
         f"back from step {e['from_step']} to step {e['step']}: no replica holds the newest state"
     ),
-    "StepResharded": lambda e: f"step {e['step']} dealt out anew (round {e['round']})",
+    "StepResharded": lambda e: f"step {e['step']} resharded over mesh epoch {e['mesh_epoch']}",
     "StepCommitted": lambda e: (
         f"step {e['step']} committed, reward {e['metrics'].get('reward_mean', float('nan')):.3f}"
     ),

@@ -110,8 +110,6 @@ def is_listed(event: Mapping[str, Any]) -> bool:
     kind = event.get("type")
     if kind in COUNTED:
         return False
-    if kind == "StepResharded":
-        return int(event.get("round", 0)) > 1
     if kind == "WorkerChanged":
         return event.get("lifecycle") not in ("starting", "running")
     return not (kind == "TaskDropped" and event.get("reason") in ROUTINE_DROPS)

@@ -3,7 +3,7 @@
 - What a group contributes depends on the step's totals and on the group alone. So the sum does not
   depend on how groups are dealt to replicas, packed into rows, or split over rounds.
 - Local gradients live in ``parameter.grad`` and are only ever added to; the mesh gets a copy.
-- A group is added at most once: a later round of a step names it again, and it is skipped.
+- A group is added at most once: the plan of the step's next epoch names it again, and it is skipped.
 """
 
 from __future__ import annotations

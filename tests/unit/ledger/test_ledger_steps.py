@@ -57,7 +57,7 @@ def test_a_late_vote_for_a_committed_step_gets_committed_after_a_failover() -> N
     run.vote("p0")
     epoch = run.state.fleet.mesh_epoch
     run.vote("p1")
-    late = {"step": 1, "round": 0, "mesh_epoch": epoch}
+    late = {"step": 1, "mesh_epoch": epoch}
     assert run.vote("p0", **late) == cmd.VoteResult("committed", 1)
     run.failover()
     assert run.vote("p0", **late) == cmd.VoteResult("committed", 1)
@@ -65,10 +65,10 @@ def test_a_late_vote_for_a_committed_step_gets_committed_after_a_failover() -> N
     assert run.vote("p2", **late).outcome == "retry"
 
 
-def test_a_vote_of_an_earlier_epoch_or_round_gets_retry() -> None:
+def test_a_vote_of_an_earlier_epoch_gets_retry() -> None:
     run = fleet("p0", "p1", "p2")
     run.fill("r0", 4)
-    before = {"step": 1, "round": 0, "mesh_epoch": run.state.fleet.mesh_epoch}
+    before = {"step": 1, "mesh_epoch": run.state.fleet.mesh_epoch}
     run.vote("p0")
     run.die("p2")
     assert run.state.steps.open.votes == {}

@@ -32,7 +32,7 @@ HAPPENED: dict[str, ev.Event] = {
     ),
     "mesh epoch 5: policy-0": ev.MeshFormed(5, (MEMBER,), 3, 3, 0, False, ""),
     "back from step 9 to step 5": ev.RolledBack(5, 12, 9, 9, "checkpoints/step-000005"),
-    "step 3 dealt out anew": ev.StepResharded(3, 2, 5, SHARDS),
+    "step 3 resharded": ev.StepResharded(3, 5, SHARDS),
     "step 3 committed": ev.StepCommitted(3, 3, {"reward_mean": 0.5}, 1.0),
     "step 3 given up: all replicas are gone": ev.StepAborted(3, "all replicas are gone"),
     "checkpoint of step 5": ev.CheckpointRecorded("policy-0", 5, 5, "checkpoints/step-5", 9, 0.1),
