@@ -27,7 +27,7 @@ from controller.fleet.fleet_loops import keep_fleet
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused
 from controller.ledger.state import State
-from controller.long_poll import Topic
+from controller.long_poll import WakeUps
 from controller.services.worker import differences
 from controller.store.election import Election
 from controller.store.journal import Deposed, Journal, JournalGap
@@ -41,6 +41,7 @@ from paceline.process.structured_log import event
 from paceline.redis.client import connect
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.redis.server import NoRedis, ensure_redis
+from paceline.rpc.refusal_code import RefusalCode
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ class Controller:
         self.rest_url = ""
         """Of this process's REST interface; empty: none."""
         self._config_digest, self._config_json = fleet_digest(config)
-        self._topic = Topic()
+        self._topic = WakeUps()
         self._rows: asyncio.Task[DatasetRows] | None = None
 
     # ---- what handlers ask ----------------------------------------------------------------
@@ -109,7 +110,7 @@ class Controller:
         return self.replica.ledger.state if self.replica is not None else State()
 
     @property
-    def journal_topic(self) -> Topic:
+    def journal_topic(self) -> WakeUps:
         """Woken when the journal has grown."""
         return self.leader.long_polls.journal if self.leader is not None else self._topic
 
@@ -169,7 +170,7 @@ class Controller:
         try:
             await leader.run()
         except CommandRefused as refusal:
-            if refusal.code == "fenced":
+            if refusal.code is RefusalCode.FENCED:
                 # Stopped between winning the term and reading the journal, and succeeded meanwhile.
                 raise Deposed(str(refusal)) from refusal
             raise BadStart(str(refusal)) from refusal

@@ -10,6 +10,7 @@ from controller.ledger import views
 from controller.ledger.commands import Role
 from controller.ledger.state import State
 from controller.ledger.tasks import Task
+from paceline.ids import Step, TaskId
 
 if TYPE_CHECKING:
     from controller.replicated_controller import Controller
@@ -19,7 +20,7 @@ STARVED = 0.25
 SPLIT = ("generate", "reward", "wait", "compute", "reduce", "commit", "publish")
 
 
-def step_of_task(state: State) -> dict[str, int]:
+def step_of_task(state: State) -> dict[TaskId, Step]:
     """Task id to the step that trains it, for tasks in or past a step."""
     book = state.steps
     found = {task_id: step for step, ids in book.history.items() for task_id in ids}
@@ -35,7 +36,7 @@ def staleness_of(state: State, task: Task, step: int) -> int:
         return 0
     opened = 1 if state.steps.open is not None else 0
     at = step or state.versions.step + 1 + opened
-    return state.versions.staleness(task.group.min_version, at)
+    return state.versions.staleness(task.group.min_version, Step(at))
 
 
 def flow(controller: Controller, stalled_s: float) -> dict[str, Any]:

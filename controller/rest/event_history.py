@@ -123,7 +123,7 @@ class EventHistory:
             kind,
             fields,
             self.step,
-            tell({**fields, "type": kind}),
+            str(event.get("text") or tell({**fields, "type": kind})),
             _severity(kind, event, first_term=self._terms == 0),
             NOTICED.get(str(event.get("how") or event.get("reason") or ""), ""),
         )
@@ -223,7 +223,7 @@ def _severity(kind: str, event: Mapping[str, Any], *, first_term: bool) -> str:
     return "routine" if kind in ROUTINE else "change"
 
 
-_HEAD = frozenset({"position", "n", "t", "type", "after", "counts"})
+_HEAD = frozenset({"position", "n", "t", "type", "after", "counts", "severity", "text"})
 _KINDS: dict[str, Callable[[ListedEvent], bool]] = {
     "all": lambda e: True,
     "notable": lambda e: e.severity != "routine",

@@ -23,6 +23,7 @@ from controller.rest.event_history import Key
 from controller.rest.problem_details import Problem, documented
 from controller.rest.redaction import Redactor
 from controller.rest.run_index import RunIndex
+from paceline.ids import Version
 from paceline.run_view.run_file_writer import position_key
 from paceline.v1 import common_pb2
 
@@ -337,7 +338,7 @@ def workers_of(controller: Controller, scrub: Redactor) -> list[dict[str, Any]]:
 
 def versions_of(controller: Controller) -> list[dict[str, Any]]:
     state = controller.state
-    holders: dict[int, list[str]] = {state.versions.version: []}
+    holders: dict[Version, list[str]] = {state.versions.version: []}
     for worker in state.fleet.workers.values():
         held = max(worker.state_version, worker.loaded_version)
         if worker.alive and held >= 0:

@@ -17,6 +17,7 @@ from controller.ledger.tasks import Task
 from controller.rest.data_flow import staleness_of, step_of_task
 from controller.rest.problem_details import Problem
 from controller.store.payloads import PayloadStore
+from paceline.ids import TaskId
 from paceline.v1 import rollout_pb2
 
 if TYPE_CHECKING:
@@ -77,11 +78,12 @@ async def group(controller: Controller, group_id: str) -> dict[str, Any]:
 
 async def read_group(state: State, payloads: PayloadStore, group_id: str) -> dict[str, Any]:
     """The same from any copy of the ledger."""
-    ref = views.payload_ref(state, group_id)
+    task_id = TaskId(group_id)
+    ref = views.payload_ref(state, task_id)
     if ref is None:
         raise Problem(404, _why_not(state, group_id))
-    task = state.tasks.records[group_id]
-    summary = _summary(state, task, step_of_task(state).get(group_id, 0))
+    task = state.tasks.records[task_id]
+    summary = _summary(state, task, step_of_task(state).get(task_id, 0))
     (payload,) = await payloads.get([ref])
     if payload is None:
         raise Problem(404, f"group {group_id} has just been covered by a checkpoint: it is gone")
@@ -107,9 +109,9 @@ def _why_not(state: State, group_id: str) -> str:
             f"group {group_id} is finished: samples are kept until a checkpoint covers their step, "
             "or until they are dropped"
         )
-    task = state.tasks.records.get(group_id)
+    task = state.tasks.records.get(TaskId(group_id))
     if task is not None:
-        return f"group {group_id} is {task.stand}: nothing has been handed in for it yet"
+        return f"group {group_id} is {task.state}: nothing has been handed in for it yet"
     return f"there is no group {group_id[:32]!r}, or it is long finished and its samples deleted"
 
 
@@ -119,7 +121,7 @@ def _summary(state: State, task: Task, step: int) -> dict[str, Any]:
     return {
         "group_id": task.task_id,
         "attempt": facts.attempt,
-        "stand": str(task.stand),
+        "stand": str(task.state),
         "owner": task.owner,
         "sequences": facts.sequences,
         "tokens": facts.tokens,

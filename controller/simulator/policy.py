@@ -19,6 +19,7 @@ from controller.simulator.loop import Future
 from controller.simulator.members import ERROR, SimulatedEpoch, Weights
 from controller.simulator.oracle import Violation, next_state
 from controller.simulator.worker import Fenced, SimulatedWorker
+from paceline.ids import Step, Version
 
 if TYPE_CHECKING:
     from controller.simulator.world import World
@@ -206,7 +207,9 @@ class PolicyWorker(SimulatedWorker):
         self.world.checkpoints.setdefault(path, weights)
         try:
             await self.call(
-                cmd.RecordCheckpoint(self.worker_id, self.incarnation, step, weights.version, path)
+                cmd.RecordCheckpoint(
+                    self.worker_id, self.incarnation, Step(step), Version(weights.version), path
+                )
             )
             self.saved_step = step
         except Fenced:

@@ -26,6 +26,7 @@ from controller.ledger.views import counts, live_payloads
 from controller.store.journal import START, Entry, decode_entry
 from controller.store.payloads import FilePayloads
 from controller.store.redis_keys import Keys
+from paceline.ids import Step, TaskId
 from paceline.redis.client import connect_sync, without_password
 from paceline.redis.server import NoRedis
 
@@ -108,8 +109,8 @@ class _Replay:
         self._version = 0
         self._epoch = 0
         self._events = 0
-        self._open: tuple[int, tuple[str, ...]] = (0, ())
-        self._trained: dict[int, tuple[str, ...]] = {}
+        self._open: tuple[Step, tuple[TaskId, ...]] = (Step(0), ())
+        self._trained: dict[Step, tuple[TaskId, ...]] = {}
         """Steps of the surviving line to their groups, as the events tell it."""
 
     def begin_at(self, snapshot: Mapping[str, Any]) -> None:

@@ -8,6 +8,8 @@ from typing import Any
 
 def tell(event: Mapping[str, Any]) -> str:
     """One line for a journalled event (an object with ``type`` and the event's own fields)."""
+    if text := event.get("text"):
+        return str(text)
     kind = str(event.get("type", "?"))
     told = _TOLD.get(kind)
     if told is None:

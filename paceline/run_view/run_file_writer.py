@@ -21,16 +21,6 @@ from typing import Any
 
 from paceline.run_view.json_lines import JsonLinesFile, read_lines
 
-COUNTED = frozenset(
-    {
-        *("TasksLeased", "GroupAccepted", "TaskReleased", "EvalTaskDone"),
-        *("StepOpened", "VoteCast", "LinkAssigned"),
-    }
-)
-"""Event types that are counted and not listed."""
-ROUTINE_DROPS = frozenset({"uninformative", "stale", "run_ended"})
-"""Reasons of dropped tasks that belong to normal operation; other drops are listed."""
-
 _Key = tuple[tuple[int, ...], int]
 
 
@@ -106,13 +96,8 @@ def _measurements(event: Mapping[str, Any]) -> dict[str, float]:
 
 
 def is_listed(event: Mapping[str, Any]) -> bool:
-    """Whether the event has a line of its own in events.jsonl."""
-    kind = event.get("type")
-    if kind in COUNTED:
-        return False
-    if kind == "WorkerChanged":
-        return event.get("lifecycle") not in ("starting", "running")
-    return not (kind == "TaskDropped" and event.get("reason") in ROUTINE_DROPS)
+    """Whether the record has a line of its own in events.jsonl: the controller has put it in words."""
+    return "text" in event
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class StepSpec:
 
     @classmethod
     def of(cls, plan: policy_pb2.StepPlan) -> StepSpec:
-        lines = tuple((line.first_version, line.offset) for line in plan.lines)
+        lines = tuple((line.first_version, line.offset) for line in plan.version_epochs)
         return cls(plan.step, plan.version, plan.total_tokens, plan.total_sequences, lines)
 
     def json(self) -> dict[str, Any]:

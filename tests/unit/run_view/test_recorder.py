@@ -34,6 +34,10 @@ def journal(steps: int) -> list[tuple[str, float, dict]]:
             (f"{int(at)}-1", at, {"type": "StepCommitted", "step": step, "version": step, "metrics": {"reward_mean": step / 10, "loss": float("nan")}}),
             (f"{int(at)}-1", at, {"type": "CheckpointRecorded", "step": step}),
         ]  # fmt: skip
+    routine = ("TasksLeased", "GroupAccepted", "VoteCast")
+    for _, _, event in entries:
+        if event["type"] not in routine:
+            event |= {"severity": "info", "text": "words"}
     return entries
 
 
