@@ -75,7 +75,8 @@ def begin_term(d: Decider, c: BeginTerm, now: float) -> None:
         raise CommandRefused(
             RefusalCode.FENCED, f"term {c.term} is over; {s.leader} leads term {s.term}"
         )
-    d.emit(TermBegun(c.term, c.controller_id, now))
+    failover = any(worker.alive for worker in s.fleet.workers.values())
+    d.emit(TermBegun(c.term, c.controller_id, now, failover))
 
 
 def settle_evals(d: Decider, now: float) -> None:

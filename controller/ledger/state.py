@@ -56,7 +56,7 @@ class State:
     terms: int = 0
     """Leaders so far."""
     failovers: int = 0
-    """Leaders that took over a fleet at work: not the first, nor that of a run that is resumed."""
+    """Leaders that took over a fleet at work."""
     desired: dict[str, int] = field(default_factory=dict)
     bounds: dict[str, int] = field(default_factory=dict)
     """Limits of the desired counts; see RunSpec.bounds."""
@@ -127,7 +127,7 @@ def _term(s: State, e: ev.TermBegun) -> None:
     s.term = e.term
     s.leader = e.controller_id
     s.terms += 1
-    s.failovers += any(worker.alive for worker in s.fleet.workers.values())
+    s.failovers += e.failover
 
 
 def _leased(s: State, e: ev.TasksLeased) -> None:

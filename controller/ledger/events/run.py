@@ -36,10 +36,12 @@ class TermBegun(Event):
     term: int
     controller_id: str
     t: float
+    failover: bool = False
+    """It took over a fleet at work: not the first leader, nor that of a run that is resumed."""
 
     @property
     def severity(self) -> Severity:
-        return Severity.INFO if self.term == 1 else Severity.WARNING
+        return Severity.WARNING if self.failover else Severity.INFO
 
     def text(self) -> str:
         return f"{self.controller_id} leads (term {self.term})"

@@ -158,7 +158,10 @@ def test_a_drain_meant_for_a_process_that_was_replaced_drains_nobody() -> None:
     run.rollout("r0")
     seen = run.current["r0"]
     run.rollout("r0")
-    with pytest.raises(cmd.CommandRefused, match="conflict: r0 is another process now; re-read the status and retry") as refused:
+    with pytest.raises(
+        cmd.CommandRefused,
+        match="conflict: r0 is another process now; re-read the status and retry",
+    ) as refused:
         run.do(cmd.Drain("d", "r0", replace=True, incarnation=seen))
     assert refused.value.code == "changed" and not run.state.fleet.workers["r0"].leaving
     run.do(cmd.Drain("d", "r0", replace=True, incarnation=run.current["r0"]))

@@ -27,7 +27,7 @@ SHARDS = {"policy-0": (0, 1)}
 LEASE = LeasedTask("t5", 1, Kind.TRAIN, 0, 3, 99)
 LISTED: dict[str, ev.Event] = {
     "run started": ev.RunStarted(facts(), 1.0),
-    "controller-1 leads (term 3)": ev.TermBegun(3, "controller-1", 1.0),
+    "controller-1 leads (term 3)": ev.TermBegun(3, "controller-1", 1.0, failover=True),
     "policy-0 joined (pid 9 on h)": ev.WorkerRegistered(
         "policy-0", 7, Role.POLICY, "h", 9, "10.0.0.1", 1, -1
     ),
