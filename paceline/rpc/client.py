@@ -22,6 +22,7 @@ from paceline.config.schema import Config
 from paceline.process.structured_log import event, first_line
 from paceline.rpc.auth import client_root, read_token
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, bind_method, call_metadata, open_channel
+from paceline.rpc.refusal_code import RefusalCode
 from paceline.v1 import admin_pb2
 
 log = logging.getLogger(__name__)
@@ -61,7 +62,8 @@ class RequestRefused(Exception):
     @property
     def bad_input(self) -> bool:
         """Of a registration: the worker's config or token is not the run's, and will not become it."""
-        return self.code in ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED")
+        codes = (RefusalCode.INVALID.grpc_status, RefusalCode.FENCED.grpc_status)
+        return self.code in (*codes, "UNAUTHENTICATED")
 
 
 class ControlPlaneUnavailable(Exception):

@@ -17,13 +17,14 @@ from collections.abc import Callable
 from typing import Any
 
 from paceline.rpc.client import RequestRefused
+from paceline.rpc.refusal_code import RefusalCode
 from paceline.v1 import common_pb2, rollout_pb2
 
 WAIT_S = 10.0
 """How long the controller may hold a request."""
 _AT_ONCE_S = 0.25
 """An answer later than this was waited for, not travelled."""
-_OVER = ("FAILED_PRECONDITION", "NOT_FOUND")
+_OVER = (RefusalCode.FENCED.grpc_status, RefusalCode.UNKNOWN.grpc_status)
 """This incarnation is over; or unknown, where Redis has lost its registration in a failover."""
 _PAUSE_S = 0.05
 """Between an answer without tasks that came at once and the next request."""
