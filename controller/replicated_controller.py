@@ -30,7 +30,7 @@ from controller.ledger.state import State
 from controller.long_poll import WakeUps
 from controller.services.worker import differences
 from controller.store.election import Election
-from controller.store.journal import Deposed, Journal, JournalGap
+from controller.store.journal import Deposed, ForeignFormat, Journal, JournalGap
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.partial_rollouts import FilePartials, PartialStore, RedisPartials
 from controller.store.payloads import FilePayloads, PayloadStore, RedisPayloads
@@ -127,6 +127,8 @@ class Controller:
                     await self._lead(term)
                 except Deposed as why:
                     event(log, "stepping down", why=str(why), level=logging.WARNING)
+                except ForeignFormat as error:
+                    raise BadStart(str(error)) from error
                 except (RedisError, OSError, JournalGap) as error:
                     self._say_trouble(f"waiting for Redis ({type(error).__name__})")
                     await self._revive_redis()
@@ -136,8 +138,9 @@ class Controller:
 
     async def _stand_by(self) -> int:
         """Keeps a hot copy of the ledger until the lease is free and ours; the new term."""
-        await self._agree_on_config()
+        # First: a journal of another release is not to be touched.
         self.replica = replica = await LedgerFollower.load(self.journal)
+        await self._agree_on_config()
         self._say_trouble("")
         event(log, "standing by", at=replica.at.entry)
         block_ms = FOLLOW_MS
