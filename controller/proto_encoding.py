@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from controller.ledger import views
 from controller.ledger.enums import DesiredLifecycle, Lifecycle, PlanState, Role
@@ -21,19 +22,18 @@ if TYPE_CHECKING:
 
 SILENT_S = 5.0
 """A controller renews its entry in Redis every second."""
-ROLES = {Role.POLICY: common_pb2.ROLE_POLICY, Role.ROLLOUT: common_pb2.ROLE_ROLLOUT}
-_LIFECYCLES = {
-    DesiredLifecycle.RUNNING: worker_pb2.LIFECYCLE_RUNNING,
-    DesiredLifecycle.DRAINING: worker_pb2.LIFECYCLE_DRAINING,
-    DesiredLifecycle.STOPPED: worker_pb2.LIFECYCLE_STOPPED,
-    DesiredLifecycle.REJOIN: worker_pb2.LIFECYCLE_REJOIN,
-}
-_PLANS = {
-    PlanState.OPEN: policy_pb2.PLAN_STATE_OPEN,
-    PlanState.WAIT: policy_pb2.PLAN_STATE_WAIT,
-    PlanState.EPOCH_OVER: policy_pb2.PLAN_STATE_EPOCH_OVER,
-    PlanState.FINISHED: policy_pb2.PLAN_STATE_FINISHED,
-}
+
+E = TypeVar("E", bound=Enum)
+
+
+def wire_values(words: type[E], wire: Any, prefix: str) -> dict[E, Any]:
+    """Each member of an enum to the value of the same name in the protobuf enum ``wire``."""
+    return {word: wire.Value(f"{prefix}_{word.name}") for word in words}
+
+
+ROLES = wire_values(Role, common_pb2.Role, "ROLE")
+_LIFECYCLES = wire_values(DesiredLifecycle, worker_pb2.Lifecycle, "LIFECYCLE")
+_PLANS = wire_values(PlanState, policy_pb2.PlanState, "PLAN_STATE")
 
 
 def directive_of(

@@ -112,7 +112,7 @@ class LeaseTasks(WorkerCommand):
 @dataclass(frozen=True, slots=True)
 class LeaseResult:
     leases: tuple[LeasedTask, ...]
-    empty_reason: EmptyReason = EmptyReason.NONE
+    empty_reason: EmptyReason = EmptyReason.UNSPECIFIED
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ class PlanState(StrEnum):
 class EmptyReason(StrEnum):
     """Reason for which no task was leased."""
 
-    NONE = ""  # tasks were leased
+    UNSPECIFIED = ""  # tasks were leased
     STALENESS = "staleness"  # enough groups are in flight for the allowed staleness
     WEIGHTS = "weights"  # the worker's weights are too old to start a task
     PAUSED = "paused"  # the run is paused

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from controller.ledger.commands import CastVote, CommandRefused, RecordCheckpoint, VoteResult
 from controller.ledger.enums import VoteOutcome
 from controller.ledger.events import Topic
-from controller.proto_encoding import plan_of
+from controller.proto_encoding import plan_of, wire_values
 from controller.services.validation import (
     Invalid,
     check_caller,
@@ -35,11 +35,7 @@ MAX_FETCHED = 65536
 MOST_KEPT = 32
 """Older checkpoints, where none of them may be given up. The ledger knows no more than twice as many."""
 
-_OUTCOMES = {
-    VoteOutcome.COMMITTED: policy_pb2.OUTCOME_COMMITTED,
-    VoteOutcome.RETRY: policy_pb2.OUTCOME_RETRY,
-    VoteOutcome.PENDING: policy_pb2.OUTCOME_PENDING,
-}
+_OUTCOMES = wire_values(VoteOutcome, policy_pb2.Outcome, "OUTCOME")
 
 
 async def next_plan(

@@ -5,15 +5,10 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from controller.ledger.commands import (
-    AcceptGroup,
-    LeaseResult,
-    LeaseTasks,
-    ReturnTask,
-    Verdict,
-)
+from controller.ledger.commands import AcceptGroup, LeaseResult, LeaseTasks, ReturnTask, Verdict
 from controller.ledger.enums import EmptyReason, Kind, ReturnKind, VerdictCode
 from controller.ledger.events import Topic
+from controller.proto_encoding import wire_values
 from controller.services.validation import (
     MAX_TASKS,
     Invalid,
@@ -34,31 +29,12 @@ if TYPE_CHECKING:
 MAX_LEASED = 256
 MAX_GROUPS = 1024
 
-_KINDS = {
-    Kind.TRAIN: rollout_pb2.TASK_KIND_TRAIN,
-    Kind.EVAL: rollout_pb2.TASK_KIND_EVAL,
-}
-_EMPTY = {
-    EmptyReason.NONE: rollout_pb2.EMPTY_REASON_UNSPECIFIED,
-    EmptyReason.STALENESS: rollout_pb2.EMPTY_REASON_STALENESS,
-    EmptyReason.WEIGHTS: rollout_pb2.EMPTY_REASON_WEIGHTS,
-    EmptyReason.PAUSED: rollout_pb2.EMPTY_REASON_PAUSED,
-    EmptyReason.STOPPED: rollout_pb2.EMPTY_REASON_STOPPED,
-    EmptyReason.ISOLATED: rollout_pb2.EMPTY_REASON_ISOLATED,
-    EmptyReason.SPARE: rollout_pb2.EMPTY_REASON_SPARE,
-}
-_VERDICTS = {
-    VerdictCode.ACCEPTED: rollout_pb2.VERDICT_ACCEPTED,
-    VerdictCode.DUPLICATE: rollout_pb2.VERDICT_DUPLICATE,
-    VerdictCode.SUPERSEDED: rollout_pb2.VERDICT_SUPERSEDED,
-    VerdictCode.UNKNOWN_TASK: rollout_pb2.VERDICT_UNKNOWN_TASK,
-    VerdictCode.INVALID: rollout_pb2.VERDICT_INVALID,
-    VerdictCode.TOO_STALE: rollout_pb2.VERDICT_TOO_STALE,
-}
+_KINDS = wire_values(Kind, rollout_pb2.TaskKind, "TASK_KIND")
+_EMPTY = wire_values(EmptyReason, rollout_pb2.EmptyReason, "EMPTY_REASON")
+_VERDICTS = wire_values(VerdictCode, rollout_pb2.Verdict, "VERDICT")
 _RETURNS = {
-    rollout_pb2.RETURN_KIND_HAND_BACK: ReturnKind.HAND_BACK,
-    rollout_pb2.RETURN_KIND_FAILED: ReturnKind.FAILED,
-    rollout_pb2.RETURN_KIND_DROP: ReturnKind.DROP,
+    value: kind
+    for kind, value in wire_values(ReturnKind, rollout_pb2.ReturnKind, "RETURN_KIND").items()
 }
 
 

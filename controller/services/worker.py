@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING
 
 from controller.errors import NotLeading
 from controller.ledger.commands import BreakLink, BreakMesh, CommandRefused, Observe, Register
-from controller.ledger.enums import Lifecycle, Role
+from controller.ledger.enums import Lifecycle
+from controller.proto_encoding import ROLES
 from controller.services.validation import MAX_TASKS, Invalid, check_caller, check_text
 from paceline.ids import MeshEpoch, Version
 from paceline.rpc.refusal_code import RefusalCode
-from paceline.v1 import common_pb2, worker_pb2
+from paceline.v1 import worker_pb2
 
 if TYPE_CHECKING:
     from controller.fleet.sessions import ServerSession
@@ -28,12 +29,11 @@ VERSIONS = 1 << 53
 """A claim beyond the newest version is disowned, and a rollback goes on after the highest one claimed:
 there must be numbers left for it."""
 
-_ROLES = {common_pb2.ROLE_POLICY: Role.POLICY, common_pb2.ROLE_ROLLOUT: Role.ROLLOUT}
+_ROLES = {value: role for role, value in ROLES.items()}
 _LIFECYCLES = {
-    worker_pb2.LIFECYCLE_STARTING: Lifecycle.STARTING,
-    worker_pb2.LIFECYCLE_RUNNING: Lifecycle.RUNNING,
-    worker_pb2.LIFECYCLE_DRAINING: Lifecycle.DRAINING,
-    worker_pb2.LIFECYCLE_STOPPED: Lifecycle.STOPPED,
+    worker_pb2.Lifecycle.Value(f"LIFECYCLE_{stage.name}"): stage
+    for stage in Lifecycle
+    if stage is not Lifecycle.DEAD
 }
 
 

@@ -16,89 +16,15 @@ from dataclasses import fields
 from typing import Any
 
 from controller.ledger.codec import decoder, encoder
-from controller.ledger.events.event import TYPES, Event, Severity, Topic
-from controller.ledger.events.fleet import (
-    Drained,
-    LinkAssigned,
-    MeshBroken,
-    MeshFormed,
-    SpareSet,
-    WorkerChanged,
-    WorkerDied,
-    WorkerRegistered,
-)
-from controller.ledger.events.run import (
-    BoundsSet,
-    CheckpointRequested,
-    Paused,
-    RunFailed,
-    RunFinished,
-    RunStarted,
-    Scaled,
-    StopRequested,
-    TermBegun,
-)
-from controller.ledger.events.steps import (
-    CheckpointRecorded,
-    RolledBack,
-    StepAborted,
-    StepCommitted,
-    StepOpened,
-    StepResharded,
-    VoteCast,
-)
-from controller.ledger.events.tasks import (
-    EvalRecorded,
-    EvalScheduled,
-    EvalTaskDone,
-    GroupAccepted,
-    TaskDropped,
-    TaskReleased,
-    TasksLeased,
-)
-from controller.ledger.facts import GroupFacts, Member
-
-__all__ = [
-    "TYPES",
-    "BoundsSet",
-    "CheckpointRecorded",
-    "CheckpointRequested",
-    "Drained",
-    "EvalRecorded",
-    "EvalScheduled",
-    "EvalTaskDone",
-    "Event",
-    "GroupAccepted",
-    "LinkAssigned",
-    "Member",
-    "MeshBroken",
-    "MeshFormed",
-    "Paused",
-    "RolledBack",
-    "RunFailed",
-    "RunFinished",
-    "RunStarted",
-    "Scaled",
-    "Severity",
-    "SpareSet",
-    "StepAborted",
-    "StepCommitted",
-    "StepOpened",
-    "StepResharded",
-    "StopRequested",
-    "TaskDropped",
-    "TaskReleased",
-    "TasksLeased",
-    "TermBegun",
-    "Topic",
-    "VoteCast",
-    "WorkerChanged",
-    "WorkerDied",
-    "WorkerRegistered",
-    "from_json",
-    "record_of",
-    "to_json",
-]
+from controller.ledger.events.event import TYPES as TYPES
+from controller.ledger.events.event import Event as Event
+from controller.ledger.events.event import Severity as Severity
+from controller.ledger.events.event import Topic as Topic
+from controller.ledger.events.fleet import *
+from controller.ledger.events.run import *
+from controller.ledger.events.steps import *
+from controller.ledger.events.tasks import *
+from controller.ledger.facts import GroupFacts
 
 _GROUP_FIELDS = tuple(f.name for f in fields(GroupFacts))
 
