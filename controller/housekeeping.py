@@ -17,7 +17,8 @@ from controller.context import ControllerContext
 from controller.errors import NotLeading
 from controller.export.exporters import FINISH_S
 from controller.ledger import Ledger
-from controller.ledger.views import live_payloads, running_tries
+from controller.ledger.events import from_json, record_of
+from controller.ledger.views import live_payloads, running_attempts
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import START, Deposed, LedgerSnapshot, Position
 from controller.store.payloads import Ref
@@ -76,7 +77,7 @@ class Housekeeping:
     def record(self, batch: CommitBatch, *, last: bool) -> None:
         """Writes what has become durable; ``last``: the run has ended with it."""
         if self._held_lines is None:
-            self.files.record(batch.at.entry, batch.t, batch.json)
+            self._write(batch)
         else:
             self._held_lines.append(batch)
         self.exporters.record(batch.t, batch.json)
@@ -84,19 +85,24 @@ class Housekeeping:
             self.over = True
             self.chore(self._finish_outflow())
 
+    def _write(self, batch: CommitBatch) -> None:
+        records = [record_of(e, data) for e, data in zip(batch.events, batch.json, strict=True)]
+        self.files.record(batch.at.entry, batch.t, records)
+
     async def _write_missing_lines(self, end: Position) -> None:
         """First what earlier leaders journalled and did not write, then what waited meanwhile."""
         position = await self.files.opened() or START
         try:
             while entries := await self._context.journal.scan(position, until=end.entry):
                 for entry in entries:
-                    self.files.record(entry.at.entry, entry.t, entry.events)
+                    records = [record_of(from_json(e), e) for e in entry.events]
+                    self.files.record(entry.at.entry, entry.t, records)
                 position = entries[-1].at.entry
         except (RedisError, OSError) as error:
             event(log, "run files have a gap", why=str(error), level=logging.WARNING)
         held, self._held_lines = self._held_lines or [], None
         for batch in held:
-            self.files.record(batch.at.entry, batch.t, batch.json)
+            self._write(batch)
         if self.over:
             await self._finish_outflow()
 
@@ -167,7 +173,7 @@ class Housekeeping:
         # Looked up now and not before the listing: what came in meanwhile is known by now.
         needed = live_payloads(self._ledger.state)
         # A group under way may have been stored by the leader before, and be handed in again any time.
-        expected = running_tries(self._ledger.state)
+        expected = running_attempts(self._ledger.state)
         orphans = [ref for ref in found if ref not in needed and ref not in expected]
         if not orphans:
             return

@@ -32,9 +32,9 @@ from controller.fleet.liveness import Liveness
 from controller.fleet.sessions import ServerSession, Sessions
 from controller.housekeeping import Housekeeping
 from controller.ledger.commands import BeginTerm, Command, CommandRefused, StartRun
-from controller.ledger.events import Event, GroupAccepted
+from controller.ledger.events import Event, GroupAccepted, RunFailed, RunFinished
 from controller.ledger.fleet import Worker
-from controller.long_poll import SILENT, LongPolls
+from controller.long_poll import LongPolls
 from controller.proto_encoding import directive_of
 from controller.services.validation import GroupLimits
 from controller.store.group_commit import CommitBatch, GroupCommit
@@ -48,8 +48,7 @@ from paceline.v1 import admin_pb2, worker_pb2
 log = logging.getLogger(__name__)
 
 MENDING_TICK_S = 0.02
-"""How often, at the least, while a mesh is to be formed."""
-ENDS = frozenset({"RunFinished", "RunFailed"})
+"""While a mesh is to be formed."""
 PATIENCE_S = 2.0
 """How long a request waits for an outage to end before its caller is told to come again."""
 
@@ -322,15 +321,16 @@ class Leader:
 
     def _close_batch(self, batch: CommitBatch) -> _Closing:
         """The ledger stands exactly at the batch's end: what depends on that is taken now."""
-        kinds = {type(e).__name__ for e in batch.events}
-        directives = [] if kinds <= SILENT else self.sessions.collect()
+        directed = any(e.directs for e in batch.events)
+        directives = self.sessions.collect() if directed else []
         obsolete = self.ledger.take_garbage()
         snapshot = self.housekeeping.snapshot_due(len(batch.events))
-        return _Closing(directives, obsolete, snapshot, last=not kinds.isdisjoint(ENDS))
+        last = any(isinstance(e, RunFinished | RunFailed) for e in batch.events)
+        return _Closing(directives, obsolete, snapshot, last)
 
     def _batch_durable(self, batch: CommitBatch) -> None:
         closing: _Closing = batch.attachment
-        self.long_polls.announce(batch.json)
+        self.long_polls.announce(batch.events)
         self.sessions.deliver(closing.directives)
         self.housekeeping.record(batch, last=closing.last)
         if closing.obsolete:

@@ -1,18 +1,19 @@
-"""Who waits for what inside the leader: long polls, by topic.
+"""Long polls inside the leader, by topic.
 
-A topic is woken once what it stands for is durable. Waiters then ask the ledger again: a wake-up
+A topic is woken once the events behind it are durable. Waiters then ask the ledger again: a wake-up
 carries no news of its own, so one too many does no harm, and one too few cannot happen, because a
-waiter names the state of the topic it has already seen.
+waiter names the turn of the topic that it has already seen.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+
+from controller.ledger.events import Event, Topic
 
 
-class Topic:
+class WakeUps:
     """Wakes all waiters at once."""
 
     def __init__(self) -> None:
@@ -43,85 +44,24 @@ class Topic:
             self._waiters.discard(waiter)
 
 
-_ENDINGS = ("StopRequested", "RunFinished", "RunFailed")
-
-# What can make a task admissible, or end the waiting for one.
-_LEASE = frozenset(
-    {
-        "RunStarted",
-        "StepCommitted",
-        "StepAborted",
-        "TaskReleased",
-        "TaskDropped",
-        "WorkerChanged",
-        "WorkerDied",
-        "SpareSet",
-        "RolledBack",
-        "EvalScheduled",
-        "Paused",
-        "Drained",
-        *_ENDINGS,
-    }
-)
-
-WAKES: Mapping[str, frozenset[str]] = {
-    "lease": _LEASE,
-    # For the one worker that runs empty; too frequent to wake everybody.
-    "alone": _LEASE | {"GroupAccepted", "EvalTaskDone"},
-    "plan": frozenset({"StepOpened", "StepResharded", "MeshBroken", "MeshFormed", *_ENDINGS}),
-    "vote": frozenset({"StepCommitted", "StepAborted", "StepResharded", "MeshBroken", *_ENDINGS}),
-}
-"""Topic to the types of events that wake it."""
-
-SILENT = frozenset(
-    {
-        "TasksLeased",
-        "GroupAccepted",
-        "VoteCast",
-        "StepOpened",
-        "StepResharded",
-        "EvalTaskDone",
-        "WorkerChanged",
-    }
-)
-"""Types of events that no directive depends on; a worker's change concerns its own alone, and that
-is looked at with every report."""
-
-
 class LongPolls:
-    """The topics of one leader."""
+    """The topics of one leader. Each event class says which of them it wakes."""
 
     def __init__(self) -> None:
-        self.topics = {name: Topic() for name in WAKES}
-        self.journal = Topic()
-        """Something was appended: for those who follow the events."""
+        self._topics = {name: WakeUps() for name in Topic}
+        self.journal = WakeUps()
+        """Something was appended: for followers of the events."""
 
-    @property
-    def lease(self) -> Topic:
-        return self.topics["lease"]
+    def __getitem__(self, topic: Topic) -> WakeUps:
+        return self._topics[topic]
 
-    @property
-    def alone(self) -> Topic:
-        return self.topics["alone"]
-
-    @property
-    def plan(self) -> Topic:
-        return self.topics["plan"]
-
-    @property
-    def vote(self) -> Topic:
-        return self.topics["vote"]
-
-    def announce(self, events: Iterable[Mapping[str, Any]]) -> None:
+    def announce(self, events: Iterable[Event]) -> None:
         """Wakes the topics that these durable events concern."""
-        kinds = {event["type"] for event in events}
-        for name, topic in self.topics.items():
-            if kinds & WAKES[name]:
-                topic.wake()
+        for topic in frozenset[Topic]().union(*(event.wakes for event in events)):
+            self._topics[topic].wake()
         self.journal.wake()
 
     def wake_all(self) -> None:
-        """The leader steps down: nobody waits on it any longer."""
-        for topic in self.topics.values():
-            topic.wake()
-        self.journal.wake()
+        """The leader steps down: all waits end."""
+        for wake_ups in [*self._topics.values(), self.journal]:
+            wake_ups.wake()

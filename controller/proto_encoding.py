@@ -1,17 +1,19 @@
-"""Views of the ledger as protobuf messages: directives, plans, status."""
+"""Protobuf encoding of the ledger's views: directives, plans, status."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from controller.ledger import views
-from controller.ledger.commands import Role
-from controller.ledger.events import Member
-from controller.ledger.fleet import Lifecycle, Worker
+from controller.ledger.enums import DesiredLifecycle, Lifecycle, PlanState, Role
+from controller.ledger.facts import Member
+from controller.ledger.fleet import Worker
 from controller.ledger.standby_workers import desired_spares
 from controller.ledger.state import State
+from paceline.ids import MeshEpoch, TaskId, Version
 from paceline.v1 import admin_pb2, common_pb2, policy_pb2, worker_pb2
 
 if TYPE_CHECKING:
@@ -19,27 +21,26 @@ if TYPE_CHECKING:
     from controller.replicated_controller import Controller
 
 SILENT_S = 5.0
-"""A controller says in Redis every second that it is there."""
-ROLES = {Role.POLICY: common_pb2.ROLE_POLICY, Role.ROLLOUT: common_pb2.ROLE_ROLLOUT}
-_LIFECYCLES = {
-    "running": worker_pb2.LIFECYCLE_RUNNING,
-    "draining": worker_pb2.LIFECYCLE_DRAINING,
-    "stopped": worker_pb2.LIFECYCLE_STOPPED,
-    "rejoin": worker_pb2.LIFECYCLE_REJOIN,
-}
-_PLANS = {
-    "open": policy_pb2.PLAN_STATE_OPEN,
-    "wait": policy_pb2.PLAN_STATE_WAIT,
-    "epoch_over": policy_pb2.PLAN_STATE_EPOCH_OVER,
-    "finished": policy_pb2.PLAN_STATE_FINISHED,
-}
+"""A controller renews its entry in Redis every second."""
+
+E = TypeVar("E", bound=Enum)
+
+
+def wire_values(words: type[E], wire: Any, prefix: str) -> dict[E, Any]:
+    """Each member of an enum to the value of the same name in the protobuf enum ``wire``."""
+    return {word: wire.Value(f"{prefix}_{word.name}") for word in words}
+
+
+ROLES = wire_values(Role, common_pb2.Role, "ROLE")
+_LIFECYCLES = wire_values(DesiredLifecycle, worker_pb2.Lifecycle, "LIFECYCLE")
+_PLANS = wire_values(PlanState, policy_pb2.PlanState, "PLAN_STATE")
 
 
 def directive_of(
     state: State, worker_id: str, incarnation: int, report: worker_pb2.Report
 ) -> worker_pb2.Directive:
-    """What should be true of one worker, without term and seq. ``report`` is its newest."""
-    held = [(ref.task_id, ref.attempt) for ref in report.held_leases]
+    """Desired state of one worker, without term and seq. ``report`` is its newest."""
+    held = [(TaskId(ref.task_id), ref.attempt) for ref in report.held_leases]
     view = views.directive(state, worker_id, incarnation, held)
     directive = worker_pb2.Directive(
         lifecycle=_LIFECYCLES[view.lifecycle],
@@ -74,16 +75,16 @@ def _fill_member(message: worker_pb2.MeshMember, member: Member) -> None:
 
 
 def plan_of(
-    state: State, worker_id: str, incarnation: int, mesh_epoch: int, state_version: int
+    state: State, worker_id: str, incarnation: int, request: policy_pb2.PlanRequest
 ) -> policy_pb2.PlanReply:
-    """The answer to NextPlan as of now."""
-    kind, view = views.plan(state, worker_id, incarnation, mesh_epoch, state_version)
+    """The present answer to NextPlan."""
+    formed, holds = MeshEpoch(request.mesh_epoch), Version(request.state_version)
+    kind, view = views.plan(state, worker_id, incarnation, formed, holds)
     reply = policy_pb2.PlanReply(state=_PLANS[kind])
     if view is None:
         return reply
     plan = reply.plan
     plan.step = view.step
-    plan.round = view.round
     plan.mesh_epoch = view.mesh_epoch
     plan.version = view.version
     plan.next_version = view.next_version
@@ -94,13 +95,13 @@ def plan_of(
     plan.size = view.size
     for task_id, attempt in view.shard:
         plan.shard.add(task_id=task_id, attempt=attempt)
-    for first_version, offset in view.lines:
-        plan.lines.add(first_version=first_version, offset=offset)
+    for epoch in view.version_epochs:
+        plan.version_epochs.add(first_version=epoch.first_version, offset=epoch.offset)
     return reply
 
 
 def status_of(controller: Controller) -> admin_pb2.StatusReply:
-    """The whole picture, from a leader's live ledger or a standby's copy."""
+    """Status of the run, from a leader's live ledger or a standby's copy."""
     leader = controller.leader
     state = controller.state
     view = views.status(state)
@@ -140,12 +141,12 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
 
 
 def controllers_of(controller: Controller) -> Iterator[dict[str, Any]]:
-    """Every controller heard of lately, by the names of ``ControllerStatus``'s fields."""
+    """Every controller seen lately, by the names of ``ControllerStatus``'s fields."""
     leader = controller.state.leader
     now = controller.clock.time()
     for controller_id, seen in sorted(controller.peers.items()):
         age_s = max(0.0, now - seen["t"])
-        # The ledger says who leads: what a process last said of itself may be out of date.
+        # The ledger names the leader: the process's own entry may be out of date.
         state = "leader" if controller_id == leader else "standby"
         yield {
             "controller_id": controller_id,
@@ -178,14 +179,14 @@ def _add_worker(
         version=worker.state_version if policy else worker.loaded_version,
         held_leases=len(worker.held),
         incarnation=worker.incarnation,
-        # Only the leader hears heartbeats.
+        # Only the leader receives heartbeats.
         heartbeat_age_s=-1.0,
     )
     if worker.spare and worker.lifecycle is Lifecycle.RUNNING:
         status.state = "spare"
     if not worker.alive:
         return
-    # Here too: who heard of a drain by its lower number alone would let a second worker go.
+    # A launcher that saw only the lower desired count would stop a second worker.
     if worker.leaving:
         status.state = "draining"
     if leader is not None:

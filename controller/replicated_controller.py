@@ -26,8 +26,8 @@ from controller.fleet.fleet_loops import keep_fleet
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused
 from controller.ledger.state import State
-from controller.long_poll import Topic
-from controller.store.journal import Deposed, JournalGap
+from controller.long_poll import WakeUps
+from controller.store.journal import Deposed, ForeignFormat, JournalGap
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.stores import Stores
 from paceline.config.load import fleet_digest
@@ -35,6 +35,7 @@ from paceline.config.schema import Config
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.redis.server import NoRedis, ensure_redis
+from paceline.rpc.refusal_code import RefusalCode
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +75,7 @@ class Controller:
         self.rest_url = ""
         """Of this process's REST interface; empty: none."""
         self._config_digest, self._config_json = fleet_digest(config)
-        self._topic = Topic()
+        self._topic = WakeUps()
         self._rows: asyncio.Task[DatasetRows] | None = None
 
     # ---- what handlers ask ----------------------------------------------------------------
@@ -96,7 +97,7 @@ class Controller:
         return self.replica.ledger.state if self.replica is not None else State()
 
     @property
-    def journal_topic(self) -> Topic:
+    def journal_topic(self) -> WakeUps:
         """Woken when the journal has grown."""
         return self.leader.long_polls.journal if self.leader is not None else self._topic
 
@@ -122,6 +123,8 @@ class Controller:
                     await self._lead(term)
                 except Deposed as why:
                     event(log, "stepping down", why=str(why), level=logging.WARNING)
+                except ForeignFormat as error:
+                    raise BadStart(str(error)) from error
                 except (RedisError, OSError, JournalGap) as error:
                     self._say_trouble(f"waiting for Redis ({type(error).__name__})")
                     await self._revive_redis()
@@ -131,10 +134,11 @@ class Controller:
 
     async def _stand_by(self) -> int:
         """Keeps a hot copy of the ledger until the lease is free and ours; the new term."""
+        # First: a journal of another release is not to be touched.
+        self.replica = replica = await LedgerFollower.load(self.journal)
         await self.stores.registry.agree(
             self.config.run.name, self.stores.payload_dir, self._config_json
         )
-        self.replica = replica = await LedgerFollower.load(self.journal)
         self._say_trouble("")
         event(log, "standing by", at=replica.at.entry)
         block_ms = self.FOLLOW_MS
@@ -167,7 +171,7 @@ class Controller:
         try:
             await leader.run()
         except CommandRefused as refusal:
-            if refusal.code == "fenced":
+            if refusal.code is RefusalCode.FENCED:
                 # Stopped between winning the term and reading the journal, and succeeded meanwhile.
                 raise Deposed(str(refusal)) from refusal
             raise BadStart(str(refusal)) from refusal

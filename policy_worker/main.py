@@ -354,7 +354,6 @@ class PolicyWorker:
         request = policy_pb2.VoteRequest(
             caller=caller,
             step=plan.step,
-            round=plan.round,
             mesh_epoch=plan.mesh_epoch,
             weights_digest=self.trainer.digest(),
             stats=stats.messages(),

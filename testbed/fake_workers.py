@@ -301,7 +301,6 @@ class FakePolicy(FakeWorker):
                 policy_pb2.VoteRequest(
                     caller=self.session.caller,
                     step=plan.step,
-                    round=plan.round,
                     mesh_epoch=plan.mesh_epoch,
                     weights_digest=f"v{plan.version}",
                     stats=stats,

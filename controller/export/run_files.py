@@ -15,7 +15,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from controller.export.event_words import described
 from paceline.run_view.run_file_writer import RunFileWriter
 
 log = logging.getLogger(__name__)
@@ -23,7 +22,7 @@ log = logging.getLogger(__name__)
 LOOK_S = 0.2
 
 Item = tuple[str, float, Sequence[Mapping[str, Any]]]
-"""Journal position, unix seconds, events."""
+"""Journal position, Unix seconds, event records with their words."""
 
 
 class RunFiles:
@@ -90,7 +89,7 @@ class RunFiles:
             position, t, events = self._items.popleft()
             try:
                 for event in events:
-                    recorder.record(position, t, described(event))
+                    recorder.record(position, t, event)
             except OSError as error:
                 if not self._failed:
                     log.error("run files cannot be written error=%s", error)

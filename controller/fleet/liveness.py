@@ -29,7 +29,9 @@ from typing import Protocol
 
 from controller.ledger import Ledger
 from controller.ledger.commands import Command, DeclareDead, ExpireLease, FormMesh
+from controller.ledger.enums import DeathCause
 from controller.ledger.state import State
+from paceline.ids import TaskId
 
 FORM_DELAY_S = 0.05
 """A collective's error often outruns the broken session of the peer that caused it."""
@@ -99,7 +101,7 @@ class Pulse:
     """Leases its last report named."""
     news: bool = False
     """A report came since the last tick."""
-    unnamed: dict[tuple[str, int], float] = field(default_factory=dict)
+    unnamed: dict[tuple[TaskId, int], float] = field(default_factory=dict)
     """Leases of the ledger that its reports do not name, and since when."""
 
 
@@ -234,7 +236,7 @@ class Liveness:
 
     def _compare_leases(self, state: State, key: Key, pulse: Pulse, now: float) -> None:
         """Which leases the worker's reports have not named, and since when."""
-        unnamed = {}
+        unnamed: dict[tuple[TaskId, int], float] = {}
         if pulse.news:
             pulse.news = False
             for task_id in state.fleet.workers[key[0]].held:
@@ -248,16 +250,21 @@ class Liveness:
                     unnamed[ref] = since
         pulse.unnamed = unnamed
 
-    def _verdict(self, state: State, key: Key, pulse: Pulse, now: float) -> tuple[str, str] | None:
+    def _verdict(
+        self, state: State, key: Key, pulse: Pulse, now: float
+    ) -> tuple[DeathCause, str] | None:
         silent_s = now - pulse.heard_t
         if silent_s >= self._lease_s:
-            return "lease", f"not heard of for {silent_s:.1f} s"
+            return DeathCause.LEASE, f"not heard of for {silent_s:.1f} s"
         if pulse.suspect_since is not None and self._accused(state, key):
             lost_s = now - pulse.suspect_since
             if lost_s >= self.limits.suspect_grace_s:
-                return "suspect", f"session lost for {lost_s:.1f} s and a collective failed"
+                return (
+                    DeathCause.SUSPECT,
+                    f"session lost for {lost_s:.1f} s and a collective failed",
+                )
         if pulse.busy and now - pulse.progress_t >= self.limits.wedged_after_s:
-            return "wedged", f"busy without progress for {now - pulse.progress_t:.0f} s"
+            return DeathCause.WEDGED, f"busy without progress for {now - pulse.progress_t:.0f} s"
         return None
 
     @property

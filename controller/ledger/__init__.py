@@ -1,4 +1,16 @@
-"""The run's ledger: pure, replayable, checked."""
+"""Ledger of a run: a pure state machine, replayable and checked.
+
+    commands ──► decisions ──► events ──► state ──► views
+                    ▲                       │
+                    └──────── reads ────────┘
+
+- ``commands`` and ``events/`` are the vocabulary, with ``enums`` and ``facts``; ``codec`` is their JSON.
+- State files have one noun each: ``tasks``, ``steps``, ``fleet``, ``versions``, ``evals``, and ``state`` as
+  a whole. They change in ``apply`` only.
+- Beside each is its decision file: ``lease_decisions``, ``step_decisions``, ``membership_decisions``,
+  ``run_decisions``. A decision reads the state, refuses or emits events, and changes nothing itself.
+- ``views`` are what the shell reads; ``invariants`` are checked after every event.
+"""
 
 from controller.ledger.ledger import BrokenInvariant, Ledger
 

@@ -1,4 +1,4 @@
-"""What every decision gets: the state, and a way to say what happens."""
+"""Interface of the decisions to the ledger: the state, and the emission of events."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from controller.ledger.commands import CommandRefused
 from controller.ledger.events import Event
 from controller.ledger.fleet import Worker
 from controller.ledger.state import State
+from paceline.rpc.refusal_code import RefusalCode
 
 
 class Decider(Protocol):
@@ -19,10 +20,10 @@ class Decider(Protocol):
         """Applies ``event`` at once and keeps it for the journal."""
 
     def caller(self, worker_id: str, incarnation: int) -> Worker:
-        """The living worker that speaks; raises ``CommandRefused`` for anyone else."""
+        """The living worker of this incarnation; raises ``CommandRefused`` for any other."""
 
     def settle_fleet(self, now: float) -> None:
-        """Everything that may follow from a change of the fleet or of the run."""
+        """Decides everything that may follow from a change of the fleet or of the run."""
 
     def mend_mesh(self, now: float) -> None:
         """Forms the epoch after a broken one, now."""
@@ -34,11 +35,13 @@ class Decider(Protocol):
 def caller(state: State, worker_id: str, incarnation: int) -> Worker:
     worker = state.fleet.workers.get(worker_id)
     if worker is None:
-        raise CommandRefused("unknown", f"no worker {worker_id!r} is registered")
+        raise CommandRefused(RefusalCode.UNKNOWN, f"no worker {worker_id!r} is registered")
     if worker.incarnation != incarnation:
-        raise CommandRefused("fenced", f"{worker_id} is another process now: register anew")
+        raise CommandRefused(
+            RefusalCode.FENCED, f"{worker_id} is another process now: register again"
+        )
     if not worker.alive:
         raise CommandRefused(
-            "fenced", f"{worker_id} is {worker.lifecycle} for the ledger: register anew"
+            RefusalCode.FENCED, f"{worker_id} is {worker.lifecycle} for the ledger: register again"
         )
     return worker

@@ -6,19 +6,19 @@ summed here and their payloads are not kept.
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_left, insort
 from dataclasses import dataclass, field
-from typing import Any
 
 from controller.ledger.events import EvalRecorded, EvalScheduled
+from paceline.ids import Step
 
 
 @dataclass(slots=True)
 class EvalRound:
-    step: int
+    step: Step
     rows: int
     pending: list[int] = field(default_factory=list)
-    """Heap of rows that wait for a lease."""
+    """Rows that wait for a lease, ascending."""
     open: int = 0
     """Rows not yet scored or dropped."""
     reward_sum: float = 0.0
@@ -27,15 +27,15 @@ class EvalRound:
 
 @dataclass(slots=True)
 class Evals:
-    rounds: dict[int, EvalRound] = field(default_factory=dict)
+    rounds: dict[Step, EvalRound] = field(default_factory=dict)
     """Under way, by step."""
-    done: dict[int, int] = field(default_factory=dict)
+    done: dict[Step, int] = field(default_factory=dict)
     """Rows of every finished round, by step."""
 
-    def scheduled(self, step: int) -> bool:
+    def scheduled(self, step: Step) -> bool:
         return step in self.rounds or step in self.done
 
-    def knows(self, step: int, row: int) -> bool:
+    def knows(self, step: Step, row: int) -> bool:
         """Whether ``e<step>.<row>`` was ever a task."""
         rows = self.rounds[step].rows if step in self.rounds else self.done.get(step, 0)
         return 0 <= row < rows
@@ -44,43 +44,24 @@ class Evals:
         rows = list(range(event.rows))
         self.rounds[event.step] = EvalRound(event.step, event.rows, rows, event.rows)
 
-    def lease(self, step: int, row: int) -> None:
+    def lease(self, step: Step, row: int) -> None:
         pending = self.rounds[step].pending
-        if pending[0] == row:
-            heapq.heappop(pending)
-        else:  # a lower one is suspect and goes out of turn
-            pending.remove(row)
-            heapq.heapify(pending)
+        del pending[bisect_left(pending, row)]
 
-    def release(self, step: int, row: int) -> None:
-        heapq.heappush(self.rounds[step].pending, row)
+    def release(self, step: Step, row: int) -> None:
+        insort(self.rounds[step].pending, row)
 
-    def score(self, step: int, reward: float) -> None:
+    def score(self, step: Step, reward: float) -> None:
         round_ = self.rounds[step]
         round_.open -= 1
         round_.reward_sum += reward
         round_.count += 1
 
-    def drop(self, step: int, row: int) -> None:
+    def drop(self, step: Step, row: int) -> None:
         round_ = self.rounds[step]
         round_.open -= 1
         if row in round_.pending:
             round_.pending.remove(row)
-            heapq.heapify(round_.pending)
 
     def apply_recorded(self, event: EvalRecorded) -> None:
         self.done[event.step] = self.rounds.pop(event.step).rows
-
-    def dump(self) -> dict[str, Any]:
-        return {
-            "rounds": [
-                [r.step, r.rows, sorted(r.pending), r.open, r.reward_sum, r.count]
-                for r in self.rounds.values()
-            ],
-            "done": [[step, rows] for step, rows in self.done.items()],
-        }
-
-    @classmethod
-    def load(cls, data: dict[str, Any]) -> Evals:
-        rounds = [EvalRound(*r) for r in data["rounds"]]
-        return cls(rounds={r.step: r for r in rounds}, done=dict(data["done"]))

@@ -7,15 +7,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from enum import StrEnum
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
 
-from controller.ledger.commands import LeasedTask, Role
+from controller.ledger.enums import Lifecycle, MeshEnd, Role
 from controller.ledger.events import (
     Drained,
     LinkAssigned,
-    Member,
     MeshBroken,
     MeshFormed,
     SpareSet,
@@ -23,9 +20,9 @@ from controller.ledger.events import (
     WorkerChanged,
     WorkerDied,
     WorkerRegistered,
-    lease_from_json,
-    lease_to_json,
 )
+from controller.ledger.facts import LeasedTask, Member, MeshSpec
+from paceline.ids import MeshEpoch, TaskId, Version
 
 _RETIRED_KEPT = 64
 _GONE_KEPT = 256
@@ -37,14 +34,6 @@ JOINER_S = 30.0
 HOLDER_S = 300.0
 """Of two that hold the state none is known to be at fault, and one may only be slow: members that come
 to an epoch later than the others by its whole time limit let it fail, too."""
-
-
-class Lifecycle(StrEnum):
-    STARTING = "starting"  # the process is up, its main loop is not yet ready for work
-    RUNNING = "running"
-    DRAINING = "draining"  # finishes what it holds, takes nothing new
-    STOPPED = "stopped"  # said goodbye; holds nothing
-    DEAD = "dead"  # by evidence; what it held has gone to others
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,15 +65,15 @@ class Worker:
     """Someone asked it to leave."""
     spare: bool = False
     """Rollout: it stands by, with its model loaded and weights coming in, and leases nothing."""
-    state_version: int = -1
+    state_version: Version = Version(-1)
     """Policy: version of the state it holds; -1 for none."""
-    loaded_version: int = -1
+    loaded_version: Version = Version(-1)
     """Rollout: version its engine serves; -1 for none."""
-    diverged_version: int = -1
+    diverged_version: Version = Version(-1)
     """Its claims to states up to this version are not believed."""
     lease_seq: int = 0
     lease_reply: tuple[LeasedTask, ...] = ()
-    held: dict[str, None] = field(default_factory=dict)
+    held: dict[TaskId, None] = field(default_factory=dict)
     """Tasks leased to it."""
     failures: Failures = Failures()
     """Policy: epochs in a row that came to nothing, as far as can be told because of it."""
@@ -103,23 +92,11 @@ class Worker:
         return self.lifecycle is Lifecycle.RUNNING and not self.drain
 
 
-@dataclass(slots=True)
-class Mesh:
-    epoch: int
-    members: tuple[Member, ...]
-    state_version: int
-    step: int
-    source_rank: int
-    restore: bool
-    checkpoint_path: str
-    broken: bool = False
+@dataclass(frozen=True, slots=True)
+class Mesh(MeshSpec):
+    """The present epoch, or the last one if it is ``broken``."""
 
-    def rank(self, worker_id: str, incarnation: int) -> int:
-        """-1 for a stranger."""
-        for rank, member in enumerate(self.members):
-            if member.worker_id == worker_id and member.incarnation == incarnation:
-                return rank
-        return -1
+    broken: bool = False
 
 
 @dataclass(slots=True)
@@ -128,7 +105,7 @@ class Fleet:
     retired: dict[str, list[int]] = field(default_factory=dict)
     """Earlier incarnations by worker id, newest last."""
     mesh: Mesh | None = None
-    mesh_epoch: int = 0
+    mesh_epoch: MeshEpoch = MeshEpoch(0)
     mesh_rebuilds: int = 0
     """Epochs formed because the one before broke."""
     rebuild_due: bool = False
@@ -149,11 +126,11 @@ class Fleet:
     def living(self, role: Role) -> list[Worker]:
         return [w for w in self.workers.values() if w.role is role and w.alive]
 
-    def holders(self, version: int) -> list[Worker]:
+    def holders(self, version: Version) -> list[Worker]:
         """Living policy replicas that hold the state of ``version``."""
         return [w for w in self.living(Role.POLICY) if w.state_version == version]
 
-    def publisher(self, version: int) -> Worker | None:
+    def publisher(self, version: Version) -> Worker | None:
         """The replica that sends weights: the lowest-rank living member that holds the state."""
         for member in self.mesh.members if self.mesh else ():
             worker = self.member(member)
@@ -193,12 +170,12 @@ class Fleet:
         mesh = self.mesh
         return mesh.members[max(0, mesh.source_rank)].incarnation if mesh else 0
 
-    def left_out(self, worker: Worker, newest: int) -> bool:
+    def left_out(self, worker: Worker, newest: Version) -> bool:
         """No epoch of it and the replica with the state comes to anything, and the run can do
         without the less of the two."""
         return self.hopeless(worker, worker.failures, newest)
 
-    def hopeless(self, worker: Worker, failures: Failures, newest: int) -> bool:
+    def hopeless(self, worker: Worker, failures: Failures, newest: Version) -> bool:
         """As ``left_out``, if those were its failures."""
         there = self.holders(newest) or self.living(Role.POLICY)
         source = next(
@@ -210,8 +187,6 @@ class Fleet:
         tries = 2 * TRIES if source.leaving else TRIES
         limit_s = HOLDER_S if failures.seeded else JOINER_S
         return failures.epochs >= tries and failures.for_s >= limit_s
-
-    # ---- what events do -------------------------------------------------------------------
 
     def apply_registered(self, event: WorkerRegistered) -> None:
         before = self.workers.pop(event.worker_id, None)
@@ -248,16 +223,15 @@ class Fleet:
         worker.state_version = event.state_version
         worker.loaded_version = event.loaded_version
         worker.diverged_version = max(worker.diverged_version, event.diverged_version)
-        lifecycle = Lifecycle(event.lifecycle)
-        if lifecycle is Lifecycle.STOPPED:
-            self._leave(worker, lifecycle)
+        if event.lifecycle is Lifecycle.STOPPED:
+            self._leave(worker, event.lifecycle)
         else:
-            worker.lifecycle = lifecycle
+            worker.lifecycle = event.lifecycle
 
     def _leave(self, worker: Worker, lifecycle: Lifecycle) -> None:
         worker.lifecycle = lifecycle
         worker.lease_reply = ()
-        worker.state_version = worker.loaded_version = -1
+        worker.state_version = worker.loaded_version = Version(-1)
         for receiver, link in list(self.links.items()):
             if worker.worker_id in (link.publisher, link.receiver):
                 del self.links[receiver]
@@ -274,15 +248,15 @@ class Fleet:
 
     def apply_mesh_broken(self, event: MeshBroken) -> None:
         assert self.mesh is not None
-        if event.reason == "peer_error":
+        if event.reason is MeshEnd.PEER_ERROR:
             for worker in self.blamed():
                 worker.failures = self.after_failure(worker, event.broken_t)
-        self.mesh.broken = True
-        self.rebuild_due = self.rebuild_due or event.reason != "membership"
+        self.mesh = replace(self.mesh, broken=True)
+        self.rebuild_due = self.rebuild_due or event.reason is not MeshEnd.MEMBERSHIP
         for worker_id in event.diverged:
             worker = self.workers[worker_id]
             worker.diverged_version = max(worker.diverged_version, worker.state_version)
-            worker.state_version = -1
+            worker.state_version = Version(-1)
 
     def apply_mesh_formed(self, event: MeshFormed) -> None:
         self.mesh_rebuilds += self.rebuild_due
@@ -296,17 +270,9 @@ class Fleet:
             # Everybody begins anew: who could not reach whom then says nothing of now.
             for worker in self.workers.values():
                 worker.failures = Failures()
-        self.mesh = Mesh(
-            epoch=event.epoch,
-            members=event.members,
-            state_version=event.state_version,
-            step=event.step,
-            source_rank=event.source_rank,
-            restore=event.restore,
-            checkpoint_path=event.checkpoint_path,
-        )
+        self.mesh = Mesh(*(getattr(event, f.name) for f in fields(MeshSpec)))
 
-    def apply_committed(self, version: int) -> None:
+    def apply_committed(self, version: Version) -> None:
         """All members voted: from here on they hold the new state, or cannot answer for it."""
         assert self.mesh is not None
         for member in self.mesh.members:
@@ -318,81 +284,3 @@ class Fleet:
     def apply_link(self, event: LinkAssigned) -> None:
         self.link_epoch = event.epoch
         self.links[event.receiver] = event
-
-    # ---- snapshot -------------------------------------------------------------------------
-
-    def dump(self) -> dict[str, Any]:
-        return {
-            "workers": [_dump_worker(w) for w in self.workers.values()],
-            "retired": {k: list(v) for k, v in self.retired.items()},
-            "mesh": _dump_mesh(self.mesh),
-            "mesh_epoch": self.mesh_epoch,
-            "mesh_rebuilds": self.mesh_rebuilds,
-            "rebuild_due": self.rebuild_due,
-            "links": [asdict(link) for link in self.links.values()],
-            "link_epoch": self.link_epoch,
-        }
-
-    @classmethod
-    def load(cls, data: dict[str, Any]) -> Fleet:
-        workers = [_load_worker(w) for w in data["workers"]]
-        links = [LinkAssigned(**link) for link in data["links"]]
-        return cls(
-            workers={w.worker_id: w for w in workers},
-            retired={k: list(v) for k, v in data["retired"].items()},
-            mesh=_load_mesh(data["mesh"]),
-            mesh_epoch=data["mesh_epoch"],
-            mesh_rebuilds=data["mesh_rebuilds"],
-            rebuild_due=data["rebuild_due"],
-            links={link.receiver: link for link in links},
-            link_epoch=data["link_epoch"],
-        )
-
-
-def _dump_worker(worker: Worker) -> dict[str, Any]:
-    return {
-        "worker_id": worker.worker_id,
-        "incarnation": worker.incarnation,
-        "role": str(worker.role),
-        "host": worker.host,
-        "pid": worker.pid,
-        "tensor_host": worker.tensor_host,
-        "ranks": worker.ranks,
-        "lifecycle": str(worker.lifecycle),
-        "drain": worker.drain,
-        "spare": worker.spare,
-        "state_version": worker.state_version,
-        "loaded_version": worker.loaded_version,
-        "diverged_version": worker.diverged_version,
-        "lease_seq": worker.lease_seq,
-        "lease_reply": [lease_to_json(x) for x in worker.lease_reply],
-        "held": list(worker.held),
-        "failures": asdict(worker.failures),
-    }
-
-
-def _load_worker(data: dict[str, Any]) -> Worker:
-    special = {
-        "role": Role(data["role"]),
-        "lifecycle": Lifecycle(data["lifecycle"]),
-        "lease_reply": tuple(lease_from_json(x) for x in data["lease_reply"]),
-        "held": dict.fromkeys(data["held"]),
-        "failures": Failures(**data.get("failures", {})),
-    }
-    # A snapshot of another version of this program may have a field more, or one less.
-    known = {name: data[name] for name in Worker.__slots__ if name in data}
-    return Worker(**{**known, **special})
-
-
-def _dump_mesh(mesh: Mesh | None) -> dict[str, Any] | None:
-    if mesh is None:
-        return None
-    data = {name: getattr(mesh, name) for name in Mesh.__slots__}
-    data["members"] = [asdict(m) for m in mesh.members]
-    return data
-
-
-def _load_mesh(data: dict[str, Any] | None) -> Mesh | None:
-    if data is None:
-        return None
-    return Mesh(**{**data, "members": tuple(Member(**m) for m in data["members"])})

@@ -1,7 +1,7 @@
-"""What is always true of the ledger's state (DESIGN: conservation, single training, staleness, order).
+"""Invariants of the ledger's state: conservation, single training, staleness, order.
 
-``check_counts`` is constant time and runs after every event where the ledger is checked;
-``check`` recomputes everything from the tasks.
+``check_counts`` takes constant time and runs after every event of a checked ledger; ``check``
+recomputes everything from the tasks.
 """
 
 from __future__ import annotations
@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from controller.ledger.commands import Kind
+from controller.ledger.enums import Kind
 from controller.ledger.standby_workers import missing_at_work
 from controller.ledger.state import State
 from controller.ledger.tasks import TaskState
+from paceline.ids import TaskId
 
 
 def check_counts(s: State) -> list[str]:
@@ -49,23 +50,23 @@ def check(s: State) -> list[str]:
 
 def _partition(s: State) -> Iterator[str]:
     t = s.tasks
-    stands = Counter(x.stand for x in t.records.values() if x.kind is Kind.TRAIN)
+    states = Counter(x.state for x in t.records.values() if x.kind is Kind.TRAIN)
     uncovered = sum(len(g) for g in s.steps.history.values())
-    for stand, count in (
+    for state, count in (
         (TaskState.PENDING, len(t.pending)),
         (TaskState.LEASED, t.leased),
         (TaskState.READY, len(t.ready)),
         (TaskState.IN_STEP, t.in_step),
         (TaskState.TRAINED, uncovered),
     ):
-        if stands[stand] != count:
-            yield f"{stands[stand]} tasks are {stand}, {count} are counted"
+        if states[state] != count:
+            yield f"{states[state]} tasks are {state}, {count} are counted"
     for ordinal in t.pending:
-        task = t.records.get(f"t{ordinal}")
-        if task is None or task.stand is not TaskState.PENDING:
+        task = t.records.get(TaskId(f"t{ordinal}"))
+        if task is None or task.state is not TaskState.PENDING:
             yield f"t{ordinal} is queued but not pending"
     for task_id in t.ready:
-        if t.records[task_id].stand is not TaskState.READY or t.records[task_id].group is None:
+        if t.records[task_id].state is not TaskState.READY or t.records[task_id].group is None:
             yield f"{task_id} is among the ready but not ready"
 
 
@@ -108,14 +109,14 @@ def _steps(s: State) -> Iterator[str]:
         yield "a composition is kept for a step that is covered or not committed"
     if step is None:
         return
-    dealt = sorted(i for shard in step.shards.values() for i in shard)
-    if dealt != list(range(len(step.groups))):
+    assigned = sorted(i for shard in step.shards.values() for i in shard)
+    if assigned != list(range(len(step.groups))):
         yield f"the shards of step {step.step} are not a partition of its groups"
     mesh = s.fleet.mesh
     if mesh is None or mesh.epoch != step.mesh_epoch:
         yield f"step {step.step} belongs to epoch {step.mesh_epoch}, not to the mesh"
     elif set(step.shards) != {m.worker_id for m in mesh.members}:
-        yield f"step {step.step} is dealt to others than the members of epoch {mesh.epoch}"
+        yield f"step {step.step} has shards of others than the members of epoch {mesh.epoch}"
     elif not set(step.votes) <= set(step.shards):
         yield f"a stranger has voted for step {step.step}"
 
@@ -137,10 +138,10 @@ def _staleness(s: State) -> Iterator[str]:
 def _versions(s: State) -> Iterator[str]:
     v = s.versions
     if v.step_of(v.version) != v.step:
-        yield f"version {v.version} stands after step {v.step_of(v.version)}, not {v.step}"
-    firsts = [line.first_version for line in v.lines]
+        yield f"version {v.version} is the state after step {v.step_of(v.version)}, not {v.step}"
+    firsts = [epoch.first_version for epoch in v.epochs]
     if firsts != sorted(set(firsts)):
-        yield f"version lines do not rise: {firsts}"
+        yield f"version epochs do not rise: {firsts}"
     if v.step > s.run.steps:
         yield f"{v.step} steps of {s.run.steps} are committed"
     if v.checkpoint.step > v.step:
@@ -156,7 +157,7 @@ def _fleet(s: State) -> Iterator[str]:
         if f.mesh.epoch != f.mesh_epoch:
             yield f"the mesh is of epoch {f.mesh.epoch}, the newest is {f.mesh_epoch}"
         if not s.ended and not f.mesh.broken and any(f.member(m) is None for m in f.mesh.members):
-            yield f"epoch {f.mesh.epoch} stands with a dead member"
+            yield f"epoch {f.mesh.epoch} has a dead member"
     if not s.ended and missing_at_work(s):
         yield f"{missing_at_work(s)} rollout workers should be at work and are spares"
     for link in f.links.values():

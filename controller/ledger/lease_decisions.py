@@ -1,14 +1,14 @@
-"""Tasks out, groups in: leasing, acceptance, return, expiry.
+"""Decisions about tasks: leasing, acceptance, return, expiry.
 
-- A task is leased only if tokens of the worker's weights will be fresh enough at the step it
+- A task is leased only if tokens of the worker's weights will be fresh enough at the step that it
   queues for. The count in front of it is derived from the tasks, so it cannot leak.
 - Only the attempt that runs may finish a task. A late submission of another one gets the verdict on
   what became of the task.
-- A try that failed counts, and so does the death of an owner that held nothing else; at
-  ``max_attempts`` the task is quarantined.
-- A task that two owners have died with is suspect: it goes to a worker that holds nothing else, one
-  worker at a time, which runs empty for it. Whatever is the reason of the deaths is so found out,
-  what was only held together with it is finished, and the rest of the fleet goes on.
+- A failed attempt counts towards quarantine, and so does the death of an owner that held nothing else;
+  at ``max_attempts`` the task is quarantined.
+- A task with which two owners have died is suspect. It goes to a worker that holds nothing else, one
+  worker at a time, which runs empty for it. This isolates the cause of the deaths: tasks that were only
+  held beside it are finished, and the rest of the fleet goes on.
 """
 
 from __future__ import annotations
@@ -20,16 +20,21 @@ from controller.ledger.commands import (
     AcceptGroup,
     CommandRefused,
     ExpireLease,
-    GroupFacts,
-    Kind,
-    LeasedTask,
     LeaseResult,
     LeaseTasks,
     ReturnTask,
-    Role,
     Verdict,
 )
 from controller.ledger.decider import Decider
+from controller.ledger.enums import (
+    DropReason,
+    EmptyReason,
+    Kind,
+    ReleaseReason,
+    ReturnKind,
+    Role,
+    VerdictCode,
+)
 from controller.ledger.events import (
     EvalTaskDone,
     GroupAccepted,
@@ -37,11 +42,14 @@ from controller.ledger.events import (
     TaskReleased,
     TasksLeased,
 )
+from controller.ledger.facts import GroupFacts, LeasedTask
 from controller.ledger.fleet import Worker
 from controller.ledger.state import Phase, State
 from controller.ledger.step_decisions import settle_step
 from controller.ledger.tasks import Task, TaskState
 from paceline.dataset.row_sampler import task_row, task_seed
+from paceline.ids import Step, TaskId, Version
+from paceline.rpc.refusal_code import RefusalCode
 
 
 def lease(d: Decider, c: LeaseTasks, now: float) -> LeaseResult:
@@ -50,20 +58,22 @@ def lease(d: Decider, c: LeaseTasks, now: float) -> LeaseResult:
     if c.lease_seq == worker.lease_seq and worker.lease_reply:
         return LeaseResult(worker.lease_reply)
     if c.lease_seq <= worker.lease_seq:
-        raise CommandRefused("invalid", f"lease_seq {c.lease_seq} is older than {worker.lease_seq}")
-    # Weights of a commit that Redis has lost are nobody's: others are on their way.
-    loaded = c.loaded_version if c.loaded_version <= state.versions.version else -1
+        raise CommandRefused(
+            RefusalCode.INVALID, f"lease_seq {c.lease_seq} is older than {worker.lease_seq}"
+        )
+    # The weights of a commit that Redis has lost do not count: others are on their way.
+    loaded = c.loaded_version if c.loaded_version <= state.versions.version else Version(-1)
     if state.phase is not Phase.OPEN or worker.leaving:
-        return LeaseResult((), "stopped")
+        return LeaseResult((), EmptyReason.STOPPED)
     if state.paused:
-        return LeaseResult((), "paused")
+        return LeaseResult((), EmptyReason.PAUSED)
     if worker.spare:
-        return LeaseResult((), "spare")
+        return LeaseResult((), EmptyReason.SPARE)
     if any(state.tasks.records[task_id].suspect for task_id in worker.held):
-        return LeaseResult((), "alone")
+        return LeaseResult((), EmptyReason.ISOLATED)
     suspects = _suspects(state, loaded) if _takes_suspects(state, worker) else []
     if suspects and worker.held:
-        return LeaseResult((), "alone")
+        return LeaseResult((), EmptyReason.ISOLATED)
     if suspects:
         leases = suspects[:1]
     else:
@@ -73,15 +83,15 @@ def lease(d: Decider, c: LeaseTasks, now: float) -> LeaseResult:
             leases.extend(_train_leases(state, rest))
     if not leases:
         if loaded < 0 or admissible(state, state.versions.version) > 0:
-            return LeaseResult((), "weights")
-        return LeaseResult((), "staleness")
+            return LeaseResult((), EmptyReason.WEIGHTS)
+        return LeaseResult((), EmptyReason.STALENESS)
     event = TasksLeased(c.worker_id, c.incarnation, c.lease_seq, tuple(leases))
     d.emit(event)
     return LeaseResult(event.leases)
 
 
-def admissible(state: State, loaded_version: int) -> int:
-    """How many training tasks may be leased to an engine that serves ``loaded_version``."""
+def admissible(state: State, loaded_version: Version) -> int:
+    """Number of training tasks that may be leased to an engine that serves ``loaded_version``."""
     if loaded_version < 0:
         return 0
     run = state.run
@@ -90,35 +100,35 @@ def admissible(state: State, loaded_version: int) -> int:
 
 
 def _takes_suspects(state: State, worker: Worker) -> bool:
-    """The first by name of those that have weights. Nothing that changes with every step may decide
-    it: a worker that is let off in between would be given other tasks, and never run empty."""
+    """The first worker by name that has weights takes them. Nothing that changes with every step may
+    decide it: a worker that is excused in between would get other tasks, and never run empty."""
     workers = (w for w in state.fleet.living(Role.ROLLOUT) if not w.leaving and not w.spare)
     able = (w for w in workers if w.loaded_version >= 0)
     return min(able, key=lambda w: w.worker_id, default=None) is worker
 
 
-def _suspects(state: State, loaded_version: int) -> list[LeasedTask]:
-    """Those that wait and may be leased to an engine that serves ``loaded_version``."""
+def _suspects(state: State, loaded_version: Version) -> list[LeasedTask]:
+    """Suspect tasks that wait and may be leased to an engine that serves ``loaded_version``."""
     tasks = [t for t in _pending_evals(state, loaded_version) if t.suspect]
     if admissible(state, loaded_version) > 0:
         tasks.extend(t for t in _pending_train(state) if t.suspect)
     return [_lease_of(state, t) for t in tasks]
 
 
-def _pending_evals(state: State, loaded_version: int) -> Iterator[Task]:
+def _pending_evals(state: State, loaded_version: Version) -> Iterator[Task]:
     for round_ in state.evals.rounds.values():
         if loaded_version < state.versions.version_of(round_.step):
             return
-        for row in sorted(round_.pending):
-            yield state.tasks.records[f"e{round_.step}.{row}"]
+        for row in round_.pending:
+            yield state.tasks.records[TaskId(f"e{round_.step}.{row}")]
 
 
 def _pending_train(state: State) -> Iterator[Task]:
-    for ordinal in sorted(state.tasks.pending):
-        yield state.tasks.records[f"t{ordinal}"]
+    for ordinal in state.tasks.pending:
+        yield state.tasks.records[TaskId(f"t{ordinal}")]
 
 
-def _eval_leases(state: State, loaded_version: int, limit: int) -> list[LeasedTask]:
+def _eval_leases(state: State, loaded_version: Version, limit: int) -> list[LeasedTask]:
     tasks = (t for t in _pending_evals(state, loaded_version) if not t.suspect)
     return [_lease_of(state, t) for t in islice(tasks, limit)]
 
@@ -128,7 +138,7 @@ def _train_leases(state: State, count: int) -> list[LeasedTask]:
     again = (t for t in _pending_train(state) if not t.suspect)
     leases = [_lease_of(state, t) for t in islice(again, count)]
     for ordinal in range(book.cursor, book.cursor + count - len(leases)):
-        task_id = f"t{ordinal}"
+        task_id = TaskId(f"t{ordinal}")
         epoch, index = task_row(run.seed, ordinal, run.dataset_rows, run.shuffle)
         seed = task_seed(run.seed, task_id)
         leases.append(LeasedTask(task_id, 1, Kind.TRAIN, epoch, index, seed))
@@ -150,27 +160,27 @@ def accept(d: Decider, c: AcceptGroup, now: float) -> Verdict:
     state, group = d.state, c.group
     task = state.tasks.records.get(group.task_id)
     if task is None:
-        return _of_the_past(state, group.task_id, group.attempt)
+        return _finished(state, group.task_id, group.attempt)
     if problem := _implausible(state, task, group):
-        return Verdict("invalid", problem)
+        return Verdict(VerdictCode.INVALID, problem)
     if not task.leased_as(group.attempt, c.worker_id):
-        return _not_yours(task, group.attempt)
+        return _not_running(task, group.attempt)
     if task.kind is Kind.EVAL:
         d.emit(EvalTaskDone(task.task_id, task.attempt, c.worker_id, group.reward_mean))
         d.settle_evals(now)
-        return Verdict("accepted")
+        return Verdict(VerdictCode.ACCEPTED)
     next_step = state.next_step
     staleness = state.versions.staleness(group.min_version, next_step)
     if staleness > state.run.max_staleness:
         detail = f"{staleness} steps old at the earliest step {next_step}"
-        drop(d, task, "stale", detail, verdict="too_stale")
-        return Verdict("too_stale", detail)
+        drop(d, task, DropReason.STALE, detail, VerdictCode.TOO_STALE)
+        return Verdict(VerdictCode.TOO_STALE, detail)
     if state.run.filter_uninformative and group.reward_std == 0.0:
-        drop(d, task, "uninformative", "all rewards are equal")
-        return Verdict("accepted", "uninformative: its rewards are all equal; dropped")
+        drop(d, task, DropReason.UNINFORMATIVE, "all rewards are equal")
+        return Verdict(VerdictCode.ACCEPTED, "uninformative: its rewards are all equal; dropped")
     d.emit(GroupAccepted(c.worker_id, group))
     settle_step(d, now)
-    return Verdict("accepted")
+    return Verdict(VerdictCode.ACCEPTED)
 
 
 def _implausible(state: State, task: Task, group: GroupFacts) -> str:
@@ -190,28 +200,24 @@ def give_back(d: Decider, c: ReturnTask, now: float) -> Verdict:
     worker = d.caller(c.worker_id, c.incarnation)
     task = d.state.tasks.records.get(c.task_id)
     if task is None:
-        return _of_the_past(d.state, c.task_id, c.attempt)
+        return _finished(d.state, c.task_id, c.attempt)
     if not task.leased_as(c.attempt, c.worker_id):
-        return _not_yours(task, c.attempt)
-    if c.kind == "drop":
+        return _not_running(task, c.attempt)
+    if c.kind is ReturnKind.DROP:
         drop(d, task, c.reason, c.detail)
-    elif c.kind == "failed":
+    elif c.kind is ReturnKind.FAILED:
         release(d, task, worker, c.reason, counts=True, detail=c.detail)
-    elif c.kind == "hand_back":
-        release(d, task, worker, "hand_back", counts=False, detail=c.reason)
     else:
-        raise CommandRefused(
-            "invalid", f"a task is returned as hand_back, failed or drop, not {c.kind!r}"
-        )
+        release(d, task, worker, ReleaseReason.HAND_BACK, counts=False, detail=c.reason)
     d.settle_evals(now)
-    return Verdict("accepted")
+    return Verdict(VerdictCode.ACCEPTED)
 
 
 def expire(d: Decider, c: ExpireLease, now: float) -> None:
     task = d.state.tasks.records.get(c.task_id)
     if task is not None and task.leased and task.attempt == c.attempt:
         owner = d.state.fleet.workers[task.owner]
-        release(d, task, owner, "lease_expired", counts=False)
+        release(d, task, owner, ReleaseReason.LEASE_EXPIRED, counts=False)
 
 
 def release(
@@ -228,42 +234,48 @@ def release(
     quarantine."""
     if counts and len(task.failures) + 1 >= d.state.run.max_attempts:
         tries = [*task.failures, f"{worker.worker_id}: {reason} {detail}".strip()]
-        drop(d, task, "quarantined", "; ".join(tries))
+        drop(d, task, DropReason.QUARANTINED, "; ".join(tries))
         return
     who = (task.task_id, task.attempt, worker.worker_id)
     d.emit(TaskReleased(*who, reason, counts, detail, suspected))
 
 
-def drop(d: Decider, task: Task, reason: str, detail: str = "", verdict: str = "duplicate") -> None:
+def drop(
+    d: Decider,
+    task: Task,
+    reason: str,
+    detail: str = "",
+    verdict: VerdictCode = VerdictCode.DUPLICATE,
+) -> None:
     """Finishes the task without training it."""
     d.emit(TaskDropped(task.task_id, task.attempt, reason, detail, verdict))
 
 
-def _not_yours(task: Task, attempt: int) -> Verdict:
+def _not_running(task: Task, attempt: int) -> Verdict:
     if attempt > task.attempt or attempt < 1:
-        return Verdict("unknown_task", f"{task.task_id} was never tried {attempt} times")
+        return Verdict(VerdictCode.UNKNOWN_TASK, f"{task.task_id} was never tried {attempt} times")
     if task.group is not None and attempt == task.attempt:
-        return Verdict("duplicate", "this attempt was accepted before")
-    if task.stand is TaskState.PENDING:
-        return Verdict("superseded", "this lease is over; the task waits for another try")
-    return Verdict("superseded", f"the task is at attempt {task.attempt}")
+        return Verdict(VerdictCode.DUPLICATE, "this attempt was accepted before")
+    if task.state is TaskState.PENDING:
+        return Verdict(VerdictCode.SUPERSEDED, "this lease is over; the task waits for another try")
+    return Verdict(VerdictCode.SUPERSEDED, f"the task is at attempt {task.attempt}")
 
 
-def _of_the_past(state: State, task_id: str, attempt: int) -> Verdict:
+def _finished(state: State, task_id: TaskId, attempt: int) -> Verdict:
     outcome = state.tasks.outcomes.get(task_id)
     if outcome is not None:
         last, verdict = outcome
         if attempt == last:
             return Verdict(verdict, "this attempt is finished")
         if attempt > last or attempt < 1:
-            return Verdict("unknown_task", f"{task_id} was never tried {attempt} times")
-        return Verdict("superseded", "the task is finished")
+            return Verdict(VerdictCode.UNKNOWN_TASK, f"{task_id} was never tried {attempt} times")
+        return Verdict(VerdictCode.SUPERSEDED, "the task is finished")
     if was_dispatched(state, task_id):
-        return Verdict("superseded", "the task is finished")
-    return Verdict("unknown_task", f"there is no task {task_id!r}")
+        return Verdict(VerdictCode.SUPERSEDED, "the task is finished")
+    return Verdict(VerdictCode.UNKNOWN_TASK, f"there is no task {task_id!r}")
 
 
-def was_dispatched(state: State, task_id: str) -> bool:
+def was_dispatched(state: State, task_id: TaskId) -> bool:
     kind, rest = task_id[:1], task_id[1:]
     if kind == "t" and _number(rest):
         return int(rest) < state.tasks.cursor
@@ -273,7 +285,7 @@ def was_dispatched(state: State, task_id: str) -> bool:
         and dot == "."
         and _number(step)
         and _number(row)
-        and state.evals.knows(int(step), int(row))
+        and state.evals.knows(Step(int(step)), int(row))
     )
 
 

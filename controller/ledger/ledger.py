@@ -1,4 +1,4 @@
-"""The ledger: everything the service promises, as a pure state machine.
+"""Ledger: everything that the service promises, as a pure state machine.
 
     command ──► decide ──► events ──► apply ──► state
                   ▲                               │
@@ -28,7 +28,9 @@ from controller.ledger import (
 from controller.ledger.events import Event
 from controller.ledger.fleet import Worker
 from controller.ledger.invariants import check, check_counts
-from controller.ledger.state import Phase, State, apply
+from controller.ledger.state import Phase, State, apply, dump, load
+from paceline.ids import TaskId
+from paceline.rpc.refusal_code import RefusalCode
 
 
 class BrokenInvariant(Exception):
@@ -46,11 +48,11 @@ class Ledger:
     def execute(self, command: cmd.Command, now: float) -> tuple[tuple[Event, ...], Any]:
         """Decides and applies. Returns the events, for the journal, and the command's reply.
 
-        ``now``: Unix seconds. Raises ``Refused``, with nothing changed, where the command is not
+        ``now``: Unix seconds. Raises ``CommandRefused``, with nothing changed, if the command is not
         allowed. The reply may leave only once the events are durable.
         """
         if self.state.phase is Phase.NONE and not isinstance(command, cmd.StartRun | cmd.BeginTerm):
-            raise cmd.CommandRefused("unknown", "no run has been started")
+            raise cmd.CommandRefused(RefusalCode.UNKNOWN, "no run has been started")
         events: list[Event] = []
         self._events = events
         reply = _HANDLERS[type(command)](self, command, now)
@@ -68,26 +70,26 @@ class Ledger:
         """Every invariant, from scratch. One line for each that does not hold; linear in tasks."""
         return check(self.state)
 
-    def take_garbage(self) -> list[tuple[str, int]]:
-        """(task id, attempt) of payloads that nobody needs once the events so far are durable."""
+    def take_garbage(self) -> list[tuple[TaskId, int]]:
+        """(task id, attempt) of payloads that are not needed once the events so far are durable."""
         garbage, self.state.garbage = self.state.garbage, []
         return garbage
 
     def to_snapshot(self) -> dict[str, Any]:
         """The state as JSON-able values; shares nothing with it that changes later."""
-        return self.state.dump()
+        return dump(self.state)
 
     @classmethod
     def from_snapshot(cls, data: dict[str, Any], *, checked: bool = False) -> Ledger:
         ledger = cls(checked=checked)
-        ledger.state = State.load(data)
+        ledger.state = load(data)
         return ledger
 
     def fingerprint(self) -> str:
         """Equal for equal states, order of everything included."""
         return json.dumps(self.to_snapshot(), separators=(",", ":"))
 
-    # ---- what decisions use ---------------------------------------------------------------
+    # ---- interface of the decisions: ledger.decider -----------------------------------------
 
     def emit(self, event: Event) -> None:
         self.apply(event)

@@ -1,11 +1,11 @@
-"""Who belongs to the fleet, and what the mesh and the weights links look like because of it.
+"""Decisions about the fleet: joins and deaths, and the mesh and weights links that follow from them.
 
 - Joins and leaves of the mesh wait for the end of the open step; a death does not.
-- A replica with which no epoch comes to anything, as where the source of the state cannot reach it,
-  is left out until it is started anew or the source is another one: it would hold up every other one
-  for ever.
-- While a member of the mesh lives that holds the newest state, the step it is in goes on. When
-  nobody living holds that state, the run goes back to the newest checkpoint.
+- If no epoch of a replica succeeds, for example because the source of the state cannot reach it, it is
+  left out until it is restarted or the source is another one: it would block every other replica
+  forever.
+- While a living member of the mesh holds the newest state, its step goes on. If no living replica holds
+  that state, the run goes back to the newest checkpoint.
 """
 
 from __future__ import annotations
@@ -19,13 +19,19 @@ from controller.ledger.commands import (
     FormMesh,
     Observe,
     Register,
-    Role,
 )
 from controller.ledger.decider import Decider
+from controller.ledger.enums import (
+    LIFECYCLE_TRANSITIONS,
+    DeathCause,
+    Lifecycle,
+    MeshEnd,
+    ReleaseReason,
+    Role,
+)
 from controller.ledger.events import (
     Drained,
     LinkAssigned,
-    Member,
     MeshBroken,
     MeshFormed,
     RolledBack,
@@ -34,12 +40,15 @@ from controller.ledger.events import (
     WorkerDied,
     WorkerRegistered,
 )
-from controller.ledger.fleet import Lifecycle, Worker
+from controller.ledger.facts import Member
+from controller.ledger.fleet import Worker
 from controller.ledger.lease_decisions import release
 from controller.ledger.scale_limits import bounds_of
 from controller.ledger.standby_workers import desired_spares
 from controller.ledger.state import Phase
 from controller.ledger.step_decisions import reshard
+from paceline.ids import MeshEpoch, Version
+from paceline.rpc.refusal_code import RefusalCode
 
 
 def register(d: Decider, c: Register, now: float) -> None:
@@ -47,19 +56,23 @@ def register(d: Decider, c: Register, now: float) -> None:
     known = fleet.workers.get(c.worker_id)
     if known is not None and known.incarnation == c.incarnation:
         if not known.alive:
-            raise CommandRefused("fenced", f"this process of {c.worker_id} is {known.lifecycle}")
+            raise CommandRefused(
+                RefusalCode.FENCED, f"this process of {c.worker_id} is {known.lifecycle}"
+            )
         return
     if c.incarnation in fleet.retired.get(c.worker_id, ()):
-        raise CommandRefused("fenced", f"{c.worker_id} is another process now")
+        raise CommandRefused(RefusalCode.FENCED, f"{c.worker_id} is another process now")
     believed = c.state_version
     if believed > d.state.versions.version:
-        believed = -1
+        believed = Version(-1)
     _check_ranks(d, c)
     if known is not None:
         if believed <= known.diverged_version:
-            believed = -1
+            believed = Version(-1)
         if known.alive:
-            _depart(d, known, WorkerDied(c.worker_id, known.incarnation, "replaced", ""), now)
+            _depart(
+                d, known, WorkerDied(c.worker_id, known.incarnation, DeathCause.REPLACED, ""), now
+            )
     d.emit(
         WorkerRegistered(
             worker_id=c.worker_id,
@@ -83,7 +96,7 @@ def _check_ranks(d: Decider, c: Register) -> None:
     for other in d.state.fleet.living(Role.POLICY):
         if other.worker_id != c.worker_id and other.ranks != c.ranks:
             raise CommandRefused(
-                "invalid",
+                RefusalCode.INVALID,
                 f"{c.worker_id} has {c.ranks} ranks, {other.worker_id} of this run has "
                 f"{other.ranks}: start every replica with the same fleet.policy_ranks",
             )
@@ -102,21 +115,21 @@ def observe(d: Decider, c: Observe, now: float) -> None:
     if max(c.state_version, c.loaded_version) > max(newest, worker.diverged_version):
         _disown(d, worker, max(c.state_version, c.loaded_version))
     state_version = worker.state_version
-    # A replica's word can only make it a holder of the newest state: a report that was under way
-    # during a commit is older than the vote, and a diverged replica does not know that it is.
+    # A report can only make a replica a holder of the newest state: one that was under way during a
+    # commit is older than the vote, and a diverged replica does not know that it has diverged.
     if worker.diverged_version < c.state_version == newest:
         state_version = newest
     loaded = worker.loaded_version
     if loaded < c.loaded_version <= newest:
         loaded = c.loaded_version
-    lifecycle = _next_lifecycle(worker.lifecycle, Lifecycle(c.lifecycle))
+    lifecycle = _next_lifecycle(worker.lifecycle, c.lifecycle)
     if (lifecycle, state_version, loaded) == (
         worker.lifecycle,
         worker.state_version,
         worker.loaded_version,
     ):
         return
-    event = WorkerChanged(c.worker_id, c.incarnation, str(lifecycle), state_version, loaded)
+    event = WorkerChanged(c.worker_id, c.incarnation, lifecycle, state_version, loaded)
     if lifecycle is Lifecycle.STOPPED:
         _depart(d, worker, event, now)
     else:
@@ -124,17 +137,17 @@ def observe(d: Decider, c: Observe, now: float) -> None:
     d.settle_fleet(now)
 
 
-def _disown(d: Decider, worker: Worker, version: int) -> None:
+def _disown(d: Decider, worker: Worker, version: Version) -> None:
     """The worker holds a version that was never committed: Redis has lost the end of the journal, as
     a failover to a replica of it can. Others may hold the state before it; else it is rolled back."""
     s = d.state
     who = (worker.worker_id, worker.incarnation)
-    d.emit(WorkerChanged(*who, str(worker.lifecycle), -1, -1, version))
+    d.emit(WorkerChanged(*who, worker.lifecycle, Version(-1), Version(-1), version))
     mesh = s.fleet.mesh
     if mesh is not None and mesh.rank(*who) >= 0:
         if not mesh.broken:
             detail = f"{worker.worker_id} holds version {version}, the newest is"
-            d.emit(MeshBroken(mesh.epoch, "lost_commit", f"{detail} {s.versions.version}"))
+            d.emit(MeshBroken(mesh.epoch, MeshEnd.LOST_COMMIT, f"{detail} {s.versions.version}"))
             mend_mesh(d)
         else:
             _abort_hopeless_step(d)
@@ -144,14 +157,10 @@ def _disown(d: Decider, worker: Worker, version: int) -> None:
         _assign(d, publisher, worker)
 
 
-_ORDER = (Lifecycle.STARTING, Lifecycle.RUNNING, Lifecycle.DRAINING, Lifecycle.STOPPED)
-
-
-def _next_lifecycle(now: Lifecycle, said: Lifecycle) -> Lifecycle:
-    """A process only grows older; a report that says otherwise was overtaken."""
-    if said not in _ORDER:
-        return now
-    return max(now, said, key=_ORDER.index)
+def _next_lifecycle(now: Lifecycle, reported: Lifecycle) -> Lifecycle:
+    """A process only moves forward; a report that says otherwise was overtaken by a newer one."""
+    newer = reported in LIFECYCLE_TRANSITIONS[now] and reported is not Lifecycle.DEAD
+    return reported if newer else now
 
 
 def drain(d: Decider, c: Drain, now: float) -> str:
@@ -160,10 +169,11 @@ def drain(d: Decider, c: Drain, now: float) -> str:
         return requests[c.request_id]
     worker = d.state.fleet.workers.get(c.worker_id)
     if worker is None or not worker.alive:
-        raise CommandRefused("unknown", f"no living worker {c.worker_id!r}")
+        raise CommandRefused(RefusalCode.UNKNOWN, f"no living worker is named {c.worker_id!r}")
     if c.incarnation not in (0, worker.incarnation):
         raise CommandRefused(
-            "changed", f"{c.worker_id} has been replaced by another process: look again"
+            RefusalCode.CHANGED,
+            f"conflict: {c.worker_id} is another process now; re-read the status and retry",
         )
     fewer = {} if c.replace or worker.leaving else _one_fewer(d, worker)
     d.emit(Drained(c.request_id, c.worker_id, fewer))
@@ -172,34 +182,34 @@ def drain(d: Decider, c: Drain, now: float) -> str:
 
 
 def _one_fewer(d: Decider, worker: Worker) -> dict[str, int]:
-    """What is wanted once ``worker`` has gone for good. Refused below the least."""
+    """The desired count that changes when ``worker`` leaves for good. Refused below the minimum."""
     s, role = d.state, str(worker.role)
     staying = [w for w in s.fleet.living(worker.role) if not w.leaving and not w.spare]
-    wanted = s.desired.get(role, 0)
-    if worker.spare or len(staying) > wanted:
+    desired = s.desired.get(role, 0)
+    if worker.spare or len(staying) > desired:
         return {}  # one of the surplus
     least, _ = bounds_of(s.bounds, role)
-    if wanted - 1 < least:
+    if desired - 1 < least:
         raise CommandRefused(
-            "invalid",
-            f"without {worker.worker_id}, {role}={wanted - 1} would be wanted, fleet.{role}_min = "
-            f"{least}: have it replaced (--replace), or lower the minimum",
+            RefusalCode.INVALID,
+            f"without {worker.worker_id} the desired count would be {role}={desired - 1}, below "
+            f"fleet.{role}_min = {least}. Replace the worker (--replace), or lower the minimum",
         )
-    return {role: wanted - 1}
+    return {role: desired - 1}
 
 
 def _depart(d: Decider, worker: Worker, event: WorkerDied | WorkerChanged, now: float) -> None:
-    """The worker leaves the fleet, by death or with a goodbye; what it holds goes to others."""
+    """The worker leaves the fleet, dead or by itself; the tasks it holds go to other workers."""
     s = d.state
     died = isinstance(event, WorkerDied)
-    # Whoever was told to leave may be killed for being slow at it: no task's fault.
+    # A worker that was asked to leave may be killed for being slow at it: no task's fault.
     suspected = died and not worker.leaving
-    # Which of several tasks a worker died of cannot be told: only a task held alone is charged.
+    # Of several tasks any one may be the cause: only a task that was held by itself is charged.
     counts = suspected and len(worker.held) == 1
     for task_id in list(worker.held):
         task = s.tasks.records[task_id]
         detail = event.how if isinstance(event, WorkerDied) else ""
-        reason = "owner_died" if died else "owner_stopped"
+        reason = ReleaseReason.OWNER_DIED if died else ReleaseReason.OWNER_STOPPED
         release(d, task, worker, reason, counts=counts, detail=detail, suspected=suspected)
     mesh = s.fleet.mesh
     member = mesh is not None and mesh.rank(worker.worker_id, worker.incarnation) >= 0
@@ -208,7 +218,7 @@ def _depart(d: Decider, worker: Worker, event: WorkerDied | WorkerChanged, now: 
         return
     assert mesh is not None
     if not mesh.broken:
-        d.emit(MeshBroken(mesh.epoch, "member_died", worker.worker_id))
+        d.emit(MeshBroken(mesh.epoch, MeshEnd.MEMBER_DIED, worker.worker_id))
         mend_mesh(d)
     else:
         _abort_hopeless_step(d)
@@ -228,16 +238,15 @@ def break_mesh(d: Decider, c: BreakMesh, now: float) -> None:
             if fleet.hopeless(worker, failures, newest) and not fleet.left_out(worker, newest):
                 source = mesh.members[max(0, mesh.source_rank)].worker_id
                 detail += (
-                    f"; no epoch of {worker.worker_id} and {source} came to anything, "
-                    f"{failures.epochs} times in a row, {worker.worker_id} is left out: see to the "
-                    "network between them, then start it anew"
+                    f"; {failures.epochs} epochs of {worker.worker_id} and {source} failed in a row: "
+                    f"{worker.worker_id} is left out. Check the network between them, then restart it"
                 )
-        d.emit(MeshBroken(mesh.epoch, "peer_error", detail, broken_t=now))
+        d.emit(MeshBroken(mesh.epoch, MeshEnd.PEER_ERROR, detail, broken_t=now))
 
 
 def form_mesh(d: Decider, c: FormMesh, now: float) -> None:
     mesh = d.state.fleet.mesh
-    # Whoever asked may not have seen that the run has ended.
+    # The run may have ended since the evidence was looked at.
     if mesh is not None and mesh.broken and not d.state.ended:
         mend_mesh(d)
         d.settle_fleet(now)
@@ -250,7 +259,7 @@ def mend_mesh(d: Decider) -> None:
     assert mesh is not None and mesh.broken
     _abort_hopeless_step(d)
     if s.steps.open is None:
-        _form(d, _wanted_members(d) or [])
+        _form(d, _next_members(d) or [])
         return
     survivors = [w for m in mesh.members if (w := s.fleet.member(m)) is not None]
     _form(d, [w for w in survivors if not s.fleet.left_out(w, s.versions.version)])
@@ -270,30 +279,30 @@ def _abort_hopeless_step(d: Decider) -> None:
 
 
 def settle_mesh(d: Decider) -> None:
-    """Between steps: takes in who is ready, lets go who leaves."""
+    """Between steps: forms a new epoch if replicas are ready to join or leave."""
     s = d.state
     if s.ended or s.steps.open is not None:
         return
     mesh = s.fleet.mesh
     survivors = [w for m in mesh.members if (w := s.fleet.member(m))] if mesh else []
     if mesh is not None and mesh.broken and survivors:
-        return  # whoever watches the evidence says when: FormMesh
-    wanted = _wanted_members(d)
-    if wanted is None:
+        return  # liveness sends FormMesh once the evidence is in
+    members = _next_members(d)
+    if members is None:
         return
     if mesh is not None and not mesh.broken:
         current = [(m.worker_id, m.incarnation) for m in mesh.members]
-        if current == [(w.worker_id, w.incarnation) for w in wanted]:
+        if current == [(w.worker_id, w.incarnation) for w in members]:
             return
         stays = any(w.state_version == s.versions.version for w in survivors)
         if stays and (s.phase is Phase.STOPPING or s.versions.step >= s.run.steps):
-            return  # nobody needs to join for the last checkpoint
-        d.emit(MeshBroken(mesh.epoch, "membership"))
-    _form(d, wanted)
+            return  # the last checkpoint needs no new member
+        d.emit(MeshBroken(mesh.epoch, MeshEnd.MEMBERSHIP))
+    _form(d, members)
 
 
-def _wanted_members(d: Decider) -> list[Worker] | None:
-    """Members of the next epoch in rank order; None: leave it as it is for now."""
+def _next_members(d: Decider) -> list[Worker] | None:
+    """Members of the next epoch in rank order; None: the mesh stays as it is for now."""
     s = d.state
     mesh = s.fleet.mesh
     staying = [w for m in (mesh.members if mesh else ()) if (w := s.fleet.member(m))]
@@ -301,16 +310,16 @@ def _wanted_members(d: Decider) -> list[Worker] | None:
         (w for w in s.fleet.living(Role.POLICY) if w not in staying), key=lambda w: w.worker_id
     )
     newest = s.versions.version
-    wanted = [w for w in [*staying, *others] if w.joinable and not s.fleet.left_out(w, newest)]
-    if any(w.state_version == newest for w in wanted):
-        return wanted
+    joining = [w for w in [*staying, *others] if w.joinable and not s.fleet.left_out(w, newest)]
+    if any(w.state_version == newest for w in joining):
+        return joining
     holders = [w for w in [*staying, *others] if w.state_version == newest]
     if not holders:
-        return wanted
+        return joining
     # The only replicas with the state are leaving or not ready. A leaving one stays until another
     # has been seeded; for one that is coming the others wait.
     leaving = next((w for w in holders if w.leaving), None)
-    return None if leaving is None else [leaving, *wanted]
+    return None if leaving is None else [leaving, *joining]
 
 
 def _form(d: Decider, workers: list[Worker]) -> None:
@@ -332,7 +341,7 @@ def _form(d: Decider, workers: list[Worker]) -> None:
     source = next((r for r, w in enumerate(workers) if w.state_version == version), -1)
     d.emit(
         MeshFormed(
-            epoch=s.fleet.mesh_epoch + 1,
+            epoch=MeshEpoch(s.fleet.mesh_epoch + 1),
             members=members,
             state_version=version,
             step=s.versions.step,
@@ -344,17 +353,17 @@ def _form(d: Decider, workers: list[Worker]) -> None:
 
 
 def roll_back(d: Decider) -> None:
-    """To the newest checkpoint, where that is not done yet."""
+    """Goes back to the newest checkpoint, unless that is done already."""
     s = d.state
     newest = s.versions.version
-    lost = max((w.diverged_version for w in s.fleet.workers.values()), default=-1)
+    lost = max((w.diverged_version for w in s.fleet.workers.values()), default=Version(-1))
     if newest == s.versions.restore_version and lost <= newest:
         return
     d.emit(
         RolledBack(
             step=s.versions.checkpoint.step,
-            # Nothing that a worker may still hold of a lost commit may be taken for it.
-            version=max(newest, lost) + 1,
+            # A worker may still hold a lost commit: its version must not be given to another state.
+            version=Version(max(newest, lost) + 1),
             from_step=s.versions.step,
             from_version=newest,
             checkpoint_path=s.versions.checkpoint.path,

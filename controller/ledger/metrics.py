@@ -1,11 +1,11 @@
-"""What a step's groups and votes say, merged into one row of numbers."""
+"""Metrics of a step: its groups and votes merged into one row of numbers."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
 
-from controller.ledger.commands import GroupFacts, StatValue
+from controller.ledger.facts import GroupFacts, StatValue
 from controller.ledger.state import State
 from controller.ledger.steps import Vote
 

@@ -1,6 +1,8 @@
-"""The run as a whole: its start, its leaders, evaluations, what people ask for, its end."""
+"""Decisions about the run as a whole: its start, its leaders, evaluations, requests of people, its end."""
 
 from __future__ import annotations
+
+from dataclasses import asdict
 
 from controller.ledger.commands import (
     BeginTerm,
@@ -12,6 +14,7 @@ from controller.ledger.commands import (
     Stop,
 )
 from controller.ledger.decider import Decider
+from controller.ledger.enums import DropReason, VerdictCode
 from controller.ledger.events import (
     BoundsSet,
     CheckpointRequested,
@@ -25,20 +28,21 @@ from controller.ledger.events import (
     StepAborted,
     StopRequested,
     TermBegun,
-    facts_to_json,
 )
 from controller.ledger.lease_decisions import drop
 from controller.ledger.membership_decisions import roll_back
 from controller.ledger.scale_limits import check_desired, within
-from controller.ledger.state import Phase, State
+from controller.ledger.state import Phase, State, desired_in_words
 from controller.ledger.tasks import TaskState
+from paceline.ids import Step
+from paceline.rpc.refusal_code import RefusalCode
 
 FRUITLESS_BATCHES = 3
 FRUITLESS_TASKS = 20
-"""A run fails once so many batches' worth of tasks, and so many tasks, were dropped in a row because
-every try failed: what hits every task is no task's fault, and the data set has no end."""
+"""A run fails after so many batches' worth of tasks, and so many tasks, were dropped in a row because
+every attempt failed: a fault that hits every task is no task's fault, and the data set has no end."""
 _FREE_TO_CHANGE = ("desired", "bounds")
-"""Facts that a later leader may bring anew."""
+"""Fields of the spec that a later leader may change."""
 
 
 def start_run(d: Decider, c: StartRun, now: float) -> None:
@@ -47,11 +51,11 @@ def start_run(d: Decider, c: StartRun, now: float) -> None:
         d.emit(RunStarted(c.facts, now))
         d.settle_fleet(now)
         return
-    before, after = facts_to_json(s.facts), facts_to_json(c.facts)
+    before, after = asdict(s.facts), asdict(c.facts)
     differing = [k for k in before if k not in _FREE_TO_CHANGE and before[k] != after[k]]
     if differing:
         raise CommandRefused(
-            "invalid",
+            RefusalCode.INVALID,
             f"run {s.facts.run_name!r} was started with other settings: "
             + ", ".join(f"{k} was {before[k]!r}, is {after[k]!r}" for k in differing),
         )
@@ -68,8 +72,11 @@ def begin_term(d: Decider, c: BeginTerm, now: float) -> None:
     if (c.term, c.controller_id) == (s.term, s.leader):
         return
     if c.term <= s.term:
-        raise CommandRefused("fenced", f"term {c.term} is over; {s.leader} leads term {s.term}")
-    d.emit(TermBegun(c.term, c.controller_id, now))
+        raise CommandRefused(
+            RefusalCode.FENCED, f"term {c.term} is over; {s.leader} leads term {s.term}"
+        )
+    failover = any(worker.alive for worker in s.fleet.workers.values())
+    d.emit(TermBegun(c.term, c.controller_id, now, failover))
 
 
 def settle_evals(d: Decider, now: float) -> None:
@@ -104,7 +111,7 @@ def settle_end(d: Decider, now: float) -> None:
         if not covered and s.fleet.holders(v.version):
             return
         if not covered:
-            # Nobody has the state of the last steps: the run ends where its checkpoint is.
+            # No replica has the state of the last steps: the run ends at its checkpoint.
             roll_back(d)
         _drop_leftovers(d)
         d.emit(RunFinished(s.reason, now))
@@ -116,17 +123,18 @@ def settle_end(d: Decider, now: float) -> None:
 def _drop_leftovers(d: Decider) -> None:
     s = d.state
     for step in sorted(s.steps.replay):
-        d.emit(StepAborted(step, "run_ended"))
+        d.emit(StepAborted(step, DropReason.RUN_ENDED))
     for task in list(s.tasks.records.values()):
-        if task.stand is not TaskState.TRAINED:
-            verdict = "superseded" if task.group is None else "duplicate"
-            drop(d, task, "run_ended", verdict=verdict)
+        if task.state is not TaskState.TRAINED:
+            accepted = task.group is not None
+            verdict = VerdictCode.DUPLICATE if accepted else VerdictCode.SUPERSEDED
+            drop(d, task, DropReason.RUN_ENDED, verdict=verdict)
 
 
 def _fail(d: Decider, request_id: str, reason: str, now: float) -> None:
     step = d.state.steps.open
     if step is not None:
-        d.emit(StepAborted(step.step, "run_ended"))
+        d.emit(StepAborted(step.step, DropReason.RUN_ENDED))
     _drop_leftovers(d)
     d.emit(RunFailed(request_id, reason, now))
 
@@ -137,10 +145,12 @@ def scale(d: Decider, c: Scale, now: float) -> str:
         return requests[c.request_id]
     _refuse_if_over(d.state)
     check_desired(d.state.bounds, c.desired)
-    wanted = d.state.desired
-    if any(wanted.get(role) != count for role, count in c.expected.items()):
-        shown = ", ".join(f"{role}={count}" for role, count in sorted(wanted.items()))
-        raise CommandRefused("changed", f"the wanted numbers have changed to {shown}: look again")
+    if any(d.state.desired.get(role) != count for role, count in c.expected.items()):
+        raise CommandRefused(
+            RefusalCode.CHANGED,
+            f"conflict: desired counts are now {desired_in_words(d.state)}; "
+            "re-read the status and retry",
+        )
     d.emit(Scaled(c.request_id, dict(c.desired)))
     d.settle_fleet(now)
     return requests[c.request_id]
@@ -162,9 +172,9 @@ def request_checkpoint(d: Decider, c: RequestCheckpoint, now: float) -> str:
         return s.requests[c.request_id]
     _refuse_if_over(s)
     step = s.steps.open
-    # The replicas of a step that is being voted on may not hear of it before they have committed.
+    # Replicas that are voting may get the directive only after their commit.
     late = step is not None and bool(step.votes)
-    d.emit(CheckpointRequested(c.request_id, min(s.versions.step + 1 + late, s.run.steps)))
+    d.emit(CheckpointRequested(c.request_id, Step(min(s.versions.step + 1 + late, s.run.steps))))
     return s.requests[c.request_id]
 
 
@@ -183,6 +193,6 @@ def stop(d: Decider, c: Stop, now: float) -> str:
 
 def _refuse_if_over(s: State) -> None:
     if s.phase is Phase.NONE:
-        raise CommandRefused("unknown", "no run has been started")
+        raise CommandRefused(RefusalCode.UNKNOWN, "no run has been started")
     if s.ended:
-        raise CommandRefused("stopped", f"the run has {s.phase}")
+        raise CommandRefused(RefusalCode.STOPPED, f"the run has {s.phase}")

@@ -1,16 +1,18 @@
-"""Least and most wanted workers of a role, and what is said to those who want others."""
+"""Limits of the desired counts of workers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from controller.ledger.commands import CommandRefused, Role
+from controller.ledger.commands import CommandRefused
+from controller.ledger.enums import Role
+from paceline.rpc.refusal_code import RefusalCode
 
 MOST_WORKERS = 10_000
 
 
 def bounds_of(bounds: Mapping[str, int], role: str) -> tuple[int, int]:
-    """(least, most) wanted workers of ``role``."""
+    """(least, most) desired workers of ``role``."""
     return bounds.get(f"{role}_min", 1), bounds.get(f"{role}_max", MOST_WORKERS)
 
 
@@ -24,17 +26,25 @@ def within(bounds: Mapping[str, int], desired: Mapping[str, int]) -> dict[str, i
 
 
 def check_desired(bounds: Mapping[str, int], desired: Mapping[str, int]) -> None:
-    """Raises Refused, with the bound in its message, where a count is not allowed."""
+    """Raises CommandRefused, with the limit in its message, if a count is not allowed."""
     roles = [str(role) for role in Role]
     for role, count in desired.items():
         if role not in roles:
-            raise CommandRefused("invalid", f"there is no role {role!r}: one of {', '.join(roles)}")
+            raise CommandRefused(
+                RefusalCode.INVALID, f"there is no role {role!r}: one of {', '.join(roles)}"
+            )
         if not 1 <= count <= MOST_WORKERS:
-            raise CommandRefused("invalid", f"{role}={count}: at least 1, at most {MOST_WORKERS}")
+            raise CommandRefused(
+                RefusalCode.INVALID, f"{role}={count}: at least 1, at most {MOST_WORKERS}"
+            )
         least, most = bounds_of(bounds, role)
         if count < least:
-            raise CommandRefused("invalid", f"{role}={count} is below fleet.{role}_min = {least}")
+            raise CommandRefused(
+                RefusalCode.INVALID, f"{role}={count} is below fleet.{role}_min = {least}"
+            )
         if count > most:
-            raise CommandRefused("invalid", f"{role}={count} is above fleet.{role}_max = {most}")
+            raise CommandRefused(
+                RefusalCode.INVALID, f"{role}={count} is above fleet.{role}_max = {most}"
+            )
     if not desired:
-        raise CommandRefused("invalid", "no count given: policy=N, rollout=N")
+        raise CommandRefused(RefusalCode.INVALID, "no count given: policy=N, rollout=N")

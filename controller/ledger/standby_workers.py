@@ -1,17 +1,17 @@
-"""Spare rollout workers: loaded, fed with weights, and leasing nothing until one is missing.
+"""Spare rollout workers: loaded, kept at the newest weights, and leasing nothing until one is missing.
 
-The fleet has ``rollout_spares`` more rollout workers than are wanted at work. Who works and who stands
-by is the ledger's decision, so it survives a failover: a worker comes as a spare; while fewer work
-than are wanted, a spare is put to work, one that serves weights already before others; when more
-work than are wanted, the one with the highest name stands by once it has finished what it holds.
+The fleet has ``rollout_spares`` more rollout workers than the desired count. Which of them work is a
+decision of the ledger, so it survives a failover. A worker comes as a spare. While fewer work than
+desired, a spare is put to work, first one that serves weights already. While more work than desired, the
+one with the highest name stands by once it has finished its tasks.
 """
 
 from __future__ import annotations
 
-from controller.ledger.commands import Role
 from controller.ledger.decider import Decider
+from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.events import SpareSet
-from controller.ledger.fleet import Lifecycle, Worker
+from controller.ledger.fleet import Worker
 from controller.ledger.state import State
 
 
@@ -22,8 +22,8 @@ def desired_spares(state: State) -> int:
 def missing_at_work(state: State) -> int:
     """Rollout workers that should be put to work; negative: that should stand by."""
     staying = _staying(state)
-    wanted = state.desired.get("rollout", 0) if desired_spares(state) else len(staying)
-    missing = wanted - sum(not w.spare for w in staying)
+    desired = state.desired.get("rollout", 0) if desired_spares(state) else len(staying)
+    missing = desired - sum(not w.spare for w in staying)
     return min(missing, sum(w.spare for w in staying))
 
 

@@ -1,7 +1,7 @@
-"""The whole state of a run, and what each event does to it.
+"""State of a run, and the effect of each event on it.
 
-State changes only here and in the nouns' ``apply_*`` methods; nothing here decides. ``dump`` and
-``load`` are exact: a loaded state behaves, and dumps, like the one it came from.
+State changes only here and in the ``apply_*`` methods of tasks, steps, fleet, versions and evals; nothing
+here decides. ``dump`` and ``load`` are exact: a loaded state behaves, and dumps, like the original.
 """
 
 from __future__ import annotations
@@ -12,22 +12,34 @@ from enum import StrEnum
 from typing import Any
 
 from controller.ledger import events as ev
-from controller.ledger.commands import Kind, RunSpec
+from controller.ledger.codec import TRANSIENT, decoder, encoder
+from controller.ledger.enums import Kind, VerdictCode
 from controller.ledger.evals import Evals
+from controller.ledger.facts import RunSpec
 from controller.ledger.fleet import Fleet
 from controller.ledger.steps import StepBook
 from controller.ledger.tasks import Task, TaskBook, TaskState
 from controller.ledger.versions import Versions
+from paceline.ids import Step, TaskId
 
 _REQUESTS_KEPT = 256
 
 
 class Phase(StrEnum):
     NONE = "none"  # no run yet
-    OPEN = "open"
+    OPEN = "open"  # tasks are leased and steps open
     STOPPING = "stopping"  # asked to end: no new step, no new lease
-    FINISHED = "finished"
-    FAILED = "failed"
+    FINISHED = "finished"  # ended as planned or as asked
+    FAILED = "failed"  # ended because it could not go on
+
+
+PHASE_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    Phase.NONE: frozenset({Phase.OPEN}),
+    Phase.OPEN: frozenset({Phase.STOPPING, Phase.FINISHED, Phase.FAILED}),
+    Phase.STOPPING: frozenset({Phase.STOPPING, Phase.FINISHED, Phase.FAILED}),
+    Phase.FINISHED: frozenset(),
+    Phase.FAILED: frozenset(),
+}
 
 
 @dataclass(slots=True)
@@ -44,10 +56,10 @@ class State:
     terms: int = 0
     """Leaders so far."""
     failovers: int = 0
-    """Those of them that took over a fleet at work; not the first, nor one of a run that is resumed."""
+    """Leaders that took over a fleet at work."""
     desired: dict[str, int] = field(default_factory=dict)
     bounds: dict[str, int] = field(default_factory=dict)
-    """Of the desired counts: policy_min, policy_max, ..., and rollout_spares; see RunSpec.bounds."""
+    """Limits of the desired counts; see RunSpec.bounds."""
     requests: dict[str, str] = field(default_factory=dict)
     """Replies to the last admin requests, by request id."""
     tasks: TaskBook = field(default_factory=TaskBook)
@@ -55,72 +67,47 @@ class State:
     fleet: Fleet = field(default_factory=Fleet)
     versions: Versions = field(default_factory=Versions)
     evals: Evals = field(default_factory=Evals)
-    garbage: list[tuple[str, int]] = field(default_factory=list)
-    """(task id, attempt) of payloads nobody needs any more. Not part of a snapshot."""
+    garbage: list[tuple[TaskId, int]] = field(default_factory=list, metadata=TRANSIENT)
+    """(task id, attempt) of payloads that are not needed any more. Not part of a snapshot."""
 
     @property
     def ended(self) -> bool:
         return self.phase in (Phase.FINISHED, Phase.FAILED)
 
     @property
-    def next_step(self) -> int:
+    def next_step(self) -> Step:
         """The earliest step that a group which is not ready yet can be in."""
-        return self.versions.step + (2 if self.steps.open else 1)
+        return Step(self.versions.step + (2 if self.steps.open else 1))
 
     @property
     def run(self) -> RunSpec:
         assert self.facts is not None
         return self.facts
 
+    def enter(self, phase: Phase) -> None:
+        assert phase in PHASE_TRANSITIONS[self.phase], f"{self.phase} to {phase}"
+        self.phase = phase
+
     def remember(self, request_id: str, reply: str) -> None:
         self.requests[request_id] = reply
         if len(self.requests) > _REQUESTS_KEPT:
             del self.requests[next(iter(self.requests))]
 
-    def dump(self) -> dict[str, Any]:
-        return {
-            "facts": None if self.facts is None else ev.facts_to_json(self.facts),
-            "phase": str(self.phase),
-            "paused": self.paused,
-            "reason": self.reason,
-            "started_t": self.started_t,
-            "ended_t": self.ended_t,
-            "term": self.term,
-            "leader": self.leader,
-            "terms": self.terms,
-            "failovers": self.failovers,
-            "desired": dict(self.desired),
-            "bounds": dict(self.bounds),
-            "requests": [[k, v] for k, v in self.requests.items()],
-            "tasks": self.tasks.dump(),
-            "steps": self.steps.dump(),
-            "fleet": self.fleet.dump(),
-            "versions": self.versions.dump(),
-            "evals": self.evals.dump(),
-        }
 
-    @classmethod
-    def load(cls, data: dict[str, Any]) -> State:
-        return cls(
-            facts=None if data["facts"] is None else ev.facts_from_json(data["facts"]),
-            phase=Phase(data["phase"]),
-            paused=data["paused"],
-            reason=data["reason"],
-            started_t=data["started_t"],
-            ended_t=data["ended_t"],
-            term=data["term"],
-            leader=data["leader"],
-            terms=data["terms"],
-            failovers=data.get("failovers", max(0, data["terms"] - 1)),
-            desired=dict(data["desired"]),
-            bounds=dict(data.get("bounds", {})),
-            requests=dict(data["requests"]),
-            tasks=TaskBook.load(data["tasks"]),
-            steps=StepBook.load(data["steps"]),
-            fleet=Fleet.load(data["fleet"]),
-            versions=Versions.load(data["versions"]),
-            evals=Evals.load(data["evals"]),
-        )
+_ENCODE, _DECODE = encoder(State), decoder(State)
+
+
+def dump(state: State) -> dict[str, Any]:
+    """The state as JSON-able values. ``load`` is its exact inverse."""
+    assert _ENCODE is not None
+    dumped: dict[str, Any] = _ENCODE(state)
+    return dumped
+
+
+def load(data: dict[str, Any]) -> State:
+    assert _DECODE is not None
+    state: State = _DECODE(data)
+    return state
 
 
 def apply(state: State, event: ev.Event) -> None:
@@ -132,7 +119,7 @@ def _started(s: State, e: ev.RunStarted) -> None:
     s.facts = e.facts
     s.desired = dict(e.facts.desired)
     s.bounds = dict(e.facts.bounds)
-    s.phase = Phase.OPEN
+    s.enter(Phase.OPEN)
     s.started_t = s.steps.last_commit_t = e.t
 
 
@@ -140,7 +127,7 @@ def _term(s: State, e: ev.TermBegun) -> None:
     s.term = e.term
     s.leader = e.controller_id
     s.terms += 1
-    s.failovers += any(worker.alive for worker in s.fleet.workers.values())
+    s.failovers += e.failover
 
 
 def _leased(s: State, e: ev.TasksLeased) -> None:
@@ -171,7 +158,7 @@ def _dropped(s: State, e: ev.TaskDropped) -> None:
         del s.fleet.workers[task.owner].held[e.task_id]
     if task.kind is Kind.EVAL:
         s.evals.drop(task.eval_step, task.ordinal)
-    elif task.stand is not TaskState.PENDING:
+    elif task.state is not TaskState.PENDING:
         s.garbage.append((e.task_id, e.attempt))
     s.tasks.apply_dropped(e)
 
@@ -179,9 +166,9 @@ def _dropped(s: State, e: ev.TaskDropped) -> None:
 def _eval_scheduled(s: State, e: ev.EvalScheduled) -> None:
     s.evals.apply_scheduled(e)
     for row in range(e.rows):
-        task_id = f"e{e.step}.{row}"
+        task_id = TaskId(f"e{e.step}.{row}")
         s.tasks.records[task_id] = Task(
-            task_id, Kind.EVAL, row, stand=TaskState.PENDING, eval_step=e.step
+            task_id, Kind.EVAL, row, state=TaskState.PENDING, eval_step=e.step
         )
 
 
@@ -189,7 +176,7 @@ def _eval_done(s: State, e: ev.EvalTaskDone) -> None:
     task = s.tasks.records[e.task_id]
     s.fleet.workers[e.worker_id].held.pop(e.task_id, None)
     s.evals.score(task.eval_step, e.reward_mean)
-    s.tasks.forget(task, "duplicate")
+    s.tasks.forget(task, VerdictCode.DUPLICATE)
 
 
 def _rolled_back(s: State, e: ev.RolledBack) -> None:
@@ -232,11 +219,12 @@ def _checkpointed(s: State, e: ev.CheckpointRecorded) -> None:
 
 def _scaled(s: State, e: ev.Scaled) -> None:
     s.desired.update(e.desired)
-    s.remember(e.request_id, _wanted(s))
+    s.remember(e.request_id, f"desired counts are now {desired_in_words(s)}")
 
 
-def _wanted(s: State) -> str:
-    return "wanted now: " + ", ".join(f"{role}={n}" for role, n in sorted(s.desired.items()))
+def desired_in_words(s: State) -> str:
+    """ "policy=1, rollout=3"."""
+    return ", ".join(f"{role}={count}" for role, count in sorted(s.desired.items()))
 
 
 def _bounds_set(s: State, e: ev.BoundsSet) -> None:
@@ -247,7 +235,8 @@ def _drained(s: State, e: ev.Drained) -> None:
     s.fleet.apply_drained(e)
     s.desired.update(e.desired)
     reply = f"{e.worker_id} finishes what it holds and leaves"
-    s.remember(e.request_id, f"{reply}; {_wanted(s)}" if e.desired else reply)
+    changed = f"; desired counts are now {desired_in_words(s)}" if e.desired else ""
+    s.remember(e.request_id, reply + changed)
 
 
 def _paused(s: State, e: ev.Paused) -> None:
@@ -261,19 +250,19 @@ def _checkpoint_requested(s: State, e: ev.CheckpointRequested) -> None:
 
 
 def _stop_requested(s: State, e: ev.StopRequested) -> None:
-    s.phase = Phase.STOPPING
+    s.enter(Phase.STOPPING)
     s.reason = e.reason
     s.remember(e.request_id, "the run ends after the open step")
 
 
 def _finished(s: State, e: ev.RunFinished) -> None:
-    s.phase = Phase.FINISHED
+    s.enter(Phase.FINISHED)
     s.ended_t = e.t
     s.evals.rounds.clear()
 
 
 def _failed(s: State, e: ev.RunFailed) -> None:
-    s.phase = Phase.FAILED
+    s.enter(Phase.FAILED)
     s.reason = e.reason
     s.ended_t = e.t
     s.evals.rounds.clear()

@@ -1,8 +1,8 @@
-"""Steps: opening, dealing, voting, committing.
+"""Decisions about steps: opening, resharding, voting, committing, checkpoints.
 
-A step opens when ``groups_per_step`` groups are ready and the mesh stands. It commits when every
-member of the epoch has voted with the same digest of the weights. A lost member costs the others
-its groups and a round; nobody ever applies an update that is not committed.
+A step opens when ``groups_per_step`` groups are ready and the mesh is whole. It commits when every
+member of the epoch has voted with the same digest of the weights. If a member is lost, the others take
+over its groups in a new epoch; no replica ever applies an update that is not committed.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ from collections import Counter
 from controller.ledger.commands import (
     CastVote,
     CommandRefused,
-    GroupFacts,
     RecordCheckpoint,
-    Role,
     VoteResult,
 )
 from controller.ledger.decider import Decider
+from controller.ledger.enums import DropReason, MeshEnd, Role, VoteOutcome
 from controller.ledger.events import (
     CheckpointRecorded,
     MeshBroken,
@@ -27,10 +26,13 @@ from controller.ledger.events import (
     TaskDropped,
     VoteCast,
 )
+from controller.ledger.facts import GroupFacts
 from controller.ledger.fleet import Mesh
 from controller.ledger.metrics import step_metrics
 from controller.ledger.state import Phase, State
 from controller.ledger.steps import OpenStep, assign_shards
+from paceline.ids import Step, TaskId, Version
+from paceline.rpc.refusal_code import RefusalCode
 
 
 def settle_step(d: Decider, now: float) -> None:
@@ -39,7 +41,7 @@ def settle_step(d: Decider, now: float) -> None:
     mesh = s.fleet.mesh
     if s.phase is not Phase.OPEN or s.paused or s.steps.open or mesh is None or mesh.broken:
         return
-    step = s.versions.step + 1
+    step = Step(s.versions.step + 1)
     if step > s.run.steps:
         return
     replay = s.steps.replay.get(step)
@@ -51,43 +53,43 @@ def settle_step(d: Decider, now: float) -> None:
     d.emit(StepOpened(step, s.versions.version, mesh.epoch, groups, shards, replay is not None))
 
 
-def _choose(d: Decider, step: int) -> tuple[str, ...] | None:
+def _choose(d: Decider, step: Step) -> tuple[TaskId, ...] | None:
     """The ready groups that have waited longest in terms of weights; None if they are too few.
 
     Groups that would be too stale in ``step`` are dropped: later steps could use them even less.
     """
     s = d.state
-    wanted = s.run.groups_per_step
-    if len(s.tasks.ready) < wanted:
+    count = s.run.groups_per_step
+    if len(s.tasks.ready) < count:
         return None
     age = {task_id: s.versions.step_of(_facts(s, task_id).min_version) for task_id in s.tasks.ready}
     oldest_allowed = step - 1 - s.run.max_staleness
     for task_id, of_step in age.items():
         if of_step < oldest_allowed:
             detail = f"{step - 1 - of_step} steps old at step {step}"
-            d.emit(TaskDropped(task_id, _facts(s, task_id).attempt, "stale", detail))
-    if len(s.tasks.ready) < wanted:
+            d.emit(TaskDropped(task_id, _facts(s, task_id).attempt, DropReason.STALE, detail))
+    if len(s.tasks.ready) < count:
         return None
-    return tuple(sorted(s.tasks.ready, key=age.__getitem__)[:wanted])
+    return tuple(sorted(s.tasks.ready, key=age.__getitem__)[:count])
 
 
 def reshard(d: Decider, mesh: Mesh) -> None:
-    """The open step goes on in ``mesh``: lost members' groups go to the others, theirs stay."""
+    """The open step goes on in ``mesh``: the members keep their groups and take over the lost ones."""
     s = d.state
     step = s.steps.open
     assert step is not None
     costs = [_cost(s, task_id) for task_id in step.groups]
     shards = assign_shards(costs, [m.worker_id for m in mesh.members], step.shards)
-    d.emit(StepResharded(step.step, step.round + 1, mesh.epoch, shards))
+    d.emit(StepResharded(step.step, mesh.epoch, shards))
 
 
-def _facts(s: State, task_id: str) -> GroupFacts:
+def _facts(s: State, task_id: TaskId) -> GroupFacts:
     group = s.tasks.records[task_id].group
     assert group is not None
     return group
 
 
-def _cost(s: State, task_id: str) -> int:
+def _cost(s: State, task_id: TaskId) -> int:
     group = _facts(s, task_id)
     return group.tokens + group.prompt_tokens * group.sequences
 
@@ -95,33 +97,33 @@ def _cost(s: State, task_id: str) -> int:
 def vote(d: Decider, c: CastVote, now: float) -> VoteResult:
     d.caller(c.worker_id, c.incarnation)
     s = d.state
-    commit = s.steps.committed(c.step, c.round, c.mesh_epoch)
+    commit = s.steps.committed(c.step, c.mesh_epoch)
     if commit is not None and (c.worker_id, c.incarnation) in commit.members:
-        return VoteResult("committed", commit.version)
+        return VoteResult(VoteOutcome.COMMITTED, commit.version)
     step, mesh = s.steps.open, s.fleet.mesh
     if (
         step is None
         or mesh is None
         or mesh.broken
-        or (c.step, c.round, c.mesh_epoch) != (step.step, step.round, step.mesh_epoch)
+        or (c.step, c.mesh_epoch) != (step.step, step.mesh_epoch)
         or c.mesh_epoch != mesh.epoch
         or mesh.rank(c.worker_id, c.incarnation) < 0
     ):
-        return VoteResult("retry")
+        return VoteResult(VoteOutcome.RETRY)
     if c.worker_id in step.votes:
-        return VoteResult("pending")
-    d.emit(VoteCast(c.worker_id, c.incarnation, c.step, c.round, c.mesh_epoch, c.digest, c.stats))
+        return VoteResult(VoteOutcome.PENDING)
+    d.emit(VoteCast(c.worker_id, c.incarnation, c.step, c.mesh_epoch, c.digest, c.stats))
     if len(step.votes) < len(mesh.members):
-        return VoteResult("pending")
+        return VoteResult(VoteOutcome.PENDING)
     wrong = diverged(mesh, step)
     if wrong:
         detail = ", ".join(f"{w}={step.votes[w].digest}" for w in step.votes)
         detail = f"weights before step {step.step}: {detail}"
-        d.emit(MeshBroken(mesh.epoch, "diverged", detail, wrong))
-        d.mend_mesh(now)  # nobody is suspect: the believed members seed the others
-        return VoteResult("retry")
+        d.emit(MeshBroken(mesh.epoch, MeshEnd.DIVERGED, detail, wrong))
+        d.mend_mesh(now)  # no member is suspect: the believed ones seed the others
+        return VoteResult(VoteOutcome.RETRY)
     _commit(d, step, now)
-    return VoteResult("committed", s.versions.version)
+    return VoteResult(VoteOutcome.COMMITTED, s.versions.version)
 
 
 def diverged(mesh: Mesh, step: OpenStep) -> tuple[str, ...]:
@@ -141,21 +143,22 @@ def _commit(d: Decider, step: OpenStep, now: float) -> None:
     s = d.state
     groups = [_facts(s, task_id) for task_id in step.groups]
     metrics = step_metrics(s, groups, step.votes.values(), now)
-    d.emit(StepCommitted(step.step, s.versions.version + 1, metrics, now))
+    d.emit(StepCommitted(step.step, Version(s.versions.version + 1), metrics, now))
     d.settle_fleet(now)
 
 
 def record_checkpoint(d: Decider, c: RecordCheckpoint, now: float) -> tuple[str, ...]:
-    """Paths that no rollback needs any more, oldest first; the new one itself if it came too late."""
+    """Paths that no rollback needs any more, oldest first; the new one if it came too late."""
     worker = d.caller(c.worker_id, c.incarnation)
     s = d.state
     mesh = s.fleet.mesh
     member = mesh is not None and mesh.rank(c.worker_id, c.incarnation) >= 0
-    # One that leaves, or was taken for dead and is back, wrote it while it was a member.
+    # A replica that leaves, or was declared dead and is back, wrote it while it was a member.
     wrote = member or worker.leaving or worker.state_version >= c.version
     if worker.role is not Role.POLICY or not wrote:
         raise CommandRefused(
-            "invalid", f"{c.worker_id} is no member of the mesh: it has no state to save"
+            RefusalCode.INVALID,
+            f"{c.worker_id} is no member of the mesh: it has no state to save",
         )
     v = s.versions
     recorded = {k.path for k in v.checkpoints}

@@ -1,24 +1,18 @@
-"""Steps: what is in the open one, who computes which of its groups, and who has voted.
+"""Policy steps: the open one, the shards of its replicas, their votes; commits and lost steps.
 
 A step is a transaction: every member of the mesh applies it, or none does. Its composition never
-changes; only who computes what does, and only a lost member's groups move.
+changes; a reshard only gives the groups of a lost member to the others. (step, mesh epoch) identifies
+one attempt at it, as a reshard always follows a new epoch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from controller.ledger.commands import StatValue
-from controller.ledger.events import (
-    StepCommitted,
-    StepOpened,
-    StepResharded,
-    VoteCast,
-    stats_from_json,
-    stats_to_json,
-)
+from controller.ledger.events import StepCommitted, StepOpened, StepResharded, VoteCast
+from controller.ledger.facts import StatValue
+from paceline.ids import MeshEpoch, Step, TaskId, Version
 
 _COMMITS_KEPT = 16
 
@@ -31,26 +25,24 @@ class Vote:
 
 @dataclass(slots=True)
 class OpenStep:
-    step: int
-    version: int
+    step: Step
+    version: Version
     """Of the state before it."""
-    groups: tuple[str, ...]
-    shards: dict[str, tuple[int, ...]]
+    groups: tuple[TaskId, ...]
+    shards: Mapping[str, tuple[int, ...]]
     """Worker id to positions in ``groups``."""
-    mesh_epoch: int
-    round: int = 0
+    mesh_epoch: MeshEpoch
     replay: bool = False
     votes: dict[str, Vote] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Who may still ask for the outcome of a committed step."""
+    """A committed step, and the members that may still ask for its outcome."""
 
-    step: int
-    version: int
-    round: int
-    mesh_epoch: int
+    step: Step
+    version: Version
+    mesh_epoch: MeshEpoch
     members: tuple[tuple[str, int], ...]
     """(worker id, incarnation)."""
 
@@ -58,9 +50,9 @@ class Commit:
 @dataclass(slots=True)
 class StepBook:
     open: OpenStep | None = None
-    history: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    history: dict[Step, tuple[TaskId, ...]] = field(default_factory=dict)
     """Compositions of committed steps that no checkpoint covers."""
-    replay: dict[int, tuple[str, ...]] = field(default_factory=dict)
+    replay: dict[Step, tuple[TaskId, ...]] = field(default_factory=dict)
     """Compositions of lost steps, to be trained again as they were."""
     commits: list[Commit] = field(default_factory=list)
     """The last few, oldest first."""
@@ -71,9 +63,9 @@ class StepBook:
     tokens_trained: int = 0
     """Over all commits, those of lost steps included."""
 
-    def committed(self, step: int, round_: int, mesh_epoch: int) -> Commit | None:
+    def committed(self, step: Step, mesh_epoch: MeshEpoch) -> Commit | None:
         for commit in reversed(self.commits):
-            if (commit.step, commit.round, commit.mesh_epoch) == (step, round_, mesh_epoch):
+            if (commit.step, commit.mesh_epoch) == (step, mesh_epoch):
                 return commit
         return None
 
@@ -84,16 +76,15 @@ class StepBook:
             step=event.step,
             version=event.version,
             groups=event.groups,
-            shards=dict(event.shards),
+            shards=event.shards,
             mesh_epoch=event.mesh_epoch,
             replay=event.replay,
         )
 
     def apply_resharded(self, event: StepResharded) -> None:
         assert self.open is not None
-        self.open.round = event.round
         self.open.mesh_epoch = event.mesh_epoch
-        self.open.shards = dict(event.shards)
+        self.open.shards = event.shards
         self.open.votes = {}
 
     def apply_vote(self, event: VoteCast) -> None:
@@ -105,60 +96,27 @@ class StepBook:
         assert step is not None
         self.open = None
         self.history[event.step] = step.groups
-        self.commits.append(
-            Commit(event.step, event.version, step.round, step.mesh_epoch, tuple(members))
-        )
+        self.commits.append(Commit(event.step, event.version, step.mesh_epoch, tuple(members)))
         del self.commits[:-_COMMITS_KEPT]
         self.last_commit_t = event.t
         self.metrics = dict(event.metrics)
         self.samples_trained += int(event.metrics.get("samples", 0))
         self.tokens_trained += int(event.metrics.get("tokens", 0))
 
-    def apply_rollback(self, to_step: int) -> list[str]:
+    def apply_rollback(self, to_step: Step) -> list[TaskId]:
         """Moves the compositions after ``to_step`` to ``replay``; the task ids in them."""
         lost = sorted(step for step in self.history if step > to_step)
-        moved: list[str] = []
+        moved: list[TaskId] = []
         for step in lost:
             self.replay[step] = self.history.pop(step)
             moved.extend(self.replay[step])
         self.commits.clear()
         return moved
 
-    def apply_checkpoint(self, step: int) -> list[str]:
+    def apply_checkpoint(self, step: Step) -> list[TaskId]:
         """Task ids that a checkpoint of ``step`` covers."""
         covered = sorted(s for s in self.history if s <= step)
         return [task_id for s in covered for task_id in self.history.pop(s)]
-
-    def dump(self) -> dict[str, Any]:
-        return {
-            "open": _dump_open(self.open),
-            "history": [[s, list(g)] for s, g in self.history.items()],
-            "replay": [[s, list(g)] for s, g in self.replay.items()],
-            "commits": [
-                [c.step, c.version, c.round, c.mesh_epoch, [list(m) for m in c.members]]
-                for c in self.commits
-            ],
-            "last_commit_t": self.last_commit_t,
-            "metrics": dict(self.metrics),
-            "samples_trained": self.samples_trained,
-            "tokens_trained": self.tokens_trained,
-        }
-
-    @classmethod
-    def load(cls, data: dict[str, Any]) -> StepBook:
-        return cls(
-            open=_load_open(data["open"]),
-            history={s: tuple(g) for s, g in data["history"]},
-            replay={s: tuple(g) for s, g in data["replay"]},
-            commits=[
-                Commit(s, v, r, e, tuple((w, i) for w, i in members))
-                for s, v, r, e, members in data["commits"]
-            ],
-            last_commit_t=data["last_commit_t"],
-            metrics=dict(data["metrics"]),
-            samples_trained=data["samples_trained"],
-            tokens_trained=data["tokens_trained"],
-        )
 
 
 def assign_shards(
@@ -166,7 +124,7 @@ def assign_shards(
     members: Sequence[str],
     kept: Mapping[str, Sequence[int]] | None = None,
 ) -> dict[str, tuple[int, ...]]:
-    """Deals groups to members so that their sums of ``costs`` (tokens) are balanced.
+    """Assigns groups to members so that their sums of ``costs`` (tokens) are balanced.
 
     Longest first, each to the member with the least so far; ties go to the lower rank. Groups in
     ``kept`` stay with their member, which may already have computed them. The shard of each member
@@ -175,36 +133,12 @@ def assign_shards(
     kept = kept or {}
     shards = {member: list(kept.get(member, ())) for member in members}
     load = [sum(costs[i] for i in shards[member]) for member in members]
-    dealt = {i for shard in shards.values() for i in shard}
-    loose = sorted((i for i in range(len(costs)) if i not in dealt), key=lambda i: (-costs[i], i))
+    assigned = {i for shard in shards.values() for i in shard}
+    loose = sorted(
+        (i for i in range(len(costs)) if i not in assigned), key=lambda i: (-costs[i], i)
+    )
     for i in loose:
         rank = min(range(len(members)), key=lambda r: (load[r], len(shards[members[r]]), r))
         shards[members[rank]].append(i)
         load[rank] += costs[i]
     return {member: tuple(sorted(shard)) for member, shard in shards.items()}
-
-
-def _dump_open(step: OpenStep | None) -> dict[str, Any] | None:
-    if step is None:
-        return None
-    return {
-        "step": step.step,
-        "version": step.version,
-        "groups": list(step.groups),
-        "shards": {k: list(v) for k, v in step.shards.items()},
-        "mesh_epoch": step.mesh_epoch,
-        "round": step.round,
-        "replay": step.replay,
-        "votes": {k: [v.digest, stats_to_json(v.stats)] for k, v in step.votes.items()},
-    }
-
-
-def _load_open(data: dict[str, Any] | None) -> OpenStep | None:
-    if data is None:
-        return None
-    special = {
-        "groups": tuple(data["groups"]),
-        "shards": {k: tuple(v) for k, v in data["shards"].items()},
-        "votes": {k: Vote(d, stats_from_json(s)) for k, (d, s) in data["votes"].items()},
-    }
-    return OpenStep(**{**data, **special})

@@ -1,4 +1,4 @@
-"""Tasks: one prompt occurrence each, and where it stands.
+"""Tasks: one prompt occurrence each, and its state.
 
 Every task ever dispatched is exactly one of: pending, leased, ready, in a step, trained, dropped.
 Tasks come from a cursor over the endless shuffled data set (``t0``, ``t1``, ...); a task that lost
@@ -6,34 +6,31 @@ its owner waits in ``pending`` and goes out before any new one, lowest ordinal f
 
 Finished tasks leave the memory: trained ones with the checkpoint that covers their step, dropped
 ones at once. Counters remain, and the last few thousand outcomes, so that a repeated submission
-gets the answer the first one got.
+gets the same answer as the first one.
 """
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
 
-from controller.ledger.commands import GroupFacts, Kind, LeasedTask
-from controller.ledger.events import (
-    GroupAccepted,
-    TaskDropped,
-    TaskReleased,
-)
+from controller.ledger.enums import DropReason, Kind, VerdictCode
+from controller.ledger.events import GroupAccepted, TaskDropped, TaskReleased
+from controller.ledger.facts import GroupFacts, LeasedTask
+from paceline.ids import Step, TaskId
 
 _OUTCOMES_KEPT = 4096
-_NO_FAILURE = ("stale", "run_ended")
-"""Reasons of drops that say nothing about the tries."""
+_NO_FAILURE = (DropReason.STALE, DropReason.RUN_ENDED)
+"""Drops that say nothing about the attempts."""
 SUSPECT_DEATHS = 2
-"""Owners that died with a task before it is leased alone. One death happens to everybody."""
+"""Owners that died with a task before it is isolated. One death happens to every task."""
 
 
 class TaskState(StrEnum):
-    PENDING = "pending"  # waits for a lease, after an earlier try
+    PENDING = "pending"  # waits for a lease, after an earlier attempt
     LEASED = "leased"  # an owner works on it
     READY = "ready"  # training group accepted, waits for a step
     IN_STEP = "in_step"  # in the open step, or reserved for a step that is trained again
@@ -49,32 +46,34 @@ TRANSITIONS: dict[TaskState | None, frozenset[TaskState | None]] = {
     TaskState.IN_STEP: frozenset({TaskState.TRAINED, TaskState.READY}),
     TaskState.TRAINED: frozenset({TaskState.IN_STEP, None}),
 }
-"""Where a training task may go from where; None is "not in memory": not yet dispatched, dropped,
-or trained under a checkpoint."""
+"""Next states of a training task; None is "not in memory": not yet dispatched, dropped, or trained
+under a checkpoint."""
 
 
 @dataclass(slots=True)
 class Task:
-    task_id: str
+    compact = True
+
+    task_id: TaskId
     kind: Kind
     ordinal: int
     """Train: position in the endless data order. Eval: row of the held-out set."""
-    stand: TaskState | None = None
+    state: TaskState | None = None
     attempt: int = 0
-    """Newest try, running or not."""
+    """Newest attempt, running or not."""
     owner: str = ""
-    """Worker id of the newest try."""
+    """Worker id of the newest attempt."""
     failures: tuple[str, ...] = ()
-    """One line for each try that counts towards quarantine."""
+    """One line for each attempt that counts towards quarantine."""
     deaths: int = 0
-    """Owners that died while they held it, alone or with others."""
+    """Owners that died while they held it, by itself or with others."""
     group: GroupFacts | None = None
-    eval_step: int = -1
+    eval_step: Step = Step(-1)
 
     @property
     def leased(self) -> bool:
-        """The newest try runs, on ``owner``."""
-        return self.stand is TaskState.LEASED
+        """The newest attempt runs, on ``owner``."""
+        return self.state is TaskState.LEASED
 
     def leased_as(self, attempt: int, worker_id: str) -> bool:
         """This attempt runs, on this worker."""
@@ -82,7 +81,7 @@ class Task:
 
     @property
     def suspect(self) -> bool:
-        """May be what its owners died of: leased to a worker that holds nothing else."""
+        """May be the cause of its owners' deaths: leased to a worker that holds nothing else."""
         return self.deaths >= SUSPECT_DEATHS
 
 
@@ -90,31 +89,29 @@ class Task:
 class TaskBook:
     """The training tasks, and the records of evaluation tasks under way."""
 
-    records: dict[str, Task] = field(default_factory=dict)
+    records: dict[TaskId, Task] = field(default_factory=dict)
     cursor: int = 0
     """Training tasks dispatched so far."""
     pending: list[int] = field(default_factory=list)
-    """Heap of ordinals."""
+    """Ordinals, ascending."""
     leased: int = 0
-    ready: dict[str, None] = field(default_factory=dict)
+    ready: dict[TaskId, None] = field(default_factory=dict)
     """In order of acceptance."""
     in_step: int = 0
     trained: int = 0
-    """On the surviving line."""
+    """In the surviving steps."""
     dropped: Counter[str] = field(default_factory=Counter)
     fruitless: int = 0
-    """Training tasks dropped in a row because their tries failed, without a group in between."""
+    """Training tasks dropped in a row because their attempts failed, without a group in between."""
     last_failure: str = ""
-    """Why the newest of them was dropped."""
-    outcomes: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """Reason of the newest of them."""
+    outcomes: dict[TaskId, tuple[int, VerdictCode]] = field(default_factory=dict)
     """Of tasks that left the memory: the newest attempt, and the verdict on a repeat of it."""
 
     @property
     def position(self) -> int:
-        """Groups that are trained or on their way: what a new task would queue behind."""
+        """Groups that are trained or on their way: a new task queues behind them."""
         return self.trained + self.in_step + len(self.ready) + self.leased
-
-    # ---- what events do -------------------------------------------------------------------
 
     def apply_leased(self, lease: LeasedTask, owner: str) -> None:
         task = self.records.get(lease.task_id)
@@ -130,11 +127,11 @@ class TaskBook:
             self.leased += 1
 
     def apply_accepted(self, event: GroupAccepted) -> None:
-        task, group = self.records[event.group.task_id], event.group
+        task = self.records[event.group.task_id]
         self._move(task, TaskState.READY)
         self.leased -= 1
         self.fruitless = 0
-        task.group = group
+        task.group = event.group
         self.ready[task.task_id] = None
 
     def apply_released(self, event: TaskReleased) -> None:
@@ -145,11 +142,11 @@ class TaskBook:
         self._move(task, TaskState.PENDING)
         if task.kind is Kind.TRAIN:
             self.leased -= 1
-            heapq.heappush(self.pending, task.ordinal)
+            insort(self.pending, task.ordinal)
 
     def apply_dropped(self, event: TaskDropped) -> None:
         task = self.records[event.task_id]
-        before = task.stand
+        before = task.state
         self._move(task, None)
         if task.kind is Kind.TRAIN:
             if before is TaskState.PENDING:
@@ -159,46 +156,46 @@ class TaskBook:
             else:
                 del self.ready[task.task_id]
             self.dropped[event.reason] += 1
-            if event.reason == "uninformative":
+            if event.reason == DropReason.UNINFORMATIVE:
                 self.fruitless = 0
             elif event.reason not in _NO_FAILURE:
                 self.fruitless += 1
                 self.last_failure = f"{event.reason}: {event.detail}"
         self.forget(task, event.verdict)
 
-    def take_into_step(self, task_ids: Iterable[str]) -> None:
+    def take_into_step(self, task_ids: Iterable[TaskId]) -> None:
         for task_id in task_ids:
             self._move(self.records[task_id], TaskState.IN_STEP)
             del self.ready[task_id]
             self.in_step += 1
 
-    def back_to_ready(self, task_ids: Iterable[str]) -> None:
+    def back_to_ready(self, task_ids: Iterable[TaskId]) -> None:
         for task_id in task_ids:
             self._move(self.records[task_id], TaskState.READY)
             self.ready[task_id] = None
             self.in_step -= 1
 
-    def train(self, task_ids: Iterable[str]) -> None:
+    def train(self, task_ids: Iterable[TaskId]) -> None:
         for task_id in task_ids:
             self._move(self.records[task_id], TaskState.TRAINED)
             self.in_step -= 1
             self.trained += 1
 
-    def untrain(self, task_ids: Iterable[str]) -> None:
+    def untrain(self, task_ids: Iterable[TaskId]) -> None:
         """The step they were trained in is lost; they are kept for the same step again."""
         for task_id in task_ids:
             self._move(self.records[task_id], TaskState.IN_STEP)
             self.trained -= 1
             self.in_step += 1
 
-    def cover(self, task_ids: Iterable[str]) -> None:
+    def cover(self, task_ids: Iterable[TaskId]) -> None:
         """A checkpoint covers their step: nothing can bring them back."""
         for task_id in task_ids:
             task = self.records[task_id]
             self._move(task, None)
-            self.forget(task, "duplicate")
+            self.forget(task, VerdictCode.DUPLICATE)
 
-    def forget(self, task: Task, verdict: str) -> None:
+    def forget(self, task: Task, verdict: VerdictCode) -> None:
         """Takes a finished task out of memory; ``verdict``: on a repeated submission of it."""
         del self.records[task.task_id]
         self.outcomes[task.task_id] = (task.attempt, verdict)
@@ -206,81 +203,11 @@ class TaskBook:
             del self.outcomes[next(iter(self.outcomes))]
 
     def _unqueue(self, ordinal: int) -> None:
-        """Nearly always the lowest; suspects are passed over, and go out of turn."""
-        if self.pending[0] == ordinal:
-            heapq.heappop(self.pending)
-        else:
-            self.pending.remove(ordinal)
-            heapq.heapify(self.pending)
+        del self.pending[bisect_left(self.pending, ordinal)]
 
     @staticmethod
     def _move(task: Task, to: TaskState | None) -> None:
-        assert to in TRANSITIONS[task.stand] or task.kind is Kind.EVAL, (
-            f"{task.task_id}: {task.stand} to {to}"
+        assert to in TRANSITIONS[task.state] or task.kind is Kind.EVAL, (
+            f"{task.task_id}: {task.state} to {to}"
         )
-        task.stand = to
-
-    # ---- snapshot -------------------------------------------------------------------------
-
-    def dump(self) -> dict[str, Any]:
-        return {
-            "records": [_dump_task(t) for t in self.records.values()],
-            "cursor": self.cursor,
-            "pending": sorted(self.pending),
-            "leased": self.leased,
-            "ready": list(self.ready),
-            "in_step": self.in_step,
-            "trained": self.trained,
-            "dropped": dict(self.dropped),
-            "fruitless": self.fruitless,
-            "last_failure": self.last_failure,
-            "outcomes": [[k, *v] for k, v in self.outcomes.items()],
-        }
-
-    @classmethod
-    def load(cls, data: dict[str, Any]) -> TaskBook:
-        tasks = [_load_task(t) for t in data["records"]]
-        return cls(
-            records={t.task_id: t for t in tasks},
-            cursor=data["cursor"],
-            pending=list(data["pending"]),
-            leased=data["leased"],
-            ready=dict.fromkeys(data["ready"]),
-            in_step=data["in_step"],
-            trained=data["trained"],
-            dropped=Counter(data["dropped"]),
-            fruitless=data.get("fruitless", 0),
-            last_failure=data.get("last_failure", ""),
-            outcomes={k: (n, said) for k, n, said in data["outcomes"]},
-        )
-
-
-def _dump_task(task: Task) -> list[Any]:
-    return [
-        task.task_id,
-        str(task.kind),
-        task.ordinal,
-        None if task.stand is None else str(task.stand),
-        task.attempt,
-        task.owner,
-        list(task.failures),
-        None if task.group is None else list(astuple(task.group)),
-        task.eval_step,
-        task.deaths,
-    ]
-
-
-def _load_task(data: list[Any]) -> Task:
-    task_id, kind, ordinal, stand, attempt, owner, failures, group, eval_step, deaths = data
-    return Task(
-        task_id=task_id,
-        kind=Kind(kind),
-        ordinal=ordinal,
-        stand=None if stand is None else TaskState(stand),
-        attempt=attempt,
-        owner=owner,
-        failures=tuple(failures),
-        group=None if group is None else GroupFacts(*group),
-        eval_step=eval_step,
-        deaths=deaths,
-    )
+        task.state = to

@@ -1,4 +1,4 @@
-"""What the shell reads of the ledger: directives, plans, counts, payloads. Pure functions.
+"""Views of the ledger for the shell: directives, plans, counts, payloads. Pure functions.
 
 The shell turns these into messages; nothing here knows of protobuf.
 """
@@ -8,22 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from controller.ledger.commands import Kind, Role
-from controller.ledger.events import Member
+from controller.ledger.enums import DesiredLifecycle, Kind, PlanState, Role
+from controller.ledger.facts import Member, MeshSpec
 from controller.ledger.fleet import Worker
 from controller.ledger.state import Phase, State
 from controller.ledger.tasks import TaskState
+from controller.ledger.versions import VersionEpoch
+from paceline.ids import MeshEpoch, Step, TaskId, Version
 
+MeshView = MeshSpec
 
-@dataclass(frozen=True, slots=True)
-class MeshView:
-    epoch: int
-    members: tuple[Member, ...]
-    state_version: int
-    step: int
-    source_rank: int
-    restore: bool
-    checkpoint_path: str
+Ref = tuple[TaskId, int]
+"""(task id, attempt)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,38 +31,35 @@ class LinkView:
 
 @dataclass(frozen=True, slots=True)
 class DirectiveView:
-    """What should be true of one worker now."""
+    """Desired state of one worker."""
 
-    lifecycle: str
-    """running, draining, stopped or rejoin."""
+    lifecycle: DesiredLifecycle
     mesh: MeshView | None
     links: tuple[LinkView, ...]
-    version: int
-    cancelled: tuple[tuple[str, int], ...]
-    """(task id, attempt) the worker holds and that are no longer its own."""
+    version: Version
+    cancelled: tuple[Ref, ...]
+    """Leases that the worker holds and that are no longer its own."""
     paused: bool
-    checkpoint_step: int
-    """Wanted: a checkpoint of this step or, if that has passed, of any later one; 0 for none."""
+    checkpoint_step: Step
+    """Due: a checkpoint of this step or, if that has passed, of any later one; 0 for none."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanView:
     """One replica's part of the open step."""
 
-    step: int
-    round: int
-    mesh_epoch: int
-    version: int
-    next_version: int
-    shard: tuple[tuple[str, int], ...]
-    """(task id, attempt)."""
+    step: Step
+    mesh_epoch: MeshEpoch
+    version: Version
+    next_version: Version
+    shard: tuple[Ref, ...]
     total_tokens: int
     total_sequences: int
     total_groups: int
     rank: int
     size: int
-    lines: tuple[tuple[int, int], ...]
-    """(first version, offset), newest line first."""
+    version_epochs: tuple[VersionEpoch, ...]
+    """Newest first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +84,17 @@ class StatusView:
     reason: str
     leader: str
     term: int
-    step: int
+    step: Step
     total_steps: int
-    version: int
-    mesh_epoch: int
+    version: Version
+    mesh_epoch: MeshEpoch
     tasks: TaskCounts
     desired: dict[str, int]
     metrics: dict[str, float]
     failovers: int
     mesh_rebuilds: int
     rollbacks: int
-    checkpoint_step: int
+    checkpoint_step: Step
     samples_trained: int
     tokens_trained: int
 
@@ -110,16 +103,16 @@ def directive(
     state: State,
     worker_id: str,
     incarnation: int,
-    held: Iterable[tuple[str, int]] = (),
+    held: Iterable[Ref] = (),
 ) -> DirectiveView:
-    """``held``: (task id, attempt) that the worker's last report named."""
+    """``held``: the leases that the worker's last report named."""
     worker = state.fleet.current(worker_id, incarnation)
     version = state.versions.version
     cancelled = tuple(ref for ref in held if not _owns(state, worker_id, *ref))
     if worker is None or state.ended:
         over = state.ended or _succeeded(state, worker_id, incarnation)
-        lifecycle = "stopped" if over else "rejoin"
-        return DirectiveView(lifecycle, None, (), version, cancelled, state.paused, 0)
+        lifecycle = DesiredLifecycle.STOPPED if over else DesiredLifecycle.REJOIN
+        return DirectiveView(lifecycle, None, (), version, cancelled, state.paused, Step(0))
     return DirectiveView(
         lifecycle=_lifecycle(state, worker),
         mesh=_mesh(state, worker),
@@ -127,39 +120,39 @@ def directive(
         version=version,
         cancelled=cancelled,
         paused=state.paused,
-        checkpoint_step=wanted_checkpoint(state) if worker.role is Role.POLICY else 0,
+        checkpoint_step=due_checkpoint(state) if worker.role is Role.POLICY else Step(0),
     )
 
 
 def _succeeded(state: State, worker_id: str, incarnation: int) -> bool:
-    """Another process lives under this worker id. Told to register anew, the two would take the place
-    from each other for ever."""
+    """Another process lives under this worker id. If this one registered again, the two would take the
+    place from each other forever."""
     holder = state.fleet.workers.get(worker_id)
     return holder is not None and holder.alive and holder.incarnation != incarnation
 
 
-def wanted_checkpoint(state: State) -> int:
+def due_checkpoint(state: State) -> Step:
     v = state.versions
     if state.phase is Phase.STOPPING:
-        end = v.step + (1 if state.steps.open else 0)
-        return end if end > v.checkpoint.step else 0
-    regular = v.wanted_checkpoint(state.run.checkpoint_every, state.run.steps)
-    # A wish stays until a checkpoint fulfils it, also where whoever was writing it has died.
+        end = Step(v.step + (1 if state.steps.open else 0))
+        return end if end > v.checkpoint.step else Step(0)
+    regular = v.due_checkpoint(state.run.checkpoint_every, state.run.steps)
+    # A request stays until a checkpoint fulfils it, also if the replica that was writing it has died.
     if v.requested > v.checkpoint.step:
         return min(v.requested, regular)
     return regular
 
 
-def _owns(state: State, worker_id: str, task_id: str, attempt: int) -> bool:
+def _owns(state: State, worker_id: str, task_id: TaskId, attempt: int) -> bool:
     task = state.tasks.records.get(task_id)
     return task is not None and task.leased_as(attempt, worker_id)
 
 
-def _lifecycle(state: State, worker: Worker) -> str:
+def _lifecycle(state: State, worker: Worker) -> DesiredLifecycle:
     if not worker.leaving:
-        return "running"
+        return DesiredLifecycle.RUNNING
     busy = _in_mesh(state, worker) if worker.role is Role.POLICY else bool(worker.held)
-    return "draining" if busy else "stopped"
+    return DesiredLifecycle.DRAINING if busy else DesiredLifecycle.STOPPED
 
 
 def _in_mesh(state: State, worker: Worker) -> bool:
@@ -175,15 +168,7 @@ def _mesh(state: State, worker: Worker) -> MeshView | None:
     mesh = state.fleet.mesh
     if mesh is None or mesh.broken or mesh.rank(worker.worker_id, worker.incarnation) < 0:
         return None
-    return MeshView(
-        epoch=mesh.epoch,
-        members=mesh.members,
-        state_version=mesh.state_version,
-        step=mesh.step,
-        source_rank=mesh.source_rank,
-        restore=mesh.restore,
-        checkpoint_path=mesh.checkpoint_path,
-    )
+    return mesh
 
 
 def _links(state: State, worker: Worker) -> tuple[LinkView, ...]:
@@ -203,35 +188,38 @@ def _end(worker: Worker) -> Member:
 
 
 def plan(
-    state: State, worker_id: str, incarnation: int, mesh_epoch: int, state_version: int
-) -> tuple[str, PlanView | None]:
-    """(open, wait, epoch_over or finished; the plan if open) for a replica that formed ``mesh_epoch``
-    and holds the state of ``state_version``."""
+    state: State,
+    worker_id: str,
+    incarnation: int,
+    mesh_epoch: MeshEpoch,
+    state_version: Version,
+) -> tuple[PlanState, PlanView | None]:
+    """The plan, if one is open, for a replica that formed ``mesh_epoch`` and holds the state of
+    ``state_version``."""
     mesh = state.fleet.mesh
     if state.ended or state.versions.step >= state.run.steps:
-        return "finished", None
+        return PlanState.FINISHED, None
     rank = mesh.rank(worker_id, incarnation) if mesh is not None else -1
     if mesh is None or mesh.broken or mesh.epoch != mesh_epoch or rank < 0:
-        return "epoch_over", None
+        return PlanState.EPOCH_OVER, None
     step = state.steps.open
     if step is None or state_version != step.version:
-        return "wait", None
+        return PlanState.WAIT, None
     records = state.tasks.records
     groups = [g for task_id in step.groups if (g := records[task_id].group) is not None]
     shard = [step.groups[i] for i in step.shards[worker_id]]
-    return "open", PlanView(
+    return PlanState.OPEN, PlanView(
         step=step.step,
-        round=step.round,
         mesh_epoch=step.mesh_epoch,
         version=step.version,
-        next_version=step.version + 1,
+        next_version=Version(step.version + 1),
         shard=tuple((task_id, records[task_id].attempt) for task_id in shard),
         total_tokens=sum(g.tokens for g in groups),
         total_sequences=sum(g.sequences for g in groups),
         total_groups=len(groups),
         rank=rank,
         size=len(mesh.members),
-        lines=tuple((x.first_version, x.offset) for x in reversed(state.versions.lines)),
+        version_epochs=tuple(reversed(state.versions.epochs)),
     )
 
 
@@ -284,26 +272,26 @@ def status(state: State) -> StatusView:
     )
 
 
-def payload_ref(state: State, task_id: str) -> tuple[str, int] | None:
-    """(task id, attempt) of the stored payload of an accepted group; None where there is none."""
+def payload_ref(state: State, task_id: TaskId) -> Ref | None:
+    """Key of the stored payload of an accepted group; None if there is none."""
     task = state.tasks.records.get(task_id)
     if task is None or task.kind is not Kind.TRAIN or task.group is None:
         return None
-    return task_id, task.group.attempt
+    return task_id, task.attempt
 
 
-def runs(state: State, worker_id: str, task_id: str, attempt: int) -> bool:
+def is_leased(state: State, worker_id: str, task_id: TaskId, attempt: int) -> bool:
     """Whether this attempt at the task is leased to this worker."""
     return _owns(state, worker_id, task_id, attempt)
 
 
-def unfinished(state: State, task_id: str) -> bool:
+def unfinished(state: State, task_id: TaskId) -> bool:
     """Whether the task waits for a lease or is leased."""
     task = state.tasks.records.get(task_id)
-    return task is not None and task.stand in (TaskState.PENDING, TaskState.LEASED)
+    return task is not None and task.state in (TaskState.PENDING, TaskState.LEASED)
 
 
-def may_continue(state: State, task_id: str, oldest_version: int) -> bool:
+def may_continue(state: State, task_id: TaskId, oldest_version: Version) -> bool:
     """Whether a sample whose oldest token is of this version would be accepted if it ended now."""
     task = state.tasks.records.get(task_id)
     if task is None or not 0 <= oldest_version <= state.versions.version:
@@ -314,7 +302,7 @@ def may_continue(state: State, task_id: str, oldest_version: int) -> bool:
     return staleness <= state.run.max_staleness
 
 
-def live_payloads(state: State) -> set[tuple[str, int]]:
+def live_payloads(state: State) -> set[Ref]:
     """Payloads that a step, or its repetition after a rollback, may still need.
 
     A new leader deletes the others: an earlier one may have died between journal and deletion.
@@ -322,6 +310,6 @@ def live_payloads(state: State) -> set[tuple[str, int]]:
     return {ref for task_id in state.tasks.records if (ref := payload_ref(state, task_id))}
 
 
-def running_tries(state: State) -> set[tuple[str, int]]:
-    """(task id, attempt) of all tries whose group may still be accepted."""
+def running_attempts(state: State) -> set[Ref]:
+    """All attempts whose group may still be accepted."""
     return {(t.task_id, t.attempt) for t in state.tasks.records.values() if t.leased}

@@ -10,6 +10,7 @@ from controller.ledger.commands import Role
 from controller.ledger.state import State
 from controller.ledger.tasks import Task
 from controller.rest.schemas import FlowReply
+from paceline.ids import Step, TaskId
 from paceline.run_view.summary import TIME_SPLIT
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ STARVED = 0.25
 """Trainers are starved from this share of a step spent waiting for groups."""
 
 
-def step_of_task(state: State) -> dict[str, int]:
-    """Step that trains each task that is in or past a step."""
+def step_of_task(state: State) -> dict[TaskId, Step]:
+    """Task id to the step that trains it, for tasks in or past a step."""
     book = state.steps
     found = {task_id: step for step, ids in book.history.items() for task_id in ids}
     found.update({task_id: step for step, ids in book.replay.items() for task_id in ids})
@@ -35,7 +36,7 @@ def staleness_of(state: State, task: Task, step: int) -> int:
         return 0
     opened = 1 if state.steps.open is not None else 0
     at = step or state.versions.step + 1 + opened
-    return state.versions.staleness(task.group.min_version, at)
+    return state.versions.staleness(task.group.min_version, Step(at))
 
 
 def flow(controller: Controller, stalled_s: float) -> FlowReply:

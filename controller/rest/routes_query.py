@@ -26,6 +26,7 @@ from controller.rest.problem_details import Problem, documented
 from controller.rest.redaction import Redactor
 from controller.rest.run_index import RunIndex
 from controller.rest.step_rate import StepRate
+from paceline.ids import Version
 from paceline.run_view.run_file_writer import Key, position_key
 from paceline.run_view.run_records import RunRecords
 from paceline.v1 import common_pb2
@@ -315,8 +316,8 @@ def workers_of(controller: Controller, redactor: Redactor) -> list[schemas.Worke
 
 
 def versions_of(state: State) -> list[schemas.VersionReply]:
-    """Who holds which weights, the newest version first."""
-    holders: dict[int, list[str]] = {state.versions.version: []}
+    """Holders of each version, the newest version first."""
+    holders: dict[Version, list[str]] = {state.versions.version: []}
     for worker in state.fleet.workers.values():
         held = max(worker.state_version, worker.loaded_version)
         if worker.alive and held >= 0:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from redis.exceptions import RedisError
 
-from controller.export.event_words import described
+from controller.ledger.events import from_json, record_of
 from controller.rest.redaction import Redactor
 from controller.store.journal import START, Entry
 from paceline.run_view.run_records import RunRecords
@@ -81,4 +81,5 @@ class RunIndex:
     def _take(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             for n, event in enumerate(entry.events):
-                self._records.add(entry.at.entry, n, entry.t, described(event))
+                record = record_of(from_json(event), event)
+                self._records.add(entry.at.entry, n, entry.t, record)

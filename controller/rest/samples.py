@@ -18,6 +18,7 @@ from controller.rest.data_flow import staleness_of, step_of_task
 from controller.rest.problem_details import Problem
 from controller.rest.schemas import CompletionReply, GroupReply, GroupsReply, GroupSummary
 from controller.store.payloads import PayloadStore
+from paceline.ids import TaskId
 from paceline.v1 import rollout_pb2
 
 MOST_TOKENS = 8192
@@ -84,12 +85,13 @@ def listed(found: Iterable[GroupSummary], chosen: Filter, sort: str, limit: int)
 
 async def read_group(state: State, payloads: PayloadStore, group_id: str) -> GroupReply:
     """One group with its completions. Raises Problem if its payload is deleted."""
-    ref = views.payload_ref(state, group_id)
+    task_id = TaskId(group_id)
+    ref = views.payload_ref(state, task_id)
     if ref is None:
         raise Problem(404, _why_not(state, group_id))
-    task = state.tasks.records[group_id]
+    task = state.tasks.records[task_id]
     assert task.group is not None
-    summary = _summary(state, task, task.group, step_of_task(state).get(group_id, 0))
+    summary = _summary(state, task, task.group, step_of_task(state).get(task_id, 0))
     (payload,) = await payloads.get([ref])
     if payload is None:
         raise Problem(404, f"a checkpoint has just covered group {group_id}: its samples are gone")
@@ -115,9 +117,9 @@ def _why_not(state: State, group_id: str) -> str:
             f"group {group_id} is finished, and its samples are deleted: they are kept until a "
             "checkpoint covers their step"
         )
-    task = state.tasks.records.get(group_id)
+    task = state.tasks.records.get(TaskId(group_id))
     if task is not None:
-        return f"group {group_id} is {task.stand}: it has no samples yet"
+        return f"group {group_id} is {task.state}: it has no samples yet"
     return f"there is no group {group_id[:32]!r}, or its samples were deleted long ago"
 
 
@@ -127,7 +129,7 @@ def _summary(state: State, task: Task, facts: GroupFacts, step: int) -> dict[str
         **known,
         "group_id": task.task_id,
         "attempt": facts.attempt,
-        "state": str(task.stand),
+        "state": str(task.state),
         "owner": task.owner,
         "staleness": staleness_of(state, task, step),
         "step": step,

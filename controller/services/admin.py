@@ -1,4 +1,4 @@
-"""AdminService: what people, launchers and dashboards ask. Reading works on a standby too."""
+"""AdminService: requests of people, launchers and dashboards. Reading works on a standby too."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import re
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
-from controller.export.event_words import described
 from controller.ledger.commands import CommandRefused, DeclareDead, Drain, Pause, Scale, Stop
+from controller.ledger.enums import DeathCause
+from controller.ledger.events import from_json, record_of
 from controller.proto_encoding import status_of
 from controller.services.validation import Invalid, check_caller, check_request_id, check_text
 from paceline.v1 import admin_pb2, common_pb2
@@ -40,10 +41,11 @@ async def watch_events(
         for entry in entries:
             last = len(entry.events) - 1
             for number, event in enumerate(entry.events):
-                # Who is cut off in the middle of an entry gets it again from its beginning.
+                # A reader that is cut off within an entry gets it again from its beginning.
                 reached = entry.at.entry if number == last else position
+                record = record_of(from_json(event), event)
                 yield admin_pb2.EventRecord(
-                    position=reached, json=json.dumps({**described(event), "at": entry.t})
+                    position=reached, json=json.dumps({**record, "at": entry.t})
                 )
             position = entry.at.entry
         if entries:
@@ -72,7 +74,9 @@ async def report_exit(controller: Controller, request: admin_pb2.ExitReport) -> 
         if code < LAST_SIGNAL:
             # Adopted by its launcher: its end was seen, its status was not.
             how = "exit status unknown"
-        await leader.execute(DeclareDead(worker.worker_id, worker.incarnation, "exit", how))
+        await leader.execute(
+            DeclareDead(worker.worker_id, worker.incarnation, DeathCause.EXIT, how)
+        )
     return admin_pb2.ExitReply()
 
 

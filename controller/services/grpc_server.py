@@ -1,12 +1,12 @@
-"""The gRPC server: who may speak, which handler answers, how failures are told.
+"""gRPC server: authentication, dispatch to handlers, and the status of each failure.
 
 A handler is ``async (controller, request) -> reply`` for unary methods and
 ``(controller, request or requests) -> async iterator of replies`` for streams. It raises; this file
 turns what it raises into a status:
 
     Invalid                       INVALID_ARGUMENT     nothing changed
-    Refused                       by its code          nothing changed
-    NotLeading, Deposed           UNAVAILABLE          go to the leader named in the metadata, repeat
+    CommandRefused                by its code          nothing changed
+    NotLeading, Deposed           UNAVAILABLE          repeat at the leader named in the metadata
     RedisError, OSError           UNAVAILABLE          a store does not answer: repeat
     anything else                 UNKNOWN              a fault of this program: logged, with its stack
 """
@@ -38,13 +38,6 @@ log = logging.getLogger(__name__)
 
 Unary = Callable[["Controller", Any], Awaitable[Any]]
 Streaming = Callable[["Controller", Any], AsyncIterator[Any]]
-
-REFUSALS = {
-    "fenced": grpc.StatusCode.FAILED_PRECONDITION,
-    "stopped": grpc.StatusCode.FAILED_PRECONDITION,
-    "unknown": grpc.StatusCode.NOT_FOUND,
-    "invalid": grpc.StatusCode.INVALID_ARGUMENT,
-}
 
 
 class Services(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -165,9 +158,7 @@ async def _abort(context: grpc.aio.ServicerContext, method: Method, error: Excep
     if isinstance(error, grpc.aio.AbortError):
         raise error
     if isinstance(error, CommandRefused):
-        await context.abort(
-            REFUSALS.get(error.code, grpc.StatusCode.FAILED_PRECONDITION), str(error)
-        )
+        await context.abort(grpc.StatusCode[error.code.grpc_status], str(error))
     if isinstance(error, Invalid):
         await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
     if isinstance(error, NotLeading | Deposed):

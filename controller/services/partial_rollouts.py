@@ -1,4 +1,4 @@
-"""RolloutService.ReportPartials: what running tasks have so far."""
+"""RolloutService.ReportPartials: the tokens of running tasks so far."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from controller.ledger import decider, views
 from controller.services.rollout import MAX_GROUPS
 from controller.services.validation import Invalid, InvalidGroup, check_caller, check_partial
 from controller.store.partial_rollouts import Partial
+from paceline.ids import TaskId
 from paceline.v1 import rollout_pb2
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ async def report_partials(
         if tokens:
             ref = group.task
             data = group.SerializeToString()
-            partials.append(Partial(ref.task_id, ref.attempt, tokens, data))
+            partials.append(Partial(TaskId(ref.task_id), ref.attempt, tokens, data))
             results.append(result)
     for result, kept in zip(results, await leader.partials.keep(partials), strict=True):
         if not kept:
@@ -49,6 +50,8 @@ def _verdict(
         tokens = check_partial(group, leader.limits, leader.version)
     except (InvalidGroup, Invalid) as error:
         return rollout_pb2.VERDICT_INVALID, str(error), 0
-    if not views.runs(leader.ledger.state, worker_id, group.task.task_id, group.task.attempt):
+    if not views.is_leased(
+        leader.ledger.state, worker_id, TaskId(group.task.task_id), group.task.attempt
+    ):
         return rollout_pb2.VERDICT_SUPERSEDED, "this lease is over", 0
     return rollout_pb2.VERDICT_ACCEPTED, "", tokens

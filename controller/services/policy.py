@@ -8,7 +8,9 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from controller.ledger.commands import CastVote, CommandRefused, RecordCheckpoint, VoteResult
-from controller.proto_encoding import plan_of
+from controller.ledger.enums import VoteOutcome
+from controller.ledger.events import Topic
+from controller.proto_encoding import plan_of, wire_values
 from controller.services.validation import (
     Invalid,
     check_caller,
@@ -17,7 +19,9 @@ from controller.services.validation import (
     check_text,
     check_wait,
 )
+from paceline.ids import MeshEpoch, Step, Version
 from paceline.process.structured_log import event
+from paceline.rpc.refusal_code import RefusalCode
 from paceline.v1 import policy_pb2
 
 if TYPE_CHECKING:
@@ -30,11 +34,7 @@ MAX_FETCHED = 65536
 MOST_KEPT = 32
 """Older checkpoints, where none of them may be given up. The ledger knows no more than twice as many."""
 
-_OUTCOMES = {
-    "committed": policy_pb2.OUTCOME_COMMITTED,
-    "retry": policy_pb2.OUTCOME_RETRY,
-    "pending": policy_pb2.OUTCOME_PENDING,
-}
+_OUTCOMES = wire_values(VoteOutcome, policy_pb2.Outcome, "OUTCOME")
 
 
 async def next_plan(
@@ -45,17 +45,15 @@ async def next_plan(
     deadline = leader.clock.monotonic() + check_wait(request.wait_s)
     while True:
         await leader.ready()
-        seen = leader.long_polls.plan.turn
+        seen = leader.long_polls[Topic.PLAN].turn
         leader.ledger.caller(worker_id, incarnation)
-        reply = plan_of(
-            leader.ledger.state, worker_id, incarnation, request.mesh_epoch, request.state_version
-        )
+        reply = plan_of(leader.ledger.state, worker_id, incarnation, request)
         # A plan names groups whose acceptance must not be lost after it was acted upon.
         await leader.group_commit.durable()
         left_s = deadline - leader.clock.monotonic()
         if reply.state != policy_pb2.PLAN_STATE_WAIT or left_s <= 0:
             return reply
-        await leader.long_polls.plan.wait(seen, left_s)
+        await leader.long_polls[Topic.PLAN].wait(seen, left_s)
 
 
 async def fetch_groups(
@@ -72,7 +70,9 @@ async def fetch_groups(
         some = refs[start : start + FETCHED_AT_ONCE]
         for ref, data in zip(some, await leader.context.payloads.get(some), strict=True):
             if data is None:
-                raise CommandRefused("unknown", f"no payload of {ref[0]} attempt {ref[1]}")
+                raise CommandRefused(
+                    RefusalCode.UNKNOWN, f"no payload of {ref[0]} attempt {ref[1]}"
+                )
             yield data
 
 
@@ -85,19 +85,18 @@ async def vote(controller: Controller, request: policy_pb2.VoteRequest) -> polic
     command = CastVote(
         worker_id=worker_id,
         incarnation=incarnation,
-        step=request.step,
-        round=request.round,
-        mesh_epoch=request.mesh_epoch,
+        step=Step(request.step),
+        mesh_epoch=MeshEpoch(request.mesh_epoch),
         digest=check_text(request.weights_digest, "weights_digest", 128),
         stats=check_stats(request.stats),
     )
     while True:
-        seen = leader.long_polls.vote.turn
+        seen = leader.long_polls[Topic.VOTE].turn
         result: VoteResult = await leader.execute(command)
         left_s = deadline - leader.clock.monotonic()
-        if result.outcome != "pending" or left_s <= 0:
+        if result.outcome is not VoteOutcome.PENDING or left_s <= 0:
             return policy_pb2.VoteReply(outcome=_OUTCOMES[result.outcome], version=result.version)
-        await leader.long_polls.vote.wait(seen, left_s)
+        await leader.long_polls[Topic.VOTE].wait(seen, left_s)
 
 
 async def record_checkpoint(
@@ -118,8 +117,8 @@ async def record_checkpoint(
         RecordCheckpoint(
             worker_id=worker_id,
             incarnation=incarnation,
-            step=request.step,
-            version=request.version,
+            step=Step(request.step),
+            version=Version(request.version),
             path=check_text(request.path, "path"),
             size_bytes=request.size_bytes,
             seconds=request.seconds,

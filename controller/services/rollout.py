@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from controller.ledger.commands import (
-    AcceptGroup,
-    Kind,
-    LeaseResult,
-    LeaseTasks,
-    ReturnTask,
-    Verdict,
-)
+from controller.ledger.commands import AcceptGroup, LeaseResult, LeaseTasks, ReturnTask, Verdict
+from controller.ledger.enums import EmptyReason, Kind, ReturnKind, VerdictCode
+from controller.ledger.events import Topic
+from controller.proto_encoding import wire_values
 from controller.services.validation import (
     MAX_TASKS,
     Invalid,
@@ -22,6 +18,7 @@ from controller.services.validation import (
     check_text,
     check_wait,
 )
+from paceline.ids import Version
 from paceline.v1 import rollout_pb2
 
 if TYPE_CHECKING:
@@ -31,31 +28,12 @@ if TYPE_CHECKING:
 MAX_LEASED = 256
 MAX_GROUPS = 1024
 
-_KINDS = {
-    Kind.TRAIN: rollout_pb2.TASK_KIND_TRAIN,
-    Kind.EVAL: rollout_pb2.TASK_KIND_EVAL,
-}
-_EMPTY = {
-    "": rollout_pb2.EMPTY_REASON_UNSPECIFIED,
-    "staleness": rollout_pb2.EMPTY_REASON_STALENESS,
-    "weights": rollout_pb2.EMPTY_REASON_WEIGHTS,
-    "paused": rollout_pb2.EMPTY_REASON_PAUSED,
-    "stopped": rollout_pb2.EMPTY_REASON_STOPPED,
-    "alone": rollout_pb2.EMPTY_REASON_ISOLATED,
-    "spare": rollout_pb2.EMPTY_REASON_SPARE,
-}
-_VERDICTS = {
-    "accepted": rollout_pb2.VERDICT_ACCEPTED,
-    "duplicate": rollout_pb2.VERDICT_DUPLICATE,
-    "superseded": rollout_pb2.VERDICT_SUPERSEDED,
-    "unknown_task": rollout_pb2.VERDICT_UNKNOWN_TASK,
-    "invalid": rollout_pb2.VERDICT_INVALID,
-    "too_stale": rollout_pb2.VERDICT_TOO_STALE,
-}
+_KINDS = wire_values(Kind, rollout_pb2.TaskKind, "TASK_KIND")
+_EMPTY = wire_values(EmptyReason, rollout_pb2.EmptyReason, "EMPTY_REASON")
+_VERDICTS = wire_values(VerdictCode, rollout_pb2.Verdict, "VERDICT")
 _RETURNS = {
-    rollout_pb2.RETURN_KIND_HAND_BACK: "hand_back",
-    rollout_pb2.RETURN_KIND_FAILED: "failed",
-    rollout_pb2.RETURN_KIND_DROP: "drop",
+    value: kind
+    for kind, value in wire_values(ReturnKind, rollout_pb2.ReturnKind, "RETURN_KIND").items()
 }
 
 
@@ -69,11 +47,12 @@ async def lease_tasks(
         raise Invalid(f"max_tasks must be 1 to {MAX_TASKS}, not {request.max_tasks}")
     if request.lease_seq < 1:
         raise Invalid("lease_seq counts from 1")
-    loaded_version = request.loaded_version
+    loaded_version = Version(request.loaded_version)
     if loaded_version < -1:
         raise Invalid("loaded_version must be -1 or a version")
     while True:
-        lease, alone = leader.long_polls.lease.turn, leader.long_polls.alone.turn
+        polls = leader.long_polls[Topic.LEASE], leader.long_polls[Topic.ISOLATED]
+        seen, seen_isolated = (poll.turn for poll in polls)
         worker = leader.ledger.state.fleet.current(worker_id, incarnation)
         if worker is not None:
             # Newer weights may have been loaded while the request waited.
@@ -88,12 +67,12 @@ async def lease_tasks(
             )
         )
         left_s = deadline - leader.clock.monotonic()
-        if result.leases or result.empty_reason == "stopped" or left_s <= 0:
+        if result.leases or result.empty_reason is EmptyReason.STOPPED or left_s <= 0:
             break
-        if result.empty_reason == "alone":
-            await leader.long_polls.alone.wait(alone, left_s)
+        if result.empty_reason is EmptyReason.ISOLATED:
+            await polls[1].wait(seen_isolated, left_s)
         else:
-            await leader.long_polls.lease.wait(lease, left_s)
+            await polls[0].wait(seen, left_s)
     return rollout_pb2.LeaseReply(
         leases=await _with_rows(leader, result), empty_reason=_EMPTY[result.empty_reason]
     )

@@ -16,6 +16,7 @@ import numpy as np
 from controller.ledger.commands import GroupFacts, StatValue
 from paceline.config.model_config import vocabulary_size
 from paceline.config.schema import Config
+from paceline.ids import TaskId, Version
 from paceline.rpc.wire_limits import MAX_REWARD, usable_reward
 from paceline.v1 import common_pb2, rollout_pb2
 
@@ -77,12 +78,12 @@ def check_wait(wait_s: float) -> float:
     return wait_s
 
 
-def check_task(task: common_pb2.TaskRef) -> tuple[str, int]:
+def check_task(task: common_pb2.TaskRef) -> tuple[TaskId, int]:
     if not TASK_ID.fullmatch(task.task_id):
         raise Invalid(f"task.task_id {task.task_id[:80]!r} is not a task id")
     if task.attempt < 1:
         raise Invalid(f"task.attempt of {task.task_id} must be 1 or more")
-    return task.task_id, task.attempt
+    return TaskId(task.task_id), task.attempt
 
 
 def check_request_id(request_id: str) -> str:
@@ -170,8 +171,8 @@ def check_group(group: rollout_pb2.Group, limits: GroupLimits, newest_version: i
         sequences=len(completions),
         prompt_tokens=prompt_tokens,
         tokens=trainable,
-        min_version=lowest,
-        max_version=highest,
+        min_version=Version(lowest),
+        max_version=Version(highest),
         reward_mean=mean,
         reward_std=_std(rewards, mean),
         reward_max=max(rewards),

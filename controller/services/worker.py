@@ -8,10 +8,14 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from controller.errors import NotLeading
-from controller.ledger.commands import BreakLink, BreakMesh, CommandRefused, Observe, Register, Role
+from controller.ledger.commands import BreakLink, BreakMesh, CommandRefused, Observe, Register
+from controller.ledger.enums import Lifecycle
+from controller.proto_encoding import ROLES
 from controller.services.validation import MAX_TASKS, Invalid, check_caller, check_text
 from paceline.config.differences import differences
-from paceline.v1 import common_pb2, worker_pb2
+from paceline.ids import MeshEpoch, Version
+from paceline.rpc.refusal_code import RefusalCode
+from paceline.v1 import worker_pb2
 
 if TYPE_CHECKING:
     from controller.fleet.sessions import ServerSession
@@ -24,12 +28,11 @@ VERSIONS = 1 << 53
 """A claim beyond the newest version is disowned, and a rollback goes on after the highest one claimed:
 there must be numbers left for it."""
 
-_ROLES = {common_pb2.ROLE_POLICY: Role.POLICY, common_pb2.ROLE_ROLLOUT: Role.ROLLOUT}
+_ROLES = {value: role for role, value in ROLES.items()}
 _LIFECYCLES = {
-    worker_pb2.LIFECYCLE_STARTING: "starting",
-    worker_pb2.LIFECYCLE_RUNNING: "running",
-    worker_pb2.LIFECYCLE_DRAINING: "draining",
-    worker_pb2.LIFECYCLE_STOPPED: "stopped",
+    worker_pb2.Lifecycle.Value(f"LIFECYCLE_{stage.name}"): stage
+    for stage in Lifecycle
+    if stage is not Lifecycle.DEAD
 }
 
 
@@ -45,7 +48,7 @@ async def register(
         raise Invalid(f"ranks must be 1 to {MAX_RANKS}, not {request.ranks}")
     if request.config_digest != context.config_digest:
         raise CommandRefused(
-            "fenced",
+            RefusalCode.FENCED,
             "the worker's config differs from the run's: "
             f"{differences(context.config_json, request.config_json)}. Start every process of a run "
             "with the same config",
@@ -61,7 +64,7 @@ async def register(
             pid=request.pid,
             tensor_host=check_text(request.tensor_host, "tensor_host", 256),
             ranks=request.ranks,
-            state_version=request.state_version,
+            state_version=Version(request.state_version),
         )
     )
     leader.liveness.heard(worker_id, incarnation, leader.clock.monotonic())
@@ -146,8 +149,8 @@ async def _observe(leader: Leader, current: ServerSession, report: worker_pb2.Re
                 worker_id=worker_id,
                 incarnation=incarnation,
                 lifecycle=_LIFECYCLES[report.lifecycle],
-                state_version=report.state_version,
-                loaded_version=report.loaded_version,
+                state_version=Version(report.state_version),
+                loaded_version=Version(report.loaded_version),
             )
         )
     directive = leader.sessions.refresh(current)
@@ -163,8 +166,12 @@ async def report_peer_error(
     worker_id, incarnation = check_caller(request.caller)
     if request.epoch < 1:
         raise Invalid("epoch counts from 1")
-    kind = BreakLink if request.is_link else BreakMesh
-    await leader.execute(kind(worker_id, incarnation, request.epoch, request.detail[:512]))
+    who, detail = (worker_id, incarnation), request.detail[:512]
+    await leader.execute(
+        BreakLink(*who, request.epoch, detail)
+        if request.is_link
+        else BreakMesh(*who, MeshEpoch(request.epoch), detail)
+    )
     # An error of an epoch that is over says nothing about the members of the present one.
     if not request.is_link and request.epoch == leader.ledger.state.fleet.mesh_epoch:
         leader.liveness.peer_error(worker_id, incarnation, request.epoch, leader.clock.monotonic())

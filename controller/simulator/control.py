@@ -15,17 +15,17 @@ from controller.fleet.liveness import Liveness
 from controller.ledger import Ledger, views
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
+from controller.ledger.enums import Lifecycle
 from controller.simulator.loop import TIMEOUT, Process
 from controller.simulator.oracle import Violation
 from controller.simulator.store import Ref
+from paceline.ids import MeshEpoch, TaskId, Version
 
 if TYPE_CHECKING:
     from controller.simulator.worker import SimulatedWorker
     from controller.simulator.world import World
 
 Respond = Callable[[tuple[Any, ...]], None]
-
-_SILENT = (ev.TasksLeased, ev.GroupAccepted, ev.VoteCast, ev.StepOpened, ev.EvalTaskDone)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Batch:
 class Session:
     worker: SimulatedWorker
     incarnation: int
-    held: tuple[tuple[str, int], ...] = ()
+    held: tuple[views.Ref, ...] = ()
     sent: views.DirectiveView | None = None
 
 
@@ -189,7 +189,7 @@ class Controller(Process):
         batch = self.open
         for event in events:
             batch.lines.append(json.dumps(ev.to_json(event)))
-            batch.loud = batch.loud or not isinstance(event, _SILENT)
+            batch.loud = batch.loud or event.directs or isinstance(event, ev.WorkerChanged)
             if isinstance(event, ev.GroupAccepted):
                 batch.payloads.append((event.group.task_id, event.group.attempt))
         batch.garbage.extend(self.ledger.take_garbage())
@@ -270,8 +270,8 @@ class Controller(Process):
                 self.ledger.state,
                 command.worker_id,
                 command.incarnation,
-                command.mesh_epoch,
-                command.state_version,
+                MeshEpoch(command.mesh_epoch),
+                Version(command.state_version),
             )
             self._when_durable(lambda: respond(("ok", plan)))
             return
@@ -301,7 +301,7 @@ class Controller(Process):
         session = self.sessions.get(who.worker_id)
         if session is None or session.incarnation != who.incarnation:
             session = self.sessions[who.worker_id] = Session(worker, who.incarnation)
-        session.held = tuple((r.task_id, r.attempt) for r in report.held_leases)
+        session.held = tuple((TaskId(r.task_id), r.attempt) for r in report.held_leases)
         session.sent = None
         if self.ledger.state.fleet.current(who.worker_id, who.incarnation) is not None:
             self.liveness.observe(report, self.loop.now)
@@ -309,9 +309,9 @@ class Controller(Process):
                 cmd.Observe(
                     who.worker_id,
                     who.incarnation,
-                    report.lifecycle,
-                    report.state_version,
-                    report.loaded_version,
+                    Lifecycle(report.lifecycle),
+                    Version(report.state_version),
+                    Version(report.loaded_version),
                 )
             )
         live = session

@@ -315,8 +315,8 @@ class Oracle:
             # said "duplicate": one acceptance, told late.
             self._same(key, "accepted" if reply.code == "duplicate" else reply.code)
         elif isinstance(command, CastVote) and reply.outcome != "pending":
-            round_ = (command.step, command.round, command.mesh_epoch)
-            self._same(("vote", command.worker_id, command.incarnation, *round_), reply)
+            ballot = (command.step, command.mesh_epoch)
+            self._same(("vote", command.worker_id, command.incarnation, *ballot), reply)
 
     def _same(self, key: Any, value: Any) -> None:
         before = self.told.setdefault(key, value)

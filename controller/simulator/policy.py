@@ -19,6 +19,7 @@ from controller.simulator.loop import Future
 from controller.simulator.members import ERROR, SimulatedEpoch, Weights
 from controller.simulator.oracle import Violation, next_state
 from controller.simulator.worker import Fenced, SimulatedWorker
+from paceline.ids import Step, Version
 
 if TYPE_CHECKING:
     from controller.simulator.world import World
@@ -130,7 +131,7 @@ class PolicyWorker(SimulatedWorker):
             if not await self._accumulate(mesh, plan):
                 return
             self.busy = False
-            reduced = epoch.join(self, (plan.step, plan.round), frozenset(self.accumulated))
+            reduced = epoch.join(self, (plan.step, plan.mesh_epoch), frozenset(self.accumulated))
             if not await self._until(reduced, mesh):
                 return
             if reduced.value == ERROR:
@@ -140,7 +141,7 @@ class PolicyWorker(SimulatedWorker):
                 return
 
     async def _accumulate(self, mesh: MeshView, plan: PlanView) -> bool:
-        """Gradients of the shard, on top of what an earlier round has accumulated already."""
+        """Gradients of the shard, on top of what was accumulated in an earlier epoch."""
         facts = (plan.step, plan.version, plan.total_tokens, plan.total_sequences)
         shard = {task_id for task_id, _ in plan.shard}
         # Opened anew after an abort, the same step may have other groups.
@@ -171,7 +172,6 @@ class PolicyWorker(SimulatedWorker):
             self.worker_id,
             self.incarnation,
             plan.step,
-            plan.round,
             plan.mesh_epoch,
             self.state,
             {"loss": cmd.StatValue(1.0, 1.0, 1.0)},
@@ -207,7 +207,9 @@ class PolicyWorker(SimulatedWorker):
         self.world.checkpoints.setdefault(path, weights)
         try:
             await self.call(
-                cmd.RecordCheckpoint(self.worker_id, self.incarnation, step, weights.version, path)
+                cmd.RecordCheckpoint(
+                    self.worker_id, self.incarnation, Step(step), Version(weights.version), path
+                )
             )
             self.saved_step = step
         except Fenced:

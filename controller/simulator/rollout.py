@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from controller.ledger import commands as cmd
+from controller.ledger.enums import ReturnKind
 from controller.simulator.loop import Future
 from controller.simulator.worker import Fenced, SimulatedWorker
+from paceline.ids import Version
 
 if TYPE_CHECKING:
     from controller.simulator.policy import PolicyWorker
@@ -52,7 +54,11 @@ class RolloutWorker(SimulatedWorker):
             self.lease_seq += 1
             result = await self.call(
                 cmd.LeaseTasks(
-                    self.worker_id, self.incarnation, self.lease_seq, free, self.loaded_version
+                    self.worker_id,
+                    self.incarnation,
+                    self.lease_seq,
+                    free,
+                    Version(self.loaded_version),
                 ),
                 patience=1.5,
             )
@@ -105,7 +111,12 @@ class RolloutWorker(SimulatedWorker):
     async def _give_back(self, lease: cmd.LeasedTask, kind: str, reason: str) -> None:
         await self.call(
             cmd.ReturnTask(
-                self.worker_id, self.incarnation, lease.task_id, lease.attempt, kind, reason
+                self.worker_id,
+                self.incarnation,
+                lease.task_id,
+                lease.attempt,
+                ReturnKind(kind),
+                reason,
             )
         )
 

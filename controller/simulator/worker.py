@@ -8,6 +8,7 @@ from controller.ledger import commands as cmd
 from controller.ledger.views import DirectiveView
 from controller.simulator.control import LeaseRef, Report, Who
 from controller.simulator.loop import TIMEOUT, Future, Process
+from paceline.ids import Version
 
 if TYPE_CHECKING:
     from controller.simulator.world import World
@@ -121,7 +122,7 @@ class SimulatedWorker(Client):
                         1,
                         "127.0.0.1",
                         1,
-                        self.state_version,
+                        Version(self.state_version),
                     )
                 )
                 return

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from controller.ledger import commands as cmd
+from controller.ledger.enums import DeathCause
 from controller.ledger.views import LinkView
 from controller.simulator.control import Controller
 from controller.simulator.loop import Loop, Network, Process
@@ -18,6 +19,7 @@ from controller.simulator.policy import PolicyWorker
 from controller.simulator.rollout import RolloutWorker
 from controller.simulator.store import Entry, Store
 from controller.simulator.worker import Client, Fenced, SimulatedWorker
+from paceline.ids import Version
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,7 @@ class World:
                 who = (worker.worker_id, worker.incarnation)
                 self.loop.after(rng.random() * 0.2, controller.post, controller.session_lost, *who)
         if rng.random() < 0.4 and worker.incarnation:
-            self.ask(cmd.DeclareDead(worker.worker_id, worker.incarnation, "exit"))
+            self.ask(cmd.DeclareDead(worker.worker_id, worker.incarnation, DeathCause.EXIT))
         self._restart(worker, rng.uniform(0.3, 3.0) if restart_s is None else restart_s)
 
     def ended(self, worker: SimulatedWorker) -> None:
@@ -182,8 +184,8 @@ class World:
             sequences=self.facts.group_size if lease.kind is cmd.Kind.TRAIN else 1,
             prompt_tokens=8,
             tokens=tokens,
-            min_version=first,
-            max_version=last,
+            min_version=Version(first),
+            max_version=Version(last),
             reward_mean=0.5,
             reward_std=0.0 if dull else 0.5,
             reward_max=1.0,

@@ -1,4 +1,4 @@
-"""The journal: what happened, in a Redis Stream, one entry a flush.
+"""Journal of a run: its events in a Redis Stream, one entry for each flush.
 
 - An append and the payloads it speaks of travel in one pipelined round trip, payloads first.
 - One script fences the append: the term must be the highest granted, the entry must follow the one
@@ -10,6 +10,8 @@
   then die with its process.
 - A snapshot bounds replay. The stream is trimmed up to the snapshot before, so a standby that lags
   is not cut off; entries are numbered, so one that was cut off notices.
+- Journal and snapshot carry the number of their format. Those of another format are refused, and never
+  written to.
 """
 
 from __future__ import annotations
@@ -26,17 +28,21 @@ from controller.store.lua_scripts import Script
 from controller.store.payloads import PayloadStore, Ref
 from controller.store.redis_durability import replicated
 from controller.store.redis_keys import Keys
+from paceline.errors import BadInput
 
+FORMAT = 2
+"""Rises with every change of events or state that earlier releases cannot read; 1 had no number."""
 START = "0-0"
 READ_COUNT = 256
 WRITTEN_AGAIN_S = 0.001
 
-# KEYS: journal, head, term, payloads... ARGV: term, previous batch, batch, number, entry. The last part
-# of the answer is 0 where Redis writes its append-only file before it answers.
+# KEYS: journal, head, term, payloads... ARGV: term, previous batch, batch, number, entry, format. The
+# last part of the answer is 0 if Redis writes its append-only file before it answers.
 _APPEND = Script("""
 local info = redis.pcall('INFO', 'persistence')
 local syncing = type(info) == 'string' and string.match(info, 'aof_pending_bio_fsync:(%d+)') or '0'
-local head = redis.call('HMGET', KEYS[2], 'batch', 'position')
+local head = redis.call('HMGET', KEYS[2], 'batch', 'position', 'format')
+if head[1] and head[3] ~= ARGV[6] then return {'format', head[3] or '1', syncing} end
 if head[1] == ARGV[3] then return {'appended', head[2], syncing} end
 local term = redis.call('GET', KEYS[3])
 if term ~= ARGV[1] then return {'deposed', term or 'none', syncing} end
@@ -45,7 +51,8 @@ for i = 4, #KEYS do
   if redis.call('EXISTS', KEYS[i]) == 0 then return {'payload', KEYS[i], syncing} end
 end
 local position = redis.call('XADD', KEYS[1], '*', 'n', ARGV[4], 'b', ARGV[3], 'e', ARGV[5])
-redis.call('HSET', KEYS[2], 'batch', ARGV[3], 'position', position, 'n', ARGV[4], 'term', ARGV[1])
+redis.call('HSET', KEYS[2], 'batch', ARGV[3], 'position', position, 'n', ARGV[4], 'term', ARGV[1],
+  'format', ARGV[6])
 return {'appended', position, syncing}
 """)
 
@@ -71,11 +78,25 @@ class Deposed(Exception):
 
 
 class RedisFull(Exception):
-    """Redis refuses writes for want of memory (maxmemory)."""
+    """Redis refuses writes because its memory is full (maxmemory)."""
 
 
 class JournalGap(Exception):
-    """Entries are missing: what was read must be thrown away and loaded anew."""
+    """Entries are missing: the ledger that was read must be loaded again."""
+
+
+class ForeignFormat(BadInput):
+    """The journal or the snapshot has another format than this release reads and writes."""
+
+
+def check_format(found: bytes | int | None) -> None:
+    """Raises ForeignFormat unless ``found``, the number in a journal's head or in a snapshot, is ours."""
+    number = int(found or 1)
+    if number != FORMAT:
+        raise ForeignFormat(
+            f"the run's journal has format {number}, and this release reads format {FORMAT} only. "
+            "Finish the run with the release that wrote it, or start a new run with --fresh"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +155,7 @@ class Journal:
         checked = await self._payloads.put(payloads, pipe)
         keys = [self._keys.journal, self._keys.head, self._keys.term, *checked]
         number = after.number + 1
-        arguments = [str(term), after.batch, batch, number, entry]
+        arguments = [str(term), after.batch, batch, number, entry, FORMAT]
         _APPEND.queue(pipe, keys, arguments)
         replies = await pipe.execute(raise_on_error=False)
         if isinstance(replies[-1], NoScriptError):
@@ -155,6 +176,8 @@ class Journal:
             if syncing != "0":
                 await self._until_written()
             return Position(detail, number, batch)
+        if verdict == "format":
+            check_format(int(detail))
         if verdict == "payload":
             raise ConnectionError(f"payload {detail} vanished before its entry")
         raise Deposed(f"{verdict}: {detail}")
@@ -175,7 +198,7 @@ class Journal:
     ) -> list[Entry]:
         """The next entries, at most ``count``; waits up to ``block_ms`` for the first one.
 
-        Raises JournalGap where the stream was trimmed past ``after``.
+        Raises JournalGap if the stream was trimmed past ``after``.
         """
         found = await self._redis.xread(
             {self._keys.journal: after.entry}, count=count, block=block_ms
@@ -204,10 +227,15 @@ class Journal:
         return Position(fields[b"position"].decode(), int(fields[b"n"]), fields[b"batch"].decode())
 
     async def load_snapshot(self) -> LedgerSnapshot | None:
+        """The newest snapshot. Raises ForeignFormat if it or the journal is of another release."""
+        batch, found = await self._redis.hmget(self._keys.head, "batch", "format")
+        if batch is not None:
+            check_format(found)
         data = await self._redis.get(self._keys.snapshot)
         if data is None:
             return None
         raw = json.loads(data)
+        check_format(raw.get("format"))
         return LedgerSnapshot(Position(*raw["at"]), raw["state"], raw["t"])
 
     async def save_snapshot(self, snapshot: LedgerSnapshot, *, term: int, trim_before: str) -> None:
@@ -217,7 +245,12 @@ class Journal:
         """
         at = snapshot.at
         data = json.dumps(
-            {"at": [at.entry, at.number, at.batch], "state": snapshot.state, "t": snapshot.t},
+            {
+                "format": FORMAT,
+                "at": [at.entry, at.number, at.batch],
+                "state": snapshot.state,
+                "t": snapshot.t,
+            },
             separators=(",", ":"),
         )
         kept = await _SNAPSHOT.run(

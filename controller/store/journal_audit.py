@@ -1,4 +1,4 @@
-"""``paceline ledger verify``: replays the journal and checks every promise. Writes nothing.
+"""Audit of a journal (``paceline ledger verify``): replays it and checks every promise. Writes nothing.
 
 - Every event kept is applied to a ledger that checks conservation after each of them; at the end
   every invariant is recomputed from the tasks.
@@ -23,9 +23,10 @@ import redis
 from controller.ledger import BrokenInvariant, Ledger
 from controller.ledger.events import from_json
 from controller.ledger.views import counts, live_payloads
-from controller.store.journal import START, Entry, decode_entry
+from controller.store.journal import START, Entry, check_format, decode_entry
 from controller.store.payloads import FilePayloads
 from controller.store.redis_keys import Keys
+from paceline.ids import Step, TaskId
 from paceline.redis.client import connect_sync, without_password
 from paceline.redis.server import NoRedis
 
@@ -53,7 +54,8 @@ class Report:
 
 
 def verify(redis_url: str, run_id: str) -> Report:
-    """Checks the journal of ``run_id``. Raises NoRedis where it cannot be read.
+    """Checks the journal of ``run_id``. Raises NoRedis if it cannot be read, and ForeignFormat if another
+    release wrote it.
 
     A run that is under way may be checked: what is appended meanwhile is left out.
     """
@@ -73,9 +75,12 @@ def _verify(client: Any, keys: Keys) -> Report:
     if not head:
         report.problem(f"there is no journal of run {keys.run_id!r}")
         return report
+    check_format(head.get(b"format"))
     end = head[b"position"].decode()
     stored = client.get(keys.snapshot)
     snapshot = json.loads(stored) if stored else None
+    if snapshot is not None:
+        check_format(snapshot.get("format"))
     first = next(iter(_entries(client, keys, START, count=1)), None)
     replay = _Replay(report)
     if first is None or first.at.number != 1:
@@ -108,8 +113,8 @@ class _Replay:
         self._version = 0
         self._epoch = 0
         self._events = 0
-        self._open: tuple[int, tuple[str, ...]] = (0, ())
-        self._trained: dict[int, tuple[str, ...]] = {}
+        self._open: tuple[Step, tuple[TaskId, ...]] = (Step(0), ())
+        self._trained: dict[Step, tuple[TaskId, ...]] = {}
         """Steps of the surviving line to their groups, as the events tell it."""
 
     def begin_at(self, snapshot: Mapping[str, Any]) -> None:

@@ -33,6 +33,7 @@ from controller.ledger.state import State
 from controller.ledger.views import may_continue, unfinished
 from controller.store.lua_scripts import Script
 from controller.store.redis_keys import Keys
+from paceline.ids import TaskId, Version
 from paceline.process.structured_log import event
 from paceline.v1 import rollout_pb2
 
@@ -67,7 +68,7 @@ class Kept:
 class Partial:
     """One report that has passed admission."""
 
-    task_id: str
+    task_id: TaskId
     attempt: int
     tokens: int
     """Over all completions."""
@@ -84,13 +85,13 @@ class PartialStore(Protocol):
         """False, with nothing stored, if ``term`` is over."""
         ...
 
-    async def get(self, task_ids: Sequence[str]) -> list[bytes | None]:
+    async def get(self, task_ids: Sequence[TaskId]) -> list[bytes | None]:
         """The data of each task; None if there is none."""
         ...
 
-    async def delete(self, task_ids: Sequence[str]) -> None: ...
+    async def delete(self, task_ids: Sequence[TaskId]) -> None: ...
 
-    async def sizes(self) -> dict[str, Kept]: ...
+    async def sizes(self) -> dict[TaskId, Kept]: ...
 
 
 class RedisPartials:
@@ -105,17 +106,17 @@ class RedisPartials:
             arguments += [partial.attempt, partial.tokens, partial.data]
         return bool(await _PUT.run(self._redis, keys, arguments))
 
-    async def get(self, task_ids: Sequence[str]) -> list[bytes | None]:
+    async def get(self, task_ids: Sequence[TaskId]) -> list[bytes | None]:
         pipe = self._redis.pipeline(transaction=False)
         for task_id in task_ids:
             pipe.hget(self._keys.partial(task_id), "data")
         return list(await pipe.execute())
 
-    async def delete(self, task_ids: Sequence[str]) -> None:
+    async def delete(self, task_ids: Sequence[TaskId]) -> None:
         if task_ids:
             await self._redis.unlink(*(self._keys.partial(task_id) for task_id in task_ids))
 
-    async def sizes(self) -> dict[str, Kept]:
+    async def sizes(self) -> dict[TaskId, Kept]:
         names = [n async for n in self._redis.scan_iter(match=self._keys.partial("*"), count=1000)]
         pipe = self._redis.pipeline(transaction=False)
         for name in names:
@@ -123,7 +124,7 @@ class RedisPartials:
             pipe.hstrlen(name, "data")
         found = await pipe.execute()
         return {
-            name.decode().rpartition(":")[2]: Kept(int(attempt), int(tokens), int(size))
+            TaskId(name.decode().rpartition(":")[2]): Kept(int(attempt), int(tokens), int(size))
             for name, (attempt, tokens), size in zip(names, found[::2], found[1::2], strict=True)
             if attempt is not None
         }
@@ -146,23 +147,23 @@ class FilePartials:
             await asyncio.to_thread(self._write, partials)
         return True
 
-    async def get(self, task_ids: Sequence[str]) -> list[bytes | None]:
+    async def get(self, task_ids: Sequence[TaskId]) -> list[bytes | None]:
         def read() -> list[bytes | None]:
             return [found[1] if (found := self._read(each)) else None for each in task_ids]
 
         return await asyncio.to_thread(read)
 
-    async def delete(self, task_ids: Sequence[str]) -> None:
+    async def delete(self, task_ids: Sequence[TaskId]) -> None:
         def remove() -> None:
             for task_id in task_ids:
                 self._path(task_id).unlink(missing_ok=True)
 
         await asyncio.to_thread(remove)
 
-    async def sizes(self) -> dict[str, Kept]:
-        def read() -> dict[str, Kept]:
+    async def sizes(self) -> dict[TaskId, Kept]:
+        def read() -> dict[TaskId, Kept]:
             names = [path.stem for path in self._directory.glob("*.partial")]
-            return {name: found[0] for name in names if (found := self._read(name))}
+            return {TaskId(name): found[0] for name in names if (found := self._read(name))}
 
         return await asyncio.to_thread(read)
 
@@ -201,11 +202,11 @@ class PartialRollouts:
         self._state = state
         self._term = term
         self._limit = limit_bytes
-        self._sizes: dict[str, Kept] = {}
+        self._sizes: dict[TaskId, Kept] = {}
         """By task, what is stored, as far as this leader knows."""
         self._writing = 0
         """Bytes on their way to the store."""
-        self._unsure: set[str] = set()
+        self._unsure: set[TaskId] = set()
         """Tasks of which something may be stored: the store did not answer."""
         self._full = False
 
@@ -225,7 +226,7 @@ class PartialRollouts:
         fitting = []
         more = 0
         room = self._limit - self._writing - sum(kept.size for kept in self._sizes.values())
-        after: dict[str, Kept] = {}
+        after: dict[TaskId, Kept] = {}
         for partial in partials:
             task_id = partial.task_id
             kept = after.get(task_id, self._sizes.get(task_id, _NOTHING))
@@ -260,7 +261,7 @@ class PartialRollouts:
 
     async def of(
         self, leases: Sequence[LeasedTask], limit_bytes: int
-    ) -> dict[str, rollout_pb2.PartialGroup]:
+    ) -> dict[TaskId, rollout_pb2.PartialGroup]:
         """What there is for tasks that are leased again, as far as it may be used, by task."""
         again = [lease.task_id for lease in leases if lease.attempt > 1]
         if not again:
@@ -279,7 +280,7 @@ class PartialRollouts:
                 usable[task_id] = part
         return usable
 
-    def finished(self, events: Iterable[Event]) -> list[str]:
+    def finished(self, events: Iterable[Event]) -> list[TaskId]:
         """Tasks that these events have finished and of which something is stored."""
         done = set()
         for e in events:
@@ -289,7 +290,7 @@ class PartialRollouts:
                 done.add(e.task_id)
         return sorted(done & (self._sizes.keys() | self._unsure))
 
-    async def delete(self, task_ids: Sequence[str]) -> None:
+    async def delete(self, task_ids: Sequence[TaskId]) -> None:
         try:
             await self._store.delete(task_ids)
         except (RedisError, OSError) as error:
@@ -311,7 +312,7 @@ def fresh_part(state: State, group: rollout_pb2.PartialGroup) -> rollout_pb2.Par
     stale = 0
     for completion in group.completions:
         if completion.versions and not may_continue(
-            state, group.task.task_id, completion.versions[0].version
+            state, TaskId(group.task.task_id), Version(completion.versions[0].version)
         ):
             completion.Clear()
             stale += 1

@@ -1,4 +1,4 @@
-"""Where the tokens of accepted groups lie until a checkpoint covers them.
+"""Payload stores: the tokens of accepted groups, kept until a checkpoint covers them.
 
 A payload is the serialised ``Group`` message as the worker sent it, under (task id, attempt). It is
 stored before the event that accepts it, so an accepted group always has one; what is stored for a
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from controller.store.redis_keys import Keys
+from paceline.ids import TaskId
 
-Ref = tuple[str, int]
+Ref = tuple[TaskId, int]
 """(task id, attempt)."""
 
 
@@ -24,7 +25,7 @@ Payloads = list[bytes | None]
 
 
 class PayloadStore(Protocol):
-    """Two methods that matter, and the housekeeping."""
+    """Payloads of one run, by (task id, attempt)."""
 
     async def put(self, payloads: Mapping[Ref, bytes], pipe: Any) -> Sequence[str]:
         """Stores payloads, or queues their storing in the journal's pipeline ``pipe``.
@@ -34,11 +35,11 @@ class PayloadStore(Protocol):
         ...
 
     async def get(self, refs: Sequence[Ref]) -> Payloads:
-        """In the order asked for; None where there is none."""
+        """In the order of ``refs``; None for an unknown one."""
         ...
 
     async def delete(self, refs: Sequence[Ref]) -> None:
-        """Forgets payloads; unknown ones are no error."""
+        """Deletes payloads; unknown ones are no error."""
         ...
 
     async def list(self) -> Refs:
@@ -104,7 +105,7 @@ class FilePayloads:
         return self._path(ref).exists()
 
     def _path(self, ref: Ref) -> Path:
-        # Task ids were checked at the door: letters, digits and dots only.
+        # Task ids were checked at admission: letters, digits and dots only.
         return self._directory / f"{ref[0]}-{ref[1]}.group"
 
     def _write(self, payloads: Mapping[Ref, bytes]) -> None:
@@ -133,4 +134,4 @@ class FilePayloads:
 def parse_ref(text: str) -> Ref:
     """Inverse of ``f"{task_id}-{attempt}"``."""
     task_id, _, attempt = text.rpartition("-")
-    return task_id, int(attempt)
+    return TaskId(task_id), int(attempt)

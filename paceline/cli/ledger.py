@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.common import JsonOption, RunDirOption, print_json, run_config
+from paceline.cli.common import JsonOption, RunDirOption, print_json
 from paceline.errors import BadInput
+
+if TYPE_CHECKING:
+    from paceline.config.schema import RedisConfig
 
 ledger = typer.Typer(
     help="Verify a run's ledger.\n\nExample: paceline ledger verify --run-dir runs/demo",
@@ -45,7 +49,7 @@ def verify(
     if (run_dir is None) == (redis_url is None):
         raise BadInput("give either --run-dir DIR or --redis-url URL")
     with _redis(run_dir, redis_url) as url:
-        name = run or (run_config(run_dir).run.name if run_dir else _only_run(url))
+        name = run or (_settings(run_dir)[0] if run_dir else _only_run(url))
         report = replay(url, name)
     counts: dict[str, Any] = dict(report.counts)
     if as_json:
@@ -84,15 +88,30 @@ def _redis(run_dir: Path | None, redis_url: str | None) -> Iterator[str]:
     if run_dir is None:
         yield ensure_redis(Path(), RedisConfig(url=redis_url)).url
         return
-    config = run_config(run_dir)
-    if config.redis.url is None and not (run_dir / "redis").is_dir():
+    _, settings = _settings(run_dir)
+    if settings.url is None and not (run_dir / "redis").is_dir():
         raise BadInput(f"--run-dir: {run_dir} holds no Redis data; give --redis-url")
-    endpoint = ensure_redis(run_dir, config.redis)
+    endpoint = ensure_redis(run_dir, settings)
     try:
         yield endpoint.url
     finally:
         if endpoint.started:
             stop_redis(run_dir)
+
+
+def _settings(run_dir: Path) -> tuple[str, RedisConfig]:
+    """Name and Redis of the run, without a look at its other settings: of those, another release may have
+    had some that this one does not know."""
+    from paceline.config.schema import RedisConfig
+
+    path = run_dir / "config.toml"
+    try:
+        found = tomllib.loads(path.read_text())
+        return str(found["run"]["name"]), RedisConfig(**found.get("redis", {}))
+    except FileNotFoundError:
+        raise BadInput(f"--run-dir: {run_dir} has no config.toml: not a run directory") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput(f"--run-dir: {path} cannot be read: {error}") from error
 
 
 def _only_run(url: str) -> str:

@@ -23,6 +23,7 @@ from paceline.errors import Unreachable, UserError
 from paceline.process.structured_log import event, first_line
 from paceline.rpc.auth import client_root, read_token
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, bind_method, call_metadata, open_channel
+from paceline.rpc.refusal_code import RefusalCode
 from paceline.v1 import admin_pb2
 
 log = logging.getLogger(__name__)
@@ -62,8 +63,9 @@ class RequestRefused(UserError):
 
     @property
     def bad_input(self) -> bool:
-        """Whether a registration failed because the worker's config or token differs from the run's."""
-        return self.code in ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED")
+        """True if a registration failed because the worker's config or token differs from the run's."""
+        codes = (RefusalCode.INVALID.grpc_status, RefusalCode.FENCED.grpc_status)
+        return self.code in (*codes, "UNAUTHENTICATED")
 
 
 class ControlPlaneUnavailable(Unreachable):

@@ -57,7 +57,7 @@ class _Step:
     groups: tuple[str, ...]
     replicas: dict[str, str]
     """Task to the replica that trains it."""
-    round: int = 0
+    epoch: int
     voted: float = 0.0
 
 
@@ -87,7 +87,7 @@ class SampleSpans:
         elif kind == "StepOpened":
             yield from self._opened(t, event)
         elif kind == "StepResharded" and self._step is not None:
-            self._step.round, self._step.voted = int(event["round"]), 0.0
+            self._step.epoch, self._step.voted = int(event["mesh_epoch"]), 0.0
             self._step.replicas = _replicas(self._step.groups, event["shards"])
         elif kind == "VoteCast" and self._step is not None:
             self._step.voted = self._step.voted or t
@@ -151,7 +151,9 @@ class SampleSpans:
         groups = tuple(g for g in event["groups"] if self.traced(g))
         number = int(event["step"])
         replicas = _replicas(event["groups"], event["shards"])
-        self._step = _Step(number, int(event["version"]), t, groups, replicas)
+        self._step = _Step(
+            number, int(event["version"]), t, groups, replicas, int(event["mesh_epoch"])
+        )
         for task_id in groups:
             life = self._lives.setdefault(task_id, _Life(t, again=bool(event["replay"])))
             if life.ready:
@@ -186,7 +188,7 @@ class SampleSpans:
         about: Attributes = {
             "paceline.step": step.number,
             "paceline.replica": step.replicas.get(task_id, ""),
-            "paceline.round": step.round,
+            "paceline.mesh_epoch": step.epoch,
         }
         return Span(task_id, key, "step", step.opened, t, about, error=error)
 

@@ -46,9 +46,8 @@ class PlanRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., mesh_epoch: _Optional[int] = ..., state_version: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("step", "round", "mesh_epoch", "version", "next_version", "shard", "total_tokens", "total_sequences", "total_groups", "rank", "size", "lines")
+    __slots__ = ("step", "mesh_epoch", "version", "next_version", "shard", "total_tokens", "total_sequences", "total_groups", "rank", "size", "version_epochs")
     STEP_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
     MESH_EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     NEXT_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -58,9 +57,8 @@ class StepPlan(_message.Message):
     TOTAL_GROUPS_FIELD_NUMBER: _ClassVar[int]
     RANK_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
-    LINES_FIELD_NUMBER: _ClassVar[int]
+    VERSION_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     step: int
-    round: int
     mesh_epoch: int
     version: int
     next_version: int
@@ -70,8 +68,8 @@ class StepPlan(_message.Message):
     total_groups: int
     rank: int
     size: int
-    lines: _containers.RepeatedCompositeFieldContainer[VersionEpoch]
-    def __init__(self, step: _Optional[int] = ..., round: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., next_version: _Optional[int] = ..., shard: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., total_sequences: _Optional[int] = ..., total_groups: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., lines: _Optional[_Iterable[_Union[VersionEpoch, _Mapping]]] = ...) -> None: ...
+    version_epochs: _containers.RepeatedCompositeFieldContainer[VersionEpoch]
+    def __init__(self, step: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., next_version: _Optional[int] = ..., shard: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., total_sequences: _Optional[int] = ..., total_groups: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., version_epochs: _Optional[_Iterable[_Union[VersionEpoch, _Mapping]]] = ...) -> None: ...
 
 class VersionEpoch(_message.Message):
     __slots__ = ("first_version", "offset")
@@ -98,7 +96,7 @@ class FetchRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., tasks: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ...) -> None: ...
 
 class VoteRequest(_message.Message):
-    __slots__ = ("caller", "step", "round", "mesh_epoch", "weights_digest", "stats", "wait_s")
+    __slots__ = ("caller", "step", "mesh_epoch", "weights_digest", "stats", "wait_s")
     class StatsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -108,19 +106,17 @@ class VoteRequest(_message.Message):
         def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_common_pb2.Stat, _Mapping]] = ...) -> None: ...
     CALLER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    ROUND_FIELD_NUMBER: _ClassVar[int]
     MESH_EPOCH_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
     caller: _common_pb2.Caller
     step: int
-    round: int
     mesh_epoch: int
     weights_digest: str
     stats: _containers.MessageMap[str, _common_pb2.Stat]
     wait_s: float
-    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., step: _Optional[int] = ..., round: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., weights_digest: _Optional[str] = ..., stats: _Optional[_Mapping[str, _common_pb2.Stat]] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., step: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., weights_digest: _Optional[str] = ..., stats: _Optional[_Mapping[str, _common_pb2.Stat]] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class VoteReply(_message.Message):
     __slots__ = ("outcome", "version")

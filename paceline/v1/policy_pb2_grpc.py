@@ -76,7 +76,7 @@ class PolicyServiceServicer:
 
     def Vote(self, request, context):
         """"I hold the reduced gradients of this step." Waits for the outcome. Idempotent by
-        (step, round, mesh_epoch).
+        (step, mesh_epoch).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,7 +3,7 @@
 - The contribution of a group depends on the step's totals and on the group alone. So the sum does not
   depend on how groups are assigned to replicas, packed into rows, or split over calls.
 - Local gradients live in ``parameter.grad`` and are only ever added to; the mesh gets a copy.
-- A group is added at most once: if a step names it again after a change of members, it is skipped.
+- A group is added at most once: the plan of the step's next epoch names it again, and it is skipped.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class StepSpec:
 
     @classmethod
     def of(cls, plan: policy_pb2.StepPlan) -> StepSpec:
-        lines = tuple((line.first_version, line.offset) for line in plan.lines)
+        lines = tuple((line.first_version, line.offset) for line in plan.version_epochs)
         return cls(
             Step(plan.step),
             Version(plan.version),

@@ -16,6 +16,7 @@ import time
 from typing import Any, Protocol
 
 from paceline.rpc.client import RequestRefused
+from paceline.rpc.refusal_code import RefusalCode
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2
 
@@ -23,7 +24,7 @@ WAIT_S = 10.0
 """Longest time the controller may keep a request open."""
 _AT_ONCE_S = 0.25
 """A reply that took longer than this had to wait for tasks: it says nothing about the round trip."""
-_OVER = ("FAILED_PRECONDITION", "NOT_FOUND")
+_OVER = (RefusalCode.FENCED.grpc_status, RefusalCode.UNKNOWN.grpc_status)
 """This incarnation is over; or unknown, if Redis lost its registration in a failover."""
 _PAUSE_S = 0.05
 """Between an immediate reply without tasks and the next request."""

@@ -37,7 +37,6 @@ class FakeMember:
 class OpenStep:
     groups: list[rollout_pb2.Group]
     shards: dict[str, list[int]]
-    round: int = 1
     votes: dict[str, str] = field(default_factory=dict)
 
 
@@ -148,7 +147,6 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
         self.source = 0 if holders else -1
         if self.open:
             self.open.votes.clear()
-            self.open.round += 1
             names = [w.worker_id for w in workers]
             orphans = [i for w, s in self.open.shards.items() if w not in names for i in s]
             self.open.shards = {n: self.open.shards.get(n, []) for n in names}
@@ -272,7 +270,6 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
             groups = self.open.groups
             plan = policy_pb2.StepPlan(
                 step=self.step + 1,
-                round=self.open.round,
                 mesh_epoch=self.epoch,
                 version=self.version,
                 next_version=self.version + 1,
@@ -293,7 +290,7 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
 
     async def Vote(self, request, context):
         name = request.caller.worker_id
-        key = (request.step, request.round, request.mesh_epoch)
+        key = (request.step, request.mesh_epoch)
         self.digests.setdefault((self.version, request.step), set()).add(request.weights_digest)
         self.on_vote(name, request.step)
         async with self._changed:

@@ -169,7 +169,7 @@ async def test_refused_submissions_change_nothing(tmp_path: Path) -> None:
 
             async def settled() -> bool:
                 """Both have reported what their engines serve: nothing changes by itself any more."""
-                workers = json.loads(await ledger())["fleet"]["workers"]
+                workers = json.loads(await ledger())["fleet"]["workers"].values()
                 loaded = [w["loaded_version"] for w in workers if w["role"] == "rollout"]
                 return min(loaded) >= 0
 

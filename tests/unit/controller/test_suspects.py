@@ -59,7 +59,7 @@ def test_one_death_changes_nothing_for_those_that_were_held(run: Driven) -> None
 def test_a_suspect_is_leased_alone_and_the_others_go_on(run: Driven) -> None:
     suspects = make_suspects(run, 3)
     assert ids(run.lease("r0", 5)) == suspects[:1]
-    assert run.lease("r0", 5).empty_reason == "alone"
+    assert run.lease("r0", 5).empty_reason == "isolated"
     assert ids(run.lease("r1", 2)) == ["t3", "t4"], "other workers take no suspect and do not wait"
 
 
@@ -67,9 +67,9 @@ def test_a_worker_that_holds_something_runs_empty_for_a_suspect(run: Driven) -> 
     busy = run.lease("r0", 2).leases
     for _ in range(SUSPECT_DEATHS):
         lost = lose(run, "r1", 2)
-    assert run.lease("r0", 1).empty_reason == "alone"
+    assert run.lease("r0", 1).empty_reason == "isolated"
     run.submit("r0", busy[0])
-    assert run.lease("r0", 1).empty_reason == "alone"
+    assert run.lease("r0", 1).empty_reason == "isolated"
     run.submit("r0", busy[1])
     assert ids(run.lease("r0", 4)) == lost[:1]
 

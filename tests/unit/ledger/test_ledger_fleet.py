@@ -342,7 +342,7 @@ def finish(run: Driven) -> None:
     for step in range(1, run.state.run.steps + 1):
         evaluate(run)
         run.train()
-        if views.wanted_checkpoint(run.state) == step:
+        if views.due_checkpoint(run.state) == step:
             run.checkpoint()
     evaluate(run)
 
@@ -431,7 +431,7 @@ def test_stop_ends_after_the_open_step_and_its_checkpoint_and_drops_the_rest_wit
     running = run.lease("r0", 2).leases[0]
     run.do(cmd.Stop("s", "enough"))
     assert views.phase(run.state) == "stopping"
-    assert views.wanted_checkpoint(run.state) == 1
+    assert views.due_checkpoint(run.state) == 1
     run.vote("p0")
     assert not run.state.ended
     run.checkpoint()

@@ -14,7 +14,7 @@ IMPURE = {"time", "datetime", "random", "secrets", "os", "socket", "asyncio", "t
 
 
 def test_the_ledger_has_no_clock_no_dice_and_no_io() -> None:
-    files = [*LEDGER.glob("*.py"), LEDGER.parent / "fleet" / "liveness.py"]
+    files = [*LEDGER.rglob("*.py"), LEDGER.parent / "fleet" / "liveness.py"]
     assert len(files) > 10
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):

@@ -57,7 +57,7 @@ def test_a_late_vote_for_a_committed_step_gets_committed_after_a_failover() -> N
     run.vote("p0")
     epoch = run.state.fleet.mesh_epoch
     run.vote("p1")
-    late = {"step": 1, "round": 0, "mesh_epoch": epoch}
+    late = {"step": 1, "mesh_epoch": epoch}
     assert run.vote("p0", **late) == cmd.VoteResult("committed", 1)
     run.failover()
     assert run.vote("p0", **late) == cmd.VoteResult("committed", 1)
@@ -65,10 +65,10 @@ def test_a_late_vote_for_a_committed_step_gets_committed_after_a_failover() -> N
     assert run.vote("p2", **late).outcome == "retry"
 
 
-def test_a_vote_of_an_earlier_epoch_or_round_gets_retry() -> None:
+def test_a_vote_of_an_earlier_epoch_gets_retry() -> None:
     run = fleet("p0", "p1", "p2")
     run.fill("r0", 4)
-    before = {"step": 1, "round": 0, "mesh_epoch": run.state.fleet.mesh_epoch}
+    before = {"step": 1, "mesh_epoch": run.state.fleet.mesh_epoch}
     run.vote("p0")
     run.die("p2")
     assert run.state.steps.open.votes == {}
@@ -299,17 +299,17 @@ def test_the_path_of_a_recorded_checkpoint_is_never_called_obsolete_by_a_later_s
     assert run.do(cmd.RecordCheckpoint(*who, 1, version, "step-1")) == ()
 
 
-def test_a_wanted_checkpoint_stays_wanted_until_it_is_recorded() -> None:
+def test_a_due_checkpoint_stays_due_until_it_is_recorded() -> None:
     run = fleet("p0", checkpoint_every=2, steps=5)
-    assert views.wanted_checkpoint(run.state) == 2
+    assert views.due_checkpoint(run.state) == 2
     for _ in range(3):
         run.train()
-    assert views.wanted_checkpoint(run.state) == 2
+    assert views.due_checkpoint(run.state) == 2
     run.checkpoint()
-    assert views.wanted_checkpoint(run.state) == 4
+    assert views.due_checkpoint(run.state) == 4
     run.train()
     run.checkpoint()
-    assert views.wanted_checkpoint(run.state) == 5
+    assert views.due_checkpoint(run.state) == 5
 
 
 def test_a_checkpoint_asked_for_comes_before_the_regular_one_and_once() -> None:
@@ -320,21 +320,21 @@ def test_a_checkpoint_asked_for_comes_before_the_regular_one_and_once() -> None:
     assert run.do(cmd.RequestCheckpoint("a")) == "a checkpoint will be written after step 2"
     assert run.names() == []
     run.failover()
-    assert views.wanted_checkpoint(run.state) == 2
+    assert views.due_checkpoint(run.state) == 2
     run.train()
-    assert views.wanted_checkpoint(run.state) == 2
+    assert views.due_checkpoint(run.state) == 2
     run.checkpoint()
-    assert views.wanted_checkpoint(run.state) == 4
+    assert views.due_checkpoint(run.state) == 4
 
 
-def test_a_wish_for_a_checkpoint_whose_writer_died_is_still_wanted_after_its_step() -> None:
+def test_a_wish_for_a_checkpoint_whose_writer_died_is_still_due_after_its_step() -> None:
     run = fleet("p0", checkpoint_every=4, steps=6)
     run.do(cmd.RequestCheckpoint("a"))
     for _ in range(2):
         run.train()
-    assert views.wanted_checkpoint(run.state) == 1
+    assert views.due_checkpoint(run.state) == 1
     run.checkpoint()
-    assert views.wanted_checkpoint(run.state) == 4
+    assert views.due_checkpoint(run.state) == 4
 
 
 def test_joins_and_leaves_wait_for_the_end_of_the_open_step() -> None:

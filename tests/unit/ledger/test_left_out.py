@@ -210,13 +210,3 @@ def test_where_the_source_is_asked_to_leave_the_other_is_tried_once_more() -> No
     run.do(cmd.Drain("d", "p0", replace=True))
     run.observe("p1")
     assert members(run) == ["p0", "p1"]
-
-
-def test_a_snapshot_from_before_failures_were_counted_is_read() -> None:
-    run = apart(2)
-    snapshot = run.ledger.to_snapshot()
-    for worker in snapshot["fleet"]["workers"]:
-        worker["failed_seeds"] = worker.pop("failures")["epochs"]
-    run.ledger = Ledger.from_snapshot(snapshot, checked=True)
-    run.train()
-    assert run.state.versions.step == 2

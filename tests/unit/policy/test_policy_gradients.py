@@ -162,7 +162,7 @@ def test_zero_advantage_still_counts_for_the_kl():
     assert gradients.stats.mean("kl") > 0
 
 
-def test_a_group_named_again_in_a_later_round_is_added_once():
+def test_a_group_named_again_in_the_next_epoch_is_added_once():
     config = make_config()
     groups = random_groups(3, group_size=3, seed=5)
     spec = spec_of(groups)

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from controller.export.event_words import described
 from controller.rest.redaction import Redactor
 from controller.rest.run_index import RunIndex
 from paceline.run_view.curves import MetricStore
@@ -36,6 +35,15 @@ def rows(count: int) -> list[dict[str, Any]]:
     ]
 
 
+FAULTS = ("WorkerDied", "MeshBroken", "RolledBack", "TaskDropped")
+
+
+def rendered(event: dict[str, Any]) -> dict[str, Any]:
+    """``event`` with severity and text, as the controller writes it."""
+    severity = "warning" if event["type"] in FAULTS else "info"
+    return {**event, "severity": severity, "text": f"words for {event['type']}"}
+
+
 def write_long_run(directory: Path, steps: int) -> None:
     """Run files of a long run, with a spike and a fault in them."""
     with (directory / "metrics.jsonl").open("w") as file:
@@ -56,11 +64,11 @@ def write_long_run(directory: Path, steps: int) -> None:
             file.write(json.dumps(event, separators=(",", ":")) + "\n")
             if step == steps // 3:
                 died = {**head, "n": 2, "type": "WorkerDied", "worker_id": "r", "how": "lease"}
-                file.write(json.dumps(described(died), separators=(",", ":")) + "\n")
+                file.write(json.dumps(rendered(died), separators=(",", ":")) + "\n")
 
 
 def add(history: EventHistory, position: str, n: int, t: float, event: dict[str, Any]) -> None:
-    history.add({"position": position, "n": n, "t": t, **described(event)})
+    history.add({"position": position, "n": n, "t": t, **rendered(event)})
 
 
 def committed(history: EventHistory, position: str, n: int, t: float, step: int) -> None:

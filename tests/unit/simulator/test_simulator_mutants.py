@@ -93,7 +93,7 @@ def no_commit_vote(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_memory_of_commits(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(StepBook, "committed", lambda self, step, round_, epoch: None)
+    patch.setattr(StepBook, "committed", lambda self, step, epoch: None)
 
 
 def no_digest_comparison(patch: pytest.MonkeyPatch) -> None:
@@ -101,10 +101,10 @@ def no_digest_comparison(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_stickiness_of_shards(patch: pytest.MonkeyPatch) -> None:
-    """A lost member's step is dealt from scratch."""
+    """A lost member's step is resharded from scratch."""
     patch.setattr(
         step_decisions,
-        "deal",
+        "assign_shards",
         lambda costs, members, kept=None: assign_shards(costs, members[::-1]),
     )
 

@@ -1,0 +1,111 @@
+"""JSON encoding of dataclasses, derived from the types of their fields.
+
+``encoder`` and ``decoder`` compile one function for a type; None means that a value is JSON already.
+
+    int, float, str, None, StrEnum    as they are
+    tuple, list                       array
+    mapping with string keys          object, in order
+    any other mapping                 array of [key, value]
+    dataclass                         object by field name; an array if the class sets ``compact``
+
+A field with ``metadata=TRANSIENT`` is left out, and has its default when it is read. Decoding is strict:
+a field that is missing is a KeyError.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
+from functools import cache
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+Convert = Callable[[Any], Any]
+
+TRANSIENT = {"transient": True}
+
+
+@cache
+def encoder(kind: Any) -> Convert | None:
+    kind = _bare(kind)
+    origin, args = get_origin(kind) or kind, get_args(kind)
+    if is_dataclass(kind):
+        plan = [(name, encoder(hint)) for name, hint in _fields(kind)]
+        if getattr(kind, "compact", False):
+            return lambda v: [_apply(f, getattr(v, name)) for name, f in plan]
+        return lambda v: {name: _apply(f, getattr(v, name)) for name, f in plan}
+    if origin in (Union, UnionType):
+        inner = encoder(_present(args))
+        return None if inner is None else lambda v: None if v is None else inner(v)
+    if origin in (tuple, list):
+        items = [encoder(arg) for arg in args if arg is not Ellipsis]
+        if len(items) > 1:
+            return lambda v: [_apply(f, x) for f, x in zip(items, v, strict=True)]
+        item = items[0]
+        return list if item is None else lambda v: [item(x) for x in v]
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        text, value = _text_keys(origin, args), encoder(_value(origin, args))
+        if text:
+            return dict if value is None else lambda v: {k: value(x) for k, x in v.items()}
+        return lambda v: [[k, _apply(value, x)] for k, x in v.items()]
+    return None
+
+
+@cache
+def decoder(kind: Any) -> Convert | None:
+    kind = _bare(kind)
+    origin, args = get_origin(kind) or kind, get_args(kind)
+    if is_dataclass(kind):
+        make: Any = kind
+        plan = [(name, decoder(hint)) for name, hint in _fields(kind)]
+        if getattr(kind, "compact", False):
+            converts = [f for _, f in plan]
+            return lambda v: make(*[_apply(f, x) for f, x in zip(converts, v, strict=True)])
+        return lambda v: make(**{name: _apply(f, v[name]) for name, f in plan})
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind
+    if origin in (Union, UnionType):
+        inner = decoder(_present(args))
+        return None if inner is None else lambda v: None if v is None else inner(v)
+    if origin in (tuple, list):
+        items = [decoder(arg) for arg in args if arg is not Ellipsis]
+        if len(items) > 1:
+            return lambda v: origin(_apply(f, x) for f, x in zip(items, v, strict=True))
+        item = items[0]
+        return origin if item is None else lambda v: origin(item(x) for x in v)
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        made: Any = Counter if origin is Counter else dict
+        text, value = _text_keys(origin, args), decoder(_value(origin, args))
+        if text:
+            return made if value is None else lambda v: {k: value(x) for k, x in v.items()}
+        return lambda v: {k: _apply(value, x) for k, x in v}
+    return None
+
+
+def _apply(convert: Convert | None, value: Any) -> Any:
+    return value if convert is None else convert(value)
+
+
+def _bare(kind: Any) -> Any:
+    """A NewType is its supertype at run time."""
+    return getattr(kind, "__supertype__", kind)
+
+
+def _fields(kind: Any) -> list[tuple[str, Any]]:
+    hints = get_type_hints(kind)
+    return [(f.name, hints[f.name]) for f in fields(kind) if "transient" not in f.metadata]
+
+
+def _present(args: tuple[Any, ...]) -> Any:
+    (kind,) = (arg for arg in args if arg is not type(None))
+    return kind
+
+
+def _text_keys(origin: Any, args: tuple[Any, ...]) -> bool:
+    return issubclass(_bare(args[0]), str)
+
+
+def _value(origin: Any, args: tuple[Any, ...]) -> Any:
+    return int if origin is Counter else args[1]

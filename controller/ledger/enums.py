@@ -1,0 +1,132 @@
+"""Vocabulary of the ledger: the closed sets of words in its commands, events and state."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Role(StrEnum):
+    POLICY = "policy"
+    ROLLOUT = "rollout"
+
+
+class Kind(StrEnum):
+    """Kind of a task."""
+
+    TRAIN = "train"  # a group of completions that a step trains
+    EVAL = "eval"  # one greedy completion of a held-out prompt, scored and never trained
+
+
+class Lifecycle(StrEnum):
+    """Stage of a worker's process. It only moves forward, see ``LIFECYCLE_TRANSITIONS``."""
+
+    STARTING = "starting"  # the process is up, its main loop is not yet ready for work
+    RUNNING = "running"  # ready for work
+    DRAINING = "draining"  # finishes what it holds, takes nothing new
+    STOPPED = "stopped"  # has left by itself; holds nothing
+    DEAD = "dead"  # declared dead by evidence; its tasks have gone to other workers
+
+
+_GONE = frozenset({Lifecycle.STOPPED, Lifecycle.DEAD})
+LIFECYCLE_TRANSITIONS: dict[Lifecycle, frozenset[Lifecycle]] = {
+    Lifecycle.STARTING: frozenset({Lifecycle.RUNNING, Lifecycle.DRAINING}) | _GONE,
+    Lifecycle.RUNNING: frozenset({Lifecycle.DRAINING}) | _GONE,
+    Lifecycle.DRAINING: _GONE,
+    Lifecycle.STOPPED: frozenset(),
+    Lifecycle.DEAD: frozenset(),
+}
+
+
+class DesiredLifecycle(StrEnum):
+    """Part of a directive: the stage that the worker should be in."""
+
+    RUNNING = "running"
+    DRAINING = "draining"  # finish what is held, take nothing new
+    STOPPED = "stopped"  # leave
+    REJOIN = "rejoin"  # this incarnation is dead for the ledger: register as a new one
+
+
+class DeathCause(StrEnum):
+    """Evidence on which a worker was declared dead."""
+
+    EXIT = "exit"  # its launcher saw the process end
+    LEASE = "lease"  # no report for longer than its lease
+    SUSPECT = "suspect"  # its session broke, and a peer's collective with it failed
+    WEDGED = "wedged"  # its main loop made no progress for too long
+    REPLACED = "replaced"  # a new process registered under the same name
+
+
+class MeshEnd(StrEnum):
+    """Reason for which a mesh epoch ended."""
+
+    PEER_ERROR = "peer_error"  # a member reported a failed collective
+    MEMBER_DIED = "member_died"  # a member left the fleet
+    DIVERGED = "diverged"  # the members' weights were not equal
+    LOST_COMMIT = "lost_commit"  # a member holds a version whose commit Redis has lost
+    MEMBERSHIP = "membership"  # a replica joins or leaves between two steps
+
+
+class VoteOutcome(StrEnum):
+    COMMITTED = "committed"  # apply the reduced gradients
+    RETRY = "retry"  # the epoch ended first: keep local gradients, discard the reduced ones
+    PENDING = "pending"  # votes are still missing
+
+
+class PlanState(StrEnum):
+    OPEN = "open"  # there is a plan
+    WAIT = "wait"  # not enough ready groups yet
+    EPOCH_OVER = "epoch_over"  # the mesh epoch is over: wait for the next directive
+    FINISHED = "finished"  # all steps are committed, or the run has ended
+
+
+class EmptyReason(StrEnum):
+    """Reason for which no task was leased."""
+
+    UNSPECIFIED = ""  # tasks were leased
+    STALENESS = "staleness"  # enough groups are in flight for the allowed staleness
+    WEIGHTS = "weights"  # the worker's weights are too old to start a task
+    PAUSED = "paused"  # the run is paused
+    STOPPED = "stopped"  # the worker drains, or the run has ended
+    ISOLATED = "isolated"  # the worker holds a suspect task, or runs empty to take one
+    SPARE = "spare"  # the worker stands by
+
+
+class VerdictCode(StrEnum):
+    """Result of a submission or of a return."""
+
+    ACCEPTED = "accepted"  # counted now
+    DUPLICATE = "duplicate"  # the same attempt was accepted before
+    SUPERSEDED = "superseded"  # the lease is over: the task went on without this attempt
+    UNKNOWN_TASK = "unknown_task"  # this task, or this attempt at it, was never leased
+    TOO_STALE = "too_stale"  # older than max_staleness allows: the task is dropped
+    INVALID = "invalid"  # the group contradicts itself or the run
+
+
+class ReturnKind(StrEnum):
+    """Form in which a worker gives a task back."""
+
+    HAND_BACK = "hand_back"  # no fault: does not count towards quarantine
+    FAILED = "failed"  # the attempt failed: counts towards quarantine
+    DROP = "drop"  # the task can never succeed
+
+
+class ReleaseReason(StrEnum):
+    """Reason for which a lease ended; a failed attempt has the worker's own reason instead."""
+
+    OWNER_DIED = "owner_died"
+    OWNER_STOPPED = "owner_stopped"
+    LEASE_EXPIRED = "lease_expired"  # the owner's reports did not name it
+    HAND_BACK = "hand_back"
+
+
+class DropReason(StrEnum):
+    """Reason for which a task is never trained; the worker may have one of its own instead."""
+
+    STALE = "stale"  # its tokens were too old for the next step
+    UNINFORMATIVE = "uninformative"  # all rewards of the group are equal
+    QUARANTINED = "quarantined"  # max_attempts attempts failed, or killed their owners
+    RUN_ENDED = "run_ended"  # the run ended first
+
+
+ROUTINE_DROPS = frozenset({DropReason.STALE, DropReason.UNINFORMATIVE, DropReason.RUN_ENDED})
+"""Drops of normal operation: they are counted and not listed."""

@@ -1,0 +1,60 @@
+"""Catalogue of events: everything that can happen to a run, as the journal keeps it.
+
+A class has the event's fields and everything that the controller does with it beside applying it: the
+long polls it ``wakes``, whether it ``directs`` workers, whether it is ``listed`` for people, its
+``severity`` and its ``text()``. Nothing else in the controller repeats the names.
+
+In the journal an event is a JSON object with ``type`` and its fields; ``to_json`` and ``from_json`` are
+exact inverses. The fields of a group are laid out flat. A ``record`` is the same object for readers of
+the run's files: if the event is listed, with ``severity`` and ``text``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+from controller.ledger.codec import decoder, encoder
+from controller.ledger.events.event import TYPES as TYPES
+from controller.ledger.events.event import Event as Event
+from controller.ledger.events.event import Severity as Severity
+from controller.ledger.events.event import Topic as Topic
+from controller.ledger.events.fleet import *
+from controller.ledger.events.run import *
+from controller.ledger.events.steps import *
+from controller.ledger.events.tasks import *
+from controller.ledger.facts import GroupFacts
+
+_GROUP_FIELDS = tuple(f.name for f in fields(GroupFacts))
+
+
+def to_json(event: Event) -> dict[str, Any]:
+    """The event as a JSON object: ``type`` and its fields."""
+    kind = type(event)
+    encode = encoder(kind)
+    assert encode is not None
+    out = {"type": kind.__name__, **encode(event)}
+    if kind is GroupAccepted:
+        out |= out.pop("group")
+    return out
+
+
+def from_json(data: Mapping[str, Any]) -> Event:
+    """Inverse of ``to_json``. Raises ValueError for an unknown type and KeyError for a missing field."""
+    kind = TYPES.get(data["type"])
+    if kind is None:
+        raise ValueError(f"the journal has an event of unknown type {data['type']!r}")
+    if kind is GroupAccepted:
+        data = {**data, "group": {name: data[name] for name in _GROUP_FIELDS}}
+    decode = decoder(kind)
+    assert decode is not None
+    event: Event = decode(data)
+    return event
+
+
+def record_of(event: Event, data: Mapping[str, Any]) -> Mapping[str, Any]:
+    """``data`` (the event's JSON), with the severity and text of a listed event."""
+    if not event.listed:
+        return data
+    return {**data, "severity": event.severity, "text": event.text()}

@@ -1,0 +1,79 @@
+"""Event base class, the topics that events wake, and their severity."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, TypeVar, dataclass_transform
+
+
+class Topic(StrEnum):
+    """Long polls of the leader that wait for the same events."""
+
+    LEASE = "lease"  # a task may have become admissible, or the wait for one is over
+    ISOLATED = (
+        "isolated"  # the same, for the one worker that runs empty; too frequent for all of them
+    )
+    PLAN = "plan"  # the plan of a replica may have changed
+    VOTE = "vote"  # the outcome of a vote may be known
+
+
+class Severity(StrEnum):
+    INFO = "info"  # the run goes on as planned
+    WARNING = "warning"  # something was lost or has to be repeated, and the run goes on
+    ERROR = "error"  # the run itself has failed
+
+
+@dataclass(frozen=True, slots=True)
+class Event(ABC):
+    """A fact that has been decided: applying it never fails and never decides.
+
+    A new kind is one class here and its effect in ``ledger/state.py``. Times are Unix seconds by the
+    clock of the leader that decided.
+    """
+
+    wakes = frozenset[Topic]()
+    """Long polls to look again once the event is durable."""
+    directs = True
+    """The directive of another worker than the reporting one may depend on it."""
+
+    @property
+    def listed(self) -> bool:
+        """Shown to people: a line of events.jsonl with severity and text. Others are only counted."""
+        return True
+
+    @property
+    def severity(self) -> Severity:
+        return Severity.INFO
+
+    @abstractmethod
+    def text(self) -> str:
+        """One plain sentence for people, subject first, without a full stop."""
+
+
+TYPES: dict[str, type[Event]] = {}
+"""Every kind of event by the name that the journal has for it."""
+
+_E = TypeVar("_E", bound=type[Event])
+
+
+@dataclass_transform(frozen_default=True)
+def event(kind: _E) -> _E:
+    """Class decorator: a frozen dataclass that is entered in ``TYPES``."""
+    made: Any = dataclass(frozen=True, slots=True)(kind)
+    TYPES[made.__name__] = made
+    found: _E = made
+    return found
+
+
+def counts_in_words(counts: Mapping[str, int]) -> str:
+    """ "policy=1, rollout=3"."""
+    return ", ".join(f"{name}={count}" for name, count in counts.items())
+
+
+def reason_in_words(reason: str, detail: str = "") -> str:
+    """ "peer error: connection reset" for peer_error and its detail."""
+    words = reason.replace("_", " ")
+    return f"{words}: {detail}" if detail else words

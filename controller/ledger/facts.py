@@ -1,0 +1,127 @@
+"""Values that commands, events and state share: the run's spec, leases, groups, statistics."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from controller.ledger.enums import Kind
+from paceline.ids import MeshEpoch, Step, TaskId, Version
+
+
+@dataclass(frozen=True, slots=True)
+class RunSpec:
+    """The part of the config and the data that the ledger's rules depend on; fixed for the run."""
+
+    run_id: str
+    run_name: str
+    seed: int
+    steps: int
+    groups_per_step: int
+    group_size: int
+    max_staleness: int
+    max_attempts: int
+    dataset_rows: int
+    eval_rows: int
+    eval_every: int
+    checkpoint_every: int
+    filter_uninformative: bool
+    shuffle: bool
+    desired: Mapping[str, int]
+    """Desired workers by role. A later leader may bring other counts and bounds."""
+    data_digest: str = ""
+    config_digest: str = ""
+    bounds: Mapping[str, int] = field(default_factory=dict)
+    """Limits of the desired counts: policy_min, policy_max, rollout_min, rollout_max; an absent one is
+    no limit. rollout_spares: workers beside the desired ones, to stand by."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeasedTask:
+    compact = True
+
+    task_id: TaskId
+    attempt: int
+    kind: Kind
+    epoch: int
+    """Of the data set, with the row ``index`` in it."""
+    index: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupFacts:
+    """The ledger's knowledge of a group; the payload stays in the payload store."""
+
+    task_id: TaskId
+    attempt: int
+    sequences: int
+    prompt_tokens: int
+    """Length of the prompt, once."""
+    tokens: int
+    """Trainable completion tokens over all sequences."""
+    min_version: Version
+    max_version: Version
+    reward_mean: float
+    reward_std: float
+    reward_max: float
+    """Over the group's sequences."""
+    generate_s: float = 0.0
+    reward_s: float = 0.0
+    version_sum: float = 0.0
+    """Sum of versions over tokens, for the mean staleness in the step's metrics."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatValue:
+    compact = True
+
+    sum: float
+    weight: float
+    max: float
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One replica of a mesh epoch, or one end of a weights link."""
+
+    worker_id: str
+    incarnation: int
+    tensor_host: str
+    needs_state: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ballot:
+    """A replica holds the reduced gradients of the step, on weights of ``digest``."""
+
+    worker_id: str
+    incarnation: int
+    step: Step
+    mesh_epoch: MeshEpoch
+    digest: str
+    stats: Mapping[str, StatValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class MeshSpec:
+    """One epoch of the gradient mesh."""
+
+    epoch: MeshEpoch
+    members: tuple[Member, ...]
+    """In rank order."""
+    state_version: Version
+    """Every member must hold this state before it takes part in a step."""
+    step: Step
+    source_rank: int
+    """Member that sends the state to those without it; -1: each restores by itself."""
+    restore: bool
+    """No member holds the state: each loads ``checkpoint_path`` ("": the initial model)."""
+    checkpoint_path: str
+
+    def rank(self, worker_id: str, incarnation: int) -> int:
+        """-1 for a worker that is no member."""
+        for rank, member in enumerate(self.members):
+            if member.worker_id == worker_id and member.incarnation == incarnation:
+                return rank
+        return -1

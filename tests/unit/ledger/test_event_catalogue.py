@@ -1,0 +1,144 @@
+"""Every kind of event brings its words, severity and topics, and survives the journal."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from controller.ledger import events as ev
+from controller.ledger.enums import (
+    DeathCause,
+    Kind,
+    Lifecycle,
+    MeshEnd,
+    ReleaseReason,
+    Role,
+    VerdictCode,
+)
+from controller.ledger.events import Severity, Topic
+from controller.ledger.facts import LeasedTask, Member, StatValue
+from controller.ledger.state import _APPLY
+from tests.fixtures.ledgers import facts, group
+
+MEMBER = Member("policy-0", 7, "10.0.0.1", False)
+SHARDS = {"policy-0": (0, 1)}
+LEASE = LeasedTask("t5", 1, Kind.TRAIN, 0, 3, 99)
+LISTED: dict[str, ev.Event] = {
+    "run started": ev.RunStarted(facts(), 1.0),
+    "controller-1 leads (term 3)": ev.TermBegun(3, "controller-1", 1.0, failover=True),
+    "policy-0 joined (pid 9 on h)": ev.WorkerRegistered(
+        "policy-0", 7, Role.POLICY, "h", 9, "10.0.0.1", 1, -1
+    ),
+    "policy-0 died (lease)": ev.WorkerDied("policy-0", 7, DeathCause.LEASE, ""),
+    "policy-0 died (exit: signal 9)": ev.WorkerDied("policy-0", 7, DeathCause.EXIT, "signal 9"),
+    "rollout-0 is draining": ev.WorkerChanged("rollout-0", 7, Lifecycle.DRAINING, -1, 3),
+    "rollout-2 stands by": ev.SpareSet("rollout-2", 7, True),
+    "rollout-2 works again": ev.SpareSet("rollout-2", 7, False),
+    "task t5 dropped (prompt too long: 900 tokens)": ev.TaskDropped(
+        "t5", 1, "prompt_too_long", "900 tokens"
+    ),
+    "mesh epoch 4 is over (peer error: reset by peer)": ev.MeshBroken(
+        4, MeshEnd.PEER_ERROR, "reset by peer"
+    ),
+    "mesh epoch 5: policy-0": ev.MeshFormed(5, (MEMBER,), 3, 3, 0, False, ""),
+    "run rolled back from step 9 to step 5: no replica holds the newest state": ev.RolledBack(
+        5, 12, 9, 9, "checkpoints/step-000005"
+    ),
+    "step 3 resharded over mesh epoch 5": ev.StepResharded(3, 5, SHARDS),
+    "step 3 committed, reward 0.500": ev.StepCommitted(3, 3, {"reward_mean": 0.5}, 1.0),
+    "step 3 aborted: all replicas are gone": ev.StepAborted(3, "all replicas are gone"),
+    "checkpoint of step 5: checkpoints/step-5": ev.CheckpointRecorded(
+        "policy-0", 5, 5, "checkpoints/step-5", 9, 0.1
+    ),
+    "evaluation after step 5 over 8 prompts": ev.EvalScheduled(5, 5, 8),
+    "evaluation after step 5: reward 0.750 over 8 prompts": ev.EvalRecorded(5, 5, 0.75, 8),
+    "evaluation after step 6: no prompt could be scored": ev.EvalRecorded(6, 6, None, 0),
+    "desired counts set to policy=1, rollout=3": ev.Scaled("r", {"policy": 1, "rollout": 3}),
+    "limits of the desired counts set to policy_max=4": ev.BoundsSet({"policy_max": 4}),
+    "limits of the desired counts set to none": ev.BoundsSet({}),
+    "policy-0 is asked to leave": ev.Drained("r", "policy-0", {}),
+    "policy-1 is asked to leave; desired counts set to policy=1": ev.Drained(
+        "r", "policy-1", {"policy": 1}
+    ),
+    "run paused": ev.Paused("r", True),
+    "run resumed": ev.Paused("r", False),
+    "checkpoint of step 7 requested": ev.CheckpointRequested("r", 7),
+    "stop requested: enough": ev.StopRequested("r", "enough"),
+    "run finished (completed)": ev.RunFinished("completed", 1.0),
+    "run failed: out of disk": ev.RunFailed("r", "out of disk", 1.0),
+}
+COUNTED: dict[str, ev.Event] = {
+    "rollout-0 leased 1 tasks": ev.TasksLeased("rollout-0", 7, 1, (LEASE,)),
+    "group of task t5 accepted from rollout-0": ev.GroupAccepted("rollout-0", group(LEASE)),
+    "task t5 taken back from rollout-0 (owner died: exit)": ev.TaskReleased(
+        "t5", 1, "rollout-0", ReleaseReason.OWNER_DIED, True, "exit", True
+    ),
+    "task t6 dropped (stale: 3 steps old)": ev.TaskDropped(
+        "t6", 1, "stale", "3 steps old", VerdictCode.TOO_STALE
+    ),
+    "rollout-0 is running": ev.WorkerChanged("rollout-0", 7, Lifecycle.RUNNING, -1, 3),
+    "evaluation prompt e5.0 scored, reward 1.000": ev.EvalTaskDone("e5.0", 1, "rollout-0", 1.0),
+    "step 3 opened with 2 groups": ev.StepOpened(3, 2, 5, ("t1", "t2"), SHARDS, False),
+    "policy-0 voted for step 3": ev.VoteCast(
+        "policy-0", 7, 3, 5, "same", {"loss": StatValue(1.0, 2.0, 3.0)}
+    ),
+    "weights link 9 from policy-0 to rollout-0": ev.LinkAssigned(9, "policy-0", 7, "rollout-0", 8),
+}
+EXAMPLES = {**LISTED, **COUNTED}
+
+
+def journalled(event: ev.Event) -> dict[str, Any]:
+    written: dict[str, Any] = json.loads(json.dumps(ev.to_json(event)))
+    return written
+
+
+def test_every_kind_has_an_example_here_and_an_effect_on_the_state() -> None:
+    assert {type(event).__name__ for event in EXAMPLES.values()} == set(ev.TYPES)
+    assert set(_APPLY) == set(ev.TYPES.values())
+
+
+@pytest.mark.parametrize("words", EXAMPLES)
+def test_an_event_has_words_severity_and_topics(words: str) -> None:
+    event = EXAMPLES[words]
+    assert event.text() == words
+    assert isinstance(event.severity, Severity)
+    assert event.wakes <= frozenset(Topic)
+    assert event.listed == (words in LISTED)
+
+
+@pytest.mark.parametrize("words", EXAMPLES)
+def test_the_journal_gives_back_the_same_event(words: str) -> None:
+    event = EXAMPLES[words]
+    again = ev.from_json(journalled(event))
+    assert again == event and type(again) is type(event)
+
+
+@pytest.mark.parametrize("words", EXAMPLES)
+def test_records_of_listed_events_carry_severity_and_text(words: str) -> None:
+    event = EXAMPLES[words]
+    data = journalled(event)
+    record = json.loads(json.dumps(ev.record_of(event, data)))
+    added = {"severity": str(event.severity), "text": words} if words in LISTED else {}
+    assert record == {**data, **added}
+
+
+def test_only_losses_are_warnings_and_only_the_failed_run_is_an_error() -> None:
+    by_severity: dict[Severity, set[str]] = {severity: set() for severity in Severity}
+    for event in LISTED.values():
+        by_severity[event.severity].add(type(event).__name__)
+    assert by_severity[Severity.ERROR] == {"RunFailed"}
+    assert by_severity[Severity.WARNING] == {
+        *("TermBegun", "WorkerDied", "TaskDropped", "MeshBroken", "RolledBack", "StepAborted")
+    }
+    assert ev.TermBegun(1, "controller-0", 1.0).severity is Severity.INFO
+    assert ev.WorkerDied("p", 1, DeathCause.REPLACED, "").severity is Severity.INFO
+    assert ev.MeshBroken(1, MeshEnd.MEMBERSHIP).severity is Severity.INFO
+
+
+def test_the_journal_of_a_later_release_is_refused_and_not_guessed() -> None:
+    with pytest.raises(ValueError, match="unknown type 'TeaMade'"):
+        ev.from_json({"type": "TeaMade"})
+    with pytest.raises(KeyError):
+        ev.from_json({"type": "Paused", "paused": True})

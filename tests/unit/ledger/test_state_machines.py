@@ -1,0 +1,61 @@
+"""State machines of the ledger: every state is reached, and ends stay ends."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from controller.ledger import commands as cmd
+from controller.ledger.enums import LIFECYCLE_TRANSITIONS, Lifecycle
+from controller.ledger.membership_decisions import _next_lifecycle
+from controller.ledger.state import PHASE_TRANSITIONS, Phase, State
+from tests.fixtures.ledgers import Driven
+
+MACHINES: list[tuple[Any, Any, set[Any]]] = [
+    (Phase.NONE, PHASE_TRANSITIONS, {Phase.FINISHED, Phase.FAILED}),
+    (Lifecycle.STARTING, LIFECYCLE_TRANSITIONS, {Lifecycle.STOPPED, Lifecycle.DEAD}),
+]
+
+
+@pytest.mark.parametrize(("start", "transitions", "ends"), MACHINES)
+def test_every_state_is_reached_from_the_first_and_only_ends_are_final(
+    start: Any, transitions: Any, ends: set[Any]
+) -> None:
+    assert set(transitions) == set(type(start))
+    reached, frontier = {start}, [start]
+    while frontier:
+        for state in transitions[frontier.pop()] - reached:
+            reached.add(state)
+            frontier.append(state)
+    assert reached == set(type(start))
+    assert {state for state, following in transitions.items() if not following} == ends
+
+
+@pytest.mark.parametrize(("before", "after"), itertools.product(Phase, Phase))
+def test_the_run_changes_its_phase_only_as_the_table_allows(before: Phase, after: Phase) -> None:
+    state = State(phase=before)
+    if after in PHASE_TRANSITIONS[before]:
+        state.enter(after)
+        assert state.phase is after
+    else:
+        with pytest.raises(AssertionError):
+            state.enter(after)
+
+
+@pytest.mark.parametrize(("now", "reported"), itertools.product(Lifecycle, Lifecycle))
+def test_a_report_moves_a_worker_forward_and_never_declares_it_dead(
+    now: Lifecycle, reported: Lifecycle
+) -> None:
+    moved = _next_lifecycle(now, reported)
+    forward = reported in LIFECYCLE_TRANSITIONS[now] and reported is not Lifecycle.DEAD
+    assert moved is (reported if forward else now)
+
+
+def test_a_finished_run_accepts_no_request() -> None:
+    run = Driven()
+    run.do(cmd.Stop("a", "out of disk", failed=True))
+    assert run.state.phase is Phase.FAILED
+    with pytest.raises(cmd.CommandRefused, match="the run has failed"):
+        run.do(cmd.Pause("b", True))
