@@ -233,7 +233,7 @@ class RolloutConfig(Section):
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision in which the engine computes. auto uses model.dtype."""
     on_update: Literal["keep", "recompute", "drain"] = "keep"
-    """What happens to unfinished sequences when new weights arrive. keep: they continue with the
+    """Treatment of unfinished sequences when new weights arrive. keep: they continue with the
     key-value cache that the old weights computed. recompute (vLLM): their cache is recomputed, so
     that log-probs are exactly those of the new weights. drain (vLLM): they are finished first,
     and no sequence starts meanwhile."""
@@ -313,7 +313,7 @@ class FleetConfig(Section):
     and receives weights, but leases no tasks until another worker dies or the desired number
     rises."""
     provider: Literal["local", "kubernetes", "ray", "none"] = "local"
-    """What starts and ends worker processes. local: `paceline up` on this machine. kubernetes:
+    """Provider that starts and ends worker processes. local: `paceline up` on this machine. kubernetes:
     the replicas of a workload. ray: one actor per worker. none: you do, and Paceline only drains
     surplus workers."""
     autoscale: bool = False

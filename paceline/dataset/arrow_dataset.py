@@ -101,7 +101,7 @@ def open_hub(path: str, name: str | None, split: str) -> RowSource:
 
 
 def _load(problem: str, load: Callable[[Any], Any]) -> Any:
-    """What ``load`` gets from the library; DataError of one line if it raises anything."""
+    """The result of ``load``, called with the library. Its errors become a DataError of one line."""
     import datasets
 
     # The controller's log gets the one line of the DataError instead.

@@ -26,8 +26,6 @@ from paceline.config.schema import Config
 from paceline.config.toml import to_toml
 from paceline.console.live_view import Console
 from paceline.process.user_code import python_module
-from paceline.providers.base import Provider
-from paceline.providers.local import LocalProvider
 from paceline.redis.server import NoRedis, ensure_redis, stop_redis
 from paceline.rpc.client import ControlPlane
 from paceline.run_view.fleet_file import FleetRecord, ProcessId
@@ -96,14 +94,13 @@ class LocalRun:
             self._config, launcher, self._run_dir, control, note, self._earlier
         )
         watch = StatusPoller(control, self._run_dir, self._on_event)
-        provider = LocalProvider(fleet.reconcile)
         try:
             await self._start_redis(fleet)
             if self._earlier is None:
                 fleet.start_all()
             else:
                 note(f"took over {fleet.adopt_all()} running processes")
-            status, reason = await self._watch(fleet, watch, provider)
+            status, reason = await self._watch(fleet, watch)
             accounting = await self._wind_down(fleet, watch, status)
             export = await self._export() if status == "finished" else None
         except (NoRedis, ConfigError):
@@ -151,9 +148,7 @@ class LocalRun:
                 fleet.record.redis.append(identity)
                 fleet.record.write(self._run_dir)
 
-    async def _watch(
-        self, fleet: LocalFleet, watch: StatusPoller, provider: Provider
-    ) -> tuple[str, str]:
+    async def _watch(self, fleet: LocalFleet, watch: StatusPoller) -> tuple[str, str]:
         """Watches the run until it ends. Returns (status, reason)."""
         stop = asyncio.create_task(self._interrupted.wait())
         redis = asyncio.create_task(self._keep_redis(fleet))
@@ -173,7 +168,7 @@ class LocalRun:
                         return "finished", watch.status.reason
                     if phase == "failed":
                         return "failed", watch.status.reason
-                    await provider.converge(watch.status)
+                    await fleet.reconcile(watch.status)
                 elif watch.refused:
                     return "failed", watch.refused
                 if redis.done():

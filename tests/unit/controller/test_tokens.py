@@ -17,7 +17,7 @@ def test_a_weak_token_of_the_environment_is_refused(
     monkeypatch: pytest.MonkeyPatch, token: str
 ) -> None:
     monkeypatch.setenv(TOKEN_VARIABLE, token)
-    with pytest.raises(AuthError, match=f"{TOKEN_VARIABLE} must hold"):
+    with pytest.raises(AuthError, match=f"{TOKEN_VARIABLE} must be one line"):
         read_token(AuthConfig())
 
 

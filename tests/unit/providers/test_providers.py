@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from paceline.config import Config
 from paceline.preflight.network import provider as check_provider
+from paceline.providers import leader_provider
 from paceline.providers.base import moves
-from paceline.providers.choose import leader_provider
 from paceline.providers.kubernetes import KubernetesProvider
-from paceline.providers.local import LocalProvider
 from paceline.providers.none import NoProvider
 from paceline.providers.ray import RayProvider
 from paceline.v1 import admin_pb2, common_pb2
@@ -58,16 +57,6 @@ async def test_without_a_provider_surplus_leaves_and_missing_workers_are_asked_f
     assert "rollout" not in await provider.converge(status(*leaving, rollout=1))
     assert len(drained) == 1
     assert await provider.converge(status(phase="finished", rollout=3)) == ""
-
-
-async def test_the_local_provider_is_the_supervisors_reconciliation() -> None:
-    seen = []
-
-    async def reconcile(reply: admin_pb2.StatusReply) -> None:
-        seen.append(dict(reply.desired))
-
-    assert await LocalProvider(reconcile).converge(status(policy=2)) == ""
-    assert seen == [{"policy": 2}]
 
 
 async def test_the_leader_runs_every_provider_but_the_local_one() -> None:
