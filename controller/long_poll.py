@@ -1,4 +1,4 @@
-"""Who waits for what inside the leader: long polls, by topic.
+"""Long polls of the leader: requests that wait for something to happen, by topic.
 
 A topic is woken once what it stands for is durable. Waiters then ask the ledger again: a wake-up
 carries no news of its own, so one too many does no harm, and one too few cannot happen, because a
@@ -18,11 +18,12 @@ class Topic:
     def __init__(self) -> None:
         self.turn = 0
         """Rises with every wake-up."""
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}
+        """In the order in which they came."""
 
     def wake(self) -> None:
         self.turn += 1
-        waiters, self._waiters = self._waiters, set()
+        waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -32,7 +33,7 @@ class Topic:
         if self.turn != seen:
             return True
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             async with asyncio.timeout(timeout_s):
                 await waiter
@@ -40,7 +41,7 @@ class Topic:
         except TimeoutError:
             return False
         finally:
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
 
 
 _ENDINGS = ("StopRequested", "RunFinished", "RunFailed")

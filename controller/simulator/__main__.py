@@ -65,7 +65,6 @@ def _fuzz(arguments: argparse.Namespace) -> int:
                 traceback.print_exc()
             continue
         totals.update(world.oracle.counts)
-        totals["terms"] += world.oracle.term
     seconds = time.monotonic() - began
     print(
         f"{arguments.seeds} schedules, {failed} failed, {seconds:.1f} s; "

@@ -129,11 +129,64 @@ class Journal:
 
         Raises Deposed, RedisFull, or redis' own connection errors: then the entry may have landed.
         """
-        entry = encode_entry(term, t, events)
+        entry, number = encode_entry(term, t, events), after.number + 1
+        verdict, detail = await self._write(after, term, batch, number, entry, payloads)
+        if verdict == "appended":
+            return Position(detail, number, batch)
+        if verdict == "payload":
+            raise ConnectionError(f"payload {detail} vanished before its entry")
+        raise Deposed(f"{verdict}: {detail}")
+
+    async def read(
+        self, after: Position, *, count: int = READ_COUNT, block_ms: int | None = None
+    ) -> list[Entry]:
+        """The next entries, at most ``count``; waits up to ``block_ms`` for the first one.
+
+        Raises JournalGap if the stream was trimmed past ``after``.
+        """
+        entries = await self._next(after.entry, count, block_ms)
+        expected = after.number + 1
+        for entry in entries:
+            if entry.at.number != expected:
+                raise JournalGap(f"entry {entry.at.number} where {expected} was due")
+            expected += 1
+        return entries
+
+    async def load_snapshot(self) -> LedgerSnapshot | None:
+        data = await self._get_snapshot()
+        if data is None:
+            return None
+        raw = json.loads(data)
+        return LedgerSnapshot(Position(*raw["at"]), raw["state"], raw["t"])
+
+    async def save_snapshot(self, snapshot: LedgerSnapshot, *, term: int, trim_before: str) -> None:
+        """Stores ``snapshot`` and drops entries before stream id ``trim_before`` (empty: none).
+
+        Raises Deposed.
+        """
+        at = snapshot.at
+        data = json.dumps(
+            {"at": [at.entry, at.number, at.batch], "state": snapshot.state, "t": snapshot.t},
+            separators=(",", ":"),
+        )
+        if not await self._set_snapshot(data, term, trim_before):
+            raise Deposed("snapshot refused")
+
+    # ---- Redis ----------------------------------------------------------------------------
+
+    async def _write(
+        self,
+        after: Position,
+        term: int,
+        batch: str,
+        number: int,
+        entry: str,
+        payloads: Mapping[Ref, bytes],
+    ) -> tuple[str, str]:
+        """(verdict, detail) of the append; returns once the entry is in the append-only file."""
         pipe = self._redis.pipeline(transaction=False)
         checked = await self._payloads.put(payloads, pipe)
         keys = [self._keys.journal, self._keys.head, self._keys.term, *checked]
-        number = after.number + 1
         arguments = [str(term), after.batch, batch, number, entry]
         _APPEND.queue(pipe, keys, arguments)
         replies = await pipe.execute(raise_on_error=False)
@@ -151,13 +204,9 @@ class Journal:
             if isinstance(reply, Exception):
                 raise reply
         verdict, detail, syncing = (part.decode() for part in replies[-1])
-        if verdict == "appended":
-            if syncing != "0":
-                await self._until_written()
-            return Position(detail, number, batch)
-        if verdict == "payload":
-            raise ConnectionError(f"payload {detail} vanished before its entry")
-        raise Deposed(f"{verdict}: {detail}")
+        if syncing != "0":
+            await self._until_written()
+        return verdict, detail
 
     async def _until_written(self) -> None:
         while True:
@@ -170,26 +219,12 @@ class Journal:
         """Whether a replica of Redis has everything so far; ``expected``: there is to be one."""
         return await replicated(self._redis, self._keys, expected=expected)
 
-    async def read(
-        self, after: Position, *, count: int = READ_COUNT, block_ms: int | None = None
-    ) -> list[Entry]:
-        """The next entries, at most ``count``; waits up to ``block_ms`` for the first one.
-
-        Raises JournalGap where the stream was trimmed past ``after``.
-        """
-        found = await self._redis.xread(
-            {self._keys.journal: after.entry}, count=count, block=block_ms
-        )
+    async def _next(self, after: str, count: int, block_ms: int | None) -> list[Entry]:
+        found = await self._redis.xread({self._keys.journal: after}, count=count, block=block_ms)
         if not found:
             return []
         rows = found[0][1] if isinstance(found, list) else next(iter(found.values()))[0]
-        entries = [decode_entry(position, fields) for position, fields in rows]
-        expected = after.number + 1
-        for entry in entries:
-            if entry.at.number != expected:
-                raise JournalGap(f"entry {entry.at.number} where {expected} was due")
-            expected += 1
-        return entries
+        return [decode_entry(position, fields) for position, fields in rows]
 
     async def scan(self, after: str, *, until: str = "+", count: int = READ_COUNT) -> list[Entry]:
         """The next entries after stream id ``after`` that are still kept, gap or not."""
@@ -203,30 +238,17 @@ class Journal:
             return Position()
         return Position(fields[b"position"].decode(), int(fields[b"n"]), fields[b"batch"].decode())
 
-    async def load_snapshot(self) -> LedgerSnapshot | None:
-        data = await self._redis.get(self._keys.snapshot)
-        if data is None:
-            return None
-        raw = json.loads(data)
-        return LedgerSnapshot(Position(*raw["at"]), raw["state"], raw["t"])
+    async def _get_snapshot(self) -> str | bytes | None:
+        data: bytes | None = await self._redis.get(self._keys.snapshot)
+        return data
 
-    async def save_snapshot(self, snapshot: LedgerSnapshot, *, term: int, trim_before: str) -> None:
-        """Stores ``snapshot`` and drops entries before stream id ``trim_before`` (empty: none).
-
-        Raises Deposed.
-        """
-        at = snapshot.at
-        data = json.dumps(
-            {"at": [at.entry, at.number, at.batch], "state": snapshot.state, "t": snapshot.t},
-            separators=(",", ":"),
-        )
+    async def _set_snapshot(self, data: str, term: int, trim_before: str) -> bool:
         kept = await _SNAPSHOT.run(
             self._redis,
             [self._keys.journal, self._keys.snapshot, self._keys.term],
             [str(term), data, trim_before],
         )
-        if not kept:
-            raise Deposed("snapshot refused")
+        return bool(kept)
 
 
 def encode_entry(term: int, t: float, events: Sequence[Mapping[str, Any]]) -> str:
