@@ -1,4 +1,4 @@
-"""The data sets as the controller needs them: how many rows, their digest, single rows as JSON.
+"""Data sets as the controller needs them: how many rows, their digest, single rows as JSON.
 
 Loaded in a thread after the server is up, so that a large data set delays the first lease and not
 the first answer. Rows are read again for every lease; the latest ones are remembered.

@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from controller.ledger import views
-from controller.proto_encoding import status_of
+from controller.status import status_of
 from paceline.v1 import common_pb2
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ class PrometheusMetrics(Collector):
             "paceline_sink_failing", "1 where a sink cannot be written to", labels=["sink"]
         )
         leader = self._controller.leader
-        for feed in leader.housekeeping.exporters.feeds if leader is not None else ():
+        for feed in leader.sink_states() if leader is not None else ():
             points.add_metric([feed.name], feed.written)
             failing.add_metric([feed.name], feed.failing)
         yield from (points, failing)

@@ -14,7 +14,6 @@ from starlette.responses import Response
 from controller.ledger import views
 from controller.ledger.state import State
 from controller.ledger.versions import Checkpoint
-from controller.proto_encoding import controllers_of, status_of
 from controller.rest import samples, schemas
 from controller.rest.data_flow import bottleneck, flow
 from controller.rest.dropped_groups import DroppedGroups
@@ -23,6 +22,7 @@ from controller.rest.event_history import Key
 from controller.rest.problem_details import Problem, documented
 from controller.rest.redaction import Redactor
 from controller.rest.run_index import RunIndex
+from controller.status import controllers_of, status_of
 from paceline.run_view.run_file_writer import position_key
 from paceline.v1 import common_pb2
 
@@ -302,7 +302,7 @@ def provider_trouble_of(controller: Controller, scrub: Redactor) -> str:
 
 
 def sinks_of(controller: Controller, scrub: Redactor) -> list[dict[str, Any]]:
-    feeds = controller.leader.housekeeping.exporters.feeds if controller.leader is not None else []
+    feeds = controller.leader.sink_states() if controller.leader is not None else []
     return [
         {
             "name": feed.name,

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
 from controller.ledger.commands import CommandRefused, DeclareDead, Drain, Pause, Scale, Stop
-from controller.proto_encoding import status_of
 from controller.services.validation import Invalid, check_caller, check_request_id, check_text
+from controller.status import status_of
 from paceline.v1 import admin_pb2, common_pb2
 
 if TYPE_CHECKING:

@@ -17,7 +17,6 @@ from redis.exceptions import RedisError
 from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
 from controller.errors import NotLeading
-from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, RunSpec
 from controller.replicated_controller import Controller
 from controller.services import worker as worker_service
@@ -104,9 +103,6 @@ class SimulatedController(Controller):
         context.spec = self._world.facts
         context.tick_s = 0.2
         return context
-
-    def keep_fleet(self, leader: Leader) -> list[asyncio.Task[None]]:
-        return []
 
     async def load_rows(self) -> DatasetRows:
         facts = self._world.facts

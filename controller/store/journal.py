@@ -1,4 +1,4 @@
-"""The journal: what happened, in a Redis Stream, one entry a flush.
+"""Journal of the run in a Redis Stream, one entry a flush.
 
 - An append and the payloads it speaks of travel in one pipelined round trip, payloads first.
 - One script fences the append: the term must be the highest granted, the entry must follow the one
