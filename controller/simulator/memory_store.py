@@ -98,7 +98,8 @@ class MemoryRedis:
         self, before: str, term: int, batch: str, number: int, text: str, payloads: Sequence[Ref]
     ) -> tuple[str, str]:
         """(verdict, detail). ``before``: the batch that the writer believes to be the last one."""
-        self.payloads.update(dict.fromkeys(payloads, len(self.entries)))
+        for ref in payloads:
+            self.payloads.setdefault(ref, len(self.entries))
         head = self.entries[-1] if self.entries else None
         if head is not None and head.batch == batch:
             return "appended", head.position

@@ -113,7 +113,7 @@ def no_stickiness_of_shards(patch: pytest.MonkeyPatch) -> None:
     """A lost member's step is dealt from scratch."""
     patch.setattr(
         step_decisions,
-        "deal",
+        "assign_shards",
         lambda costs, members, kept=None: assign_shards(costs, members[::-1]),
     )
 
