@@ -1,4 +1,4 @@
-"""``python -m controller.simulator``: fuzz the ledger, reproduce a seed, or plan a fleet.
+"""Command line of the simulator: fuzz the controller, reproduce a seed, or plan a fleet.
 
 --seeds 1000                      that many schedules
 --seed 42 --verbose               one schedule, with every journal entry

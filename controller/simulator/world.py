@@ -1,4 +1,4 @@
-"""A fleet, its controllers and its store, put together from a seed and run to the end."""
+"""Simulated world: a fleet, its controllers and its store, put together from a seed and run to the end."""
 
 from __future__ import annotations
 
