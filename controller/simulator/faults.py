@@ -263,7 +263,7 @@ def run_schedule(seed: int, *, fenced: bool = True, trace: bool = False) -> Worl
         world.trace = lambda now, entry: print(
             *(f"{now:8.3f} {entry.term} {event}" for event in entry.events), sep="\n"
         )
-    until = world.rng.uniform(5.0, 25.0)
+    until = world.rng.uniform(4.0, 18.0)
     plan_faults(world, until)
     world.run(quiet_after=until + 8.0)
     return world
