@@ -57,6 +57,7 @@ STEPPING = "controller/ledger/step_decisions.py"
 TASKS = "controller/ledger/tasks.py"
 TASK_TESTS = "tests/unit/ledger/test_ledger_tasks.py"
 STEP_TESTS = "tests/unit/ledger/test_ledger_steps.py"
+SCHEDULES = ("tests/unit/simulator/test_simulator.py", "--schedules=80")
 FENCE_TESTS = "tests/process/controller/test_fence_and_election.py"
 
 GUARDS = (
@@ -92,12 +93,25 @@ GUARDS = (
         (
             Patch(
                 "controller/store/journal.py",
-                '            if syncing != "0":\n',
-                "            if False:\n",
+                '        if syncing != "0":\n',
+                "        if False:\n",
             ),
         ),
         ("tests/process/controller/test_embedded_redis.py",),
         "middle_of_a_sync",
+    ),
+    Guard(
+        "durable",
+        "a reply leaves only once what it rests on is durable",
+        (
+            Patch(
+                "controller/store/group_commit.py",
+                "        batch.waiters.append(waiter)\n        await waiter\n",
+                "",
+            ),
+        ),
+        SCHEDULES,
+        "random_faults",
     ),
     Guard(
         "lease-key",

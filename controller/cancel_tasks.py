@@ -1,4 +1,4 @@
-"""How tasks are ended for sure."""
+"""Cancellation of asyncio tasks, repeated until they have ended."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ async def cancel_all(tasks: Iterable[asyncio.Task[Any]], *, again_s: float = AGA
     Once is not enough: a cancellation that meets a Redis time limit as it runs out comes back as a
     time-out, which a loop that survives outages takes for one.
     """
-    pending = {task for task in tasks if not task.done()}
-    while pending:
+    tasks = list(tasks)
+    while pending := [task for task in tasks if not task.done()]:
         for task in pending:
             task.cancel()
-        _, pending = await asyncio.wait(pending, timeout=again_s)
+        await asyncio.wait(pending, timeout=again_s)

@@ -49,7 +49,7 @@ class Housekeeping:
         self.files, self.exporters = context.open_exports(may_write)
         self.over = False
         """The end of the run is durable."""
-        self.chores: set[asyncio.Task[None]] = set()
+        self.chores: dict[asyncio.Task[None], None] = {}
         self._context = context
         self._term = term
         self._ledger = ledger
@@ -69,8 +69,8 @@ class Housekeeping:
     def chore(self, coro: Coroutine[Any, Any, None]) -> None:
         """Something that goes on by itself, until the term ends."""
         task = asyncio.create_task(coro)
-        self.chores.add(task)
-        task.add_done_callback(self.chores.discard)
+        self.chores[task] = None
+        task.add_done_callback(self.chores.pop)
 
     # ---- run files and sinks ------------------------------------------------------------------
 

@@ -1,8 +1,8 @@
-"""The leader: an imperative shell around the pure ledger, for as long as it holds the lease.
+"""Leader: the shell around the pure ledger, for as long as this controller holds the lease.
 
-    handlers ─execute─► ledger ─events─► appender ─flush─► journal (Redis)
+    handlers ─execute─► ledger ─events─► group commit ─flush─► journal (Redis)
     reports  ─observe─► liveness ─tick─► commands ─┘            │ durable
-                                                                ├─► replies, long polls (hub)
+                                                                ├─► replies, long polls
                                                                 ├─► directives (sessions)
                                                                 ├─► run files (thread), and from
                                                                 │   them sinks; traces (threads)
@@ -11,7 +11,9 @@
 Loops, and what ends them:
     append   one flush after the other; ends with Deposed when the fence refuses one
     renew    extends the lease three times in its length; ends with Deposed when it is another's
-    tick     asks liveness whom to declare dead; silent while appends do not go through
+    begin    journals the term, then ticks: asks liveness whom to declare dead; silent while appends
+             do not go through
+    spoilt   waits for a decision that failed halfway; ends with Deposed
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from controller.store.ledger_follower import LedgerFollower
 from controller.store.partial_rollouts import PartialRollouts
 from controller.store.payloads import Ref
 from paceline.process.structured_log import event
+from paceline.sinks.sink_thread import SinkThread
 from paceline.v1 import admin_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
@@ -121,7 +124,7 @@ class Leader:
         return reply
 
     def decide(self, command: Command) -> Any:
-        """The reply, before it may leave: await ``appender.durable()`` first."""
+        """The reply, before it may leave: await ``group_commit.durable()`` first."""
         events, reply = self._apply(command)
         if events:
             self.group_commit.add(events)
@@ -194,6 +197,10 @@ class Leader:
             return self.group_commit.trouble
         return "" if self.context.election.holds_lease else "waiting for the lease"
 
+    def sink_states(self) -> Sequence[SinkThread]:
+        """Each sink of this term: name, points written, trouble."""
+        return self.housekeeping.exporters.feeds
+
     def describe(self, worker: Worker, status: admin_pb2.WorkerStatus) -> None:
         """Adds what only the leader knows of a living worker: its heartbeat and what it said."""
         key = (worker.worker_id, worker.incarnation)
@@ -210,9 +217,8 @@ class Leader:
 
     async def run(self) -> None:
         """Leads until deposed (raises Deposed) or cancelled (hands the lease over)."""
-        self.appender_task = asyncio.create_task(self.group_commit.run(), name="append")
         loops = [
-            self.appender_task,
+            asyncio.create_task(self.group_commit.run(), name="append"),
             asyncio.create_task(self._renew(), name="renew"),
             asyncio.create_task(self._begin(), name="begin"),
             asyncio.create_task(self._end_when_spoilt(), name="spoilt"),

@@ -19,11 +19,12 @@ class WakeUps:
     def __init__(self) -> None:
         self.turn = 0
         """Rises with every wake-up."""
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}
+        """In the order in which they came."""
 
     def wake(self) -> None:
         self.turn += 1
-        waiters, self._waiters = self._waiters, set()
+        waiters, self._waiters = self._waiters, {}
         for waiter in waiters:
             if not waiter.done():
                 waiter.set_result(None)
@@ -33,7 +34,7 @@ class WakeUps:
         if self.turn != seen:
             return True
         waiter = asyncio.get_running_loop().create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         try:
             async with asyncio.timeout(timeout_s):
                 await waiter
@@ -41,7 +42,7 @@ class WakeUps:
         except TimeoutError:
             return False
         finally:
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
 
 
 class LongPolls:

@@ -1,4 +1,8 @@
-"""A controller's process: from its settings to a server that answers, and to its end.
+"""Controller process: from its settings to a server that answers, and to its end.
+
+    settings checked ──► ports bound ──► Redis there ──► gRPC and REST answer ──► controller runs
+                                                                                      │ SIGTERM
+                                     server stops ◄── lease handed over ◄─────────────┘
 
 The server is up before the data set is read and before Redis is asked for anything but its address:
 a process that cannot lead yet can say so.
@@ -20,6 +24,7 @@ from typing import Any
 from controller.cancel_tasks import cancel_all
 from controller.errors import BadStart
 from controller.export.otel_traces import check_telemetry
+from controller.fleet.fleet_loops import keep_fleet
 from controller.replicated_controller import Controller
 from controller.rest.server import RestServer, open_door
 from controller.services import admin, partial_rollouts, policy, rollout, worker
@@ -94,7 +99,7 @@ async def serve(
         nonce=secrets.token_hex(8),
     )
     stores = redis_stores(config, identity, endpoint.url)
-    controller = Controller(config, run_dir, identity, stores)
+    controller = Controller(config, run_dir, identity, stores, keep_fleet=keep_fleet)
     server.add_generic_rpc_handlers((Services(controller, HANDLERS, token),))
     await server.start()
     controller.rest_url = door.url if door is not None else ""

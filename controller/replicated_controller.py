@@ -1,9 +1,11 @@
-"""One controller, leading or standing by.
+"""Replicated controller: one process that leads the run, or stands by with a hot copy of the ledger.
 
-server ──requests──► Leader            while this process leads
-                 └─► refusal + hint    while it stands by
-role loop:  follow the journal ──lease free──► acquire a term ──► lead ──deposed──► follow anew
-herald:     says in Redis once a second who and where this process is; learns of the others
+    requests ──► Leader             while this process leads
+             └─► refusal + hint     while it stands by
+
+Loops:
+    run        follow the journal ──lease free──► acquire a term ──► lead ──deposed──► follow anew
+    presence   says in Redis once a second who and where this process is; learns of the others
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import asyncio
 import contextlib
 import logging
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,6 @@ from controller.clock import SYSTEM_CLOCK, Clock
 from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
 from controller.errors import BadStart, NotLeading
-from controller.fleet.fleet_loops import keep_fleet
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused
 from controller.ledger.state import State
@@ -39,8 +41,12 @@ from paceline.rpc.refusal_code import RefusalCode
 
 log = logging.getLogger(__name__)
 
-HERALD_S = 1.0
+PRESENCE_S = 1.0
 STALE_PEER_S = 3600.0
+
+
+KeepFleet = Callable[["Controller", Leader], list[asyncio.Task[None]]]
+"""Starts what a leader does for the fleet beside deciding; the tasks are cancelled with the term."""
 
 
 class Controller:
@@ -57,12 +63,14 @@ class Controller:
         stores: Stores,
         *,
         clock: Clock = SYSTEM_CLOCK,
+        keep_fleet: KeepFleet = lambda controller, leader: [],
     ) -> None:
         self.config = config
         self.run_dir = run_dir
         self.identity = identity
         self.stores = stores
         self.clock = clock
+        self._keep_fleet = keep_fleet
         self.journal, self.election = stores.journal, stores.election
         self.payloads = stores.payloads
         self.leader: Leader | None = None
@@ -106,7 +114,7 @@ class Controller:
 
         Empty on a standby: only the leader feeds sinks.
         """
-        feeds = self.leader.housekeeping.exporters.feeds if self.leader is not None else []
+        feeds = self.leader.sink_states() if self.leader is not None else []
         names = ("name", "written", "failing", "trouble")
         return [{name: getattr(feed, name) for name in names} for feed in feeds]
 
@@ -165,7 +173,7 @@ class Controller:
         await self.replica.catch_up(self.journal)
         context = self.context(self._rows.result())
         leader = self.leader = Leader(context, self.replica, term)
-        keepers = self.keep_fleet(leader)
+        keepers = self._keep_fleet(self, leader)
         self.replica = None
         self._topic.wake()
         try:
@@ -196,10 +204,6 @@ class Controller:
             clock=self.clock,
         )
 
-    def keep_fleet(self, leader: Leader) -> list[asyncio.Task[None]]:
-        """Starts what the leader does for the fleet beside deciding; to be cancelled with the term."""
-        return keep_fleet(self, leader)
-
     async def load_rows(self) -> DatasetRows:
         """Raises BadStart."""
         return await DatasetRows.load(self.config)
@@ -220,7 +224,7 @@ class Controller:
                 peers = await self.stores.registry.announce(me, mine)
                 recent = self.clock.time() - STALE_PEER_S
                 self.peers = {name: peer for name, peer in peers.items() if peer["t"] > recent}
-            await asyncio.sleep(HERALD_S)
+            await asyncio.sleep(PRESENCE_S)
 
     async def _revive_redis(self) -> None:
         """The embedded server has no other guardian where roles are started by hand."""

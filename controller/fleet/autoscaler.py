@@ -8,19 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
 
 from controller.errors import NotLeading
 from controller.fleet.autoscale_policy import Autoscaler, ScaleBounds, Waits, WorkerCounts
+from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, Role, Scale
 from controller.ledger.lease_decisions import admissible
 from controller.ledger.state import Phase, State
 from controller.store.journal import Deposed
 from paceline.config.schema import FleetConfig
 from paceline.process.structured_log import event
-
-if TYPE_CHECKING:
-    from controller.leader import Leader
 
 log = logging.getLogger(__name__)
 

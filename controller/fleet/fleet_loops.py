@@ -12,20 +12,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from controller.errors import NotLeading
 from controller.fleet.autoscaler import Autoscaling
+from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, Drain
-from controller.proto_encoding import status_of
+from controller.replicated_controller import Controller
+from controller.status import status_of
 from controller.store.journal import Deposed
 from paceline.process.structured_log import event
 from paceline.providers import Provider, Trouble, leader_provider
 from paceline.v1 import admin_pb2
-
-if TYPE_CHECKING:
-    from controller.leader import Leader
-    from controller.replicated_controller import Controller
 
 log = logging.getLogger(__name__)
 

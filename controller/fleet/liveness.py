@@ -1,4 +1,4 @@
-"""Who is alive, by evidence; pure: time and sightings go in, commands for the ledger come out.
+"""Failure detection by evidence; pure: time and sightings go in, commands for the ledger come out.
 
 Evidence, and what it is worth:
 

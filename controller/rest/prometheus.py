@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from controller.ledger import views
-from controller.proto_encoding import status_of
+from controller.status import status_of
 from paceline.v1 import common_pb2
 
 if TYPE_CHECKING:

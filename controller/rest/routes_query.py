@@ -18,7 +18,6 @@ from starlette.responses import Response
 from controller.ledger import views
 from controller.ledger.state import State
 from controller.ledger.versions import Checkpoint
-from controller.proto_encoding import controllers_of, status_of
 from controller.rest import samples, schemas
 from controller.rest.data_flow import bottleneck, flow
 from controller.rest.dropped_groups import DroppedGroups
@@ -26,6 +25,7 @@ from controller.rest.problem_details import Problem, documented
 from controller.rest.redaction import Redactor
 from controller.rest.run_index import RunIndex
 from controller.rest.step_rate import StepRate
+from controller.status import controllers_of, status_of
 from paceline.ids import Version
 from paceline.run_view.run_file_writer import Key, position_key
 from paceline.run_view.run_records import RunRecords

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from controller.ledger.commands import CommandRefused, DeclareDead, Drain, Pause, Scale, Stop
 from controller.ledger.enums import DeathCause
 from controller.ledger.events import from_json, record_of
-from controller.proto_encoding import status_of
 from controller.services.validation import Invalid, check_caller, check_request_id, check_text
+from controller.status import status_of
 from paceline.v1 import admin_pb2, common_pb2
 
 if TYPE_CHECKING:

@@ -1,5 +1,5 @@
-"""Seeded, virtual-time simulation of a whole run around the real ledger and the real liveness rules.
+"""Seeded, virtual-time simulation of a whole run around the controller that ships.
 
-Everything but the two is a model: processes, network, Redis, collectives, weights. A seed fixes the
-fleet, the timing and every fault, so a failing seed fails again.
+Workers, network, Redis, collectives and weights are models. A seed fixes the fleet, the timing and
+every fault, so a failing seed fails again.
 """

@@ -1,4 +1,4 @@
-"""``python -m controller.simulator``: fuzz the ledger, reproduce a seed, or plan a fleet.
+"""Command line of the simulator: fuzz the controller, reproduce a seed, or plan a fleet.
 
 --seeds 1000                      that many schedules
 --seed 42 --verbose               one schedule, with every journal entry
@@ -65,7 +65,6 @@ def _fuzz(arguments: argparse.Namespace) -> int:
                 traceback.print_exc()
             continue
         totals.update(world.oracle.counts)
-        totals["terms"] += world.oracle.term
     seconds = time.monotonic() - began
     print(
         f"{arguments.seeds} schedules, {failed} failed, {seconds:.1f} s; "

@@ -1,4 +1,4 @@
-"""Schedules: what a seed makes of the fleet, and everything that goes wrong in it."""
+"""Fault schedules: what a seed makes of the fleet, and everything that goes wrong in it."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from controller.ledger import commands as cmd
-from controller.simulator.loop import Process
+from controller.services import admin
 from controller.simulator.policy import PolicyWorker
+from controller.simulator.virtual_time import Process
 from controller.simulator.world import Shape, World
+from paceline.v1 import admin_pb2
 
 FATES = ("kills", "fails", "bad")
 
@@ -69,7 +71,7 @@ def plan_faults(world: World, until: float) -> None:
     count = rng.choice([0, 2, 4, 6, 8, 12])
     for _ in range(count):
         strike = rng.choice(_FAULTS)
-        world.loop.after(rng.uniform(0.5, until), strike, world)
+        world.timeline.after(rng.uniform(0.5, until), strike, world)
 
 
 def _workers(world: World, prefix: str = "") -> list[Process]:
@@ -89,7 +91,7 @@ def _kill_all_policy(world: World) -> None:
 
 
 def _kill_leader(world: World) -> None:
-    name = world.store.holder or world.controller_names[0]
+    name = world.redis.leader or world.controller_names[0]
     world.crash_controller(name, world.rng.uniform(0.3, 4.0))
 
 
@@ -113,20 +115,26 @@ def _stop_one(world: World) -> None:
 
 
 def _stop_leader(world: World) -> None:
-    leader = world.controllers.get(world.store.holder)
+    leader = world.controllers.get(world.redis.leader)
     if leader is not None and leader.alive and not leader.stopped:
         _freeze(world, leader, world.rng.choice([0.8, 1.5, 4.0]))
 
 
 def _freeze(world: World, victim: Process, delay: float) -> None:
     victim.stop()
-    world.loop.after(delay, victim.resume)
+    world.timeline.after(delay, victim.resume)
 
 
 def _redis_away(world: World) -> None:
-    if not world.store.process.stopped:
+    if not world.redis.process.stopped:
         for process in [*world.controllers.values()]:
             _cut(world, process.name, "redis", world.rng.uniform(0.3, 3.0))
+
+
+def _lose_tail(world: World) -> None:
+    """The journal's Redis fails over to a replica that lags."""
+    if not world.oracle.finished:
+        world.lose_tail(world.rng.choice([1, 1, 2, 3, 6, 12]))
 
 
 def _partition(world: World) -> None:
@@ -141,13 +149,13 @@ def _partition(world: World) -> None:
 
 
 def _leader_without_redis(world: World) -> None:
-    if world.store.holder:
-        _cut(world, world.store.holder, "redis", world.rng.uniform(0.8, 4.0))
+    if world.redis.leader:
+        _cut(world, world.redis.leader, "redis", world.rng.uniform(0.8, 4.0))
 
 
 def _cut(world: World, a: str, b: str, delay: float) -> None:
     world.network.cut(a, b)
-    world.loop.after(delay, world.network.mend, a, b)
+    world.timeline.after(delay, world.network.mend, a, b)
 
 
 def _drop_session(world: World) -> None:
@@ -155,16 +163,18 @@ def _drop_session(world: World) -> None:
     workers = list(world.workers.values())
     victim = world.rng.choice(workers)
     for controller in world.controllers.values():
-        controller.post(controller.session_lost, victim.worker_id, victim.incarnation)
+        controller.call_soon(controller.session_lost, victim.worker_id, victim.incarnation)
 
 
 def _drain_one(world: World) -> None:
     rng = world.rng
     # Replaced: otherwise most drains would be refused, for the sake of the least wanted.
-    command = cmd.Drain(f"drain-{rng.random()}", rng.choice(list(world.workers)), replace=True)
-    world.ask(command)
+    worker_id = rng.choice(list(world.workers))
+    request_id = f"drain-{rng.random()}"
+    request = admin_pb2.DrainRequest(request_id=request_id, worker_id=worker_id, replace=True)
+    world.ask(admin.drain, request)
     if rng.random() < 0.5:
-        world.ask(command)
+        world.ask(admin.drain, request)
 
 
 def _join_one(world: World) -> None:
@@ -175,14 +185,17 @@ def _join_one(world: World) -> None:
 def _pause(world: World) -> None:
     rng = world.rng
     key = rng.random()
-    world.ask(cmd.Pause(f"pause-{key}", True))
-    world.loop.after(rng.uniform(0.5, 3.0), world.ask, cmd.Pause(f"resume-{key}", False))
+    pause = admin_pb2.PauseRequest(request_id=f"pause-{key}", paused=True)
+    resume = admin_pb2.PauseRequest(request_id=f"resume-{key}", paused=False)
+    world.ask(admin.pause, pause)
+    world.timeline.after(rng.uniform(0.5, 3.0), world.ask, admin.pause, resume)
 
 
 def _scale(world: World) -> None:
-    command = cmd.Scale(f"scale-{world.rng.random()}", {"rollout": world.rng.randrange(1, 4)})
-    world.ask(command)
-    world.ask(command)
+    request_id, desired = f"scale-{world.rng.random()}", {"rollout": world.rng.randrange(1, 4)}
+    request = admin_pb2.ScaleRequest(request_id=request_id, desired=desired)
+    world.ask(admin.scale, request)
+    world.ask(admin.scale, request)
 
 
 def _wedge(world: World) -> None:
@@ -205,7 +218,7 @@ def _flip_bit(world: World) -> None:
 
 def _stop_run(world: World) -> None:
     if world.rng.random() < 0.1:
-        world.ask(cmd.Stop("stop", "enough"))
+        world.ask(admin.stop, admin_pb2.StopRequest(request_id="stop", reason="enough"))
 
 
 _FAULTS: tuple[Callable[[World], None], ...] = (
@@ -222,6 +235,7 @@ _FAULTS: tuple[Callable[[World], None], ...] = (
     _stop_leader,
     _stop_leader,
     _redis_away,
+    _lose_tail,
     _partition,
     _partition,
     _leader_without_redis,
@@ -247,7 +261,7 @@ def run_schedule(seed: int, *, fenced: bool = True, trace: bool = False) -> Worl
         world.trace = lambda now, entry: print(
             *(f"{now:8.3f} {entry.term} {event}" for event in entry.events), sep="\n"
         )
-    until = world.rng.uniform(5.0, 25.0)
+    until = world.rng.uniform(4.0, 18.0)
     plan_faults(world, until)
     world.run(quiet_after=until + 8.0)
     return world

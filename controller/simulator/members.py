@@ -1,4 +1,4 @@
-"""Models of the tensor plane: an epoch of the gradient mesh, and the checkpoints on a shared disk.
+"""Simulated tensor plane: an epoch of the gradient mesh, and the checkpoints on a shared disk.
 
 A collective completes only if every member takes part, lives, runs and can reach the others. When
 a member is lost the first of the others gets an error; the rest may wait for ever (see what gloo
@@ -7,11 +7,12 @@ does), until their epoch is called off.
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from controller.ledger.views import MeshView
-from controller.simulator.loop import Future
+from controller.simulator.virtual_time import settle
+from paceline.v1 import worker_pb2
 
 if TYPE_CHECKING:
     from controller.simulator.policy import PolicyWorker
@@ -30,12 +31,14 @@ class Weights:
 class Collective:
     """One rendezvous or one all-reduce of an epoch."""
 
-    parts: dict[str, tuple[PolicyWorker, Future, frozenset[str]]] = field(default_factory=dict)
+    parts: dict[str, tuple[PolicyWorker, asyncio.Future[Any], frozenset[str]]] = field(
+        default_factory=dict
+    )
     done: bool = False
 
 
 class SimulatedEpoch:
-    def __init__(self, world: World, mesh: MeshView) -> None:
+    def __init__(self, world: World, mesh: worker_pb2.PolicyMesh) -> None:
         self.world = world
         self.mesh = mesh
         self.collectives: dict[tuple[int, int], Collective] = {}
@@ -43,16 +46,16 @@ class SimulatedEpoch:
 
     def join(
         self, worker: PolicyWorker, key: tuple[int, int], part: frozenset[str] = frozenset()
-    ) -> Future:
+    ) -> asyncio.Future[Any]:
         """Takes part in collective ``key``. The value: ``ERROR``, or the union of all parts."""
         collective = self.collectives.setdefault(key, Collective())
-        future = Future()
+        future = worker.create_future()
         collective.parts[worker.worker_id] = (worker, future, part)
         if len(collective.parts) == len(self.mesh.members):
             delay = 0.02 + self.world.rng.random() * 0.1
-            self.world.loop.after(delay, self._complete, collective)
+            self.world.timeline.after(delay, self._complete, collective)
         else:
-            self.world.loop.after(0.05, self._watch, collective)
+            self.world.timeline.after(0.05, self._watch, collective)
         return future
 
     def seed(self, source_id: str) -> str | None:
@@ -73,7 +76,8 @@ class SimulatedEpoch:
         for worker, future, _ in collective.parts.values():
             # Members may finish one collective unequally: one can still fail after others are done.
             torn = len(workers) > 1 and self.world.rng.random() < self.world.torn
-            worker.after(self.world.rng.random() * 0.02, future.set, ERROR if torn else union)
+            delay = self.world.rng.random() * 0.02
+            worker.call_later(delay, settle, future, ERROR if torn else union)
 
     def _watch(self, collective: Collective) -> None:
         """Whether someone who waits can see by now that it will not complete."""
@@ -81,15 +85,15 @@ class SimulatedEpoch:
             return
         if any(self.world.is_gone(m.worker_id, m.incarnation) for m in self.mesh.members):
             self._fail(collective)
-        elif any(not f.done for w, f, _ in collective.parts.values() if w.alive):
-            self.world.loop.after(0.3, self._watch, collective)
+        elif any(not f.done() for w, f, _ in collective.parts.values() if w.alive):
+            self.world.timeline.after(0.3, self._watch, collective)
 
     def _fail(self, collective: Collective) -> None:
         collective.done = True
-        waiting = [(w, f) for w, f, _ in collective.parts.values() if w.alive and not f.done]
+        waiting = [(w, f) for w, f, _ in collective.parts.values() if w.alive and not f.done()]
         for n, (worker, future) in enumerate(waiting):
             if n == 0 or self.world.rng.random() < 0.5:
-                worker.after(0.03, future.set, ERROR)
+                worker.call_later(0.03, settle, future, ERROR)
 
     def _healthy(self, workers: list[PolicyWorker]) -> bool:
         connected = self.world.network.connected

@@ -1,4 +1,4 @@
-"""An independent accountant: what must be true of the journal, worked out without the ledger.
+"""Independent accountant of a simulated run: what must be true of the journal, without the ledger's help.
 
 It sees every entry as it lands, keeps its own books of leases, votes and steps, and beside them a
 checked ledger that applies the same events. What a client was told is compared with what it was
@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from controller.ledger import Ledger
 from controller.ledger import events as ev
-from controller.ledger.commands import (
-    AcceptGroup,
-    CastVote,
-    LeaseTasks,
-    RunSpec,
-)
+from controller.ledger.commands import RunSpec
 from controller.ledger.tasks import SUSPECT_DEATHS
-from controller.ledger.views import PlanView
-from controller.simulator.store import Entry
+from controller.simulator.memory_store import Landed
+from paceline.v1 import policy_pb2, rollout_pb2
 
 
 class Violation(Exception):
@@ -78,15 +73,17 @@ class Oracle:
         self.epochs = {"mesh": 0, "link": 0}
         self.finished: str = ""
         self.told: dict[Any, Any] = {}
+        self._void_term = 0
+        """What leaders up to this term remember may be lost."""
         names = ["entries", "events", "commits", "rollbacks", "deaths"]
-        names += ["spares put to work"]
+        names += ["terms", "second tries", "spares put to work", "lost tails"]
         self.counts = dict.fromkeys(names, 0)
         self.max_staleness = 0
         self.staleness_sum = 0.0
 
     # ---- the journal ----------------------------------------------------------------------
 
-    def landed(self, entry: Entry) -> None:
+    def landed(self, entry: Landed) -> None:
         self.counts["entries"] += 1
         if entry.term < self.term:
             raise Violation(f"term {entry.term} wrote after term {self.term} had begun")
@@ -104,6 +101,7 @@ class Oracle:
     def _on_TermBegun(self, e: ev.TermBegun) -> None:
         if e.term != self.term or e.term <= self.ledger.state.term:
             raise Violation(f"term {e.term} began after term {self.ledger.state.term}")
+        self.counts["terms"] += 1
 
     def _on_WorkerRegistered(self, e: ev.WorkerRegistered) -> None:
         if e.worker_id in self.living:
@@ -270,6 +268,8 @@ class Oracle:
             raise Violation(f"version {e.version} after {max(self.versions)}")
         for task_id in opened.groups:
             group = self.accepted[task_id].group
+            if self._void_term and group.min_version not in self.versions:
+                continue  # sampled with weights of a commit that is lost
             staleness = max(0, e.step - 1 - self.versions[group.min_version])
             if staleness > self.facts.max_staleness:
                 raise Violation(f"{task_id} was trained {staleness} steps late")
@@ -303,25 +303,53 @@ class Oracle:
 
     # ---- what clients see -----------------------------------------------------------------
 
-    def replied(self, command: Any, reply: Any) -> None:
-        """A reply leaves: a repeated request must not learn anything else than before."""
-        if isinstance(command, LeaseTasks):
+    def replied(self, term: int, request: Any, reply: Any) -> None:
+        """The leader of ``term`` replies: a repeated request must not learn anything else than before."""
+        if term <= self._void_term:
+            return
+        caller = getattr(request, "caller", None)
+        who = (caller.worker_id, caller.incarnation) if caller is not None else ()
+        if isinstance(request, rollout_pb2.LeaseRequest):
             if reply.leases:
-                key: Any = (command.worker_id, command.incarnation, command.lease_seq)
-                self._same(("lease", *key), reply.leases)
-        elif isinstance(command, AcceptGroup):
-            key = ("group", command.worker_id, command.group.task_id, command.group.attempt)
-            # A deposed leader may say "accepted" of what it made durable, after its successor has
-            # said "duplicate": one acceptance, told late.
-            self._same(key, "accepted" if reply.code == "duplicate" else reply.code)
-        elif isinstance(command, CastVote) and reply.outcome != "pending":
-            ballot = (command.step, command.mesh_epoch)
-            self._same(("vote", command.worker_id, command.incarnation, *ballot), reply)
+                leases = [(x.task.task_id, x.task.attempt, x.seed) for x in reply.leases]
+                self._same(("lease", *who, request.lease_seq), leases)
+        elif isinstance(request, rollout_pb2.SubmitRequest):
+            for result in reply.results:
+                # A deposed leader may say "accepted" of what it made durable, after its successor
+                # has said "duplicate": one acceptance, told late.
+                duplicate = result.verdict == rollout_pb2.VERDICT_DUPLICATE
+                verdict = rollout_pb2.VERDICT_ACCEPTED if duplicate else result.verdict
+                task = result.task
+                if self._void_term and verdict != rollout_pb2.VERDICT_ACCEPTED:
+                    continue  # of a task whose id was lost, and is given again
+                self._same(("group", *who, task.task_id, task.attempt), verdict)
+        elif (
+            isinstance(request, policy_pb2.VoteRequest)
+            and reply.outcome != policy_pb2.OUTCOME_PENDING
+            # Epochs of a lost tail are counted again.
+            and not (self._void_term and reply.outcome == policy_pb2.OUTCOME_RETRY)
+        ):
+            ballot = (request.step, request.mesh_epoch)
+            self._same(("vote", *who, *ballot), (reply.outcome, reply.version))
 
     def _same(self, key: Any, value: Any) -> None:
         before = self.told.setdefault(key, value)
         if before != value:
             raise Violation(f"{key} was told {before}, and later {value}")
+
+    def lose_tail(self, entries: Sequence[Landed]) -> None:
+        """The journal has lost its end, and with it every promise that rested on it: the books are
+        made anew from what is left. Weights of lost commits may be about, as after a damage."""
+        told_until = max(self.versions) + 1
+        anew = Oracle(self.facts, guilty=self.guilty, checked=False)
+        anew.corrupted = True
+        anew._void_term = max(self.term, self._void_term)
+        for entry in entries:
+            anew.landed(entry)
+        anew.checked = anew.ledger.checked = self.checked
+        anew._damaged = max(told_until, self._damaged)
+        anew.counts = {**self.counts, "lost tails": self.counts["lost tails"] + 1}
+        self.__dict__.update(anew.__dict__)
 
     def corrupt(self) -> None:
         """Noticed at the replica's next vote: it may have cast one and be about to apply it."""
@@ -336,7 +364,7 @@ class Oracle:
         if before != state:
             raise Violation(f"{worker_id} has other weights of version {version}")
 
-    def may_train(self, worker_id: str, incarnation: int, plan: PlanView) -> bool:
+    def may_train(self, worker_id: str, incarnation: int, plan: policy_pb2.StepPlan) -> bool:
         """Whether the plan still is what the journal says."""
         step, mesh = self.ledger.state.steps.open, self.ledger.state.fleet.mesh
         return (

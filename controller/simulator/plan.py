@@ -1,4 +1,4 @@
-"""How a fleet we cannot rent would do: the simulator without faults, with measured times.
+"""Capacity forecast of a fleet: the simulator without faults, with measured times.
 
 Step and generation times come in as means and spreads; out come throughput and staleness. What it
 knows is the schedule (admission, leases, steps, weights on their way); what it does not know is

@@ -1,4 +1,4 @@
-"""A policy replica: converge to the mesh, then step after step until its epoch is over.
+"""Simulated policy replica: it converges to the mesh, then trains step after step until its epoch is over.
 
     directive ──► form epoch ──► restore, or be seeded ──► plan ─► accumulate ─► reduce ─► vote
                      ▲                                      ▲                               │
@@ -10,23 +10,26 @@ only some of the replicas shows at once.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
-from controller.ledger import commands as cmd
-from controller.ledger.views import MeshView, PlanView
-from controller.simulator.control import Query
-from controller.simulator.loop import Future
-from controller.simulator.members import ERROR, SimulatedEpoch, Weights
+from controller.services import policy as policy_service
+from controller.services import worker as worker_service
+from controller.simulator.members import ERROR, Weights
 from controller.simulator.oracle import Violation, next_state
 from controller.simulator.worker import Fenced, SimulatedWorker
-from paceline.ids import Step, Version
+from paceline.v1 import common_pb2, policy_pb2, worker_pb2
 
 if TYPE_CHECKING:
     from controller.simulator.world import World
 
 
+WAIT_S = 2.0
+"""How long a request for a plan or a vote may be held."""
+
+
 class PolicyWorker(SimulatedWorker):
-    role = cmd.Role.POLICY
+    role = common_pb2.ROLE_POLICY
 
     def __init__(self, world: World, worker_id: str) -> None:
         self.state = ""
@@ -34,7 +37,8 @@ class PolicyWorker(SimulatedWorker):
         """Newest epoch it has set out to form; it never comes back to one."""
         self.accumulated: set[str] = set()
         self.accumulated_for = (0, 0, 0, 0)
-        self.saved_step = 0
+        self.saved = (0, 0)
+        """Term and step of the newest record: a later leader may have lost it, and asks again."""
         self.saving = False
         self.sent: dict[int, int] = {}
         """Newest version acknowledged, by link epoch."""
@@ -44,44 +48,56 @@ class PolicyWorker(SimulatedWorker):
         self.accumulated.clear()
 
     async def work(self) -> None:
-        await self.sleep(self.world.rng.uniform(0.1, 1.0))
-        self.lifecycle = "running"
+        await asyncio.sleep(self.world.rng.uniform(0.1, 1.0))
+        self.lifecycle = worker_pb2.LIFECYCLE_RUNNING
         self._send_report()
         self.spawn(self._publish(self.incarnation))
         while not self.over:
-            mesh = self.directive.mesh if self.directive else None
-            if mesh is None or mesh.epoch == self.epoch or not await self._converge(mesh):
+            mesh = self._mesh
+            if mesh is not None and mesh.epoch == self.epoch:
+                # It has left this epoch, and the controller may not know: it says so again.
+                await self.news()
+                if self._current(mesh):
+                    await self._complain(mesh)
+                continue
+            if mesh is None or not await self._converge(mesh):
                 await self.news()
                 continue
             await self._train(mesh)
-            while not self.over and self._current(mesh):
-                await self.news()
 
-    def _current(self, mesh: MeshView) -> bool:
-        now = self.directive.mesh if self.directive else None
+    @property
+    def _mesh(self) -> worker_pb2.PolicyMesh | None:
+        view = self.directive
+        return view.mesh if view is not None and view.HasField("mesh") else None
+
+    def _current(self, mesh: worker_pb2.PolicyMesh) -> bool:
+        now = self._mesh
         return now is not None and now.epoch == mesh.epoch
 
-    async def _until(self, future: Future, mesh: MeshView) -> bool:
+    async def _until(self, future: asyncio.Future[Any], mesh: worker_pb2.PolicyMesh) -> bool:
         """Waits for ``future`` as long as the epoch is not called off; whether it is there."""
-        while not future.done and self._current(mesh):
+        while not future.done() and self._current(mesh):
             await self.within(future, 0.5)
             self.check()
-        return bool(future.done)
+        return future.done()
 
-    async def _converge(self, mesh: MeshView) -> bool:
+    async def _converge(self, mesh: worker_pb2.PolicyMesh) -> bool:
         """Forms the epoch and holds its state; False where it was called off first."""
         world, me = self.world, (self.worker_id, self.incarnation)
         self.epoch = mesh.epoch
-        epoch = world.epochs.setdefault(mesh.epoch, SimulatedEpoch(world, mesh))
+        epoch = self.world.epoch(mesh)
         rank = next(r for r, m in enumerate(mesh.members) if (m.worker_id, m.incarnation) == me)
         if mesh.restore:
             self.accumulated.clear()
-            await self.sleep(world.rng.uniform(0.1, 0.6))
+            await asyncio.sleep(world.rng.uniform(0.1, 0.6))
             self.state = world.checkpoints[mesh.checkpoint_path].state
             self._hold(mesh.state_version)
         elif mesh.members[rank].needs_state:
             self.accumulated.clear()
         elif self.state_version != mesh.state_version:
+            if world.oracle.corrupted:  # what it holds was committed in a tail that is lost
+                await self._complain(mesh)
+                return False
             raise Violation(
                 f"{self.name} holds {self.state_version}, epoch {mesh.epoch} needs "
                 f"{mesh.state_version}"
@@ -89,12 +105,12 @@ class PolicyWorker(SimulatedWorker):
         formed = epoch.join(self, (-1, 0))
         if not await self._until(formed, mesh):
             return False
-        if formed.value == ERROR:
+        if formed.result() == ERROR:
             await self._complain(mesh)
             return False
         if mesh.members[rank].needs_state:
             seed = epoch.seed(mesh.members[mesh.source_rank].worker_id)
-            await self.sleep(world.rng.uniform(0.05, 0.4))
+            await asyncio.sleep(world.rng.uniform(0.05, 0.4))
             if seed is None or not self._current(mesh):
                 await self._complain(mesh)
                 return False
@@ -108,56 +124,62 @@ class PolicyWorker(SimulatedWorker):
         self.world.oracle.holds(self.worker_id, version, self.state)
         self._send_report()
 
-    async def _complain(self, mesh: MeshView) -> None:
+    async def _complain(self, mesh: worker_pb2.PolicyMesh) -> None:
         if self._current(mesh):
-            await self.call(
-                cmd.BreakMesh(self.worker_id, self.incarnation, mesh.epoch, "collective failed")
-            )
+            error = worker_pb2.PeerError(caller=self.caller, epoch=mesh.epoch, detail="failed")
+            await self.call(worker_service.report_peer_error, error)
 
-    async def _train(self, mesh: MeshView) -> None:
+    async def _train(self, mesh: worker_pb2.PolicyMesh) -> None:
         """Steps until the epoch is over."""
         world = self.world
-        epoch = world.epochs[mesh.epoch]
+        epoch = world.epoch(mesh)
         while self._current(mesh) and not self.over:
             self._maybe_save(mesh)
-            kind, plan = await self.call(
-                Query(self.worker_id, self.incarnation, mesh.epoch, self.state_version)
+            request = policy_pb2.PlanRequest(
+                caller=self.caller,
+                mesh_epoch=mesh.epoch,
+                state_version=self.state_version,
+                wait_s=WAIT_S,
             )
-            if kind == "epoch_over":
+            reply = await self.call(policy_service.next_plan, request, wait_s=WAIT_S)
+            plan = reply.plan
+            if reply.state == policy_pb2.PLAN_STATE_EPOCH_OVER:
                 return
-            if kind != "open":
+            if reply.state == policy_pb2.PLAN_STATE_FINISHED:
                 await self.news(0.6)
+            if reply.state != policy_pb2.PLAN_STATE_OPEN:
+                self.check()
                 continue
             if not await self._accumulate(mesh, plan):
-                return
+                continue
             self.busy = False
             reduced = epoch.join(self, (plan.step, plan.mesh_epoch), frozenset(self.accumulated))
             if not await self._until(reduced, mesh):
                 return
-            if reduced.value == ERROR:
+            if reduced.result() == ERROR:
                 await self._complain(mesh)
                 return
-            if not await self._vote(plan, reduced.value):
-                return
+            await self._vote(plan, reduced.result())
 
-    async def _accumulate(self, mesh: MeshView, plan: PlanView) -> bool:
-        """Gradients of the shard, on top of what was accumulated in an earlier epoch."""
+    async def _accumulate(self, mesh: worker_pb2.PolicyMesh, plan: policy_pb2.StepPlan) -> bool:
+        """Gradients of the shard, on top of what an earlier epoch has accumulated."""
         facts = (plan.step, plan.version, plan.total_tokens, plan.total_sequences)
-        shard = {task_id for task_id, _ in plan.shard}
+        shard = {ref.task_id for ref in plan.shard}
         # Opened anew after an abort, the same step may have other groups.
         if self.accumulated_for != facts or not self.accumulated <= shard:
             self.accumulated.clear()
             self.accumulated_for = facts
         self.busy = True
-        for task_id, attempt in plan.shard:
+        for ref in plan.shard:
+            task_id, attempt = ref.task_id, ref.attempt
             if task_id in self.accumulated:
                 continue
-            if (task_id, attempt) not in self.world.store.payloads:
+            if (task_id, attempt) not in self.world.redis.payloads:
                 if self.world.oracle.may_train(self.worker_id, self.incarnation, plan):
                     raise Violation(f"the payload of {task_id}/{attempt} is gone")
                 await self.news()  # it asks for what others have committed without it
                 return False
-            await (Future() if self.wedged else self.sleep(self.world.group_s()))
+            await (self.create_future() if self.wedged else asyncio.sleep(self.world.group_s()))
             self.check()
             self.accumulated.add(task_id)
             self.progress += 1
@@ -166,52 +188,50 @@ class PolicyWorker(SimulatedWorker):
                 return False
         return True
 
-    async def _vote(self, plan: PlanView, reduced: frozenset[str]) -> bool:
-        """Whether the step committed; its outcome is known before anything else is done."""
-        command = cmd.CastVote(
-            self.worker_id,
-            self.incarnation,
-            plan.step,
-            plan.mesh_epoch,
-            self.state,
-            {"loss": cmd.StatValue(1.0, 1.0, 1.0)},
+    async def _vote(self, plan: policy_pb2.StepPlan, reduced: frozenset[str]) -> None:
+        """Returns once the outcome is known: nothing else is done before."""
+        request = policy_pb2.VoteRequest(
+            caller=self.caller,
+            step=plan.step,
+            mesh_epoch=plan.mesh_epoch,
+            weights_digest=self.state,
+            stats={"loss": common_pb2.Stat(sum=1.0, weight=1.0, max=1.0)},
+            wait_s=WAIT_S,
         )
         while True:
-            result = await self.call(command)
-            if result.outcome == "retry":
-                return False
-            if result.outcome == "committed":
+            result = await self.call(policy_service.vote, request, wait_s=WAIT_S)
+            if result.outcome == policy_pb2.OUTCOME_RETRY:
+                return
+            if result.outcome == policy_pb2.OUTCOME_COMMITTED:
                 break
-            await self.within(self._changed, 0.2)
         self.state = next_state(self.state, reduced)
         self.accumulated.clear()
         self._hold(plan.next_version)
-        return True
 
     # ---- beside the step loop -------------------------------------------------------------
 
-    def _maybe_save(self, mesh: MeshView) -> None:
+    def _maybe_save(self, mesh: worker_pb2.PolicyMesh) -> None:
         wanted = self.directive.checkpoint_step if self.directive else 0
         step = self.world.oracle.versions.get(self.state_version, 0)
         leads = mesh.members[0].worker_id == self.worker_id
         if not (leads and wanted and step >= wanted) or self.saving:
             return
-        if self.saved_step >= wanted:
+        if self.saved >= (self._order[0], wanted):
             return
         self.saving = True
         self.spawn(self._save(step, Weights(self.state_version, self.state)))
 
     async def _save(self, step: int, weights: Weights) -> None:
-        await self.sleep(self.world.rng.uniform(0.1, 1.5))
-        path = f"checkpoints/{step}-{weights.version}"
+        await asyncio.sleep(self.world.rng.uniform(0.1, 1.5))
+        path = f"v{weights.version}/checkpoints/step-{step}"
         self.world.checkpoints.setdefault(path, weights)
         try:
-            await self.call(
-                cmd.RecordCheckpoint(
-                    self.worker_id, self.incarnation, Step(step), Version(weights.version), path
-                )
+            record = policy_pb2.CheckpointRequest(
+                caller=self.caller, step=step, version=weights.version, path=path
             )
-            self.saved_step = step
+            reply = await self.call(policy_service.record_checkpoint, record)
+            if path not in reply.obsolete_paths:
+                self.saved = (self._order[0], step)
         except Fenced:
             pass
         self.saving = False
@@ -225,7 +245,7 @@ class PolicyWorker(SimulatedWorker):
                     continue
                 if self.sent.get(link.epoch, -1) < self.state_version:
                     self.world.send_weights(self, link, self.state_version)
-            await self.sleep(0.4)
+            await asyncio.sleep(0.4)
 
     def acknowledged(self, link_epoch: int, version: int) -> None:
         self.sent[link_epoch] = max(version, self.sent.get(link_epoch, -1))

@@ -1,30 +1,36 @@
-"""A rollout worker: lease ahead, generate, submit; load weights as they come."""
+"""Simulated rollout worker: it leases ahead, generates and submits, and loads weights as they come."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING
 
-from controller.ledger import commands as cmd
-from controller.ledger.enums import ReturnKind
-from controller.simulator.loop import Future
+from controller.services import rollout as rollout_service
+from controller.simulator.oracle import Violation
+from controller.simulator.virtual_time import settle
 from controller.simulator.worker import Fenced, SimulatedWorker
-from paceline.ids import Version
+from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 
 if TYPE_CHECKING:
     from controller.simulator.policy import PolicyWorker
     from controller.simulator.world import World
 
+WAIT_S = 1.0
+"""How long a request for tasks may be held."""
+PATIENCE_S = 1.5
+"""A worker that has waited so long for its answer asks for other tasks instead."""
+
 
 class RolloutWorker(SimulatedWorker):
-    role = cmd.Role.ROLLOUT
+    role = common_pb2.ROLE_ROLLOUT
 
     def __init__(self, world: World, worker_id: str) -> None:
-        self.running: dict[tuple[str, int], Future] = {}
+        self.running: dict[tuple[str, int], asyncio.Future[str]] = {}
         """Held leases, and what calls them off."""
         self.unnamed: set[tuple[str, int]] = set()
         """Held leases that its reports leave out, as if from a worker that forgot and remembers."""
         self.lease_seq = 0
-        self.slots = world.slots
+        self.slots = world.shape.slots
         self.fenced = False
         super().__init__(world, worker_id)
 
@@ -33,54 +39,59 @@ class RolloutWorker(SimulatedWorker):
 
     def rejoin(self) -> None:
         for off in self.running.values():
-            off.set("off")
+            settle(off, "off")
         self.running.clear()
         self.unnamed.clear()
         self.lease_seq = 0
         self.fenced = False
 
     async def work(self) -> None:
-        await self.sleep(self.world.rng.uniform(0.1, 0.5))
-        self.lifecycle = "running"
+        await asyncio.sleep(self.world.rng.uniform(0.1, 0.5))
+        self.lifecycle = worker_pb2.LIFECYCLE_RUNNING
         self._send_report()
         while not self.over:
             self.check()
             if self.fenced:
                 raise Fenced("a request was fenced")
             free = self.slots - len(self.running)
-            if free <= 0 or self.loaded_version < 0 or self.lifecycle == "draining":
+            leaving = self.lifecycle == worker_pb2.LIFECYCLE_DRAINING
+            if free <= 0 or self.loaded_version < 0 or leaving:
                 await self.news(0.6)
                 continue
-            self.lease_seq += 1
-            result = await self.call(
-                cmd.LeaseTasks(
-                    self.worker_id,
-                    self.incarnation,
-                    self.lease_seq,
-                    free,
-                    Version(self.loaded_version),
-                ),
-                patience=1.5,
-            )
-            if result is None:  # gives up: what it may have been leased, nobody will ever work at
-                continue
-            for lease in result.leases:
-                self.running[(lease.task_id, lease.attempt)] = Future()
-                self.spawn(self._generate(lease, self.incarnation))
-            self.progress += 1
-            if not result.leases:
-                await self.news(0.6)
+            await self._lease(free)
 
-    def directed(self, incarnation: int, order: tuple[int, int], view: object) -> None:
-        super().directed(incarnation, order, view)  # type: ignore[arg-type]
-        for ref in self.directive.cancelled if self.directive else ():
-            off = self.running.pop(ref, None)
+    async def _lease(self, free: int) -> None:
+        self.lease_seq += 1
+        request = rollout_pb2.LeaseRequest(
+            caller=self.caller,
+            lease_seq=self.lease_seq,
+            max_tasks=free,
+            loaded_version=self.loaded_version,
+            wait_s=WAIT_S,
+        )
+        reply = await self.call(
+            rollout_service.lease_tasks, request, wait_s=WAIT_S, patience_s=PATIENCE_S
+        )
+        if reply is None:  # gives up: what it may have been leased, nobody will ever work at
+            return
+        for lease in reply.leases:
+            off = self.create_future()
+            self.running[(lease.task.task_id, lease.task.attempt)] = off
+            self.spawn(self._generate(lease, off))
+        self.progress += 1
+        if not reply.leases:
+            await self.news(0.1)
+
+    def directed(self, key: tuple[str, int, int], view: worker_pb2.Directive) -> None:
+        super().directed(key, view)
+        for ref in self.directive.cancelled if self.directive is not None else ():
+            off = self.running.pop((ref.task_id, ref.attempt), None)
             if off is not None:
-                off.set("off")
+                settle(off, "off")
 
-    async def _generate(self, lease: cmd.LeasedTask, incarnation: int) -> None:
-        world, ref = self.world, (lease.task_id, lease.attempt)
-        off = self.running[ref]
+    async def _generate(self, lease: rollout_pb2.Lease, off: asyncio.Future[str]) -> None:
+        world, ref = self.world, (lease.task.task_id, lease.task.attempt)
+        caller, incarnation = self.caller, self.incarnation
         first = self.loaded_version
         fate = world.fate(lease)
         if fate == "kills" and world.rng.random() < 0.8:
@@ -93,32 +104,41 @@ class RolloutWorker(SimulatedWorker):
             delay += world.rng.uniform(0.0, 2.0) * world.shape.lease_ttl_s
         if await self.within(off, delay) == "off" or incarnation != self.incarnation:
             return
+        leaving = self.lifecycle == worker_pb2.LIFECYCLE_DRAINING
         try:
             if fate == "fails":
-                await self._give_back(lease, "failed", "reward_error")
+                await self._give_back(caller, lease, rollout_pb2.RETURN_KIND_FAILED, "reward_error")
             elif fate == "bad":
-                await self._give_back(lease, "drop", "prompt_too_long")
-            elif self.lifecycle == "draining" and world.rng.random() < 0.3:
-                await self._give_back(lease, "hand_back", "draining")
+                await self._give_back(
+                    caller, lease, rollout_pb2.RETURN_KIND_DROP, "prompt_too_long"
+                )
+            elif leaving and world.rng.random() < 0.3:
+                await self._give_back(caller, lease, rollout_pb2.RETURN_KIND_HAND_BACK, "draining")
             else:
-                group = world.group(lease, first, self.loaded_version)
-                await self.call(cmd.AcceptGroup(self.worker_id, incarnation, group))
+                await self._submit(caller, world.group(lease, first, self.loaded_version))
         except Fenced:
             self.fenced = self.incarnation == incarnation
         if self.incarnation == incarnation:
             self.running.pop(ref, None)
 
-    async def _give_back(self, lease: cmd.LeasedTask, kind: str, reason: str) -> None:
-        await self.call(
-            cmd.ReturnTask(
-                self.worker_id,
-                self.incarnation,
-                lease.task_id,
-                lease.attempt,
-                ReturnKind(kind),
-                reason,
-            )
-        )
+    async def _submit(self, caller: common_pb2.Caller, group: rollout_pb2.Group) -> None:
+        request = rollout_pb2.SubmitRequest(caller=caller, groups=[group])
+        reply = await self.call(rollout_service.submit_groups, request)
+        (result,) = reply.results
+        # Versions that a lost tail of the journal has taken back are refused, and rightly so.
+        if result.verdict == rollout_pb2.VERDICT_INVALID and not self.world.oracle.corrupted:
+            raise Violation(f"a sound group was refused: {result.message}")
+
+    async def _give_back(
+        self,
+        caller: common_pb2.Caller,
+        lease: rollout_pb2.Lease,
+        kind: rollout_pb2.ReturnKind,
+        reason: str,
+    ) -> None:
+        returned = rollout_pb2.ReturnedTask(task=lease.task, kind=kind, reason=reason)
+        request = rollout_pb2.ReturnRequest(caller=caller, tasks=[returned])
+        await self.call(rollout_service.return_tasks, request)
 
     def receive(self, sender: PolicyWorker, link_epoch: int, version: int) -> None:
         """Weights arrived over a link; loaded and acknowledged if the link is still ours."""

@@ -1,17 +1,20 @@
-"""What every simulated worker does: calls that are repeated until answered, a session, a rejoin."""
+"""Simulated worker: calls that are repeated until answered, a session, a rejoin."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from controller.ledger import commands as cmd
-from controller.ledger.views import DirectiveView
-from controller.simulator.control import LeaseRef, Report, Who
-from controller.simulator.loop import TIMEOUT, Future, Process
-from paceline.ids import Version
+from controller.services import worker as worker_service
+from controller.simulator.virtual_time import TIMEOUT, Process, settle
+from paceline.v1 import common_pb2, worker_pb2
 
 if TYPE_CHECKING:
     from controller.simulator.world import World
+
+SILENCE_S = 2.0
+"""A controller that has sent no directive for this long is given up."""
 
 
 class Fenced(Exception):
@@ -22,70 +25,83 @@ class Client(Process):
     """Somebody who asks the controllers."""
 
     def __init__(self, world: World, name: str) -> None:
-        super().__init__(world.loop, name)
+        super().__init__(world.timeline, name)
         self.world = world
         self._leader = world.rng.choice(world.controller_names)
 
-    async def call(self, command: Any, patience: float = 1e9) -> Any:
+    async def call(
+        self,
+        handler: Callable[..., Any],
+        request: Any,
+        *,
+        wait_s: float = 0.0,
+        patience_s: float = 1e9,
+    ) -> Any:
         """The reply; repeats the same request, at whatever controller, until there is one.
 
-        None after ``patience`` seconds: the request may have had its effect.
+        ``wait_s``: how long the controller may hold it. None after ``patience_s`` seconds: the request
+        may have had its effect.
         """
-        rng = self.world.rng
-        last = self.loop.now + patience
-        while True:
-            if self.loop.now > last:
-                return None
-            future = Future()
-            target = self.world.controllers[self._leader]
-            self.world.network.send(self.name, target, self._serve, target, command, future)
-            answer = await self.within(future, 1.0)
+        world, rng = self.world, self.world.rng
+        last = self.time() + patience_s
+        while self.time() <= last:
+            future = self.create_future()
+            target = world.controllers[self._leader]
+            world.network.send(self.name, target, self._serve, target, handler, request, future)
+            answer = await self.answer(future, wait_s + 1.0)
             if answer is TIMEOUT:
-                self._leader = rng.choice(self.world.controller_names)
+                self._leader = rng.choice(world.controller_names)
             elif answer[0] == "ok":
                 return answer[1]
             elif answer[0] == "refused":
                 if answer[1] in ("fenced", "unknown"):
                     raise Fenced(answer[2])
-                raise AssertionError(f"{self.name}: {command} refused: {answer[2]}")
+                raise AssertionError(f"{self.name}: {request} refused: {answer[2]}")
             else:
-                hint = answer[1]
-                known = self.world.controller_names
-                self._leader = hint if hint in known else rng.choice(known)
-                await self.sleep(0.05 + rng.random() * 0.2)
+                self._follow(answer[1])
+                await asyncio.sleep(0.1 + rng.random() * 0.3)
+        return None
 
-    def _serve(self, controller: Any, command: Any, future: Future) -> None:
+    def _follow(self, hint: str) -> None:
+        known = self.world.controller_names
+        self._leader = hint if hint in known else self.world.rng.choice(known)
+
+    def _serve(
+        self, target: Any, handler: Callable[..., Any], request: Any, future: asyncio.Future[Any]
+    ) -> None:
         def respond(answer: tuple[Any, ...]) -> None:
-            self.world.network.send(controller.name, self, future.set, answer)
+            self.world.network.send(target.name, self, settle, future, answer)
 
-        controller.request(command, respond)
+        target.request(handler, request, respond)
 
 
 class SimulatedWorker(Client):
-    role: cmd.Role
-    HEARTBEAT_S = 0.5
+    role: common_pb2.Role
+    HEARTBEAT_S = 0.8
 
     def __init__(self, world: World, worker_id: str) -> None:
         super().__init__(world, worker_id)
         self.worker_id = worker_id
         self.incarnation = 0
-        self.lifecycle = "starting"
+        self.lifecycle = worker_pb2.LIFECYCLE_STARTING
         self.progress = 0
         self.busy = False
-        self.directive: DirectiveView | None = None
+        self.directive: worker_pb2.Directive | None = None
         self.state_version = -1
         self.loaded_version = -1
         self.exited = False
-        self._order = (0, 0)
-        self._answered = world.loop.now
-        self._changed = Future()
         self.wedged = False
+        self._order = (0, 0)
+        self._answered = self.time()
+        self._changed = self.create_future()
+        self._session = 0
+        self._reports = 0
         self.spawn(self._main())
 
     # ---- life -----------------------------------------------------------------------------
 
     async def _main(self) -> None:
-        self.spawn(self._reports())
+        self.spawn(self._heartbeat())
         while True:
             await self._register()
             try:
@@ -93,15 +109,15 @@ class SimulatedWorker(Client):
                 break
             except Fenced:
                 self.rejoin()
-        self.lifecycle = "stopped"
+        self.lifecycle = worker_pb2.LIFECYCLE_STOPPED
         for _ in range(3):
             self._send_report()
-            await self.sleep(0.1)
+            await asyncio.sleep(0.1)
         self.exited = True
         self.world.ended(self)
 
     async def work(self) -> None:
-        """Returns once the worker may exit; raises Fenced where it must register anew."""
+        """Returns once the worker may exit; raises Fenced if it must register anew."""
         raise NotImplementedError
 
     def rejoin(self) -> None:
@@ -112,74 +128,92 @@ class SimulatedWorker(Client):
             self.world.incarnations += 1
             self.incarnation = self.world.incarnations
             self.directive = None
+            request = worker_pb2.RegisterRequest(
+                caller=self.caller,
+                role=self.role,
+                host="host",
+                pid=1,
+                tensor_host="127.0.0.1",
+                ranks=1,
+                state_version=self.state_version,
+                config_digest=self.world.config_digest,
+            )
             try:
-                await self.call(
-                    cmd.Register(
-                        self.worker_id,
-                        self.incarnation,
-                        self.role,
-                        "host",
-                        1,
-                        "127.0.0.1",
-                        1,
-                        Version(self.state_version),
-                    )
-                )
+                await self.call(worker_service.register, request)
                 return
             except Fenced:
                 continue
 
     @property
+    def caller(self) -> common_pb2.Caller:
+        return common_pb2.Caller(worker_id=self.worker_id, incarnation=self.incarnation)
+
+    @property
     def over(self) -> bool:
-        return self.directive is not None and self.directive.lifecycle == "stopped"
+        view = self.directive
+        return view is not None and view.lifecycle == worker_pb2.LIFECYCLE_STOPPED
 
     # ---- session --------------------------------------------------------------------------
 
-    async def _reports(self) -> None:
+    async def _heartbeat(self) -> None:
         while True:
             self._send_report()
-            await self.sleep(self.HEARTBEAT_S)
-            if self.loop.now - self._answered > 1.5:
+            await asyncio.sleep(self.HEARTBEAT_S)
+            if self.time() - self._answered > SILENCE_S:
+                self._session += 1
                 self._leader = self.world.rng.choice(self.world.controller_names)
 
     def _send_report(self) -> None:
         if self.incarnation == 0:
             return
-        report = Report(
-            Who(self.worker_id, self.incarnation),
-            self.lifecycle,
-            self.progress,
-            self.busy,
-            tuple(LeaseRef(*ref) for ref in self.held()),
-            self.state_version,
-            self.loaded_version,
+        self._reports += 1
+        report = worker_pb2.Report(
+            caller=self.caller,
+            seq=self._reports,
+            lifecycle=self.lifecycle,
+            progress=self.progress,
+            busy=self.busy,
+            held_leases=[common_pb2.TaskRef(task_id=t, attempt=a) for t, a in self.held()],
+            state_version=self.state_version,
+            loaded_version=self.loaded_version,
         )
         controller = self.world.controllers[self._leader]
-        self.world.network.send(self.name, controller, controller.report, self, report)
+        key = (self.worker_id, self.incarnation, self._session)
+        self.world.network.send(self.name, controller, controller.report, self, key, report)
 
     def held(self) -> list[tuple[str, int]]:
         return []
 
-    def directed(self, incarnation: int, order: tuple[int, int], view: DirectiveView) -> None:
-        """A directive came down; one that was overtaken does nothing."""
-        if incarnation != self.incarnation or order <= self._order:
+    def directed(self, key: tuple[str, int, int], view: worker_pb2.Directive) -> None:
+        """A directive came down; one that was overtaken says only that the controller lives."""
+        if key[1] != self.incarnation:
             return
-        self._order = order
-        self._answered = self.loop.now
+        self._answered = self.time()
+        if (view.term, view.seq) <= self._order:
+            return
+        self._order = (view.term, view.seq)
         self.directive = view
-        if view.lifecycle in ("rejoin", "stopped") and self.wedged:
+        away = view.lifecycle in (worker_pb2.LIFECYCLE_REJOIN, worker_pb2.LIFECYCLE_STOPPED)
+        if away and self.wedged:
             self.world.crash(self)  # its launcher's part: the main loop cannot hear it
             return
-        if view.lifecycle == "draining" and self.lifecycle == "running":
-            self.lifecycle = "draining"
-        changed, self._changed = self._changed, Future()
-        changed.set()
+        draining = view.lifecycle == worker_pb2.LIFECYCLE_DRAINING
+        if draining and self.lifecycle == worker_pb2.LIFECYCLE_RUNNING:
+            self.lifecycle = worker_pb2.LIFECYCLE_DRAINING
+        changed, self._changed = self._changed, self.create_future()
+        changed.set_result(None)
+
+    def session_over(self, key: tuple[str, int, int], hint: str) -> None:
+        if key[1:] == (self.incarnation, self._session):
+            self._session += 1
+            self._follow(hint)
 
     async def news(self, delay: float = 2.0) -> None:
-        """Waits for another directive, at most ``delay`` seconds; Fenced where it says rejoin."""
+        """Waits for another directive, at most ``delay`` seconds; Fenced if it says rejoin."""
         await self.within(self._changed, delay)
         self.check()
 
     def check(self) -> None:
-        if self.directive is not None and self.directive.lifecycle == "rejoin":
+        view = self.directive
+        if view is not None and view.lifecycle == worker_pb2.LIFECYCLE_REJOIN:
             raise Fenced("told to rejoin")

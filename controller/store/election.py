@@ -1,4 +1,4 @@
-"""Who leads: a lease that runs out, and a term that only rises.
+"""Leader election: a lease that runs out, and a term that only rises.
 
 - The lease (SET NX PX) decides who may try; the term decides who may write. Every append to the
   journal carries its term and is refused unless that is still the highest one granted.

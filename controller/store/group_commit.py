@@ -1,4 +1,4 @@
-"""From decided to durable: what the leader has decided meanwhile goes to the journal in one append.
+"""Group commit: what the leader has decided meanwhile goes to the journal in one append.
 
     execute ──events, payloads──► pending batch ──flush──► Redis ──► waiters, on_durable
 

@@ -150,48 +150,15 @@ class Journal:
 
         Raises Deposed, RedisFull, or redis' own connection errors: then the entry may have landed.
         """
-        entry = encode_entry(term, t, events)
-        pipe = self._redis.pipeline(transaction=False)
-        checked = await self._payloads.put(payloads, pipe)
-        keys = [self._keys.journal, self._keys.head, self._keys.term, *checked]
-        number = after.number + 1
-        arguments = [str(term), after.batch, batch, number, entry, FORMAT]
-        _APPEND.queue(pipe, keys, arguments)
-        replies = await pipe.execute(raise_on_error=False)
-        if isinstance(replies[-1], NoScriptError):
-            # A new server, or a restarted one. The payloads are there already.
-            await _APPEND.load(self._redis)
-            pipe = self._redis.pipeline(transaction=False)
-            _APPEND.queue(pipe, keys, arguments)
-            replies = [*replies[:-1], *await pipe.execute(raise_on_error=False)]
-        for reply in replies:
-            if isinstance(reply, OutOfMemoryError) or (
-                isinstance(reply, ResponseError) and "OOM" in str(reply)
-            ):
-                raise RedisFull(str(reply))
-            if isinstance(reply, Exception):
-                raise reply
-        verdict, detail, syncing = (part.decode() for part in replies[-1])
+        entry, number = encode_entry(term, t, events), after.number + 1
+        verdict, detail = await self._write(after, term, batch, number, entry, payloads)
         if verdict == "appended":
-            if syncing != "0":
-                await self._until_written()
             return Position(detail, number, batch)
         if verdict == "format":
             check_format(int(detail))
         if verdict == "payload":
             raise ConnectionError(f"payload {detail} vanished before its entry")
         raise Deposed(f"{verdict}: {detail}")
-
-    async def _until_written(self) -> None:
-        while True:
-            if await _WRITTEN.run(self._redis, [], []):
-                return
-            # Redis says nothing of its own accord once it has written.
-            await asyncio.sleep(WRITTEN_AGAIN_S)
-
-    async def replicated(self, *, expected: bool) -> bool:
-        """Whether a replica of Redis has everything so far; ``expected``: there is to be one."""
-        return await replicated(self._redis, self._keys, expected=expected)
 
     async def read(
         self, after: Position, *, count: int = READ_COUNT, block_ms: int | None = None
@@ -200,13 +167,7 @@ class Journal:
 
         Raises JournalGap if the stream was trimmed past ``after``.
         """
-        found = await self._redis.xread(
-            {self._keys.journal: after.entry}, count=count, block=block_ms
-        )
-        if not found:
-            return []
-        rows = found[0][1] if isinstance(found, list) else next(iter(found.values()))[0]
-        entries = [decode_entry(position, fields) for position, fields in rows]
+        entries = await self._next(after.entry, count, block_ms)
         expected = after.number + 1
         for entry in entries:
             if entry.at.number != expected:
@@ -214,24 +175,10 @@ class Journal:
             expected += 1
         return entries
 
-    async def scan(self, after: str, *, until: str = "+", count: int = READ_COUNT) -> list[Entry]:
-        """The next entries after stream id ``after`` that are still kept, gap or not."""
-        rows = await self._redis.xrange(self._keys.journal, min=f"({after}", max=until, count=count)
-        return [decode_entry(position, fields) for position, fields in rows]
-
-    async def head(self) -> Position:
-        """Where the journal ends."""
-        fields = await self._redis.hgetall(self._keys.head)
-        if not fields:
-            return Position()
-        return Position(fields[b"position"].decode(), int(fields[b"n"]), fields[b"batch"].decode())
-
     async def load_snapshot(self) -> LedgerSnapshot | None:
         """The newest snapshot. Raises ForeignFormat if it or the journal is of another release."""
-        batch, found = await self._redis.hmget(self._keys.head, "batch", "format")
-        if batch is not None:
-            check_format(found)
-        data = await self._redis.get(self._keys.snapshot)
+        await self._check_format()
+        data = await self._get_snapshot()
         if data is None:
             return None
         raw = json.loads(data)
@@ -253,13 +200,91 @@ class Journal:
             },
             separators=(",", ":"),
         )
+        if not await self._set_snapshot(data, term, trim_before):
+            raise Deposed("snapshot refused")
+
+    # ---- Redis ----------------------------------------------------------------------------
+
+    async def _write(
+        self,
+        after: Position,
+        term: int,
+        batch: str,
+        number: int,
+        entry: str,
+        payloads: Mapping[Ref, bytes],
+    ) -> tuple[str, str]:
+        """(verdict, detail) of the append; returns once the entry is in the append-only file."""
+        pipe = self._redis.pipeline(transaction=False)
+        checked = await self._payloads.put(payloads, pipe)
+        keys = [self._keys.journal, self._keys.head, self._keys.term, *checked]
+        arguments = [str(term), after.batch, batch, number, entry, FORMAT]
+        _APPEND.queue(pipe, keys, arguments)
+        replies = await pipe.execute(raise_on_error=False)
+        if isinstance(replies[-1], NoScriptError):
+            # A new server, or a restarted one. The payloads are there already.
+            await _APPEND.load(self._redis)
+            pipe = self._redis.pipeline(transaction=False)
+            _APPEND.queue(pipe, keys, arguments)
+            replies = [*replies[:-1], *await pipe.execute(raise_on_error=False)]
+        for reply in replies:
+            if isinstance(reply, OutOfMemoryError) or (
+                isinstance(reply, ResponseError) and "OOM" in str(reply)
+            ):
+                raise RedisFull(str(reply))
+            if isinstance(reply, Exception):
+                raise reply
+        verdict, detail, syncing = (part.decode() for part in replies[-1])
+        if syncing != "0":
+            await self._until_written()
+        return verdict, detail
+
+    async def _until_written(self) -> None:
+        while True:
+            if await _WRITTEN.run(self._redis, [], []):
+                return
+            # Redis says nothing of its own accord once it has written.
+            await asyncio.sleep(WRITTEN_AGAIN_S)
+
+    async def replicated(self, *, expected: bool) -> bool:
+        """Whether a replica of Redis has everything so far; ``expected``: there is to be one."""
+        return await replicated(self._redis, self._keys, expected=expected)
+
+    async def _next(self, after: str, count: int, block_ms: int | None) -> list[Entry]:
+        found = await self._redis.xread({self._keys.journal: after}, count=count, block=block_ms)
+        if not found:
+            return []
+        rows = found[0][1] if isinstance(found, list) else next(iter(found.values()))[0]
+        return [decode_entry(position, fields) for position, fields in rows]
+
+    async def scan(self, after: str, *, until: str = "+", count: int = READ_COUNT) -> list[Entry]:
+        """The next entries after stream id ``after`` that are still kept, gap or not."""
+        rows = await self._redis.xrange(self._keys.journal, min=f"({after}", max=until, count=count)
+        return [decode_entry(position, fields) for position, fields in rows]
+
+    async def head(self) -> Position:
+        """Where the journal ends."""
+        fields = await self._redis.hgetall(self._keys.head)
+        if not fields:
+            return Position()
+        return Position(fields[b"position"].decode(), int(fields[b"n"]), fields[b"batch"].decode())
+
+    async def _check_format(self) -> None:
+        batch, found = await self._redis.hmget(self._keys.head, "batch", "format")
+        if batch is not None:
+            check_format(found)
+
+    async def _get_snapshot(self) -> str | bytes | None:
+        data: bytes | None = await self._redis.get(self._keys.snapshot)
+        return data
+
+    async def _set_snapshot(self, data: str, term: int, trim_before: str) -> bool:
         kept = await _SNAPSHOT.run(
             self._redis,
             [self._keys.journal, self._keys.snapshot, self._keys.term],
             [str(term), data, trim_before],
         )
-        if not kept:
-            raise Deposed("snapshot refused")
+        return bool(kept)
 
 
 def encode_entry(term: int, t: float, events: Sequence[Mapping[str, Any]]) -> str:

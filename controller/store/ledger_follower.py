@@ -1,4 +1,4 @@
-"""A copy of the ledger made from the journal: what a standby keeps hot and a leader starts from."""
+"""Copy of the ledger made from the journal: a standby keeps it hot and a leader starts from it."""
 
 from __future__ import annotations
 

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import controller.ledger
 
 LEDGER = Path(controller.ledger.__file__).parent
@@ -27,10 +29,14 @@ def test_the_ledger_has_no_clock_no_dice_and_no_io() -> None:
             assert not used & IMPURE, f"{file.name} imports {used & IMPURE}"
 
 
-def test_the_ledger_and_the_simulator_import_nothing_heavy() -> None:
+@pytest.mark.parametrize(
+    ("module", "more"),
+    [("ledger", ["numpy", "grpc", "redis"]), ("simulator.__main__", ["fastapi", "uvicorn"])],
+)
+def test_the_ledger_and_the_simulator_import_nothing_heavy(module: str, more: list[str]) -> None:
     code = (
-        "import sys, controller.simulator.__main__\n"
-        "heavy = {'torch', 'transformers', 'datasets', 'vllm', 'numpy', 'grpc', 'redis'}\n"
+        f"import sys, controller.{module}\n"
+        f"heavy = {{'torch', 'transformers', 'datasets', 'vllm', *{more}}}\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

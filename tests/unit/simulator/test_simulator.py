@@ -1,4 +1,4 @@
-"""Seeded fault schedules over the real ledger and the real liveness rules.
+"""Seeded fault schedules over the controller that ships.
 
 `pytest tests/unit/simulator/test_simulator.py --schedules 100000` runs as many as wanted.
 """
@@ -46,12 +46,13 @@ def test_schedules_that_once_failed(seed: int) -> None:
 
 def test_a_seed_runs_the_same_way_twice() -> None:
     first, second = run_schedule(7), run_schedule(7)
-    assert first.store.entries == second.store.entries
-    assert first.loop.now == second.loop.now
+    assert first.redis.entries == second.redis.entries
+    assert first.timeline.now == second.timeline.now
+    assert first.rng.getstate() == second.rng.getstate()
 
 
 def test_replaying_the_journal_from_any_snapshot_gives_the_same_state() -> None:
-    journal = [e for entry in run_schedule(11).store.entries for e in entry.events]
+    journal = [e for entry in run_schedule(11).redis.entries for e in entry.events]
     whole = Ledger()
     snapshots = []
     for event in journal:
@@ -73,7 +74,7 @@ def test_every_event_survives_the_journals_json_exactly() -> None:
         ev.Drained("d", "p1", {"policy": 2}),
     ]
     for seed in range(60):
-        events.extend(e for entry in run_schedule(seed).store.entries for e in entry.events)
+        events.extend(e for entry in run_schedule(seed).redis.entries for e in entry.events)
     for event in events:
         assert ev.from_json(json.loads(json.dumps(ev.to_json(event)))) == event
     assert {type(event).__name__ for event in events} == set(ev.TYPES)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from controller.fleet.liveness import Liveness
+from controller.housekeeping import Housekeeping
 from controller.ledger import commands as cmd
 from controller.ledger import (
     decider,
@@ -22,8 +23,10 @@ from controller.ledger import state as state_module
 from controller.ledger.steps import StepBook, assign_shards
 from controller.ledger.tasks import Task
 from controller.ledger.versions import Versions
+from controller.ledger.views import live_payloads, running_attempts
 from controller.simulator.faults import run_schedule
-from controller.simulator.store import Store
+from controller.store.election import Election
+from controller.store.group_commit import GroupCommit
 
 SEEDS = range(1000)
 
@@ -122,7 +125,13 @@ def no_payloads_after_commit(patch: pytest.MonkeyPatch) -> None:
 
 def no_fence_on_the_sweep_of_payloads(patch: pytest.MonkeyPatch) -> None:
     """A deposed leader takes what its successor has accepted for orphans, and deletes it."""
-    patch.setattr(Store, "list_payloads", lambda self, term: set(self.payloads))
+
+    async def sweep(self: Housekeeping) -> None:
+        found = await self._context.payloads.list()
+        needed = live_payloads(self._ledger.state) | running_attempts(self._ledger.state)
+        await self.delete([ref for ref in found if ref not in needed])
+
+    patch.setattr(Housekeeping, "sweep_orphans", sweep)
 
 
 def no_lease_expiry(patch: pytest.MonkeyPatch) -> None:
@@ -156,6 +165,17 @@ def no_spare_is_put_to_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(invariants, "missing_at_work", lambda state: 0)
 
 
+def replies_before_they_are_durable(patch: pytest.MonkeyPatch) -> None:
+    async def at_once(self: GroupCommit) -> None: ...
+
+    patch.setattr(GroupCommit, "durable", at_once)
+
+
+def no_end_of_the_lease_in_the_shell(patch: pytest.MonkeyPatch) -> None:
+    """A leader that was stopped answers from what it remembers."""
+    patch.setattr(Election, "holds_lease", property(lambda self: True))
+
+
 MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     no_lease_idempotency,
     no_submission_idempotency,
@@ -174,6 +194,8 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     every_death_charged_to_all_that_were_held,
     suspects_in_company,
     no_spare_is_put_to_work,
+    replies_before_they_are_durable,
+    no_end_of_the_lease_in_the_shell,
 )
 
 

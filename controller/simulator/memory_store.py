@@ -1,0 +1,342 @@
+"""In-memory Redis of the simulator, and the stores of one controller on top of it.
+
+Operations are atomic where the real ones are scripts or pipelines. Requests and replies travel over
+the simulated network, so an operation whose reply was lost has still happened. Its data survive its
+process, as an append-only file does; a failover to a replica that lags loses the newest part of it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from controller.ledger import events as ev
+from controller.simulator.virtual_time import TIMEOUT, Network, Process, ProcessClock, settle
+from controller.store.election import Election
+from controller.store.journal import START, Entry, Journal, Position, decode_entry
+from controller.store.partial_rollouts import Kept, Partial
+from controller.store.payloads import Payloads, Ref, Refs
+from controller.store.run_registry import RunRegistry
+from controller.store.stores import Stores
+from paceline.ids import TaskId
+from paceline.redis.leader_lease import LeaderIdentity
+
+ANSWER_S = 0.5
+"""How long a client waits for an answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """One entry of the stream."""
+
+    position: str
+    number: int
+    batch: str
+    text: str
+    term: int
+    events: tuple[ev.Event, ...]
+
+
+class MemoryRedis:
+    """Lease and term, the fenced journal, snapshots, payloads."""
+
+    def __init__(self, process: Process, network: Network, *, fenced: bool = True) -> None:
+        self.process = process
+        self.network = network
+        self.fenced = fenced
+        self.holder = ""
+        """Identity of who has the lease, as JSON."""
+        self.expires = 0.0
+        self.term = 0
+        self.entries: list[Landed] = []
+        self.first = 0
+        """Entries before this one have been trimmed."""
+        self.failovers = 0
+        self.snapshots: list[str] = []
+        self.payloads: dict[Ref, int] = {}
+        """To the number of entries that were there when they were stored."""
+        self.landed: Callable[[Landed], None] = lambda entry: None
+        self.saved: Callable[[int, str], None] = lambda number, state: None
+        self._deleted: list[tuple[int, Ref, int]] = []
+        self._readers: list[tuple[Process, Any]] = []
+
+    @property
+    def leader(self) -> str:
+        """Id of the controller that has the lease, or had it last."""
+        return json.loads(self.holder)["controller_id"] if self.holder else ""
+
+    # ---- lease and term -------------------------------------------------------------------
+
+    def acquire(self, identity: str, lease_s: float, known_term: int) -> int | None:
+        now = self.process.timeline.now
+        if self.holder and self.expires > now:
+            return None
+        written = self.entries[-1].term if self.entries else 0
+        self.term = max(int(now * 1000), self.term + 1, written + 1, known_term + 1)
+        self.holder, self.expires = identity, now + lease_s
+        return self.term
+
+    def renew(self, identity: str, lease_s: float, term: int) -> bool:
+        now = self.process.timeline.now
+        if term != self.term or (self.holder != identity and self.expires > now):
+            return False
+        self.holder, self.expires = identity, now + lease_s
+        return True
+
+    def release(self, identity: str) -> None:
+        if self.holder == identity:
+            self.expires = 0.0
+
+    def lease(self) -> tuple[str, float]:
+        left_s = self.expires - self.process.timeline.now
+        return (self.holder, left_s) if left_s > 0 else ("", 0.0)
+
+    # ---- journal --------------------------------------------------------------------------
+
+    def append(
+        self, before: str, term: int, batch: str, number: int, text: str, payloads: Sequence[Ref]
+    ) -> tuple[str, str]:
+        """(verdict, detail). ``before``: the batch that the writer believes to be the last one."""
+        for ref in payloads:
+            self.payloads.setdefault(ref, len(self.entries))
+        head = self.entries[-1] if self.entries else None
+        if head is not None and head.batch == batch:
+            return "appended", head.position
+        if self.fenced and term != self.term:
+            return "deposed", str(self.term)
+        if self.fenced and (head.batch if head else "") != before:
+            return "diverged", head.batch if head else "nothing"
+        raw = json.loads(text)
+        events = tuple(ev.from_json(event) for event in raw["events"])
+        position = f"{int(self.process.timeline.now * 1000)}-{number}"
+        entry = Landed(position, number, batch, text, raw["term"], events)
+        self.entries.append(entry)
+        self.landed(entry)
+        readers, self._readers = self._readers, []
+        for process, poke in readers:
+            self.network.send(self.process.name, process, settle, poke, [entry])
+        return "appended", position
+
+    def next(self, after: str, count: int, reader: tuple[Process, Any] | None) -> list[Landed]:
+        """Entries after ``after``; if there are none, ``reader`` hears of the next one."""
+        seen = order(after)
+        found = self.entries[self.first :]
+        at = len(found)
+        while at and order(found[at - 1].position) > seen:
+            at -= 1
+        if at == len(found) and reader is not None:
+            self._readers.append(reader)
+        return found[at : at + count]
+
+    def save(self, data: str, term: int, trim_before: str) -> bool:
+        if term != self.term:
+            return False
+        raw = json.loads(data)
+        self.saved(raw["at"][1], json.dumps(raw["state"], separators=(",", ":")))
+        self.snapshots.append(data)
+        while trim_before and order(self.entries[self.first].position) < order(trim_before):
+            self.first += 1
+        return True
+
+    # ---- payloads -------------------------------------------------------------------------
+
+    def delete(self, refs: Sequence[Ref]) -> None:
+        for ref in refs:
+            stored = self.payloads.pop(ref, None)
+            if stored is not None:
+                self._deleted.append((len(self.entries), ref, stored))
+
+    # ---- fault ----------------------------------------------------------------------------
+
+    def lose_tail(self, count: int) -> None:
+        """Fails over to a replica that has not seen the last ``count`` entries, nor what was stored
+        and deleted since."""
+        self.failovers += 1
+        kept = max(len(self.entries) - count, self.first)
+        del self.entries[kept:]
+        self.snapshots = [s for s in self.snapshots if json.loads(s)["at"][1] <= kept]
+        for at, ref, stored in self._deleted:
+            if at >= kept:
+                self.payloads[ref] = stored
+        self._deleted = [item for item in self._deleted if item[0] < kept]
+        self.payloads = {ref: at for ref, at in self.payloads.items() if at < kept}
+        self.term = self.entries[-1].term if self.entries else 0
+        self.holder, self.expires = "", 0.0
+
+
+def order(position: str) -> tuple[int, int]:
+    """Of stream ids."""
+    time, _, number = position.partition("-")
+    return int(time), int(number)
+
+
+class Link:
+    """One controller's connection to the Redis."""
+
+    def __init__(self, redis: MemoryRedis, process: Process) -> None:
+        self.redis = redis
+        self.process = process
+
+    async def call(self, operation: Callable[..., Any], *args: Any) -> Any:
+        """The operation's result. Raises ConnectionError: then it may have happened or not."""
+        redis, process = self.redis, self.process
+        future = process.create_future()
+
+        master = redis.failovers
+
+        def serve() -> None:
+            if redis.failovers != master:
+                return  # it was sent to the master before
+            result = operation(*args)
+            redis.network.send(redis.process.name, process, settle, future, result)
+
+        redis.network.send(process.name, redis.process, serve)
+        answer = await process.answer(future, ANSWER_S)
+        if answer is TIMEOUT:
+            raise ConnectionError("redis did not answer")
+        return answer
+
+
+class MemoryJournal(Journal):
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def _write(
+        self,
+        after: Position,
+        term: int,
+        batch: str,
+        number: int,
+        entry: str,
+        payloads: Mapping[Ref, bytes],
+    ) -> tuple[str, str]:
+        operation = self._link.redis.append
+        answer: tuple[str, str] = await self._link.call(
+            operation, after.batch, term, batch, number, entry, list(payloads)
+        )
+        return answer
+
+    async def _next(self, after: str, count: int, block_ms: int | None) -> list[Entry]:
+        link, process = self._link, self._link.process
+        poke = process.create_future()
+        reader = (process, poke) if block_ms else None
+        found = await link.call(link.redis.next, after, count, reader)
+        if not found and block_ms:
+            found = await process.answer(poke, block_ms / 1e3)
+        return [_entry(landed) for landed in found] if found is not TIMEOUT else []
+
+    async def scan(self, after: str, *, until: str = "+", count: int = 256) -> list[Entry]:
+        redis = self._link.redis
+        found = await self._link.call(redis.next, after if after != "0" else START, count, None)
+        return [_entry(x) for x in found if until == "+" or order(x.position) <= order(until)]
+
+    async def replicated(self, *, expected: bool) -> bool:
+        return True
+
+    async def _check_format(self) -> None: ...
+
+    async def _get_snapshot(self) -> str | bytes | None:
+        redis = self._link.redis
+        data: str | None = await self._link.call(
+            lambda: redis.snapshots[-1] if redis.snapshots else None
+        )
+        return data
+
+    async def _set_snapshot(self, data: str, term: int, trim_before: str) -> bool:
+        return bool(await self._link.call(self._link.redis.save, data, term, trim_before))
+
+
+def _entry(landed: Landed) -> Entry:
+    fields = {b"e": landed.text, b"n": landed.number, b"b": landed.batch.encode()}
+    return decode_entry(landed.position.encode(), fields)  # type: ignore[arg-type]
+
+
+class MemoryElection(Election):
+    def __init__(self, link: Link, identity: LeaderIdentity, *, lease_s: float) -> None:
+        clock = ProcessClock(link.process)
+        super().__init__(None, None, identity, lease_s=lease_s, clock=clock)  # type: ignore[arg-type]
+        self._link = link
+
+    async def _grant(self, known_term: int) -> int | None:
+        term: int | None = await self._link.call(
+            self._link.redis.acquire, self._identity, self._lease_s, known_term
+        )
+        return term
+
+    async def _extend(self, term: int) -> bool:
+        redis = self._link.redis
+        return bool(await self._link.call(redis.renew, self._identity, self._lease_s, term))
+
+    async def _delete(self) -> None:
+        await self._link.call(self._link.redis.release, self._identity)
+
+    async def holder(self) -> tuple[LeaderIdentity | None, float]:
+        holder, left_s = await self._link.call(self._link.redis.lease)
+        return LeaderIdentity.from_json(holder) if holder else None, left_s
+
+
+class MemoryPayloads:
+    """What was stored with the entries. The bytes are not kept: whether they are there is enough."""
+
+    def __init__(self, link: Link) -> None:
+        self._link = link
+
+    async def put(self, payloads: Mapping[Ref, bytes], pipe: Any) -> Sequence[str]:
+        raise NotImplementedError("stored by the journal")
+
+    async def get(self, refs: Sequence[Ref]) -> Payloads:
+        stored = self._link.redis.payloads
+        return list(await self._link.call(lambda: [b"" if r in stored else None for r in refs]))
+
+    async def delete(self, refs: Sequence[Ref]) -> None:
+        await self._link.call(self._link.redis.delete, refs)
+
+    async def list(self) -> Refs:
+        redis = self._link.redis
+        return list(await self._link.call(lambda: list(redis.payloads)))
+
+
+class NoPartials:
+    """Simulated workers report no partial work."""
+
+    async def put(self, term: int, partials: Sequence[Partial]) -> bool:
+        return True
+
+    async def get(self, task_ids: Sequence[TaskId]) -> list[bytes | None]:
+        return [None for _ in task_ids]
+
+    async def delete(self, task_ids: Sequence[TaskId]) -> None: ...
+
+    async def sizes(self) -> dict[TaskId, Kept]:
+        return {}
+
+
+class NoRegistry(RunRegistry):
+    """All controllers of a simulated run have the same settings and know one another."""
+
+    def __init__(self) -> None: ...
+
+    async def agree(self, run: str, payload_dir: str, config_json: str) -> None: ...
+
+    async def announce(self, controller_id: str, facts: dict[str, Any]) -> dict[str, Any]:
+        return {}
+
+
+async def _nothing() -> None: ...
+
+
+def memory_stores(
+    redis: MemoryRedis, process: Process, identity: LeaderIdentity, *, lease_s: float
+) -> Stores:
+    link = Link(redis, process)
+    return Stores(
+        journal=MemoryJournal(link),
+        election=MemoryElection(link, identity, lease_s=lease_s),
+        payloads=MemoryPayloads(link),
+        partials=NoPartials(),
+        registry=NoRegistry(),
+        close=_nothing,
+        url="redis://simulated",
+    )

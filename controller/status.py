@@ -1,0 +1,113 @@
+"""Status of a run as a protobuf message: phase, counts, every worker, every controller."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from typing import Any
+
+from controller.leader import Leader
+from controller.ledger import views
+from controller.ledger.enums import Lifecycle, Role
+from controller.ledger.fleet import Worker
+from controller.ledger.standby_workers import desired_spares
+from controller.ledger.state import State
+from controller.proto_encoding import ROLES
+from controller.replicated_controller import Controller
+from paceline.v1 import admin_pb2
+
+SILENT_S = 5.0
+"""A controller renews its entry in Redis every second."""
+
+
+def status_of(controller: Controller) -> admin_pb2.StatusReply:
+    """Status of the run, from a leader's live ledger or a standby's copy."""
+    leader = controller.leader
+    state = controller.state
+    view = views.status(state)
+    trouble = leader.trouble if leader is not None else controller.trouble
+    reply = admin_pb2.StatusReply(
+        run_id=controller.config.run.name,
+        run_name=controller.config.run.name,
+        phase=view.phase if state.ended or not trouble else trouble,
+        leader=view.leader,
+        term=view.term,
+        step=view.step,
+        total_steps=view.total_steps or controller.config.train.steps,
+        version=view.version,
+        mesh_epoch=view.mesh_epoch,
+        desired=view.desired,
+        metrics=view.metrics,
+        failovers=view.failovers,
+        mesh_rebuilds=view.mesh_rebuilds,
+        reason=view.reason,
+        checkpoint_step=view.checkpoint_step,
+        clock_s=controller.clock.time(),
+        tasks=admin_pb2.TaskCounts(**asdict(view.tasks)),
+    )
+    if spares := desired_spares(state):
+        reply.spares["rollout"] = spares
+    if leader is not None:
+        reply.provider_trouble = leader.provider_trouble
+        if leader.proposal is not None:
+            counts = leader.proposal.counts
+            reply.proposed.update({"policy": counts.policy, "rollout": counts.rollout})
+            reply.proposed_why = leader.proposal.why
+    for worker in state.fleet.workers.values():
+        _add_worker(reply, state, worker, leader)
+    for seen in controllers_of(controller):
+        reply.controllers.add(**seen)
+    return reply
+
+
+def controllers_of(controller: Controller) -> Iterator[dict[str, Any]]:
+    """Every controller seen lately, by the names of ``ControllerStatus``'s fields."""
+    leader = controller.state.leader
+    now = controller.clock.time()
+    for controller_id, seen in sorted(controller.peers.items()):
+        age_s = max(0.0, now - seen["t"])
+        # The ledger names the leader: the process's own entry may be out of date.
+        state = "leader" if controller_id == leader else "standby"
+        yield {
+            "controller_id": controller_id,
+            "address": seen["address"],
+            "rest": str(seen.get("rest") or ""),
+            "state": state if age_s < SILENT_S else "silent",
+            "pid": seen["pid"],
+            "host": seen["host"],
+            "heartbeat_age_s": round(age_s, 3),
+        }
+
+
+def _add_worker(
+    reply: admin_pb2.StatusReply, state: State, worker: Worker, leader: Leader | None
+) -> None:
+    mesh = state.fleet.mesh
+    member = (
+        mesh is not None
+        and not mesh.broken
+        and mesh.rank(worker.worker_id, worker.incarnation) >= 0
+    )
+    policy = worker.role is Role.POLICY
+    status = reply.workers.add(
+        worker_id=worker.worker_id,
+        role=ROLES[worker.role],
+        host=worker.host,
+        pid=worker.pid,
+        state=str(worker.lifecycle),
+        mesh_epoch=mesh.epoch if member and mesh is not None else 0,
+        version=worker.state_version if policy else worker.loaded_version,
+        held_leases=len(worker.held),
+        incarnation=worker.incarnation,
+        # Only the leader receives heartbeats.
+        heartbeat_age_s=-1.0,
+    )
+    if worker.spare and worker.lifecycle is Lifecycle.RUNNING:
+        status.state = "spare"
+    if not worker.alive:
+        return
+    # A launcher that saw only the lower desired count would stop a second worker.
+    if worker.leaving:
+        status.state = "draining"
+    if leader is not None:
+        leader.describe(worker, status)
