@@ -122,7 +122,7 @@ def test_the_plot_is_a_png(runs: Path, tmp_path: Path) -> None:
         (["a"], "two runs"),
         (["a", "nowhere"], "no such directory"),
         (["a", "notes"], "not the directory of a run"),
-        (["a", "b", "--metric", "reward_men"], "There are: eval_reward_mean, reward_mean"),
+        (["a", "b", "--metric", "reward_men"], "Choose from: eval_reward_mean, reward_mean"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(runs: Path, arguments: list[str], said: str) -> None:
