@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,7 +20,11 @@ from paceline.cli.common import (
 if TYPE_CHECKING:
     from paceline.preflight.check import Check
 
-STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+STYLES: dict[str, dict[str, Any]] = {
+    "ok": {"fg": "green"},
+    "warn": {"fg": "yellow"},
+    "fail": {"fg": "red", "bold": True},
+}
 
 
 @takes_target
@@ -72,18 +76,9 @@ def doctor(
 
 
 def _line(check: Check) -> str:
-    from rich.console import Console
-    from rich.text import Text
-
-    line = Text.assemble(
-        (f"{check.state:<5}", STYLES[check.state]), f"{check.name:<15} {check.found}"
-    )
-    if check.remedy:
-        line.append(f"\n{'':<21}→ {check.remedy}")
-    console = Console(soft_wrap=True)
-    with console.capture() as captured:
-        console.print(line, end="")
-    return captured.get()
+    state = typer.style(f"{check.state:<5}", **STYLES[check.state])
+    remedy = f"\n{'':<21}→ {check.remedy}" if check.remedy else ""
+    return f"{state} {check.name:<15} {check.found}{remedy}"
 
 
 def register(app: typer.Typer) -> None:

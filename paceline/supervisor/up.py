@@ -14,7 +14,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import os
 import signal
 import time
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ from paceline.run_view.fleet_file import FleetRecord, ProcessId
 from paceline.run_view.run_records import RunRecords
 from paceline.run_view.summary import Accounting, summarise, write_summary
 from paceline.run_view.words import text_of
-from paceline.supervisor.child import until_gone
+from paceline.supervisor.child import Child, ChildSpec, until_gone
 from paceline.supervisor.launch import Launcher
 from paceline.supervisor.local import LocalFleet
 from paceline.supervisor.status_poller import StatusPoller
@@ -115,7 +115,10 @@ class LocalRun:
             await control.close()
             self._console.close()
         if status == "finished" and export is None:
-            status, reason = "failed", f"the final export failed: see {self._log('export')}"
+            status, reason = (
+                "failed",
+                f"the final export failed: see {self._run_dir / 'logs' / 'export.log'}",
+            )
         return self._sum_up(status, reason, accounting, export)
 
     def _known_ports(self) -> list[int]:
@@ -227,34 +230,24 @@ class LocalRun:
         out = self._run_dir / "export"
         self._console.note(f"exporting {checkpoint}")
         trust = ["--trust-remote-code"] if self._config.model.trust_remote_code else []
-        with self._log("export").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(
-                *python_module("policy_worker.checkpoint.export"),
-                *(checkpoint, str(out), *trust),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
+        command = (*python_module("policy_worker.checkpoint.export"), checkpoint, str(out), *trust)
+        log = self._run_dir / "logs" / "export.log"
+        child = await Child.start(ChildSpec("export", "export", command, os.environ, log))
+        ended = asyncio.create_task(child.wait())
+        at_once = asyncio.create_task(self._at_once.wait())
         try:
-            async with asyncio.timeout(EXPORT_LIMIT_S):
-                code = await _wait_or(process, self._at_once)
-        except TimeoutError:
-            code = None
+            await asyncio.wait(
+                {ended, at_once}, timeout=EXPORT_LIMIT_S, return_when=asyncio.FIRST_COMPLETED
+            )
         finally:
-            with contextlib.suppress(ProcessLookupError):
-                process.kill()
-            await process.wait()
-        return out if code == 0 else None
+            at_once.cancel()
+            if not ended.done():
+                child.kill()
+        return out if await ended == 0 else None
 
     def _stop_redis(self) -> None:
         if self._config.redis.url is None:
             stop_redis(self._run_dir)
-
-    def _log(self, name: str) -> Path:
-        path = self._run_dir / "logs" / f"{name}.log"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        return path
 
     def _sum_up(
         self, status: str, reason: str, accounting: Accounting | None, export: Path | None
@@ -292,11 +285,3 @@ def replay(redis_url: str, run_id: str) -> Accounting | None:
         rollbacks=int(counts.get("rollbacks", 0)),
         problems=tuple(report.problems),
     )
-
-
-async def _wait_or(process: asyncio.subprocess.Process, stop: asyncio.Event) -> int | None:
-    ended = asyncio.create_task(process.wait())
-    stopped = asyncio.create_task(stop.wait())
-    await asyncio.wait({ended, stopped}, return_when=asyncio.FIRST_COMPLETED)
-    stopped.cancel()
-    return ended.result() if ended.done() else None
