@@ -179,7 +179,7 @@ MODELS: dict[str, Any] = {
         "size_bytes": 1310720,
         "t": 1763711955.0,
     },
-    "Done": {"accepted": True, "message": "wanted now: policy=2, rollout=4"},
+    "Done": {"accepted": True, "message": "desired counts are now policy=2, rollout=4"},
     "Counts": {"rollout": 2},
     "ScaleBody": {"rollout": 4, "expected": {"rollout": 2}, "request_id": "grow-1"},
     "RequestBody": {"request_id": "ask-1"},

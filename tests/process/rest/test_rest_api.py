@@ -207,7 +207,7 @@ async def test_a_standby_sends_writes_to_the_leader(
     assert sent.headers["location"] == rest_url(served) + "/api/v1/scale"
     for _ in range(2):
         done = await leader.post("/api/v1/scale", json=body, headers=headers)
-        assert done.json() == {"accepted": True, "message": "wanted now: policy=1, rollout=3"}
+        assert done.json() == {"accepted": True, "message": "desired counts are now policy=1, rollout=3"}
     assert (await get(leader, "run"))["desired"] == {"policy": 1, "rollout": 3}
 
     async def scaled() -> int:
