@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from redis.exceptions import RedisError
 
+from controller.ledger.events import from_json, record_of
 from controller.rest.event_history import EventHistory
 from controller.rest.metric_store import MetricStore
 from controller.rest.redaction import Redactor
@@ -157,7 +158,8 @@ class RunIndex:
     def _take(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
             for n, event in enumerate(entry.events):
-                self._take_event(entry.at.entry, n, entry.t, dict(event))
+                record = record_of(from_json(event), event)
+                self._take_event(entry.at.entry, n, entry.t, dict(record))
 
     def _take_event(self, position: str, n: int, t: float, event: dict[str, Any]) -> None:
         kind = event.get("type")
