@@ -145,7 +145,7 @@ GUARDS = (
         (
             Patch(
                 STEPPING,
-                '    if len(step.votes) < len(mesh.members):\n        return VoteResult("pending")\n'
+                "    if len(step.votes) < len(mesh.members):\n        return VoteResult(VoteOutcome.PENDING)\n"
                 "    wrong = diverged(mesh, step)\n",
                 "    wrong = ()\n",
             ),

@@ -12,7 +12,7 @@ from paceline.rpc.refusal_code import RefusalCode
 
 
 class Decider(Protocol):
-    """Decisions read ``state``, refuse before they emit anything, and change nothing themselves."""
+    """A decision reads ``state``, refuses before it emits anything, and changes nothing itself."""
 
     state: State
 

@@ -1,4 +1,4 @@
-"""Evaluation rounds: the held-out prompts, once greedily, with the weights of a step or newer.
+"""Evaluation rounds: the held-out prompts, sampled greedily once with the weights of a step or newer.
 
 A round's tasks ``e<step>.<row>`` are leased like training tasks and before them; their scores are
 summed here and their payloads are not kept.

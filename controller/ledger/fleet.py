@@ -2,7 +2,7 @@
 
 - One incarnation of a worker id is current; every earlier one is fenced for good.
 - A mesh epoch's members never change: a loss or a join is a new epoch. Epochs only rise.
-- A link has two ends and an epoch of its own, so a broken receiver concerns nobody else.
+- A link has two ends and an epoch of its own, so a broken receiver concerns no other worker.
 """
 
 from __future__ import annotations
@@ -27,28 +27,28 @@ from paceline.ids import MeshEpoch, TaskId, Version
 _RETIRED_KEPT = 64
 _GONE_KEPT = 256
 TRIES = 3
-"""So many epochs in a row of a replica and one and the same source may come to nothing, and for as long
-as below, until the two go separate ways: somewhere between them the network does not let them through."""
+"""Epochs in a row of a replica and the same source that may fail, for at least as long as below, before
+one of the two is left out: some part of the network between them is broken."""
 JOINER_S = 30.0
-"""A connection that is refused fails in milliseconds: a network that only hiccups is back by then."""
+"""A refused connection fails in milliseconds: a short fault of the network is over by then."""
 HOLDER_S = 300.0
-"""Of two that hold the state none is known to be at fault, and one may only be slow: members that come
-to an epoch later than the others by its whole time limit let it fail, too."""
+"""Of two replicas that hold the state neither is known to be at fault, and one may only be slow: a member
+that joins an epoch later than its time limit makes it fail, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """Epochs in a row that came to nothing, as far as can be told because of one replica."""
+    """Epochs in a row that failed, presumably because of one replica."""
 
     epochs: int = 0
     source: int = 0
-    """Incarnation of the replica that the others were seeded by in them."""
+    """Incarnation of the replica that sent the state in them."""
     since: float = 0.0
-    """When the first of them broke. Unix seconds."""
+    """Time at which the first of them broke. Unix seconds."""
     for_s: float = 0.0
     """From then until the newest of them broke."""
     seeded: bool = False
-    """The replica had the state in the newest of them: another one may be the reason."""
+    """The replica had the state in the newest of them: another one may be the cause."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class Worker:
     ranks: int
     lifecycle: Lifecycle = Lifecycle.STARTING
     drain: bool = False
-    """Someone asked it to leave."""
+    """It was asked to leave."""
     spare: bool = False
     """Rollout: it stands by, with its model loaded and weights coming in, and leases nothing."""
     state_version: Version = Version(-1)
@@ -76,7 +76,7 @@ class Worker:
     held: dict[TaskId, None] = field(default_factory=dict)
     """Tasks leased to it."""
     failures: Failures = Failures()
-    """Policy: epochs in a row that came to nothing, as far as can be told because of it."""
+    """Policy: epochs in a row that failed, presumably because of it."""
 
     @property
     def alive(self) -> bool:
@@ -139,16 +139,16 @@ class Fleet:
         return None
 
     def unseeded(self) -> list[Worker]:
-        """Living members of the present epoch that have not got the state they were to get in it."""
+        """Living members of the present epoch that still lack its state."""
         if self.mesh is None:
             return []
         needy = (self.member(m) for m in self.mesh.members if m.needs_state)
         return [w for w in needy if w is not None and w.state_version < self.mesh.state_version]
 
     def blamed(self) -> list[Worker]:
-        """Who may be the reason if the present epoch fails: members that have not got the state they
-        were to get in it. Where all have it and no step has been committed, nobody knows which of
-        the connections failed: the last member, as those before it hold up fewer others."""
+        """Possible causes if the present epoch fails: the members that still lack its state. If all
+        have it and no step has been committed, any connection may have failed: then the last member,
+        because it holds up the fewest others."""
         needy, mesh = self.unseeded(), self.mesh
         if needy or mesh is None:
             return needy
@@ -158,7 +158,7 @@ class Fleet:
         return others[-1:] if idle else []
 
     def after_failure(self, worker: Worker, now: float) -> Failures:
-        """Of ``worker``, which is blamed for the present epoch, once that has failed."""
+        """Failures of ``worker``, which is blamed for the present epoch, once that has failed."""
         before, source = worker.failures, self._source()
         again = before.epochs and before.source == source
         since = before.since if again else now
@@ -166,24 +166,23 @@ class Fleet:
         return Failures(epochs, source, since, now - since, not self.unseeded())
 
     def _source(self) -> int:
-        """Incarnation of the member that seeds the others, or the first to restore; 0 for none."""
+        """Incarnation of the member that sends the state, or the first to restore; 0 for none."""
         mesh = self.mesh
         return mesh.members[max(0, mesh.source_rank)].incarnation if mesh else 0
 
     def left_out(self, worker: Worker, newest: Version) -> bool:
-        """No epoch of it and the replica with the state comes to anything, and the run can do
-        without the less of the two."""
+        """Every epoch of it and the replica with the state fails, and the run can do without it."""
         return self.hopeless(worker, worker.failures, newest)
 
     def hopeless(self, worker: Worker, failures: Failures, newest: Version) -> bool:
-        """As ``left_out``, if those were its failures."""
+        """As ``left_out``, for the given failures."""
         there = self.holders(newest) or self.living(Role.POLICY)
         source = next(
             (w for w in there if w.incarnation == failures.source and w is not worker), None
         )
         if source is None:
             return False
-        # Where the source is asked to leave, who might take its place is tried once more.
+        # If the source is asked to leave, its possible successor gets a second chance.
         tries = 2 * TRIES if source.leaving else TRIES
         limit_s = HOLDER_S if failures.seeded else JOINER_S
         return failures.epochs >= tries and failures.for_s >= limit_s
@@ -267,13 +266,13 @@ class Fleet:
             before is not None and before.restore and before.state_version == event.state_version
         )
         if event.restore and not again:
-            # Everybody begins anew: who could not reach whom then says nothing of now.
+            # All members restore: earlier faults of the network say nothing about now.
             for worker in self.workers.values():
                 worker.failures = Failures()
         self.mesh = Mesh(*(getattr(event, f.name) for f in fields(MeshSpec)))
 
     def apply_committed(self, version: Version) -> None:
-        """All members voted: from here on they hold the new state, or cannot answer for it."""
+        """All members voted: from here on each holds the new state, or has lost its state."""
         assert self.mesh is not None
         for member in self.mesh.members:
             worker = self.member(member)

@@ -21,6 +21,7 @@ from controller.ledger import (
     decider,
     lease_decisions,
     membership_decisions,
+    mesh_decisions,
     run_decisions,
     standby_workers,
     step_decisions,
@@ -99,10 +100,10 @@ class Ledger:
         return decider.caller(self.state, worker_id, incarnation)
 
     def settle_fleet(self, now: float) -> None:
-        membership_decisions.settle_mesh(self)
+        mesh_decisions.settle_mesh(self)
         step_decisions.settle_step(self, now)
         standby_workers.settle_spares(self)
-        membership_decisions.settle_links(self)
+        mesh_decisions.settle_links(self)
         self.settle_evals(now)
 
     def settle_evals(self, now: float) -> None:
@@ -110,7 +111,7 @@ class Ledger:
         run_decisions.settle_end(self, now)
 
     def mend_mesh(self, now: float) -> None:
-        membership_decisions.mend_mesh(self)
+        mesh_decisions.mend_mesh(self)
         self.settle_fleet(now)
 
 
@@ -124,9 +125,9 @@ _HANDLERS: dict[type[Any], Callable[[Ledger, Any, float], Any]] = {
     cmd.AcceptGroup: lease_decisions.accept,
     cmd.ReturnTask: lease_decisions.give_back,
     cmd.ExpireLease: lease_decisions.expire,
-    cmd.BreakMesh: membership_decisions.break_mesh,
-    cmd.FormMesh: membership_decisions.form_mesh,
-    cmd.BreakLink: membership_decisions.break_link,
+    cmd.BreakMesh: mesh_decisions.break_mesh,
+    cmd.FormMesh: mesh_decisions.form_mesh,
+    cmd.BreakLink: mesh_decisions.break_link,
     cmd.CastVote: step_decisions.vote,
     cmd.RecordCheckpoint: step_decisions.record_checkpoint,
     cmd.Scale: run_decisions.scale,

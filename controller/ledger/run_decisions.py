@@ -30,7 +30,7 @@ from controller.ledger.events import (
     TermBegun,
 )
 from controller.ledger.lease_decisions import drop
-from controller.ledger.membership_decisions import roll_back
+from controller.ledger.mesh_decisions import roll_back
 from controller.ledger.scale_limits import check_desired, within
 from controller.ledger.state import Phase, State, desired_in_words
 from controller.ledger.tasks import TaskState

@@ -54,7 +54,7 @@ def settle_step(d: Decider, now: float) -> None:
 
 
 def _choose(d: Decider, step: Step) -> tuple[TaskId, ...] | None:
-    """The ready groups that have waited longest in terms of weights; None if they are too few.
+    """The ready groups with the oldest weights; None if there are too few.
 
     Groups that would be too stale in ``step`` are dropped: later steps could use them even less.
     """

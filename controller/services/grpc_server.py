@@ -81,7 +81,7 @@ def new_server(config: Config) -> grpc.aio.Server:
 
 
 def bind(server: grpc.aio.Server, config: Config, port: int) -> int:
-    """Binds the server and returns its port. Raises BadStart where the port is taken."""
+    """Binds the server and returns its port. Raises BadStart if the port is taken."""
     host = config.controller.host
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
@@ -145,7 +145,7 @@ def final_error(controller: Controller, error: Exception) -> Exception:
     """``error``, unless it is a refusal by a leader whose lease has run out.
 
     One that was stopped and wakes knows nothing of what its successor decided: what it finds wrong
-    with a request may be right, and a refusal is final for who hears it.
+    with a request may be right, and a refusal is final for the caller.
     """
     if isinstance(error, CommandRefused | Invalid):
         leader = controller.leader

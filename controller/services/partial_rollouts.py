@@ -45,7 +45,7 @@ async def report_partials(
 def _verdict(
     leader: Leader, worker_id: str, group: rollout_pb2.PartialGroup
 ) -> tuple[rollout_pb2.Verdict, str, int]:
-    """Verdict, message, and the number of tokens to be kept: 0 where the report is not taken."""
+    """Verdict, message, and the number of tokens to be kept: 0 if the report is not accepted."""
     try:
         tokens = check_partial(group, leader.limits, leader.version)
     except (InvalidGroup, Invalid) as error:

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 FETCHED_AT_ONCE = 16
 MAX_FETCHED = 65536
 MOST_KEPT = 32
-"""Older checkpoints, where none of them may be given up. The ledger knows no more than twice as many."""
+"""Older checkpoints that stay if none of them may be deleted. The ledger knows at most twice as many."""
 
 _OUTCOMES = wire_values(VoteOutcome, policy_pb2.Outcome, "OUTCOME")
 
@@ -106,7 +106,7 @@ async def record_checkpoint(
     worker_id, incarnation = check_caller(request.caller)
     if request.step < 1 or not request.path or request.size_bytes < 0:
         raise Invalid("a checkpoint has a step from 1, a path and a size")
-    # Not where the run directory is: a worker may see it at another path than this process.
+    # Not compared with the run directory: a worker may see it under another path than this process.
     if not re.fullmatch(rf"(.*/)?checkpoints/step-0*{request.step}", request.path) or ".." in (
         request.path.split("/")
     ):

@@ -126,7 +126,7 @@ def check_group(group: rollout_pb2.Group, limits: GroupLimits, newest_version: i
     wanted = limits.group_size if train else 1
     completions = group.completions
     if len(completions) != wanted:
-        raise InvalidGroup(f"{len(completions)} completions where {wanted} were asked for")
+        raise InvalidGroup(f"{len(completions)} completions; {wanted} were requested")
     prompt_tokens = _token_count(group.prompt_tokens, "prompt_tokens", limits)
     tokens: list[bytes] = [group.prompt_tokens]
     logprobs: list[bytes] = []
@@ -194,7 +194,7 @@ def check_partial(group: rollout_pb2.PartialGroup, limits: GroupLimits, newest: 
     task_id, _ = check_task(group.task)
     wanted = limits.group_size if task_id[0] == "t" else 1
     if len(group.completions) != wanted:
-        raise InvalidGroup(f"{len(group.completions)} completions where {wanted} were asked for")
+        raise InvalidGroup(f"{len(group.completions)} completions; {wanted} were requested")
     _token_count(group.prompt_tokens, "prompt_tokens", limits)
     total = 0
     tokens, logprobs = [group.prompt_tokens], []

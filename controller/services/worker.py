@@ -134,7 +134,7 @@ async def _read(
 
 
 async def _observe(leader: Leader, current: ServerSession, report: worker_pb2.Report) -> None:
-    """Takes one report and answers it, at once where nothing is waiting to become durable."""
+    """Answers one report, at once unless something is waiting to become durable."""
     current.report = report
     worker_id, incarnation = current.worker_id, current.incarnation
     if not leader.active:

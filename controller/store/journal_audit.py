@@ -5,8 +5,8 @@
 - What is trained is counted a second time from the events alone: no group in two steps of the
   surviving line.
 - Entries are numbered without a gap; terms, versions and mesh epochs only rise.
-- The stored snapshot equals the state that replay reaches at its position, where the journal still
-  holds what led there; else replay begins at the snapshot, and the counts rest on it.
+- The stored snapshot equals the state that replay reaches at its position, if the journal still
+  holds the entries before it; otherwise replay begins at the snapshot, and the counts rest on it.
 - The payload of every group that a step may still need is there.
 """
 

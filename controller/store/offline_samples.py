@@ -1,4 +1,4 @@
-"""The samples that the journal of a run still holds, read without a controller. Writes nothing."""
+"""Samples of a run that its journal still holds, read without a controller. Writes nothing."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def kept_groups(
 ) -> dict[str, Any]:
     """``groups`` (as ``GET groups/{id}`` gives each) and ``total``, before the limit.
 
-    Raises NoRedis where the journal cannot be read.
+    Raises NoRedis if the journal cannot be read.
     """
     client = connect(redis_url, timeout_s=30.0)
     keys = Keys(run_id)

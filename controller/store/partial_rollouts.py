@@ -9,7 +9,7 @@ that are generated again.
 - One report is kept for a task: the newest attempt's, and of that the longest. The write is fenced by
   the leader's term.
 - A sample goes on only if it would still be accepted if it ended now: its oldest token must be fresh
-  enough. Otherwise it begins anew.
+  enough. Otherwise it starts again from the prompt.
 - All reports together are kept up to a size limit; a report beyond it is not kept.
 """
 
@@ -211,7 +211,7 @@ class PartialRollouts:
         self._full = False
 
     async def begin(self) -> None:
-        """Learns what earlier leaders have stored, and deletes what nobody needs."""
+        """Learns what earlier leaders have stored, and deletes the reports of finished tasks."""
         try:
             found = await self._store.sizes()
         except (RedisError, OSError):
@@ -221,7 +221,7 @@ class PartialRollouts:
         await self.delete([task_id for task_id in found if not unfinished(self._state, task_id)])
 
     async def keep(self, partials: Sequence[Partial]) -> list[bool]:
-        """Stores reports; False for one there is no room for. Raises NotLeading where the term is
+        """Stores reports; False for one that does not fit. Raises NotLeading if the term is
         over or Redis is away: the worker says it again."""
         fitting = []
         more = 0
@@ -248,7 +248,7 @@ class PartialRollouts:
             raise NotLeading(f"waiting for the store ({type(error).__name__})") from error
         finally:
             self._writing -= more
-        # Not before: what was not stored must not take up room for ever.
+        # Not before: a report that was not stored must not take up room forever.
         for partial in fitting:
             kept = self._sizes.get(partial.task_id, _NOTHING)
             self._sizes[partial.task_id] = max(kept, partial.kept)
@@ -308,7 +308,7 @@ class PartialRollouts:
 
 
 def fresh_part(state: State, group: rollout_pb2.PartialGroup) -> rollout_pb2.PartialGroup | None:
-    """The group with the samples emptied that may not go on; None where none may."""
+    """The group without the tokens of samples that may not go on; None if none may."""
     stale = 0
     for completion in group.completions:
         if completion.versions and not may_continue(

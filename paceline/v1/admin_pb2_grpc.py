@@ -116,7 +116,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Stop(self, request, context):
-        """Ends the run: after the open step, every worker is told to stop.
+        """Ends the run: after the open step, every worker gets the directive to stop.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -75,7 +75,7 @@ class PolicyServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Vote(self, request, context):
-        """"I hold the reduced gradients of this step." Waits for the outcome. Idempotent by
+        """Reports that the replica holds the reduced gradients of the step. Waits for the outcome. Idempotent by
         (step, mesh_epoch).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -67,7 +67,7 @@ class RolloutServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SubmitGroups(self, request, context):
-        """Hands in finished groups. Idempotent by (task_id, attempt): saying it twice counts once and
+        """Hands in finished groups. Idempotent by (task_id, attempt): a repeat counts once and
         gets the same answer. Each group gets its own verdict; a refused group changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -82,7 +82,7 @@ class RolloutServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportPartials(self, request, context):
-        """Leaves what running tasks have so far, for whoever leases them next. Nothing of the ledger
+        """Stores the tokens of running tasks so far, for the next lease of each. Nothing of the ledger
         depends on it. Idempotent: the longest report of the newest attempt is kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

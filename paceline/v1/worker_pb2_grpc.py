@@ -71,7 +71,7 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ReportPeerError(self, request, context):
-        """Says that a collective or a weights link failed. A hint about its peers, never a death sentence.
+        """Reports a failed collective or weights link. A hint about the peers, never proof of a death.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -79,7 +79,7 @@ class Paused(Event):
 
 @event
 class CheckpointRequested(Event):
-    """Someone asked for a checkpoint of ``step``, the next one that the replicas can still be told of."""
+    """A checkpoint of ``step``, the next one that the replicas can still write, was requested."""
 
     request_id: str
     step: Step

@@ -209,7 +209,10 @@ async def test_a_standby_sends_writes_to_the_leader(
     assert sent.headers["location"] == rest_url(served) + "/api/v1/scale"
     for _ in range(2):
         done = await leader.post("/api/v1/scale", json=body, headers=headers)
-        assert done.json() == {"accepted": True, "message": "wanted now: policy=1, rollout=3"}
+        assert done.json() == {
+            "accepted": True,
+            "message": "desired counts are now policy=1, rollout=3",
+        }
     assert (await get(leader, "run"))["desired"] == {"policy": 1, "rollout": 3}
 
     async def scaled() -> int:
@@ -241,14 +244,14 @@ async def test_what_a_stale_page_sends_undoes_nobody_elses_change(
     assert (await leader.post("/api/v1/scale", json=other, headers=headers)).status_code == 200
     stale = {"policy": 9, "expected": wanted}
     late = await leader.post("/api/v1/scale", json=stale, headers=headers)
-    assert_problem(late, 409, "look again", f"policy={other['policy']}")
+    assert_problem(late, 409, "re-read the status and retry", f"policy={other['policy']}")
     back = {"policy": wanted["policy"], "expected": other}
     assert (await leader.post("/api/v1/scale", json=back, headers=headers)).status_code == 200
     assert (await get(leader, "run"))["desired"] == wanted
     incarnation = (await get(leader, "workers/rollout-0"))["incarnation"]
     body = {"replace": True, "incarnation": str(int(incarnation) + 1)}
     replaced = await leader.post("/api/v1/workers/rollout-0/drain", json=body, headers=headers)
-    assert_problem(replaced, 409, "rollout-0 has been replaced")
+    assert_problem(replaced, 409, "rollout-0 is another process now")
 
 
 async def test_pause_resume_and_checkpoint(served: Controllers, leader: httpx.AsyncClient) -> None:

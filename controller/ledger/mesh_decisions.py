@@ -1,0 +1,220 @@
+"""Decisions about the mesh of the policy replicas and about the weights links.
+
+- Joins and leaves of the mesh wait for the end of the open step; a death does not.
+- If every epoch of a replica fails, for example because the source of the state cannot reach it, it is
+  left out until it is restarted or the source is another one: it would block every other replica
+  forever.
+- While a living member of the mesh holds the newest state, its step goes on. If no living replica holds
+  that state, the run goes back to the newest checkpoint.
+"""
+
+from __future__ import annotations
+
+from controller.ledger.commands import BreakLink, BreakMesh, FormMesh
+from controller.ledger.decider import Decider
+from controller.ledger.enums import MeshEnd, Role
+from controller.ledger.events import LinkAssigned, MeshBroken, MeshFormed, RolledBack, StepAborted
+from controller.ledger.facts import Member
+from controller.ledger.fleet import Worker
+from controller.ledger.state import Phase
+from controller.ledger.step_decisions import reshard
+from paceline.ids import MeshEpoch, Version
+
+
+def break_mesh(d: Decider, c: BreakMesh, now: float) -> None:
+    d.caller(c.worker_id, c.incarnation)
+    mesh = d.state.fleet.mesh
+    if mesh is None or mesh.broken or mesh.epoch != c.epoch:
+        return
+    if mesh.rank(c.worker_id, c.incarnation) >= 0:
+        fleet = d.state.fleet
+        detail = f"{c.worker_id}: {c.detail}"
+        newest = d.state.versions.version
+        for worker in fleet.blamed():
+            failures = fleet.after_failure(worker, now)
+            if fleet.hopeless(worker, failures, newest) and not fleet.left_out(worker, newest):
+                source = mesh.members[max(0, mesh.source_rank)].worker_id
+                detail += (
+                    f"; {failures.epochs} epochs of {worker.worker_id} and {source} failed in a row: "
+                    f"{worker.worker_id} is left out. Check the network between them, then restart it"
+                )
+        d.emit(MeshBroken(mesh.epoch, MeshEnd.PEER_ERROR, detail, broken_t=now))
+
+
+def form_mesh(d: Decider, c: FormMesh, now: float) -> None:
+    mesh = d.state.fleet.mesh
+    # The run may have ended since the evidence was looked at.
+    if mesh is not None and mesh.broken and not d.state.ended:
+        mend_mesh(d)
+        d.settle_fleet(now)
+
+
+def mend_mesh(d: Decider) -> None:
+    """Forms the epoch after a broken one: at once with its survivors while a step is open."""
+    s = d.state
+    mesh = s.fleet.mesh
+    assert mesh is not None and mesh.broken
+    abort_hopeless_step(d)
+    if s.steps.open is None:
+        _form(d, _next_members(d) or [])
+        return
+    survivors = [w for m in mesh.members if (w := s.fleet.member(m)) is not None]
+    _form(d, [w for w in survivors if not s.fleet.left_out(w, s.versions.version)])
+    assert s.fleet.mesh is not None
+    reshard(d, s.fleet.mesh)
+
+
+def abort_hopeless_step(d: Decider) -> None:
+    s = d.state
+    mesh, step = s.fleet.mesh, s.steps.open
+    if step is None:
+        return
+    members = mesh.members if mesh else ()
+    survivors = [w for m in members if (w := s.fleet.member(m)) is not None]
+    if all(w.state_version != s.versions.version for w in survivors):
+        d.emit(StepAborted(step.step, "no living member holds the state before it"))
+
+
+def settle_mesh(d: Decider) -> None:
+    """Between steps: forms a new epoch if replicas are ready to join or leave."""
+    s = d.state
+    if s.ended or s.steps.open is not None:
+        return
+    mesh = s.fleet.mesh
+    survivors = [w for m in mesh.members if (w := s.fleet.member(m))] if mesh else []
+    if mesh is not None and mesh.broken and survivors:
+        return  # liveness sends FormMesh once the evidence is in
+    members = _next_members(d)
+    if members is None:
+        return
+    if mesh is not None and not mesh.broken:
+        current = [(m.worker_id, m.incarnation) for m in mesh.members]
+        if current == [(w.worker_id, w.incarnation) for w in members]:
+            return
+        stays = any(w.state_version == s.versions.version for w in survivors)
+        if stays and (s.phase is Phase.STOPPING or s.versions.step >= s.run.steps):
+            return  # the last checkpoint needs no new member
+        d.emit(MeshBroken(mesh.epoch, MeshEnd.MEMBERSHIP))
+    _form(d, members)
+
+
+def _next_members(d: Decider) -> list[Worker] | None:
+    """Members of the next epoch in rank order; None: the mesh stays as it is for now."""
+    s = d.state
+    mesh = s.fleet.mesh
+    staying = [w for m in (mesh.members if mesh else ()) if (w := s.fleet.member(m))]
+    others = sorted(
+        (w for w in s.fleet.living(Role.POLICY) if w not in staying), key=lambda w: w.worker_id
+    )
+    newest = s.versions.version
+    joining = [w for w in [*staying, *others] if w.joinable and not s.fleet.left_out(w, newest)]
+    if any(w.state_version == newest for w in joining):
+        return joining
+    holders = [w for w in [*staying, *others] if w.state_version == newest]
+    if not holders:
+        return joining
+    # The only replicas with the state are leaving or not ready. A leaving one stays until another
+    # has been seeded; for one that is coming the others wait.
+    leaving = next((w for w in holders if w.leaving), None)
+    return None if leaving is None else [leaving, *joining]
+
+
+def _form(d: Decider, workers: list[Worker]) -> None:
+    s = d.state
+    if not workers:
+        return
+    newest = s.versions.version
+    restore = all(w.state_version != newest for w in workers)
+    checkpoint = s.versions.checkpoint
+    if restore:
+        roll_back(d)
+    version = s.versions.version
+    members = tuple(
+        Member(
+            w.worker_id, w.incarnation, w.tensor_host, not restore and w.state_version != version
+        )
+        for w in workers
+    )
+    source = next((r for r, w in enumerate(workers) if w.state_version == version), -1)
+    d.emit(
+        MeshFormed(
+            epoch=MeshEpoch(s.fleet.mesh_epoch + 1),
+            members=members,
+            state_version=version,
+            step=s.versions.step,
+            source_rank=source,
+            restore=restore,
+            checkpoint_path=checkpoint.path if restore else "",
+        )
+    )
+
+
+def roll_back(d: Decider) -> None:
+    """Goes back to the newest checkpoint, unless that is done already."""
+    s = d.state
+    newest = s.versions.version
+    lost = max((w.diverged_version for w in s.fleet.workers.values()), default=Version(-1))
+    if newest == s.versions.restore_version and lost <= newest:
+        return
+    d.emit(
+        RolledBack(
+            step=s.versions.checkpoint.step,
+            # A worker may still hold a lost commit: its version must not be given to another state.
+            version=Version(max(newest, lost) + 1),
+            from_step=s.versions.step,
+            from_version=newest,
+            checkpoint_path=s.versions.checkpoint.path,
+        )
+    )
+
+
+def settle_links(d: Decider) -> None:
+    """One link for every living rollout worker, from a replica that holds the newest state."""
+    s = d.state
+    if s.ended:
+        return
+    publisher = s.fleet.publisher(s.versions.version)
+    if publisher is None:
+        return
+    for receiver in s.fleet.living(Role.ROLLOUT):
+        link = s.fleet.links.get(receiver.worker_id)
+        if link is None or not _serves(d, link):
+            assign_link(d, publisher, receiver)
+
+
+def _serves(d: Decider, link: LinkAssigned) -> bool:
+    """A link stays with its publisher while that is a member and holds the newest state."""
+    s = d.state
+    fleet = s.fleet
+    sender = fleet.current(link.publisher, link.publisher_incarnation)
+    return (
+        sender is not None
+        and sender.state_version == s.versions.version
+        and fleet.mesh is not None
+        and fleet.mesh.rank(sender.worker_id, sender.incarnation) >= 0
+        and fleet.current(link.receiver, link.receiver_incarnation) is not None
+    )
+
+
+def break_link(d: Decider, c: BreakLink, now: float) -> None:
+    d.caller(c.worker_id, c.incarnation)
+    fleet = d.state.fleet
+    link = next((x for x in fleet.links.values() if x.epoch == c.epoch), None)
+    if link is None or c.worker_id not in (link.publisher, link.receiver):
+        return
+    publisher = fleet.publisher(d.state.versions.version)
+    receiver = fleet.current(link.receiver, link.receiver_incarnation)
+    if publisher is not None and receiver is not None:
+        assign_link(d, publisher, receiver)
+
+
+def assign_link(d: Decider, publisher: Worker, receiver: Worker) -> None:
+    d.emit(
+        LinkAssigned(
+            epoch=d.state.fleet.link_epoch + 1,
+            publisher=publisher.worker_id,
+            publisher_incarnation=publisher.incarnation,
+            receiver=receiver.worker_id,
+            receiver_incarnation=receiver.incarnation,
+        )
+    )
