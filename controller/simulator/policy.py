@@ -11,6 +11,7 @@ only some of the replicas shows at once.
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import TYPE_CHECKING, Any
 
 from controller.services import policy as policy_service
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from controller.simulator.world import World
 
 
+FORM_S = 10.0
+"""Time limit of a rendezvous."""
 WAIT_S = 2.0
 """How long a request for a plan or a vote may be held."""
 
@@ -74,9 +77,15 @@ class PolicyWorker(SimulatedWorker):
         now = self._mesh
         return now is not None and now.epoch == mesh.epoch
 
-    async def _until(self, future: asyncio.Future[Any], mesh: worker_pb2.PolicyMesh) -> bool:
+    async def _until(
+        self,
+        future: asyncio.Future[Any],
+        mesh: worker_pb2.PolicyMesh,
+        limit_s: float = math.inf,
+    ) -> bool:
         """Waits for ``future`` as long as the epoch is not called off; whether it is there."""
-        while not future.done() and self._current(mesh):
+        last = self.time() + limit_s
+        while not future.done() and self._current(mesh) and self.time() < last:
             await self.within(future, 0.5)
             self.check()
         return future.done()
@@ -103,7 +112,8 @@ class PolicyWorker(SimulatedWorker):
                 f"{mesh.state_version}"
             )
         formed = epoch.join(self, (-1, 0))
-        if not await self._until(formed, mesh):
+        if not await self._until(formed, mesh, FORM_S):
+            await self._complain(mesh)
             return False
         if formed.result() == ERROR:
             await self._complain(mesh)

@@ -65,6 +65,7 @@ def test_replaying_the_journal_from_any_snapshot_gives_the_same_state() -> None:
         assert ledger.fingerprint() == whole.fingerprint()
 
 
+@pytest.mark.timeout(0)
 def test_every_event_survives_the_journals_json_exactly() -> None:
     events: list[ev.Event] = [
         ev.RunFailed("a", "why", 1.5),

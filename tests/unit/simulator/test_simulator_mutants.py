@@ -25,7 +25,6 @@ from controller.ledger.tasks import Task
 from controller.ledger.versions import Versions
 from controller.ledger.views import live_payloads, running_attempts
 from controller.simulator.faults import run_schedule
-from controller.store.election import Election
 from controller.store.group_commit import GroupCommit
 
 SEEDS = range(1000)
@@ -171,11 +170,6 @@ def replies_before_they_are_durable(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(GroupCommit, "durable", at_once)
 
 
-def no_end_of_the_lease_in_the_shell(patch: pytest.MonkeyPatch) -> None:
-    """A leader that was stopped answers from what it remembers."""
-    patch.setattr(Election, "holds_lease", property(lambda self: True))
-
-
 MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     no_lease_idempotency,
     no_submission_idempotency,
@@ -195,7 +189,6 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     suspects_in_company,
     no_spare_is_put_to_work,
     replies_before_they_are_durable,
-    no_end_of_the_lease_in_the_shell,
 )
 
 
