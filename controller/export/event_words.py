@@ -40,8 +40,7 @@ def _severity(event: Mapping[str, Any]) -> str:
     if kind == "RunFailed":
         return "error"
     planned = event.get("reason") == "membership" or event.get("how") == "replaced"
-    fault = kind in FAULTS or (kind == "TermBegun" and int(event.get("term", 1)) > 1)
-    return "warning" if fault and not planned else "info"
+    return "warning" if kind in FAULTS and not planned else "info"
 
 
 def _text(event: Mapping[str, Any]) -> str:

@@ -33,7 +33,9 @@ POSITION = r"(\d{1,20}(-\d{1,20})?)?"
 
 
 def events(
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Continue with new events as they happen.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue with new events as they happen.")
+    ] = False,
     after: Annotated[
         str, typer.Option("--after", metavar="POSITION", help="Journal position to start after.")
     ] = "",

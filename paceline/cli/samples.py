@@ -45,16 +45,16 @@ ORDER = {
     Sort.longest: "-length",
     Sort.stalest: "-staleness",
 }
-"""As the REST interface calls it, where that is another word."""
+"""Name of an order in the REST interface, if it differs."""
 
 
 def samples(
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, max=500, help="Groups at most.")
+        int, typer.Option("--limit", metavar="N", min=1, max=500, help="Number of groups, at most.")
     ] = 5,
     step: Annotated[
         int | None,
-        typer.Option("--step", min=1, help="Only those of this step.", show_default=False),
+        typer.Option("--step", min=1, help="Only groups of this step.", show_default=False),
     ] = None,
     sort: Annotated[
         Sort, typer.Option("--sort", help="By the group's mean reward, length, or age.")
@@ -65,9 +65,9 @@ def samples(
     token_file: TokenOption = None,
     tls_ca: TlsOption = None,
 ) -> None:
-    """Read what the model wrote lately: prompts, their completions, and the reward of each.
+    """Show recent samples: prompts, their completions and the reward of each.
 
-    Samples are kept until a checkpoint covers their step. Of a run that is not running, those that
+    Samples are kept until a checkpoint covers their step. If the run is not running, the samples that
     its journal still holds are shown.
 
     Example: paceline samples --run-dir runs/demo --sort worst --limit 3
@@ -81,10 +81,10 @@ def samples(
         print_json(found)
         return
     for group in found["groups"]:
-        typer.echo(_told(group))
+        typer.echo(_text(group))
     if not found["groups"]:
         of_step = "" if step is None else f" of step {step}"
-        typer.echo(f"no samples{of_step} are kept: a checkpoint covers them, or none came yet")
+        typer.echo(f"no samples{of_step} are kept: a checkpoint covers them, or there are none yet")
     elif found["total"] > len(found["groups"]):
         typer.echo(f"{found['total'] - len(found['groups'])} more groups: --limit N")
 
@@ -96,7 +96,7 @@ def _from_controllers(
     tls_ca: Path | None,
     query: dict[str, Any],
 ) -> dict[str, Any] | None:
-    """None where none answers and the run directory may tell instead."""
+    """None if no controller answers and the run directory may be read instead."""
     from paceline.rpc.client import ControlPlaneUnavailable
     from paceline.rpc.rest_client import RestRefused, RestUnavailable
 
@@ -151,12 +151,12 @@ def _from_journal(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:
     from paceline.cli.ledger import redis_of
 
     name = run_config(run_dir).run.name
-    wanted = Filter(step=query["step"])
+    chosen = Filter(step=query["step"])
     with redis_of(run_dir) as url:
-        return asyncio.run(kept_groups(url, name, wanted, query["sort"], query["limit"]))
+        return asyncio.run(kept_groups(url, name, chosen, query["sort"], query["limit"]))
 
 
-def _told(group: dict[str, Any]) -> str:
+def _text(group: dict[str, Any]) -> str:
     """A group as text: the prompt, then each completion under its reward."""
     step = f"step {group['step']}" if group["step"] else "no step yet"
     lines = [

@@ -26,7 +26,7 @@ def status(
     token_file: TokenOption = None,
     tls_ca: TlsOption = None,
 ) -> None:
-    """Show the state of a run: every process, the leader and its term, step and queue.
+    """Show the state of a run: processes, leader and term, step and tasks.
 
     Example: paceline status --run-dir runs/demo --json
     """

@@ -17,6 +17,8 @@ MOST_OPEN = 256
 MOST_MARKS = 10_000
 MOST_CHECKPOINTS = 256
 
+DOCUMENTED = {"use_attribute_docstrings": True}
+"""The REST interface publishes these classes with pydantic."""
 STEERED = frozenset({"Scaled", "Drained"})
 """Besides faults and checkpoints, the events that learning curves carry a mark for."""
 NOTICED = {
@@ -36,12 +38,14 @@ _HEAD = frozenset({"position", "n", "t", "type", "after", "counts", "severity", 
 
 @dataclass(slots=True)
 class ListedEvent:
-    """One event that is shown to people."""
+    """An event that is shown to people."""
 
-    key: Key
+    __pydantic_config__ = DOCUMENTED
+
     id: str
-    """Journal position and number within it: ``1763711975123-0/1``."""
+    """Pass it as ``since`` or as Last-Event-ID to continue after this event."""
     t: float
+    """Unix seconds."""
     type: str
     step: int
     """Committed steps when it happened."""
@@ -49,26 +53,36 @@ class ListedEvent:
     """fault, change or routine."""
     text: str
     fields: dict[str, Any]
-    noticed: str = ""
+    noticed: str
+    """How a fault was noticed."""
     mesh_s: float | None = None
-    """Time until the next mesh epoch was formed."""
+    """Of a fault: time until the next mesh epoch was formed."""
     commit_s: float | None = None
-    """Time until the next step was committed."""
+    """Of a fault: time until the next step was committed."""
+
+    @property
+    def key(self) -> Key:
+        position, _, number = self.id.rpartition("/")
+        return position_key(position), int(number)
 
     @property
     def is_fault(self) -> bool:
         return self.severity == "fault"
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__ if name != "key"}
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
+    __pydantic_config__ = DOCUMENTED
+
     step: int
     version: int
     path: str
+    """Relative to the run directory."""
     t: float
+    """Unix seconds; 0: unknown."""
     size_bytes: int
 
 
@@ -96,6 +110,7 @@ class EventHistory:
     _open: list[ListedEvent] = field(default_factory=list)
     """Faults after which no step has been committed yet."""
     _living: set[str] = field(default_factory=set)
+    _terms: int = 0
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Takes the next record of events.jsonl. One that is known already changes nothing."""
@@ -103,7 +118,7 @@ class EventHistory:
         if key <= self._last:
             return
         self._last, self.position = key, str(record["position"])
-        event = self._listed(key, record)
+        event = self._listed(key[1], record)
         self._fold(event, record)
         if event.type == "StepCommitted":
             self._commits.append(event)
@@ -116,7 +131,7 @@ class EventHistory:
         elif event.is_fault or event.type in STEERED:
             self._marks.append(event)
 
-    def _listed(self, key: Key, record: Mapping[str, Any]) -> ListedEvent:
+    def _listed(self, n: int, record: Mapping[str, Any]) -> ListedEvent:
         kind = str(record.get("type", ""))
         fields = {k: v for k, v in record.items() if k not in _HEAD}
         if kind == "StepCommitted":
@@ -125,18 +140,19 @@ class EventHistory:
             fields = {"step": record["step"], "reward_mean": reward}
         elif kind == "RunStarted":
             fields = {}
-        fault = record.get("severity", "info") != "info"
+        # The first leader is no fault; a later one took over from a leader that was lost.
+        is_term = kind == "TermBegun"
+        fault = self._terms > 0 if is_term else record.get("severity", "info") != "info"
         noticed = NOTICED.get(str(record.get("how") or record.get("reason") or ""), "")
         return ListedEvent(
-            key=key,
-            id=f"{record['position']}/{key[1]}",
+            id=f"{record['position']}/{n}",
             t=float(record["t"]),
             type=kind,
             step=int(record["step"]) if kind == "StepCommitted" else self.step,
             severity="fault" if fault else "routine" if kind == "StepCommitted" else "change",
             text=self.clean(text_of(record)),
             fields=self.clean(fields),
-            noticed=NEW_LEADER if fault and kind == "TermBegun" else noticed,
+            noticed=NEW_LEADER if fault and is_term else noticed,
         )
 
     def _fold(self, event: ListedEvent, record: Mapping[str, Any]) -> None:
@@ -161,8 +177,10 @@ class EventHistory:
             self._living.add(str(record["worker_id"]))
         elif event.type == "WorkerDied" or record.get("lifecycle") == "stopped":
             self._living.discard(str(record.get("worker_id")))
-        elif event.type == "TermBegun" and not self._living:
-            self.resumed.append(event.t)
+        elif event.type == "TermBegun":
+            self._terms += 1
+            if not self._living:
+                self.resumed.append(event.t)
         if event.is_fault and event.type != "TaskDropped":
             self._open.append(event)
             del self._open[:-MOST_OPEN]

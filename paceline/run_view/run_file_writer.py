@@ -23,7 +23,6 @@ from typing import Any
 from paceline.run_view.json_lines import JsonLinesFile, read_lines
 from paceline.run_view.words import is_listed
 
-
 Key = tuple[tuple[int, ...], int]
 """Journal position and number within it: orders records."""
 

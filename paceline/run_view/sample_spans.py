@@ -1,15 +1,15 @@
-"""A sample's life as spans of time, from the events of the journal. Pure: events in, spans out.
+"""Spans of a sample's life, folded from the events of the journal.
 
     task ├─ lease ──────────────────────┤─ ready ─┤─ step ────────┤
          │    ├─ generate ──┤─ reward ─┤           │      ├ commit ┤
 
-- The task's span begins with its first lease and ends when it is trained or dropped.
+- *task* begins with the first lease and ends when the task is trained or dropped.
 - *lease* is one attempt, from the lease to the accepted group; a released one ends with the reason.
   Two may run at a time.
-- *generate* and *reward* lie at the end of the lease, as long as the worker says they took.
-- *ready* is waiting for a step, *step* from its opening to its commit, *commit* in it from the first
-  vote on.
-- After a rollback a task is trained again: it gets another ready or step span in the same trace.
+- *generate* and *reward* lie at the end of the lease; the worker reports how long they took.
+- *ready* is the wait for a step, *step* lasts from its opening to its commit, and *commit* from the
+  first vote.
+- After a rollback, a task that is trained again gets another ready or step span in its trace.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Attributes = Mapping[str, str | int | float | bool]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """``key`` tells the spans of one task apart; the task's own has the key "task"."""
+    """``key`` is unique among the spans of one task; the task's own span has the key "task"."""
 
     task_id: str
     key: str
@@ -34,7 +34,7 @@ class Span:
     end: float
     attributes: Attributes
     error: str = ""
-    """Why it ended without its purpose; empty: it did not."""
+    """Why it failed; empty if it did not."""
     parent: str = "task"
     """Key of the span it lies in."""
 
@@ -43,10 +43,10 @@ class Span:
 class _Life:
     began: float
     leases: dict[int, tuple[str, float]] = field(default_factory=dict)
-    """Attempts that run: worker, and since when."""
+    """Worker and start of each running attempt."""
     ready: float = 0.0
     again: bool = False
-    """Trained before, in a step that was lost: its own span has been told."""
+    """Trained before, in a step that was lost: its own span has been sent."""
 
 
 @dataclass(slots=True)
@@ -56,7 +56,7 @@ class _Step:
     opened: float
     groups: tuple[str, ...]
     replicas: dict[str, str]
-    """Task to the replica that computes it."""
+    """Replica that computes each task."""
     round: int = 0
     voted: float = 0.0
 

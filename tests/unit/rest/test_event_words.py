@@ -81,6 +81,9 @@ def test_an_event_is_told_in_plain_words(words: str) -> None:
 )
 def test_of_a_fault_it_is_said_how_it_was_noticed(event: ev.Event, noticed: bool) -> None:
     history = EventHistory()
+    if isinstance(event, ev.TermBegun) and event.term > 1:
+        first = as_journalled(ev.TermBegun(1, "controller-0", 1.0))
+        history.add({"position": "1-0", "n": 0, "t": 1.0, **described(first)})
     history.add({"position": "2-0", "n": 0, "t": 2.0, **described(as_journalled(event))})
     told = history.after(None, limit=9)[-1]
     assert bool(told.noticed) == noticed
