@@ -96,8 +96,8 @@ class EventHistory:
     position: str = ""
     """Journal position of the newest event."""
     resumed: list[float] = field(default_factory=list)
-    """When a leader began while no worker was alive: at the start of the run, and each time a run
-    that had been stopped was resumed. Unix seconds, ascending."""
+    """When a leader began without a failover: at the start of the run, and each time a run that had
+    been stopped was resumed. Unix seconds, ascending."""
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
     """On the surviving line, oldest first."""
     drops: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=500))
@@ -109,8 +109,6 @@ class EventHistory:
     _saved: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
     _open: list[ListedEvent] = field(default_factory=list)
     """Faults after which no step has been committed yet."""
-    _living: set[str] = field(default_factory=set)
-    _terms: int = 0
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Takes the next record of events.jsonl. One that is known already changes nothing."""
@@ -140,9 +138,7 @@ class EventHistory:
             fields = {"step": record["step"], "reward_mean": reward}
         elif kind == "RunStarted":
             fields = {}
-        # The first leader is no fault; a later one took over from a leader that was lost.
-        is_term = kind == "TermBegun"
-        fault = self._terms > 0 if is_term else record.get("severity", "info") != "info"
+        fault = record.get("severity", "info") != "info"
         noticed = NOTICED.get(str(record.get("how") or record.get("reason") or ""), "")
         return ListedEvent(
             id=f"{record['position']}/{n}",
@@ -152,7 +148,7 @@ class EventHistory:
             severity="fault" if fault else "routine" if kind == "StepCommitted" else "change",
             text=self.clean(text_of(record)),
             fields=self.clean(fields),
-            noticed=NEW_LEADER if fault and is_term else noticed,
+            noticed=NEW_LEADER if fault and kind == "TermBegun" else noticed,
         )
 
     def _fold(self, event: ListedEvent, record: Mapping[str, Any]) -> None:
@@ -173,14 +169,8 @@ class EventHistory:
                     fault.mesh_s = round(event.t - fault.t, 3)
         elif event.type == "CheckpointRecorded":
             self._save(record, str(record.get("path", "")), event.t)
-        elif event.type == "WorkerRegistered":
-            self._living.add(str(record["worker_id"]))
-        elif event.type == "WorkerDied" or record.get("lifecycle") == "stopped":
-            self._living.discard(str(record.get("worker_id")))
-        elif event.type == "TermBegun":
-            self._terms += 1
-            if not self._living:
-                self.resumed.append(event.t)
+        elif event.type == "TermBegun" and not record.get("failover"):
+            self.resumed.append(event.t)
         if event.is_fault and event.type != "TaskDropped":
             self._open.append(event)
             del self._open[:-MOST_OPEN]

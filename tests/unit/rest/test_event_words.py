@@ -75,16 +75,22 @@ def test_an_event_is_told_in_plain_words(words: str) -> None:
             (ev.MeshBroken(1, why), True)
             for why in ("peer_error", "member_died", "diverged", "lost_commit")
         ),
-        (ev.TermBegun(2, "controller-1", 1.0), True),
-        (ev.TermBegun(1, "controller-0", 1.0), False),
     ],
 )
 def test_of_a_fault_it_is_said_how_it_was_noticed(event: ev.Event, noticed: bool) -> None:
     history = EventHistory()
-    if isinstance(event, ev.TermBegun) and event.term > 1:
-        first = as_journalled(ev.TermBegun(1, "controller-0", 1.0))
-        history.add({"position": "1-0", "n": 0, "t": 1.0, **described(first)})
     history.add({"position": "2-0", "n": 0, "t": 2.0, **described(as_journalled(event))})
     told = history.after(None, limit=9)[-1]
     assert bool(told.noticed) == noticed
     assert (told.severity == "fault") == noticed
+
+
+def test_a_leader_that_took_over_is_a_fault_and_one_of_a_resumed_run_is_not() -> None:
+    history = EventHistory()
+    head = {"type": "TermBegun", "n": 0, "text": "controller-1 leads"}
+    history.add({**head, "position": "1-0", "t": 1.0, "severity": "info"})
+    history.add({**head, "position": "2-0", "t": 2.0, "severity": "warning", "failover": True})
+    started, took_over = history.after(None, limit=9)
+    assert (started.severity, started.noticed) == ("change", "")
+    assert took_over.severity == "fault" and "lease" in took_over.noticed
+    assert history.resumed == [1.0]
