@@ -1,11 +1,11 @@
-"""Who may: reads are open on loopback; writes, and everything elsewhere, need the bearer token.
+"""Access control: reads on loopback are open; everything else needs the bearer token.
 
-- The token is compared in constant time and is taken from the Authorization header alone: never
-  from the URL, a form or a cookie, so another site's page cannot make a browser send it.
-- A request that a browser says comes from another site's page is refused even with the token. The
-  pages of the run's other controllers are no other site: theirs may read and write, so that an
-  open dashboard goes on with another controller when its own dies.
-- After too many wrong tokens from one address, that address waits.
+- The token is compared in constant time and read only from the Authorization header. It is never
+  read from the URL, a form or a cookie, so another site's page cannot make a browser send it.
+- A request from another site's page, as reported by the browser, is refused even with the token.
+  Pages of the run's other controllers are accepted, so that an open dashboard continues with
+  another controller when its own dies.
+- An address that sends too many wrong tokens is locked out for a while.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REMEMBERED = 10_000
 MOST_BODY = 64 << 10
 READS = frozenset({"GET", "HEAD"})
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/"})
-"""Reveal nothing of the run: probes, and the page without its data."""
+"""They reveal nothing of the run: probes, and the dashboard without its data."""
 STATIC = "/static/"
 ENDLESS = "/api/v1/events/stream"
 
@@ -46,10 +46,10 @@ Place = tuple[str, str, int]
 
 
 class RestAuth:
-    """The door of one controller's REST interface, around the application ``app``.
+    """Middleware around the REST application ``app``.
 
-    ``origins``: URLs of the run's other controllers, asked for with every request that names an
-    origin. ``policy``: the page's content security policy, made anew for every page.
+    ``origins`` returns the URLs of the run's other controllers, ``policy`` the content security
+    policy of the dashboard. Both are called anew for each request that needs them.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class RestAuth:
 
         refusal = self._answer(request)
         if request.method == "HEAD" and request.scope["path"] != ENDLESS:
-            # The server leaves the body out. Probes and load balancers ask so.
+            # The server omits the body. Probes and load balancers send HEAD.
             scope = {**scope, "method": "GET"}
         await (refusal or self._app)(scope, receive, send_with_headers)
 
@@ -107,10 +107,10 @@ class RestAuth:
         return [(name.lower().encode(), value.encode()) for name, value in found.items()]
 
     def _answer(self, request: Request) -> Response | None:
-        """A response in place of the application's: a refusal, or a preflight's."""
+        """A response in place of the application's: a refusal, or that to a preflight request."""
         path, method = request.scope["path"], request.method
         if not self._host_is_ours(request):
-            return respond(403, "the Host header names no address of this controller", path)
+            return respond(403, "the Host header is not an address of this controller", path)
         if method == "OPTIONS":
             origin = request.headers.get("origin")
             if origin is not None and self._is_ours(origin, request):
@@ -142,13 +142,16 @@ class RestAuth:
             return None
         if offered:
             self._failed(client)
-        what = "the token is wrong" if offered else "this needs the run's token"
+        problem = "the token is wrong" if offered else "this request needs the run's token"
         return respond(
-            401, f"{what}: send Authorization: Bearer TOKEN", path, {"WWW-Authenticate": "Bearer"}
+            401,
+            f"{problem}: send Authorization: Bearer TOKEN",
+            path,
+            {"WWW-Authenticate": "Bearer"},
         )
 
     def _host_is_ours(self, request: Request) -> bool:
-        """On loopback only: a foreign name that resolves to 127.0.0.1 is an attack (rebinding)."""
+        """Checked on loopback only: a foreign name that resolves to 127.0.0.1 is a rebinding attack."""
         if not self._loopback:
             return True
         try:
@@ -161,7 +164,7 @@ class RestAuth:
         origin = request.headers.get("origin")
         if origin is not None:
             return not self._is_ours(origin, request)
-        # Tools send neither header.
+        # Tools that are no browsers send neither header.
         return request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
     def _is_ours(self, origin: str, request: Request) -> bool:
@@ -196,7 +199,7 @@ def _too_large(request: Request, path: str) -> Response | None:
 
 
 def place_of(url: str) -> Place | None:
-    """Scheme, host and port of ``url``; None where it has none."""
+    """Scheme, host and port of ``url``; None if it has none."""
     try:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -208,7 +211,7 @@ def place_of(url: str) -> Place | None:
 
 
 def run_token(run_dir: Path) -> str:
-    """The run's own token, made by the first controller that asks; readable by its owner alone."""
+    """The run's own token, created by the first controller that needs it; mode 0600."""
     path = run_dir / "rest-token"
     partial = run_dir / f".rest-token.{os.getpid()}"
     partial.unlink(missing_ok=True)
@@ -216,7 +219,7 @@ def run_token(run_dir: Path) -> str:
     with os.fdopen(descriptor, "w") as file:
         file.write(secrets.token_hex(24) + "\n")
     try:
-        # Whole or not at all, and only where there is none: the first of several makers wins.
+        # Atomic, and only if there is none: the first of several controllers wins.
         os.link(partial, path)
     except FileExistsError:
         pass

@@ -1,4 +1,4 @@
-"""The run's controllers as the herald knows them, for redirects, origins and the page."""
+"""REST URLs of the run's controllers, for redirects, origins and the dashboard."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 def leader_url(controller: Controller) -> str:
-    """REST URL of the controller that holds the lease; empty: nobody does, or it has none."""
+    """REST URL of the leader; empty if there is no leader or if it serves no REST interface."""
     if controller.leader is not None:
         return controller.rest_url
     for peer in controller.peers.values():
@@ -19,7 +19,7 @@ def leader_url(controller: Controller) -> str:
 
 
 def other_urls(controller: Controller) -> list[str]:
-    """REST URLs of the other controllers, heard of or not lately."""
+    """REST URLs of the other controllers, silent ones included."""
     own = controller.identity.controller_id
     urls = (peer.get("rest") for name, peer in controller.peers.items() if name != own)
     return [url for url in urls if url]

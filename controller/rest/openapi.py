@@ -10,78 +10,45 @@ from controller.rest.schemas import ProblemModel
 EVENT_ID = "1763711975123-0/1"
 EXAMPLES: dict[str, Any] = {
     "accepted": True,
-    "activity": "generating",
-    "address": "127.0.0.1:7000",
     "bottleneck": "Trainers and rollout workers keep pace.",
     "controller_id": "controller-0",
     "desired": {"policy": 2, "rollout": 4},
-    "detail": "exit status 1",
-    "dispatched": 214,
     "dropped": {"uninformative": 8, "stale": 1},
     "evals": [{"step": 40, "version": 40, "t": 1763711955.0, "eval_reward_mean": 0.58}],
-    "failures": ["reward: ValueError"],
     "fields": {"worker_id": "policy-1", "how": "exit"},
-    "finish_reason": "stop",
-    "gauges": {"tokens_per_s": 1840.0, "memory_bytes": 2147483648.0},
     "group_id": "t17",
     "host": "gpu-7",
     "id": EVENT_ID,
     "incarnation": "7211934409121",
+    "last-event-id": EVENT_ID,
     "leader": "controller-0",
-    "message": "desired: policy=2, rollout=4",
     "metrics": {"reward_mean": 0.62, "loss": -0.013},
-    "name": "tensorboard",
     "names": ["loss", "reward_mean"],
     "next": EVENT_ID,
-    "noticed": "its launcher saw the process exit",
     "owner": "rollout-0",
     "path": "checkpoints/step-40",
     "phase": "running",
-    "pid": 4711,
-    "prompt": "What is 6 times 7?",
-    "reason": "stale",
-    "rest": "http://127.0.0.1:8000",
-    "reward_components": {"exact_match": 1.0},
     "role": "rollout",
     "run_id": "demo",
     "run_name": "demo",
     "series": {"reward_mean": [0.62]},
-    "served_by": "controller-0",
     "severity": "fault",
     "staleness": {"0": 4, "1": 3},
     "state": "trained",
-    "status": 404,
     "step": 48,
     "t": 1763711975.1,
     "task_id": "t17",
     "text": "policy-1 died (exit: exit status 1)",
     "time_split_s": {"wait": 0.2, "compute": 1.9},
-    "title": "Not found",
-    "total_steps": 200,
-    "trained": 192,
     "type": "WorkerDied",
+    "until": 200,
+    "until_step": 20,
     "version": 48,
     "versions": [[4, 2]],
     "worker_id": "rollout-0",
     "workers": {"policy": 2, "rollout": 4},
 }
-"""Values of fields and parameters by name, if their type fits."""
-PARAMETERS: dict[str, Any] = {
-    "kind": "faults",
-    "last-event-id": EVENT_ID,
-    "limit": 50,
-    "max_reward": 1.0,
-    "max_tokens": 2000,
-    "min_reward": 0.5,
-    "min_tokens": 10,
-    "names": "reward_mean,loss",
-    "newest": True,
-    "points": 360,
-    "since_step": 10,
-    "sort": "-reward",
-    "until": 200,
-    "until_step": 20,
-}
+"""Examples of fields and parameters by name, if their type fits. Others follow from the type."""
 TEXTS: dict[str, Any] = {
     "/healthz": {"status": "alive"},
     "/readyz": {"status": "leader"},
@@ -115,7 +82,7 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
             reads: list[dict[str, list[str]]] = [] if path in OPEN_PATHS else [{}, {"token": []}]
             operation["security"] = reads if method == "get" else [{"token": []}]
             for parameter in operation.get("parameters", ()):
-                parameter["example"] = _parameter(parameter)
+                parameter["example"] = _example(parameter["schema"], named, parameter["name"])
             if path in TEXTS:
                 for media in operation["responses"]["200"]["content"].values():
                     media["example"] = TEXTS[path]
@@ -124,24 +91,19 @@ def complete(schema: dict[str, Any]) -> dict[str, Any]:
     return schema
 
 
-def _parameter(parameter: dict[str, Any]) -> Any:
-    name, schema = parameter["name"], parameter["schema"]
-    if name == "since":  # a step, or an event
-        return 40 if schema.get("type") == "integer" else EVENT_ID
-    return PARAMETERS[name] if name in PARAMETERS else EXAMPLES[name]
-
-
 def _example(schema: dict[str, Any], named: dict[str, Any], name: str = "") -> Any:
-    """A value of ``schema``; ``name``: of the field it belongs to."""
+    """A value of ``schema``; ``name``: of its field or parameter."""
     if "properties" in schema:
         return {k: _example(v, named, k) for k, v in schema["properties"].items()}
     if "$ref" in schema:
         return _example(named[schema["$ref"].rpartition("/")[2]], named)
     if "anyOf" in schema:
         return _example(schema["anyOf"][0], named, name)
-    if schema.get("default"):
-        return schema["default"]
+    if name == "since":  # a step, or an event
+        return 40 if schema["type"] == "integer" else EVENT_ID
     kind, default = TYPES[schema["type"]]
     if isinstance(EXAMPLES.get(name), kind):
         return EXAMPLES[name]
-    return [_example(schema["items"], named)] if "items" in schema else default
+    if "items" in schema:
+        return [_example(schema["items"], named)]
+    return schema.get("default", default)

@@ -1,4 +1,7 @@
-"""Errors as RFC 9457 problem details: what is wrong and what to do, never a stack trace."""
+"""RFC 9457 problem details.
+
+Internal errors return a generic 500; the stack trace is only in the controller's log.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ MEDIA_TYPE = "application/problem+json"
 
 TITLES = {
     400: "Bad request",
-    401: "A token is needed",
+    401: "Token required",
     403: "Not allowed",
     404: "Not found",
     405: "Method not allowed",
@@ -28,7 +31,7 @@ TITLES = {
 
 
 class Problem(Exception):
-    """Raised anywhere in a handler; becomes the response."""
+    """Raised anywhere in a handler; the response is made from it."""
 
     def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(detail)
@@ -51,7 +54,7 @@ def respond(
 
 
 def install(app: FastAPI) -> None:
-    """Every failure of ``app`` leaves as problem details."""
+    """Makes every error of ``app`` a problem details response."""
 
     @app.exception_handler(Problem)
     async def problem(request: Request, error: Problem) -> JSONResponse:
@@ -64,20 +67,20 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        told = [f"{'.'.join(str(x) for x in e['loc'])}: {e['msg']}" for e in error.errors()]
+        errors = [f"{'.'.join(str(x) for x in e['loc'])}: {e['msg']}" for e in error.errors()]
         kind = request.headers.get("content-type", "")
         if any(tuple(e["loc"]) == ("body",) for e in error.errors()) and "json" not in kind:
-            told = ["body: it is read as JSON only where the Content-Type is application/json"]
-        return respond(422, "; ".join(told[:8]), request.url.path)
+            errors = ["body: it is read as JSON only if the Content-Type is application/json"]
+        return respond(422, "; ".join(errors[:8]), request.url.path)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> JSONResponse:
-        # The server logs it with its stack; the caller learns nothing of the inside.
-        return respond(500, "this is a fault of the controller: see its log", request.url.path)
+        # The server logs the stack trace.
+        return respond(500, "internal error of the controller: see its log", request.url.path)
 
 
 def documented(*codes: int) -> dict[int | str, dict[str, object]]:
-    """``responses`` of a route: the problems it may answer with."""
+    """``responses`` of a route: the problems it may return."""
     schema = {"$ref": "#/components/schemas/Problem"}
     return {
         code: {"description": TITLES[code], "content": {MEDIA_TYPE: {"schema": schema}}}

@@ -1,4 +1,4 @@
-"""Prometheus metrics of one controller, made when asked for. Base units; counters end in _total."""
+"""Prometheus metrics of one controller, in base units. Counters end in _total."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from controller.rest.step_rate import StepRate
 
 MOST_WORKERS = 5000
-"""Above it workers are only counted: a series for each would drown the scraper."""
+"""Above this, workers are only counted: a series for each would overload the scraper."""
 ROLES = {common_pb2.ROLE_POLICY: "policy", common_pb2.ROLE_ROLLOUT: "rollout"}
 OF_STEP = {
     "reward_mean": "Mean reward of the newest step",
-    "reward_std": "Spread of its rewards",
+    "reward_std": "Standard deviation of its rewards",
     "loss": "Its loss",
     "kl": "Its KL divergence from the reference, in nats",
     "kl_behaviour": "Its KL divergence of the trainer from the policy that sampled, in nats",
@@ -51,12 +51,12 @@ OF_WORKER = {
     "slot_occupancy": ("engine_slot_occupancy_ratio", "Share of its engine's slots in use"),
     "tokens_per_s": ("generated_tokens_per_second", "Tokens it generates"),
 }
-"""Gauges of a worker's report, and what they are called here."""
+"""Name and help text of each gauge of a worker's report."""
 RENAMED = {"tokens_per_s": "tokens_per_second", "samples_per_s": "samples_per_second"}
 
 
 class PrometheusMetrics(Collector):
-    """``text()`` is the exposition format's text, version 0.0.4."""
+    """``text()`` returns the text exposition format, version 0.0.4."""
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -77,17 +77,17 @@ class PrometheusMetrics(Collector):
         controller = self._controller
         view = views.status(controller.state)
         for name, help_text, value in (
-            ("paceline_leader", "1 where this controller leads", controller.leader is not None),
+            ("paceline_leader", "1 if this controller leads", controller.leader is not None),
             ("paceline_term", "Term of leadership, as this controller knows it", view.term),
             ("paceline_step", "Committed steps on the surviving line", view.step),
             ("paceline_steps_desired", "Steps of the whole run", view.total_steps),
             ("paceline_weights_version", "Newest committed version", view.version),
             ("paceline_mesh_epoch", "Epoch of the trainers' mesh", view.mesh_epoch),
             ("paceline_checkpoint_step", "Step of the newest checkpoint", view.checkpoint_step),
-            ("paceline_paused", "1 while the run is held", controller.state.paused),
+            ("paceline_paused", "1 while the run is paused", controller.state.paused),
             (
                 "paceline_start_time_seconds",
-                "When the run was started, Unix time",
+                "Start of the run, Unix time",
                 controller.state.started_t,
             ),
         ):
@@ -102,12 +102,12 @@ class PrometheusMetrics(Collector):
             ("paceline_failovers", "Changes of leader", view.failovers),
             ("paceline_mesh_rebuilds", "Meshes formed because one broke", view.mesh_rebuilds),
             ("paceline_rollbacks", "Returns to a checkpoint", view.rollbacks),
-            ("paceline_tasks_dispatched", "Groups asked for", view.tasks.dispatched),
+            ("paceline_tasks_dispatched", "Groups dispatched", view.tasks.dispatched),
         ):
             yield CounterMetricFamily(name, help_text, float(value))
         yield GaugeMetricFamily(
             "paceline_last_commit_time_seconds",
-            "When the newest step was committed, Unix time",
+            "Commit of the newest step, Unix time",
             self._rate.last_commit_t if self._rate is not None else None,
         )
         yield from self._tasks(view)
@@ -128,7 +128,7 @@ class PrometheusMetrics(Collector):
 
     @staticmethod
     def _step(view: views.StatusView) -> Iterator[Metric]:
-        # Without a value where a run does not have it: names can be looked up in any exposition.
+        # A metric that the run lacks has no value, so that every name can be looked up.
         for name, help_text in OF_STEP.items():
             shown = RENAMED.get(name, name)
             yield GaugeMetricFamily(f"paceline_{shown}", help_text, view.metrics.get(name))
@@ -144,10 +144,10 @@ class PrometheusMetrics(Collector):
         yield parts
 
     def _workers(self, view: views.StatusView) -> Iterator[Metric]:
-        wanted = GaugeMetricFamily("paceline_workers_desired", "Desired workers", labels=["role"])
+        desired = GaugeMetricFamily("paceline_workers_desired", "Desired workers", labels=["role"])
         for role, count in sorted(view.desired.items()):
-            wanted.add_metric([role], count)
-        yield wanted
+            desired.add_metric([role], count)
+        yield desired
         yield self._proposed(view)
         yield from self._sinks()
         found = status_of(self._controller).workers
@@ -182,7 +182,7 @@ class PrometheusMetrics(Collector):
     def _proposed(self, view: views.StatusView) -> Metric:
         proposed = GaugeMetricFamily(
             "paceline_workers_proposed",
-            "Workers the autoscaler would have: the wanted ones where it proposes no change",
+            "Workers the autoscaler proposes; the desired ones if it proposes no change",
             labels=["role"],
         )
         leader = self._controller.leader
@@ -199,7 +199,7 @@ class PrometheusMetrics(Collector):
             "paceline_sink_points", "Points written to a sink in this term", labels=["sink"]
         )
         failing = GaugeMetricFamily(
-            "paceline_sink_failing", "1 where a sink cannot be written to", labels=["sink"]
+            "paceline_sink_failing", "1 if a sink cannot be written to", labels=["sink"]
         )
         for sink in self._controller.sink_states():
             points.add_metric([sink["name"]], sink["written"])

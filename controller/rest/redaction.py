@@ -1,8 +1,8 @@
-"""Text for people outside: no password, and no path that is not below the run directory.
+"""Redaction of passwords, and of paths outside the run directory.
 
-- Of a URL stay scheme, host and path: what stands before the last @ may hold a password, and so may
-  a query. Where the two cannot be told apart only the scheme stays.
-- Of a path, and of a URL that names a file of this machine, its last part stays.
+- A URL keeps its scheme, host and path. The part before the last @ may hold a password, and so may
+  the query; if the two cannot be separated, only the scheme remains.
+- A path, or a URL of a local file, keeps its last part.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# A quote ends a URL only where text goes on after it: a password may hold one.
+# A password may hold a quote: it ends the URL only if no more of the URL follows.
 _URL = r"(?P<scheme>[A-Za-z][\w+.-]*)://(?P<rest>(?:[^\s\"']|[\"'](?![\s,;:.)\]}\"']|$))*)"
 _PART = r"[^\s/'\",;:()<>]"
 _PATH = rf"(?<![\w./…])(?:~|\.\.?)?/+(?:{_PART}+/+)*(?P<last>{_PART}*)"
@@ -20,11 +20,11 @@ _SHOWN = re.compile(f"{_URL}|{_PATH}")
 
 
 class Redactor:
-    """Shows paths relative to ``run_dir``, others by their last part alone."""
+    """Shows paths below ``run_dir`` relative to it, and other paths by their last part."""
 
     def __init__(self, run_dir: Path) -> None:
         shown = {str(run_dir), str(run_dir.absolute()), str(run_dir.resolve())}
-        # The longest first: a relative name may be the end of the absolute one.
+        # Longest first: a relative name may be the end of the absolute one.
         self._prefixes = sorted((f"{p}/" for p in shown if p not in (".", "/")), key=len)[::-1]
 
     def text(self, text: str) -> str:
@@ -35,7 +35,7 @@ class Redactor:
         return _SHOWN.sub(_shown, text)
 
     def value(self, value: Any) -> Any:
-        """Of JSON, whatever is in it."""
+        """The same for all text in a JSON value."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""What can be steered. The leader decides; a standby sends the caller on to it."""
+"""Command routes of the REST interface. A standby redirects the caller to the leader."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def router(controller: Controller) -> APIRouter:
         prefix="/api/v1",
         tags=["steering"],
         responses={
-            307: {"description": "Repeat it there: that controller leads"},
+            307: {"description": "Repeat the request there: that controller leads"},
             **documented(400, 401, 403, 409, 411, 413, 422, 429, 500, 503),
         },
     )
@@ -51,22 +51,22 @@ def router(controller: Controller) -> APIRouter:
             url = leader_url(controller)
             if not url or url == controller.rest_url:
                 raise Problem(
-                    503, "no controller leads just now: try again", {"Retry-After": "1"}
+                    503, "no controller leads at the moment: retry", {"Retry-After": "1"}
                 ) from None
             return RedirectResponse(url + request.scope["path"], 307)
         return schemas.Done(accepted=True, message=str(reply or ""))
 
     @routes.post(
-        "/scale", summary="Change the wanted number of workers", response_model=schemas.Done
+        "/scale", summary="Change the desired number of workers", response_model=schemas.Done
     )
     async def scale(request: Request, body: schemas.ScaleBody) -> Response | schemas.Done:
-        wanted = body.model_dump(include={"policy", "rollout"}, exclude_none=True)
-        seen = body.expected.model_dump(exclude_none=True) if body.expected else {}
-        return await decide(request, Scale(_id(body), wanted, seen))
+        desired = body.model_dump(include={"policy", "rollout"}, exclude_none=True)
+        expected = body.expected.model_dump(exclude_none=True) if body.expected else {}
+        return await decide(request, Scale(_id(body), desired, expected))
 
     @routes.post(
         "/workers/{worker_id}/drain",
-        summary="Let one worker finish what it holds and leave",
+        summary="Drain a worker: it finishes its tasks and leaves",
         response_model=schemas.Done,
         responses=documented(404),
     )
@@ -79,13 +79,13 @@ def router(controller: Controller) -> APIRouter:
         incarnation = int(body.incarnation or 0) if body is not None else 0
         return await decide(request, Drain(_id(body), worker_id, replace, incarnation))
 
-    @routes.post("/pause", summary="Hold the run", response_model=schemas.Done)
+    @routes.post("/pause", summary="Pause the run", response_model=schemas.Done)
     async def pause(
         request: Request, body: schemas.RequestBody | None = None
     ) -> Response | schemas.Done:
         return await decide(request, Pause(_id(body), True))
 
-    @routes.post("/resume", summary="Go on", response_model=schemas.Done)
+    @routes.post("/resume", summary="Resume the run", response_model=schemas.Done)
     async def resume(
         request: Request, body: schemas.RequestBody | None = None
     ) -> Response | schemas.Done:
@@ -103,12 +103,12 @@ def router(controller: Controller) -> APIRouter:
     async def stop(
         request: Request, body: schemas.StopBody | None = None
     ) -> Response | schemas.Done:
-        wanted = body or schemas.StopBody()
-        return await decide(request, Stop(_id(body), wanted.reason or "stopped by request"))
+        reason = body.reason if body is not None else ""
+        return await decide(request, Stop(_id(body), reason or "stopped by request"))
 
     return routes
 
 
-def _id(body: schemas.RequestBody | schemas.ScaleBody | None) -> str:
+def _id(body: schemas.RequestBody | None) -> str:
     given = body.request_id if body is not None else ""
     return given or f"rest-{secrets.token_hex(12)}"

@@ -27,6 +27,7 @@ from controller.rest.run_index import RunIndex
 from controller.rest.step_rate import StepRate
 from controller.status import controllers_of, status_of
 from paceline.ids import Version
+from paceline.run_view.event_history import SavedCheckpoint
 from paceline.run_view.run_file_writer import Key, position_key
 from paceline.run_view.run_records import RunRecords
 from paceline.v1 import common_pb2
@@ -233,20 +234,15 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
         return versions_of(controller.state)
 
     @routes.get("/checkpoints", summary="Checkpoints on disk, newest first", tags=["run"])
-    async def checkpoints() -> list[schemas.CheckpointReply]:
+    async def checkpoints() -> schemas.CheckpointsReply:
         saved = await index.ask(lambda records: list(records.history.checkpoints))
-        known = {(c.step, c.version): c for c in saved}
-        keep = controller.config.train.keep_checkpoints
+        known = {(c.step, c.version): (c.t, c.size_bytes) for c in saved}
+        kept = kept_checkpoints(controller.state, controller.config.train.keep_checkpoints)
         return [
-            schemas.CheckpointReply(
-                step=kept.step,
-                version=kept.version,
-                path=redactor.text(kept.path),
-                size_bytes=found.size_bytes if found else 0,
-                t=found.t if found else 0.0,
+            SavedCheckpoint(
+                c.step, c.version, redactor.text(c.path), *known.get((c.step, c.version), (0.0, 0))
             )
-            for kept in kept_checkpoints(controller.state, keep)
-            for found in [known.get((kept.step, kept.version))]
+            for c in kept
         ]
 
     return routes

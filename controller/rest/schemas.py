@@ -1,13 +1,18 @@
-"""Request bodies and replies of the REST interface: the schema that OpenAPI publishes."""
+"""Request bodies and replies of the REST interface: the schema that OpenAPI publishes.
+
+The ledger's ``StatusView`` and ``TaskCounts`` and the read model's ``ListedEvent`` and
+``SavedCheckpoint`` are replies as they are.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.ledger.views import StatusView, TaskCounts
+from paceline.run_view.event_history import ListedEvent, SavedCheckpoint
 
 DOCUMENTED = ConfigDict(use_attribute_docstrings=True)
 
@@ -133,28 +138,8 @@ class MetricsReply(Reply):
     """All metrics of the run."""
 
 
-class EventReply(Reply):
-    id: str
-    """Pass it as ``since`` or as Last-Event-ID to continue after this event."""
-    t: float
-    """Unix seconds."""
-    type: str
-    step: int
-    """Committed steps when it happened."""
-    severity: str
-    """fault, change or routine."""
-    text: str
-    noticed: str
-    """How a fault was noticed."""
-    mesh_s: float | None
-    """Of a fault: time until the next mesh was formed."""
-    commit_s: float | None
-    """Of a fault: time until the next step was committed."""
-    fields: dict[str, Any]
-
-
 class EventsReply(Reply):
-    events: list[EventReply]
+    events: list[ListedEvent]
     """Oldest first."""
     next: str
     """``since`` of the next request."""
@@ -262,13 +247,7 @@ class VersionReply(Reply):
     """Workers that hold or serve it."""
 
 
-class CheckpointReply(Reply):
-    step: int
-    version: int
-    path: str
-    """Relative to the run directory."""
-    size_bytes: int
-    t: float
+CheckpointsReply = list[SavedCheckpoint]
 
 
 class Done(Reply):

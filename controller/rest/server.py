@@ -1,4 +1,7 @@
-"""The REST interface's socket and life. Light: the web framework is imported later, in a thread."""
+"""Socket and lifecycle of the REST interface.
+
+The web framework is imported later, in a thread, so that a controller starts fast.
+"""
 
 from __future__ import annotations
 
@@ -32,23 +35,23 @@ SETTLE_S = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Door:
-    """A bound socket, and what is demanded of those who come."""
+    """A bound socket, and the access control of the interface behind it."""
 
     socket: socket.socket
     url: str
     token: str | None
-    """None: the run's own token, in its directory."""
+    """None: the run's own token, from its directory."""
     loopback: bool
 
 
 def open_door(
     config: Config, run_dir: Path, controller_id: str, *, token: str | None, host: str
 ) -> Door | None:
-    """Binds; None where the interface is switched off.
+    """Binds the socket; None if the interface is disabled.
 
-    ``token``: the configured one. ``host``: under which others reach this controller, unless
-    rest.host says otherwise. Raises BadStart for a bind to the world without a token, and for a
-    port that is taken.
+    ``token``: the configured one. ``host``: the name under which others reach this controller, unless
+    rest.host is set. Raises BadStart for a port that is taken, and for an address other than
+    loopback without a token.
     """
     if not config.rest.enabled:
         return None
@@ -70,11 +73,11 @@ def open_door(
 
 
 def _ports(config: Config, run_dir: Path, controller_id: str, address: str) -> list[int]:
-    """To be tried in this order."""
+    """Ports to try, in this order."""
     if config.rest.port:
         number = re.search(r"(\d{1,4})$", controller_id)
         return [config.rest.port + (int(number[1]) if number else 0)]
-    # A restarted controller is found where open pages and scrapers know it.
+    # A restarted controller keeps the port that open dashboards and scrapers know.
     before = re.search(r":(\d+)$", _written(run_dir, controller_id))
     return [*([int(before[1])] if before else []), *free_ports(address, 1)]
 
@@ -90,12 +93,12 @@ def _written(run_dir: Path, controller_id: str) -> str:
 def _bind(address: str, ports: list[int]) -> socket.socket:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     for port in ports:
-        # The protocol is named: asyncio switches Nagle's algorithm off only where it sees it.
+        # asyncio disables Nagle's algorithm only if the protocol is named.
         bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             bound.bind((address, port))
-            # Whoever comes before the framework is there waits a moment, and is not refused.
+            # Clients that connect before the framework is loaded wait; they are not refused.
             bound.listen(BACKLOG)
             bound.setblocking(False)
             return bound
@@ -103,12 +106,12 @@ def _bind(address: str, ports: list[int]) -> socket.socket:
             bound.close()
     raise BadStart(
         f"cannot listen on {address}:{ports[-1]}: the port is in use or the address is not of this "
-        "host. Stop what uses it, or set rest.port to a free one (0: any)"
+        "host. Stop the process that uses it, or set rest.port to a free port (0: any)"
     )
 
 
 class RestServer:
-    """Serves ``controller`` at ``door`` from ``start`` to ``stop``. Its failure is nobody else's."""
+    """Serves ``controller`` at ``door`` from ``start`` to ``stop``. Its failure stops nothing else."""
 
     def __init__(self, controller: Controller, door: Door) -> None:
         self._controller = controller
@@ -144,8 +147,8 @@ class RestServer:
             log.exception("rest interface failed")
 
     async def _settled(self) -> None:
-        """Returns once this controller leads durably, or knows who does: importing takes the
-        interpreter from whatever else it does, and the first entry of a term must not wait."""
+        """Returns once this controller leads durably or knows the leader. Imports hold the interpreter
+        lock, and the first entry of a term must not wait for them."""
         while not self._controller.hint:
             leader = self._controller.leader
             if leader is not None and leader.ledger.state.term == leader.term:

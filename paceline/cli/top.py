@@ -1,8 +1,9 @@
-"""``paceline top``: the live view of ``paceline up`` for a fleet that runs elsewhere."""
+"""``paceline top``: live view of any running fleet."""
 
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -13,7 +14,7 @@ from paceline.console.terminal import out_console
 if TYPE_CHECKING:
     from paceline.console.live_view import Console
     from paceline.rpc.client import ControlPlane
-    from paceline.run_view.run_watcher import RunPicture, Shown
+    from paceline.run_view.run_watcher import RunPicture
 
 HISTORY = 48
 
@@ -24,31 +25,44 @@ def top(
     every: Annotated[
         float, typer.Option("--every", metavar="SECONDS", min=0.1, help="Refresh interval.")
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Print the state once and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Watch a running fleet: rewards, pace, time left, every process, the last events.
+    """Watch a running fleet: rewards, rate, time left, every process, the last events.
 
     A terminal is redrawn; otherwise lines are printed, or with --json one object per refresh. The view
     survives a change of the leader and ends with the run. Exit status 1 if the run failed.
 
     Example: paceline top --run-dir runs/demo
     """
+    from paceline.console.live_view import open_console
     from paceline.run_view.run_watcher import first_look, watch
 
     async def look_on(control: ControlPlane) -> str:
-        picture = await first_look(control, target.run_dir, target.rest)
+        run_dir = target.run_dir
+        picture = await first_look(control, run_dir, target.rest)
         if once:
             _print_once(picture, as_json)
             return ""
-        shown: Shown = _Objects() if as_json else _Console()
-        return await watch(control, picture, shown, every_s=every, run_dir=target.run_dir)
+        if as_json:
+            show, note = _print_object, _ignore
+            return await watch(control, picture, show, note, every_s=every, run_dir=run_dir)
+        console = open_console(progress=picture.progress)
+        try:
+            for t, text in picture.events:
+                console.note(text, t)
+            update = partial(_show_status, console)
+            return await watch(
+                control, picture, update, console.note, every_s=every, run_dir=run_dir
+            )
+        finally:
+            console.close()
 
     raise typer.Exit(1 if target.ask(look_on) == "failed" else 0)
 
 
 def as_object(picture: RunPicture) -> dict[str, Any]:
-    """The status' own fields and: t (Unix seconds), reward_history (the run in at most 48 spans),
+    """Fields of the status and: t (Unix seconds), reward_history (the run in at most 48 spans),
     time_left_s (null: unknown), last_event ({t, text} or null)."""
     from paceline.cli.messages import as_dict
 
@@ -76,60 +90,21 @@ def _print_once(picture: RunPicture, as_json: bool) -> None:
     out_console(150).print(draw(picture.status, picture.progress, picture.events))
 
 
-class _Objects:
-    """One JSON object per refresh."""
-
-    def begin(self, picture: RunPicture) -> None:
-        pass
-
-    def look(self, picture: RunPicture) -> None:
+def _print_object(picture: RunPicture) -> None:
+    if picture.silent_s:
+        t = round(time.time(), 3)
+        print_json_line({"t": t, "answered": False, "silent_s": picture.silent_s})
+    else:
         print_json_line(as_object(picture))
 
-    def event(self, t: float, text: str) -> None:
-        pass
 
-    def silent(self, seconds: float) -> None:
-        print_json_line({"t": round(time.time(), 3), "answered": False, "silent_s": seconds})
-
-    def close(self) -> None:
-        pass
+def _ignore(text: str, t: float) -> None:
+    """An object shows the last event."""
 
 
-class _Console:
-    """The live table, or lines if there is no terminal."""
-
-    def __init__(self) -> None:
-        self._console: Console | None = None
-        self._silent = False
-
-    def begin(self, picture: RunPicture) -> None:
-        from paceline.console.live_view import open_console
-
-        self._console = open_console(progress=picture.progress)
-        for t, text in picture.events:
-            self._console.note(text, t)
-
-    def look(self, picture: RunPicture) -> None:
-        assert self._console is not None
-        assert picture.status is not None
-        if self._silent:
-            self._silent = False
-            self._console.note("a controller answers again", time.time())
-        self._console.show(picture.status)
-
-    def event(self, t: float, text: str) -> None:
-        assert self._console is not None
-        self._console.note(text, t)
-
-    def silent(self, seconds: float) -> None:
-        assert self._console is not None
-        if not self._silent:
-            self._silent = True
-            self._console.note("no controller answers; trying again", time.time())
-
-    def close(self) -> None:
-        if self._console is not None:
-            self._console.close()
+def _show_status(console: Console, picture: RunPicture) -> None:
+    if picture.status is not None and not picture.silent_s:
+        console.show(picture.status)
 
 
 def register(app: typer.Typer) -> None:

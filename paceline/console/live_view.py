@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live table on a terminal, plain lines elsewhere."""
+"""Live view of a run: a table on a terminal, plain lines otherwise."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from paceline.v1 import admin_pb2
 EVENTS_SHOWN = 8
 LEAST_PROCESSES = 2
 PLAIN_EVERY_S = 2.0
-"""A run of fast steps prints at most one line in this time where there is no terminal."""
+"""Shortest interval between two lines about steps, without a terminal."""
 
 
 class Console(Protocol):
@@ -30,21 +30,21 @@ class Console(Protocol):
         """The newest state of the run."""
 
     def note(self, line: str, t: float | None = None) -> None:
-        """Something happened, at ``t`` (Unix seconds) or now."""
+        """An event at ``t`` (Unix seconds), or now."""
 
     def close(self) -> None: ...
 
 
 def open_console(out: RichConsole | None = None, progress: Progress | None = None) -> Console:
-    """The console that fits where standard output goes. ``progress``: what the run did so far."""
+    """The console that fits standard output. ``progress``: the steps of the run so far."""
     out, progress = out or RichConsole(), progress or Progress()
-    # A dumb terminal cannot draw in place: rich would show it nothing before the end.
+    # A dumb terminal cannot redraw: rich would show nothing before the end.
     live = out.is_terminal and not out.is_dumb_terminal
     return LiveConsole(out, progress) if live else PlainConsole(out, progress)
 
 
 class PlainConsole:
-    """A line for each event, and one for a step now and then."""
+    """One line per event, and a line about the newest step every few seconds."""
 
     def __init__(self, out: RichConsole, progress: Progress | None = None) -> None:
         self._out = out
@@ -78,7 +78,7 @@ class PlainConsole:
 
 
 class LiveConsole:
-    """One table that redraws itself, with the last events under it."""
+    """One table that redraws itself, with the last events below it."""
 
     def __init__(self, out: RichConsole, progress: Progress | None = None) -> None:
         self._progress = progress or Progress()
@@ -110,8 +110,8 @@ def fitted(
     progress: Progress,
     events: list[tuple[float, str]],
 ) -> Group:
-    """The picture with fewer events, then with fewer processes, until the terminal has room for it:
-    what is below its last line is not seen, and the newest event stands there."""
+    """The view with fewer events, then with fewer processes, until it fits the terminal. The newest
+    event is on its last line, and lines below the terminal are invisible."""
     room = out.size.height
     most = min(room, len(status.controllers) + len(status.workers)) if status is not None else 0
     while True:
@@ -131,9 +131,9 @@ def picture(
     events: Iterable[tuple[float, str]],
     processes: int | None = None,
 ) -> Group:
-    """The whole view: how far, how well, who, and what happened last (Unix seconds, text).
+    """The whole view: progress, rewards, processes and the last events (Unix seconds, text).
 
-    ``processes``: at most so many have a line.
+    ``processes``: lines for processes, at most.
     """
     parts: list[RenderableType] = []
     if status is not None:
@@ -141,16 +141,16 @@ def picture(
         parts += [
             Text(headline(status), style="bold", no_wrap=True),
             ProgressBar(total=max(1, status.total_steps), completed=status.step),
-            Text(""),  # the bar does not end its line: what followed would be cut off
+            Text(""),  # the bar does not end its line: the next one would be cut off
             learning,
             progress_table(status),
             Rule(style="dim"),
             fleet_table(status, gone=False, most=processes),
             Rule(style="dim"),
         ]
-    told = list(events)
-    for t, line in told:
-        newest = (t, line) == told[-1]
+    last = list(events)
+    for t, line in last:
+        newest = (t, line) == last[-1]
         shown = f"{_clock(t)}  {printable(line)}"
         shown += f"  ({duration(max(0.0, time.time() - t))} ago)" if newest else ""
         parts.append(Text(shown, style="bold" if newest else "", no_wrap=True, overflow="ellipsis"))

@@ -1,4 +1,4 @@
-"""Curves as a PNG, with matplotlib, which is an extra."""
+"""Plot of curves as a PNG, with matplotlib, an optional dependency."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], metric: str, 
         from matplotlib.figure import Figure
     except ImportError:
         raise NoPlot(
-            "plotting needs matplotlib: pip install 'paceline[plot]', or take the numbers with --json"
+            "plotting needs matplotlib: pip install 'paceline[plot]', or use --json for the numbers"
         ) from None
     figure = Figure(figsize=(9, 5), layout="constrained")
     # No window system, and no global state of pyplot.

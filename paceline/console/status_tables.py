@@ -1,4 +1,4 @@
-"""The state of a run as rich tables: the live console and ``paceline status`` show the same ones."""
+"""State of a run as rich tables, for the live view and ``paceline status``."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ TIME_SPLIT = ("generate", "wait", "compute", "reduce", "commit", "publish")
 def fleet_table(
     status: admin_pb2.StatusReply, *, gone: bool = True, most: int | None = None
 ) -> Table:
-    """One row for each process; ``gone``: dead and stopped workers too.
+    """One row per process; ``gone``: include dead and stopped workers.
 
-    ``most``: rows at most; those who just run are the first to be left out, and are counted.
+    ``most``: rows at most. Workers that just run are left out first, and are counted.
     """
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in ("process", "host", "pid", "state", "mesh", "version", "heard", "doing"):
-        # One line each, for a low terminal: where it is narrow, host and activity are cut.
+        # One line per process: on a narrow terminal, host and activity are cut.
         table.add_column(
             column,
             justify="right" if column in ("pid", "mesh", "version") else "left",
@@ -73,7 +73,7 @@ def fleet_table(
 
 
 def progress_table(status: admin_pb2.StatusReply) -> Table:
-    """Step, reward, loss, throughput, staleness, time split and queue of the newest step."""
+    """Metrics of the newest step, and the tasks by state."""
     metrics = status.metrics
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
@@ -119,7 +119,7 @@ def progress_table(status: admin_pb2.StatusReply) -> Table:
 
 
 def headline(status: admin_pb2.StatusReply) -> str:
-    """One line: phase, step, versions, who leads."""
+    """One line: phase, step, version, mesh epoch and leader."""
     line = (
         f"{status.run_name or status.run_id}: {status.phase}, step {status.step}/{status.total_steps}"
         f", version {status.version}, mesh epoch {status.mesh_epoch}, leader {status.leader or '-'}"
@@ -138,12 +138,12 @@ def _show(metrics: Mapping[str, float], name: str) -> str:
 
 
 def _text(text: str) -> Text:
-    """Of a process' own words: a string in a table would be taken for markup."""
+    """Text from a process: a plain string in a table would be parsed as markup."""
     return Text(printable(text))
 
 
 def _cut(text: str) -> Text:
-    """The same on one line, whatever room there is."""
+    """The same on one line, cut to the width of its column."""
     return Text(printable(text), no_wrap=True, overflow="ellipsis")
 
 

@@ -1,4 +1,4 @@
-"""What is written to standard output for people: never obeyed by a terminal, never cut without one."""
+"""Text for standard output, without control sequences and without cuts."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ WIDE = 240
 
 
 def printable(text: str) -> str:
-    """``text`` with what would steer a terminal made visible; line ends and tabs stay."""
+    """``text`` with control characters escaped, except line ends and tabs."""
     return "".join(c if c in "\n\t" or c.isprintable() else repr(c)[1:-1] for c in text)
 
 
 def out_console(wide: int = WIDE) -> Console:
-    """As wide as the terminal; where there is none, wide enough that no table is cut."""
+    """As wide as the terminal; without one, wide enough that no table is cut."""
     from rich.console import Console
 
     console = Console()

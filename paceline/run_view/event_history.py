@@ -17,6 +17,8 @@ MOST_OPEN = 256
 MOST_MARKS = 10_000
 MOST_CHECKPOINTS = 256
 
+DOCUMENTED = {"use_attribute_docstrings": True}
+"""The REST interface publishes these classes with pydantic."""
 STEERED = frozenset({"Scaled", "Drained"})
 """Besides faults and checkpoints, the events that learning curves carry a mark for."""
 NOTICED = {
@@ -36,12 +38,14 @@ _HEAD = frozenset({"position", "n", "t", "type", "after", "counts", "severity", 
 
 @dataclass(slots=True)
 class ListedEvent:
-    """One event that is shown to people."""
+    """An event that is shown to people."""
 
-    key: Key
+    __pydantic_config__ = DOCUMENTED
+
     id: str
-    """Journal position and number within it: ``1763711975123-0/1``."""
+    """Pass it as ``since`` or as Last-Event-ID to continue after this event."""
     t: float
+    """Unix seconds."""
     type: str
     step: int
     """Committed steps when it happened."""
@@ -49,26 +53,36 @@ class ListedEvent:
     """fault, change or routine."""
     text: str
     fields: dict[str, Any]
-    noticed: str = ""
+    noticed: str
+    """How a fault was noticed."""
     mesh_s: float | None = None
-    """Time until the next mesh epoch was formed."""
+    """Of a fault: time until the next mesh epoch was formed."""
     commit_s: float | None = None
-    """Time until the next step was committed."""
+    """Of a fault: time until the next step was committed."""
+
+    @property
+    def key(self) -> Key:
+        position, _, number = self.id.rpartition("/")
+        return position_key(position), int(number)
 
     @property
     def is_fault(self) -> bool:
         return self.severity == "fault"
 
     def to_json(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in self.__slots__ if name != "key"}
+        return {name: getattr(self, name) for name in self.__slots__}
 
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
+    __pydantic_config__ = DOCUMENTED
+
     step: int
     version: int
     path: str
+    """Relative to the run directory."""
     t: float
+    """Unix seconds; 0: unknown."""
     size_bytes: int
 
 
@@ -82,8 +96,8 @@ class EventHistory:
     position: str = ""
     """Journal position of the newest event."""
     resumed: list[float] = field(default_factory=list)
-    """When a leader began while no worker was alive: at the start of the run, and each time a run
-    that had been stopped was resumed. Unix seconds, ascending."""
+    """When a leader began without a failover: at the start of the run, and each time a run that had
+    been stopped was resumed. Unix seconds, ascending."""
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
     """On the surviving line, oldest first."""
     drops: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=500))
@@ -95,7 +109,6 @@ class EventHistory:
     _saved: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
     _open: list[ListedEvent] = field(default_factory=list)
     """Faults after which no step has been committed yet."""
-    _living: set[str] = field(default_factory=set)
 
     def add(self, record: Mapping[str, Any]) -> None:
         """Takes the next record of events.jsonl. One that is known already changes nothing."""
@@ -103,7 +116,7 @@ class EventHistory:
         if key <= self._last:
             return
         self._last, self.position = key, str(record["position"])
-        event = self._listed(key, record)
+        event = self._listed(key[1], record)
         self._fold(event, record)
         if event.type == "StepCommitted":
             self._commits.append(event)
@@ -116,7 +129,7 @@ class EventHistory:
         elif event.is_fault or event.type in STEERED:
             self._marks.append(event)
 
-    def _listed(self, key: Key, record: Mapping[str, Any]) -> ListedEvent:
+    def _listed(self, n: int, record: Mapping[str, Any]) -> ListedEvent:
         kind = str(record.get("type", ""))
         fields = {k: v for k, v in record.items() if k not in _HEAD}
         if kind == "StepCommitted":
@@ -128,8 +141,7 @@ class EventHistory:
         fault = record.get("severity", "info") != "info"
         noticed = NOTICED.get(str(record.get("how") or record.get("reason") or ""), "")
         return ListedEvent(
-            key=key,
-            id=f"{record['position']}/{key[1]}",
+            id=f"{record['position']}/{n}",
             t=float(record["t"]),
             type=kind,
             step=int(record["step"]) if kind == "StepCommitted" else self.step,
@@ -157,11 +169,7 @@ class EventHistory:
                     fault.mesh_s = round(event.t - fault.t, 3)
         elif event.type == "CheckpointRecorded":
             self._save(record, str(record.get("path", "")), event.t)
-        elif event.type == "WorkerRegistered":
-            self._living.add(str(record["worker_id"]))
-        elif event.type == "WorkerDied" or record.get("lifecycle") == "stopped":
-            self._living.discard(str(record.get("worker_id")))
-        elif event.type == "TermBegun" and not self._living:
+        elif event.type == "TermBegun" and not record.get("failover"):
             self.resumed.append(event.t)
         if event.is_fault and event.type != "TaskDropped":
             self._open.append(event)

@@ -1,6 +1,6 @@
-"""``fleet.json``: every process a supervisor started, so that none is ever lost track of.
+"""``fleet.json``: the processes that a supervisor started.
 
-A process id alone is not an identity: the system reuses it. Each one is kept with its start time.
+The operating system reuses process ids, so each is recorded with its start time.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ SAME_START_S = 0.5
 class ProcessId:
     pid: int
     started: float
-    """Unix seconds, as the operating system gives it."""
+    """Unix seconds, as reported by the operating system."""
 
     @classmethod
     def of(cls, pid: int) -> ProcessId:
-        """Raises psutil.NoSuchProcess where it is gone."""
+        """Raises psutil.NoSuchProcess if it is gone."""
         return cls(pid, psutil.Process(pid).create_time())
 
     def alive(self) -> bool:
-        """True while this very process (not another one with its id) runs. Zombies are dead."""
+        """Whether this process runs, rather than another one with its id. Zombies are dead."""
         try:
             process = psutil.Process(self.pid)
             same: bool = abs(process.create_time() - self.started) < SAME_START_S
@@ -49,7 +49,7 @@ class ProcessRecord:
     restarts: int = 0
     exit_code: int | None = None
     ids: list[ProcessId] = field(default_factory=list)
-    """Every process started under this name, the newest last."""
+    """Every process started under this name, newest last."""
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class FleetRecord:
     redis: list[ProcessId] = field(default_factory=list)
 
     def write(self, run_dir: Path) -> None:
-        """Replaces ``fleet.json`` in one step."""
+        """Replaces ``fleet.json`` atomically."""
         path = run_dir / "fleet.json"
         fresh = path.with_name(f".fleet.json.{os.getpid()}")
         fresh.write_text(json.dumps(asdict(self), indent=1) + "\n")
@@ -68,7 +68,7 @@ class FleetRecord:
 
     @classmethod
     def read(cls, run_dir: Path) -> FleetRecord | None:
-        """The record in ``run_dir``; None where there is none or it cannot be read."""
+        """The record in ``run_dir``; None if there is none or it cannot be read."""
         try:
             raw: dict[str, Any] = json.loads((run_dir / "fleet.json").read_text())
             return cls(

@@ -1,4 +1,4 @@
-"""The log files of a run: who has one, its last lines, and those that are added."""
+"""Log files of a run: names, last lines and new lines."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 
 BLOCK = 1 << 16
 LOOK_S = 0.2
-"""A file cannot be waited on portably: it is looked at again after this."""
+"""Polling interval: there is no portable way to wait for a file."""
 
 
 def log_files(run_dir: Path) -> dict[str, Path]:
-    """Log file of each process that wrote one, by the process' name; the Redis is ``redis``."""
+    """Log file of each process, by process name; that of Redis is ``redis``."""
     found = {path.stem: path for path in sorted((run_dir / "logs").glob("*.log"))}
     redis = run_dir / "redis" / "redis.log"
     if redis.is_file():
@@ -24,8 +24,8 @@ def log_files(run_dir: Path) -> dict[str, Path]:
 def last_lines(path: Path, count: int) -> tuple[list[str], int]:
     """The last ``count`` complete lines and the offset after them, in bytes.
 
-    What comes after the last line end is left for whoever reads on. Reads no more of the file than
-    it takes. Raises OSError.
+    Text after the last line end is left for the next reader. Reads only the end of the file.
+    Raises OSError.
     """
     with path.open("rb") as file:
         at = end = file.seek(0, os.SEEK_END)
@@ -43,15 +43,15 @@ def last_lines(path: Path, count: int) -> tuple[list[str], int]:
 
 
 def new_lines(path: Path, offset: int, over: Callable[[], bool]) -> Iterator[str]:
-    """Complete lines after ``offset`` as they come, until ``over()`` and nothing is left. Blocks.
+    """Complete lines after ``offset`` as they are written, until ``over()`` and the end. Blocks.
 
-    A file that is replaced or cut is read from its beginning. The last line is given out without
-    its end where none came.
+    A file that is replaced or truncated is read from its beginning. At the end, a last line without
+    a line end is returned too.
     """
     inode = _inode(path)
     rest = b""
     while True:
-        ending = over()  # asked first: what was written before the end is still read
+        ending = over()  # before reading: lines written before the end are still read
         data = b""
         try:
             with path.open("rb") as file:

@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.rpc.rest_client import RestReader, RestRefused, RestUnavailable
@@ -44,6 +44,8 @@ class RunPicture:
     reached: str = ""
     """Journal position of the newest event taken."""
     status: admin_pb2.StatusReply | None = None
+    silent_s: float = 0.0
+    """Time since a controller answered; 0: the last poll was answered."""
     ended: str = ""
     """finished or failed, as soon as an event says so."""
 
@@ -63,26 +65,10 @@ class RunPicture:
         return text
 
 
-class Shown(Protocol):
-    """Display of a picture."""
-
-    def begin(self, picture: RunPicture) -> None: ...
-
-    def look(self, picture: RunPicture) -> None:
-        """The status is new."""
-
-    def event(self, t: float, text: str) -> None: ...
-
-    def silent(self, seconds: float) -> None:
-        """No controller has answered for ``seconds``."""
-
-    def close(self) -> None: ...
-
-
 async def first_look(
     control: ControlPlane, run_dir: Path | None, rest: Callable[[list[str]], RestReader]
 ) -> RunPicture:
-    """The run as it is now, with its past. Raises ControlPlaneUnavailable, RequestRefused."""
+    """The present state and the past of the run. Raises ControlPlaneUnavailable, RequestRefused."""
     status = await answers(control, FIRST_ANSWER_S)
     if status is None:
         raise ControlPlaneUnavailable(
@@ -103,52 +89,57 @@ async def first_look(
 async def watch(
     control: ControlPlane,
     picture: RunPicture,
-    shown: Shown,
+    show: Callable[[RunPicture], None],
+    note: Callable[[str, float], None],
     *,
     every_s: float,
     run_dir: Path | None,
 ) -> str:
-    """Shows ``picture`` as it changes until the run is over; returns finished or failed.
+    """Keeps ``picture`` up to date until the run is over; returns finished or failed.
 
-    Raises RequestRefused, and ControlPlaneUnavailable if no controller answers for a minute.
+    ``show`` is called after every poll of the status, ``note`` with the text and time (Unix seconds)
+    of each event. Raises RequestRefused, and ControlPlaneUnavailable if no controller answers for a
+    minute.
     """
-    shown.begin(picture)
-    follower = asyncio.create_task(_follow(control, picture, shown))
+    follower = asyncio.create_task(_follow(control, picture, note))
     answered = time.monotonic()
     try:
         while True:
             began = time.monotonic()
             status = await answers(control, ANSWER_S)
+            was_silent = picture.silent_s > 0
+            picture.silent_s = 0.0 if status is not None else time.monotonic() - answered
             if status is not None:
                 answered = time.monotonic()
+                if was_silent:
+                    note("a controller answers again", time.time())
                 picture.status = status
                 picture.progress.observe(status)
-                shown.look(picture)
-                if status.phase in ENDS.values():
-                    return status.phase
-            else:
-                # The controllers reported the end, or the supervisor wrote it after them.
-                if over := picture.ended or _status_in_summary(run_dir):
-                    return over
-                silent_s = time.monotonic() - answered
-                if silent_s > GONE_S:
-                    raise ControlPlaneUnavailable(f"no controller answers for {GONE_S:.0f} s")
-                shown.silent(silent_s)
+            # The controllers reported the end, or the supervisor wrote it after them.
+            elif over := picture.ended or _status_in_summary(run_dir):
+                return over
+            elif picture.silent_s > GONE_S:
+                raise ControlPlaneUnavailable(f"no controller answers for {GONE_S:.0f} s")
+            elif not was_silent:
+                note("no controller answers; still trying", time.time())
+            show(picture)
+            if status is not None and status.phase in ENDS.values():
+                return status.phase
             await asyncio.sleep(max(0.0, every_s - (time.monotonic() - began)))
     finally:
         follower.cancel()
         await asyncio.gather(follower, return_exceptions=True)
-        shown.close()
 
 
-async def _follow(control: ControlPlane, picture: RunPicture, shown: Shown) -> None:
+async def _follow(
+    control: ControlPlane, picture: RunPicture, note: Callable[[str, float], None]
+) -> None:
     # The status poll reports controllers that are gone or refuse.
     with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):
         async for position, event in follow_events(control, picture.reached):
             picture.reached = position
-            text = picture.take(event)
-            if text is not None:
-                shown.event(picture.events[-1][0], text)
+            if (text := picture.take(event)) is not None:
+                note(text, picture.events[-1][0])
 
 
 def _status_in_summary(run_dir: Path | None) -> str:

@@ -36,3 +36,14 @@ def test_of_a_fault_it_is_said_how_it_was_noticed(event: ev.Event, noticed: bool
     told = history.after(None, limit=9)[-1]
     assert bool(told.noticed) == noticed
     assert (told.severity == "fault") == noticed
+
+
+def test_a_leader_that_took_over_is_a_fault_and_one_of_a_resumed_run_is_not() -> None:
+    history = EventHistory()
+    head = {"type": "TermBegun", "n": 0, "text": "controller-1 leads"}
+    history.add({**head, "position": "1-0", "t": 1.0, "severity": "info"})
+    history.add({**head, "position": "2-0", "t": 2.0, "severity": "warning", "failover": True})
+    started, took_over = history.after(None, limit=9)
+    assert (started.severity, started.noticed) == ("change", "")
+    assert took_over.severity == "fault" and "lease" in took_over.noticed
+    assert history.resumed == [1.0]

