@@ -229,23 +229,18 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
             directive.lifecycle = worker_pb2.LIFECYCLE_DRAINING
         if self.step >= len(self.steps):
             directive.lifecycle = worker_pb2.LIFECYCLE_STOPPED
-        if any(m[:2] == (worker.worker_id, worker.incarnation) for m in self.members):
-            directive.mesh.CopyFrom(
-                worker_pb2.PolicyMesh(
-                    epoch=self.epoch,
-                    members=[
-                        worker_pb2.MeshMember(
-                            worker_id=i, incarnation=n, tensor_host="127.0.0.1", needs_state=needs
-                        )
-                        for i, n, needs in self.members
-                    ],
-                    state_version=self.version,
-                    step=self.step,
-                    source_rank=self.source,
-                    restore=self.restore,
-                    checkpoint_path=self.checkpoint[0],
+        if (worker.worker_id, worker.incarnation) in {m[:2] for m in self.members}:
+            mesh = directive.mesh
+            mesh.epoch, mesh.state_version, mesh.step = self.epoch, self.version, self.step
+            mesh.source_rank, mesh.restore = self.source, self.restore
+            mesh.checkpoint_path = self.checkpoint[0]
+            for worker_id, incarnation, needs_state in self.members:
+                mesh.members.add(
+                    worker_id=worker_id,
+                    incarnation=incarnation,
+                    tensor_host="127.0.0.1",
+                    needs_state=needs_state,
                 )
-            )
         return directive
 
     async def ReportPeerError(self, request, context):
@@ -254,16 +249,19 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
 
     # -- the step -----------------------------------------------------------------------------
 
+    async def _until(self, done: Callable[[], bool], seconds: float) -> bool:
+        """Waits, holding ``_changed``; False if ``done`` did not become true in time."""
+        try:
+            return await asyncio.wait_for(self._changed.wait_for(done), seconds)
+        except TimeoutError:
+            return False
+
     async def NextPlan(self, request, context):
         name = request.caller.worker_id
-
-        def answer() -> bool:
-            return request.mesh_epoch != self.epoch or self.open is not None
-
         async with self._changed:
-            try:
-                await asyncio.wait_for(self._changed.wait_for(answer), request.wait_s)
-            except TimeoutError:
+            if not await self._until(
+                lambda: request.mesh_epoch != self.epoch or self.open is not None, request.wait_s
+            ):
                 return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_WAIT)
             if request.mesh_epoch != self.epoch or self.open is None:
                 return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_EPOCH_OVER)
@@ -301,14 +299,9 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
                 self.open.votes[name] = request.weights_digest
                 if len(self.open.votes) == len(self.members):
                     self._commit(key, request)
-            try:
-                await asyncio.wait_for(
-                    self._changed.wait_for(
-                        lambda: key in self._committed or request.mesh_epoch != self.epoch
-                    ),
-                    request.wait_s,
-                )
-            except TimeoutError:
+            if not await self._until(
+                lambda: key in self._committed or request.mesh_epoch != self.epoch, request.wait_s
+            ):
                 return policy_pb2.VoteReply(outcome=policy_pb2.OUTCOME_PENDING)
         if key not in self._committed:
             return policy_pb2.VoteReply(outcome=policy_pb2.OUTCOME_RETRY)

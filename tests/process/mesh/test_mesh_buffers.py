@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
-from testbed.redis_process import throwaway_redis
 
 CPU = torch.device("cpu")
 LARGE = 4_000_000
@@ -31,12 +30,6 @@ class Pair:
         self.meshes[rank] = ProcessMesh.form(
             url=url, key=key, rank=rank, size=2, device=CPU, cancelled=self.over[rank].is_set
         )
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with throwaway_redis(tmp_path_factory.mktemp("redis")) as url:
-        yield url
 
 
 @pytest.fixture

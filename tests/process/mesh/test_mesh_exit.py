@@ -5,11 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
-
-from testbed.redis_process import throwaway_redis
 
 PROGRAM = """
 import contextlib, sys, threading, torch
@@ -37,12 +34,6 @@ else:
 print("end", flush=True)
 sys.exit(7)
 """
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with throwaway_redis(tmp_path_factory.mktemp("redis")) as url:
-        yield url
 
 
 @pytest.mark.parametrize("doing", ["forming", "receiving", "reducing", "idle"])

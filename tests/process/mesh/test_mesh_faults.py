@@ -13,15 +13,14 @@ import torch
 
 from paceline.weights.tensor_checksum import weights_digest
 from testbed.mesh_member import Crew, Member, crew_on
-from testbed.redis_process import throwaway_redis
 
 SMALL = 10_000
 LARGE = 8_000_000
 
 
 @pytest.fixture(scope="module")
-def shared_crew(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Crew]:
-    with throwaway_redis(tmp_path_factory.mktemp("redis")) as url, crew_on(url) as crew:
+def shared_crew(url: str) -> Iterator[Crew]:
+    with crew_on(url) as crew:
         yield crew
 
 

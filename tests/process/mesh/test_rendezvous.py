@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -19,13 +18,6 @@ from paceline.mesh.rendezvous import (
     local_address,
 )
 from paceline.redis.server import ensure_redis, stop_redis
-from testbed.redis_process import throwaway_redis
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with throwaway_redis(tmp_path_factory.mktemp("redis")) as url:
-        yield url
 
 
 def meet(url: str, key: str, timeout_s: float = 5.0) -> Rendezvous:

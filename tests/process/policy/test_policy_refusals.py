@@ -75,7 +75,7 @@ def test_a_worker_refused_for_good_ends_instead_of_joining_for_ever(tmp_path) ->
                 ],
                 capture_output=True,
                 text=True,
-                timeout=120,
+                timeout=170,
             )
         finally:
             controller.close()

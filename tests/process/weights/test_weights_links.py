@@ -17,15 +17,8 @@ from paceline.weights.weight_transfer import StagedWeights
 from policy_worker.weight_publisher import WeightPublisher
 from rollout_worker.weight_receiver import WeightReceiver
 from testbed import weight_link_peer
-from testbed.redis_process import throwaway_redis
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with throwaway_redis(tmp_path_factory.mktemp("redis")) as url:
-        yield url
 
 
 class PublishingEnd:

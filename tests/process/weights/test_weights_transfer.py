@@ -23,16 +23,9 @@ from paceline.weights.weight_transfer import (
     say_hello,
     send_snapshot,
 )
-from testbed.redis_process import throwaway_redis
 
 CPU = torch.device("cpu")
 Pair = tuple[ProcessMesh, ProcessMesh]
-
-
-@pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with throwaway_redis(tmp_path_factory.mktemp("redis")) as url:
-        yield url
 
 
 @pytest.fixture
