@@ -1,4 +1,4 @@
-"""A reward that waits, as a sandbox or a judge does: steps then last long enough to be interrupted."""
+"""A reward that waits, as one with a sandbox or a judge: steps last long enough to be interrupted."""
 
 from __future__ import annotations
 
@@ -8,6 +8,6 @@ WAIT_S = 0.2
 
 
 async def digit_first(completion: str) -> float:
-    """1 where the completion begins with a digit."""
+    """1 if the completion begins with a digit."""
     await asyncio.sleep(WAIT_S)
     return float(completion[:1].isdigit())

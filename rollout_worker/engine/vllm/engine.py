@@ -338,7 +338,7 @@ class VLLMEngine(Engine):
             },
         )
 
-    # ---- work that nobody waits for
+    # ---- background work
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(self._quietly(work))
@@ -346,7 +346,7 @@ class VLLMEngine(Engine):
         task.add_done_callback(self._background.discard)
 
     async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
-        # The requests concerned are told by their own waits.
+        # The requests concerned fail by themselves.
         try:
             await work
         except Exception as error:
