@@ -1,1 +1,1 @@
-"""Generation: engines, rewards and the loop that leases tasks and hands in scored groups."""
+"""The rollout worker: engines, rewards, environments, and leasing of tasks."""

@@ -24,8 +24,8 @@ class EngineRates:
 
     def read(self) -> dict[str, float]:
         """tokens_per_s, samples_per_s, engine_idle_fraction, running, waiting, slot_occupancy
-        (share of the slots in use, mean of the readings), swap_s (total time that generation stood
-        still for weights), and those of ``Resources``."""
+        (share of the slots in use, mean of the readings), swap_s (total time that generation was
+        paused for weights), and those of ``Resources``."""
         now, stats = time.monotonic(), self._engine.stats()
         self._readings.append((now, stats))
         while len(self._readings) > 2 and self._readings[1][0] < now - WINDOW_S:

@@ -322,7 +322,7 @@ class RolloutWorker:
     def take(self, lease: rollout_pb2.Lease) -> None:
         unwanted = ""
         if not self.lifecycle.takes_tasks:
-            # The request was on its way when this worker was told to leave.
+            # The request was on its way when this worker began to leave.
             unwanted = "worker_leaving"
         elif self.loading.replacing:
             unwanted = "weights_withdrawn"

@@ -1,4 +1,4 @@
-"""Rows of the data set to prompt tokens, completion tokens to text."""
+"""Tokenizer: prompt tokens of rows and messages, text of completions."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ class BadPrompt(AttemptFailed):
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """``tokens`` int32 [n]; ``text``: what they say, template included."""
+    """``tokens`` int32 [n]; ``text``: of these tokens, template included."""
 
     tokens: NDArray[np.int32]
     text: str
 
 
 class PromptTokenizer:
-    """``limit``: most tokens of a prompt; set lower once the engine's context is known."""
+    """``limit``: most tokens of a prompt; lowered once the engine's context is known."""
 
     def __init__(self, config: Config) -> None:
         self._data = config.data
@@ -54,7 +54,7 @@ class PromptTokenizer:
             line = (str(error).strip() or type(error).__name__).splitlines()[0]
             raise TokenizerError(f"{field}: cannot load a tokenizer from {path}: {line}") from error
         if len(self._tokenizer) <= len(self._tokenizer.all_special_ids):
-            # transformers makes an empty one of a directory that has a model's files only.
+            # For a directory without tokenizer files, transformers makes an empty tokenizer.
             raise TokenizerError(
                 f"{field}: there is no tokenizer in {path}: save it there, or set model.tokenizer"
             )
@@ -84,7 +84,7 @@ class PromptTokenizer:
     def opening(
         self, content: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
     ) -> Prompt:
-        """Text as it is, or messages through the chat template, which is told of ``tools``.
+        """A prompt from text as it is, or from messages and ``tools`` through the chat template.
 
         Raises BadPrompt.
         """
@@ -103,15 +103,13 @@ class PromptTokenizer:
         last_token: int,
         tools: Sequence[Mapping[str, Any]] = (),
     ) -> list[int]:
-        """What the chat template writes between a turn of the model and its next one.
+        """The chat template's tokens between a turn of the model and its next one.
 
-        ``messages``: those in between. ``last_token``: the newest of the model's turn; where that is
-        the special token that the template ends a turn with, it is not written twice. Raises
-        BadPrompt.
+        ``messages``: those in between. ``last_token``: of the model's turn; if it is the special token
+        that ends a turn in the template, it is not repeated. Raises BadPrompt.
 
-        The turn itself is not rendered, for a template may write past turns differently than the
-        model did (drop their reasoning, trim blanks), and what was sampled must stand. A short
-        conversation that ends in a marker stands in its place.
+        The turn itself is not rendered, because a template may render past turns differently than
+        the model wrote them (drop their reasoning, trim blanks). A marker takes its place.
         """
         marker = f"turn-{secrets.token_hex(8)}"
         stand_in = [
@@ -126,15 +124,15 @@ class PromptTokenizer:
         return self.encode(text)
 
     def takes_tools(self, tools: Sequence[Mapping[str, Any]]) -> bool:
-        """Whether the chat template writes ``tools`` into a prompt; many leave them out silently.
+        """True if the chat template renders ``tools`` into a prompt; many ignore them silently.
 
-        Raises BadPrompt where it cannot write these.
+        Raises BadPrompt if it cannot render them.
         """
         alone = [{"role": "user", "content": "-"}]
         return self._templated(alone, tools) != self._templated(alone)
 
     def encode(self, text: str) -> list[int]:
-        """Tokens of ``text`` alone; names of special tokens in it become these tokens."""
+        """Tokens of ``text`` alone; names of special tokens become special tokens."""
         return list(self._tokenizer(text, add_special_tokens=False).input_ids)
 
     @property
@@ -154,7 +152,7 @@ class PromptTokenizer:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
 
     def _without_end(self, tokens: list[int]) -> list[int]:
-        # Some tokenizers close every text with end-of-sequence; a prompt is to be continued.
+        # Some tokenizers append end-of-sequence to every text, but a prompt is continued.
         while tokens and tokens[-1] in self.end_tokens:
             tokens = tokens[:-1]
         return tokens
@@ -166,7 +164,7 @@ class PromptTokenizer:
             raise BadPrompt(
                 "malformed_row", "chat messages, but the tokenizer has no chat template"
             )
-        # A template is a program that comes with the tokenizer and fails in its own ways.
+        # A template is a program of the tokenizer's author and may raise anything.
         try:
             return str(
                 self._tokenizer.apply_chat_template(

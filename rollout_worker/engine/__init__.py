@@ -1,4 +1,4 @@
-"""Engines: token ids in, token ids out."""
+"""Inference engines: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def make_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
         if rollout.on_update != "keep":
             raise EngineError(
                 f'rollout.on_update = "{rollout.on_update}" needs rollout.engine = "vllm"; the '
-                'transformers engine knows "keep"'
+                'transformers engine supports only "keep"'
             )
         if rollout.tensor_parallel > 1:
             raise EngineError('rollout.tensor_parallel above 1 needs rollout.engine = "vllm"')

@@ -1,20 +1,20 @@
 """The engine interface: token ids in, token ids out.
 
-    submit ──► waiting ──► running (continuous batch) ──► finished samples
+    submit ──► waiting ──► running (continuous batch) ──► finished completions
                               ▲
         load_weights ─────────┘  swapped between two tokens; requests are kept
 
-What every engine promises:
+Guarantees of every engine:
 
 * Tokens are never detokenised and tokenised again.
 * A token carries the log-probability it had under the distribution it was sampled from
   (temperature, top-k and top-p applied, renormalised), in float32, and the weight version that
   produced it. Greedy tokens carry the log-probability of the untempered, unfiltered distribution.
-* The samples of a request share one prefill of the prompt.
+* The completions of a request share one prefill of the prompt.
 * New weights take effect between two tokens; running requests go on. All of a swap or none of it.
-* The key-value cache that older weights wrote is kept, unless rollout.on_update says otherwise:
-  later tokens of a running request attend to it. This is the usual choice of asynchronous trainers;
-  its effect is part of the measured log-prob gap.
+* The key-value cache that older weights wrote is kept (rollout.on_update = "keep"): later tokens of a
+  running request attend to it. This is usual in asynchronous training; its effect is part of the
+  measured log-prob gap.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ class WeightsRefused(EngineError):
 
 
 class SwapFailed(EngineError):
-    """These weights were not loaded; the engine is as it was before, and they can be sent again."""
+    """These weights were not loaded. The engine serves the old ones, and the new ones can be sent again."""
 
 
 class GenerationFailed(EngineError):
-    """One request cannot be finished (for example non-finite logits); the engine itself goes on."""
+    """One request cannot be finished (for example, non-finite logits); the engine itself goes on."""
 
 
 class Aborted(Exception):
-    """The request was aborted. ``partial``: what each sample had so far, for continuation."""
+    """The request was aborted. ``partial``: its completions so far, for continuation."""
 
     def __init__(self, request_id: str, partial: tuple[Completion | None, ...] = ()) -> None:
         super().__init__(request_id)
@@ -69,12 +69,12 @@ class Finish(StrEnum):
     """End-of-sequence token (the last of the tokens) or a stop string."""
     LENGTH = "length"
     PARTIAL = "partial"
-    """Not finished: the sample was cut by an abort."""
+    """Not finished: the request was aborted."""
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How to sample. ``seed`` and the sample's index fix the random numbers, token by token."""
+    """Sampling parameters. ``seed`` and the completion's index determine the random number of each token."""
 
     max_tokens: int
     temperature: float = 1.0
@@ -129,10 +129,9 @@ class Completion:
 class Request:
     """``count`` completions of one prompt.
 
-    ``prefixes``: empty, or for each sample what an earlier owner had generated of it (None: nothing).
-    Such a sample goes on where it stopped, with the same random numbers as if never interrupted where
-    the engine has ``exact_continuation``; its tokens count towards ``max_tokens`` and are part of the
-    result.
+    ``prefixes``: empty, or the tokens of each completion that another worker has generated (None: no
+    token). The completion is continued after its prefix, which counts towards ``max_tokens`` and is
+    part of the result. With ``exact_continuation`` it gets the random numbers of an uninterrupted one.
     """
 
     request_id: str
@@ -147,16 +146,16 @@ class Request:
         if self.count < 1:
             raise ValueError("count must be at least 1")
         if self.prefixes and len(self.prefixes) != self.count:
-            raise ValueError("prefixes must be empty or one for each sample")
+            raise ValueError("prefixes must be empty or one for each completion")
 
 
 OnPartial = Callable[[Request, "tuple[Completion | None, ...]"], None]
-"""A request and what each of its samples has so far, finished or not; None: nothing yet."""
+"""A request and its completions so far, finished or not; None: no token yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class EngineStats:
-    """Counters since the start; differences of two readings give rates."""
+    """Counters since the start; rates are differences of two readings."""
 
     tokens: int = 0
     samples: int = 0
@@ -167,14 +166,14 @@ class EngineStats:
     idle_s: float = 0.0
     """Time without any sequence to work on. Seconds."""
     swap_s: float = 0.0
-    """Time generation stood still for weight swaps. Seconds."""
+    """Time that generation was paused for weight swaps. Seconds."""
     swaps: int = 0
     steps: int = 0
     extra: Mapping[str, float] = field(default_factory=dict)
 
 
 def bad_stop(stops: Iterable[Any]) -> Any | None:
-    """The first that is no text, is empty, or holds half of a character; None: all are good."""
+    """The first stop string that is not text, is empty, or contains a lone surrogate; None if there is none."""
     for stop in stops:
         if not isinstance(stop, str) or not stop:
             return stop if stop is not None else "None"
@@ -189,14 +188,14 @@ class Engine(ABC):
     """One model on one device (or one group of devices). Methods are called from one event loop."""
 
     exact_continuation: ClassVar[bool] = True
-    """A sampled completion that is cut and goes on elsewhere is the one that would have been made
-    uninterrupted. Greedy ones are, on every engine."""
+    """A sampled completion that another worker continues equals the uninterrupted one. Greedy
+    completions do so on every engine."""
 
     least_temperature: ClassVar[float] = 0.0
-    """The engine would raise a lower one to this, so it refuses it. Greedy is another matter."""
+    """Lower temperatures are refused, because the engine would silently raise them. 0 means greedy."""
 
     most_temperature: ClassVar[float] = math.inf
-    """The engine takes no higher one."""
+    """Higher temperatures are refused."""
 
     completion_finished: Callable[[str], None] = staticmethod(lambda request_id: None)
     """Set by the engine's user. Called in the event loop with a request's id for each of its
@@ -204,19 +203,19 @@ class Engine(ABC):
 
     @abstractmethod
     async def start(self) -> None:
-        """Loads the model. Raises EngineError with one clear line where it cannot."""
+        """Loads the model. Raises EngineError."""
 
     @abstractmethod
     async def generate(self, request: Request) -> tuple[Completion, ...]:
-        """The request's samples, in order, once all are finished.
+        """The request's completions, in order, once all are finished.
 
-        Raises Aborted after ``abort``, GenerationFailed where the model's output is unusable or the
-        request is not one the engine can fulfil (``check``), and EngineError where it is closed.
+        Raises Aborted after ``abort``, GenerationFailed if the model's output is unusable or
+        ``check`` refuses the request, and EngineError if the engine is closed.
         """
 
     def check(self, request: Request) -> None:
-        """Raises GenerationFailed for what would be no model input: it must not reach the device or
-        another process, where the whole engine would fail of it."""
+        """Raises GenerationFailed for invalid model input. On the device or in another process it would
+        make the whole engine fail."""
         params = request.params
         needed = len(request.prompt_tokens) + params.max_tokens
         if needed > self.max_context:
@@ -251,31 +250,30 @@ class Engine(ABC):
         """Ends a request at the next token boundary. Unknown ids are ignored."""
 
     def watch(self, every: int, report: OnPartial) -> None:  # noqa: B027
-        """From now on ``report`` is called, in the event loop, whenever a sample of a request has
-        ``every`` (at least 1) tokens more than when the request was reported last, or than its prefix.
+        """From now on calls ``report``, in the event loop, whenever a completion of a request has ``every``
+        (at least 1) tokens more than at the request's last report, or than its prefix.
 
-        An engine that cannot look into running requests reports nothing.
+        An engine that cannot inspect running requests reports nothing.
         """
 
     @abstractmethod
     async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
         """Swaps to ``version`` at the next token boundary; returns the pause in seconds.
 
-        ``tensors``: by their Hugging Face names, on any device, tied weights once or under every
-        name; they must stay unchanged until this returns. Raises WeightsRefused, with nothing
-        loaded, for unknown or missing names, wrong shapes, or values of one tied weight that differ;
-        SwapFailed, with nothing loaded, where the same weights may well be loaded another time.
+        ``tensors``: by Hugging Face name, on any device, tied weights once or under every name. They
+        must not change until this returns. Raises WeightsRefused for unknown or missing names, wrong
+        shapes, or tied weights that differ; SwapFailed if another try with the same weights may
+        succeed. In both cases nothing is loaded.
 
-        A version that is not newer than the served one takes the place of weights that were never
-        committed; whoever has requests running then aborts them first, as their tokens would say
-        otherwise.
+        A version that is not newer than the served one replaces weights that were never committed.
+        The caller aborts running requests first: their tokens are tagged with that version.
         """
 
     async def until_failure(self) -> None:
-        """Raises EngineError once the engine has stopped working of itself; never returns.
+        """Raises EngineError once the engine has died by itself; never returns.
 
-        For whoever must know it while nothing is asked of the engine. One that fails only where it
-        is asked for something tells that caller, and this waits for ever.
+        For a worker whose engine is idle. An engine that can fail only during a call raises there,
+        and this waits for ever.
         """
         await asyncio.Event().wait()
 

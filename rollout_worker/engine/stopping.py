@@ -1,4 +1,4 @@
-"""When a completion ends: end-of-sequence tokens and stop strings."""
+"""End of a completion: end-of-sequence tokens and stop strings."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class EndTokens:
 
 
 class TokenTexts:
-    """Which tokens have which characters, for all stop strings of an engine.
+    """Characters of each token, for all stop strings of an engine.
 
-    Every token of the vocabulary is decoded for it, once: seconds for a large one.
+    Every token of the vocabulary is decoded once, which takes seconds for a large vocabulary.
     """
 
     def __init__(self, decode: Decode, vocabulary: int) -> None:
@@ -32,11 +32,11 @@ class TokenTexts:
         self._vocabulary = vocabulary
         self._lock = threading.Lock()
         self._unclear: NDArray[np.int32] | None = None
-        """Tokens whose text alone says nothing, or only part of a character."""
+        """Tokens whose text alone is empty or contains part of a character."""
         self._having: dict[str, NDArray[np.int32]] = {}
 
     def build(self) -> None:
-        """Does nothing the second time."""
+        """Idempotent."""
         with self._lock:
             if self._unclear is not None:
                 return
@@ -52,15 +52,15 @@ class TokenTexts:
             self._unclear = np.array(unclear, np.int32)
 
     def may_hold(self, characters: Iterable[str]) -> NDArray[np.bool_]:
-        """bool [vocabulary]: tokens that may have one of these characters in a text."""
+        """bool [vocabulary]: tokens whose text may contain one of these characters."""
         self.build()
-        wanted = set(characters)
+        searched = set(characters)
         # Some tokenizers strip the space of a lone token.
-        if any(character.isspace() for character in wanted):
+        if any(character.isspace() for character in searched):
             return np.ones(self._vocabulary, dtype=bool)
         table = np.zeros(self._vocabulary, dtype=bool)
         table[self._unclear] = True
-        for character in wanted & self._having.keys():
+        for character in searched & self._having.keys():
             table[self._having[character]] = True
         return table
 
@@ -68,9 +68,9 @@ class TokenTexts:
 class StopStrings:
     """Finds stop strings without decoding every token of every row.
 
-    A table over the vocabulary says which tokens can be the last of a stop string: those whose text
-    has the string's last character, and those whose text alone is unclear. Only rows that drew such
-    a token are decoded, and of those only the tail.
+    A table over the vocabulary marks the tokens that can end a stop string: those whose text contains
+    the string's last character, and those whose text alone is unclear. Only rows that drew such a token
+    are decoded, and only their tail.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class StopStrings:
         vocabulary: int,
         texts: TokenTexts | None = None,
     ) -> None:
-        """``texts``: of ``decode`` and ``vocabulary``, where there are several of this."""
+        """``texts``: shared by the stop strings of one ``decode`` and ``vocabulary``."""
         self.strings = strings
         self._decode = decode
         # A token may carry no more than a byte of a character.

@@ -1,1 +1,1 @@
-"""Completions that are made by more than one call of the model: several turns, tools, agents."""
+"""Environments: completions of several model turns, with tools and agents."""

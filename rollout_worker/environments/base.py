@@ -1,12 +1,12 @@
-"""What an environment sees.
+"""The environment interface: task, sample, turn.
 
     async def environment(task, sample):
         turn = await sample(task.prompt)               # text, messages or tokens ──► a turn of the model
         turn = await sample(reply_to(turn.text))       # extends the same token sequence
         return {"solved": 1.0}                         # or a number, or None: the reward functions score
 
-It is called once for each sample of a group, all of them at once, in a thread that they share and
-that is not the worker's: waiting is free, computing holds the others up.
+It is called once for each sample of a group, concurrently, in one thread that all environments share
+and that is not the worker's. Waiting is free; computing delays the other environments.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from typing import Any, Protocol
 
 from paceline.dataset.rows import Message
 from paceline.errors import BadInput
+from rollout_worker.engine.base import Finish
 from rollout_worker.failures import AttemptFailed
 from rollout_worker.tokenizer import PromptTokenizer
 
 COMPONENT = "environment"
-"""Under which the number that an environment returns is reported."""
+"""Component name of a single number that an environment returns."""
 
 
 class EnvironmentFailed(AttemptFailed):
@@ -33,8 +34,8 @@ class BadEnvironment(BadInput):
 
 
 class BadTurn(Exception):
-    """``sample`` was called in a way that it cannot be: the message says how. ``busy``: another
-    turn of the sample is not finished."""
+    """``sample`` was called with invalid arguments. ``busy``: another turn of the sample is not
+    finished."""
 
     def __init__(self, detail: str, *, busy: bool = False) -> None:
         super().__init__(detail)
@@ -42,10 +43,10 @@ class BadTurn(Exception):
 
 
 class TranscriptFull(Exception):
-    """There is no room for another turn, nothing was added. ``code``: context_length_exceeded or
+    """There is no room for another turn; nothing was added. ``code``: context_length_exceeded or
     max_turns_exceeded.
 
-    An environment may let it pass: its transcript then ends with the newest turn, unscored.
+    If an environment does not catch it, its transcript ends with the newest turn, unscored.
     """
 
     def __init__(self, code: str, detail: str) -> None:
@@ -59,16 +60,16 @@ class TranscriptOver(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the model said in one go."""
+    """One turn of the model."""
 
     text: str
     """Without special tokens, cut before the stop string if one ended it."""
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
     versions: tuple[tuple[int, int], ...]
-    """(weight version, tokens), in order."""
-    finish: str
-    """stop (end of sequence, or a stop string) or length."""
+    """(weight version, number of tokens), in order."""
+    finish: Finish
+    """stop (end of sequence, or a stop string) or length; equal to these strings."""
     stop: str | None
     """The stop string that ended it."""
     prompt_tokens: int
@@ -78,8 +79,8 @@ class Turn:
 
 
 Said = str | Sequence[Message] | Sequence[int]
-"""What the environment puts before the model's turn: text that is tokenised as it is, messages that
-go through the chat template, or tokens."""
+"""Input before the model's turn: text that is tokenised as it is, messages for the chat template, or
+tokens."""
 
 
 class Sample(Protocol):
@@ -91,20 +92,20 @@ class Sample(Protocol):
         """The model's next turn, after ``said``.
 
         ``max_tokens`` can only lower rollout.max_tokens; ``stop`` is added to rollout.stop. Raises
-        TranscriptFull where there is no room left, BadTurn for what cannot be said, and what ends
-        the whole attempt (do not catch that).
+        TranscriptFull if there is no room left, BadTurn for invalid arguments. Other exceptions end
+        the whole attempt; do not catch them.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """Where an OpenAI client finds the model for this one sample; see rollout.openai.
+    """Address of the model for OpenAI clients of one sample; see rollout.openai.
 
         client = AsyncOpenAI(base_url=task.openai.base_url, api_key=task.openai.api_key)
 
-    ``headers`` name the sample for clients whose key is not free. Whoever knows either can extend
-    the sample's transcript, and nothing else.
+    ``headers`` name the sample for clients that use the key for something else. Key and headers only
+    allow extending the sample's transcript.
     """
 
     base_url: str
@@ -115,18 +116,18 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentTask:
-    """One sample that is to be made."""
+    """The task of making one sample."""
 
     row: Mapping[str, Any]
-    """Of the data set."""
+    """The data set's row."""
     prompt: str | list[Message]
-    """As data.prompt_field has it; with chat or a system prompt, as messages."""
+    """The row's data.prompt_field; with data.chat or a system prompt, as messages."""
     answer: Any
     """The row's data.answer_field."""
     seed: int
-    """Equal for every attempt at this sample, different for each sample of a group. 64 bits."""
+    """The same for every attempt at this sample, different for each sample of a group. 64 bits."""
     group_seed: int
-    """Equal for all samples of the group: for what they must have in common."""
+    """The same for all samples of the group: draw what they have in common from it."""
     task_id: str
     attempt: int
     index: int

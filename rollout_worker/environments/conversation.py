@@ -1,11 +1,11 @@
-"""The transcript of one sample as it grows. Lives in the worker's event loop.
+"""A sample's growing transcript, in the worker's event loop.
 
     said ──► tokens that extend the transcript ──► engine ──► turn, appended
       │ no room: TranscriptFull                      │ aborted, failed: nothing is appended
-      └ unsayable: BadTurn                           └ this attempt is over: ``failure``
+      └ invalid: BadTurn                             └ this attempt is over: ``failure``
 
-Nothing that was sampled is ever tokenised again: a turn begins with exactly the tokens of those
-before it. A turn is appended whole, with what was said before it, or not at all.
+Sampled tokens are never tokenised again: each turn is generated from exactly the tokens before it. A
+turn is appended together with its input, or not at all.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from rollout_worker.engine.base import (
     Completion,
     Engine,
     EngineError,
-    Finish,
     Request,
     SamplingParams,
     bad_stop,
@@ -56,7 +55,7 @@ class ConversationLimits:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptPiece:
-    """What was said before a turn, and the turn. ``said``: int32 [n], n may be 0 after the first."""
+    """A turn and its input. ``said``: int32 [n], n may be 0 after the first."""
 
     said: NDArray[np.int32]
     completion: Completion
@@ -66,8 +65,8 @@ class TranscriptPiece:
 
 @dataclass(slots=True)
 class Conversation:
-    """``params``: of every turn, but for max_tokens, stop strings and the seed. ``own_clock(runs)``:
-    called when the environment's own time stops (False) and when it goes on (True)."""
+    """``params``: of every turn, except max_tokens, stop strings and the seed. ``own_clock(runs)``: called
+    when the environment's own time stops (False) and continues (True)."""
 
     request_id: str
     engine: Engine
@@ -77,13 +76,13 @@ class Conversation:
     own_clock: Callable[[bool], None] = lambda runs: None
     pieces: list[TranscriptPiece] = field(default_factory=list)
     messages: list[Message] | None = field(default_factory=list)
-    """The transcript as messages; None where part of it was said otherwise."""
+    """The transcript as messages; None if part of it was text or tokens."""
     tools: list[dict[str, Any]] = field(default_factory=list)
-    """What the first prompt says the model may call, as chat templates take it."""
+    """The tools in the first prompt, as chat templates expect them."""
     full: bool = False
-    """Another turn was asked for and there was no room."""
+    """Another turn was requested and there was no room."""
     failure: Exception | None = None
-    """Why there can be no transcript, whatever the environment makes of it."""
+    """Why the attempt has failed, even if the environment catches it."""
     _calls: int = 0
     _running: asyncio.Task[Any] | None = None
     _over: bool = False
@@ -96,7 +95,7 @@ class Conversation:
 
     @property
     def asking(self) -> bool:
-        """The model is at its turn."""
+        """The model is generating a turn."""
         return self._running is not None
 
     async def say(
@@ -109,11 +108,11 @@ class Conversation:
         after: int | None = None,
         tools: Sequence[dict[str, Any]] = (),
     ) -> Turn:
-        """The model's turn after ``said``; ``change``: what else is different in this one;
-        ``after``: how many turns there were when ``said`` was chosen, where that matters;
-        ``tools``: for the first prompt, where ``said`` are messages.
+        """The model's turn after ``said``. ``change``: adapts this turn's sampling parameters;
+        ``after``: the number of turns that the caller assumes; ``tools``: for the first prompt, if
+        ``said`` are messages.
 
-        Raises BadTurn, TranscriptFull, TranscriptOver, and what ends the attempt.
+        Raises BadTurn, TranscriptFull, TranscriptOver, and the failure of the attempt.
         """
         if self._over:
             raise TranscriptOver("the sample's environment has ended")
@@ -136,7 +135,7 @@ class Conversation:
                 self.own_clock(True)
 
     def close(self) -> None:
-        """The environment has returned: nothing is added any more."""
+        """The environment has returned: no turn is added any more."""
         self._over = True
         if self._running is not None:
             self._running.cancel()
@@ -184,7 +183,7 @@ class Conversation:
         self._calls += 1
         (completion,) = await self.engine.generate(
             Request(
-                # Other than a task's own id: nobody can go on with a turn elsewhere.
+                # Not the task's own id: another worker cannot continue a turn.
                 f"{self.request_id}.{self._calls}",
                 np.concatenate([before, added]),
                 params,
@@ -197,7 +196,7 @@ class Conversation:
         return turn
 
     def _tokens_of(self, said: Said, tools: list[dict[str, Any]]) -> tuple[NDArray[np.int32], str]:
-        """Tokens to append, and what they say."""
+        """Tokens to append, and their text."""
         if isinstance(said, str):
             if not self.pieces:
                 prompt = self.tokenizer.opening(said)
@@ -242,7 +241,7 @@ class Conversation:
             tokens=tokens,
             logprobs=tuple(completion.logprobs.tolist()),
             versions=completion.versions,
-            finish="length" if completion.finish is Finish.LENGTH else "stop",
+            finish=completion.finish,
             stop=completion.stop,
             prompt_tokens=before,
             room=self.limits.context - before - len(tokens),

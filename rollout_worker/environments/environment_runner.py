@@ -1,11 +1,11 @@
-"""From one lease to one group whose completions an environment made, or to why there is none.
+"""Groups of completions that an environment makes.
 
-    lease ──► a conversation for each sample ──► environment, all at once ──► transcripts ──► rewards
+    lease ──► a conversation for each sample ──► environment, concurrently ──► transcripts ──► rewards
                    ▲ sample(...), or the OpenAI endpoint                            │
                    └ engine                            group with masks ◄───────────┘
 
-The first sample that fails ends the others: a group is whole or it is not there. No failure ever
-becomes a reward.
+The first sample that fails ends the others: there are no partial groups. A failure never becomes a
+reward.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from rollout_worker.tokenizer import Prompt, PromptTokenizer
 
 
 class EnvironmentRunner:
-    """``rollout.environment``, run for every lease of a worker."""
+    """Runs ``rollout.environment`` for every lease of a worker."""
 
     def __init__(self, config: Config, tokenizer: PromptTokenizer) -> None:
         """Imports it. Raises BadEnvironment."""
@@ -51,15 +51,15 @@ class EnvironmentRunner:
         self._tokenizer = tokenizer
         self._environment = load.load(config.rollout.environment or "")
         self._server = ChatServer(config, tokenizer) if config.rollout.openai else None
-        self._host: EnvironmentThread | None = None
+        self._thread: EnvironmentThread | None = None
         self.completion_finished: Callable[[str], None] = lambda request_id: None
         """Called with the task's request id for each of its samples whose environment has ended."""
 
     async def start(self, engine: Engine, scorer: Scorer) -> None:
-        """``engine`` is started. Raises BadEnvironment where the endpoint's port is taken."""
+        """``engine`` is started. Raises BadEnvironment if the endpoint's port is taken."""
         self._engine = engine
         self._scorer = scorer
-        self._host = EnvironmentThread(
+        self._thread = EnvironmentThread(
             self._environment, timeout_s=self._config.rollout.environment_timeout_s
         )
         if self._server is not None:
@@ -68,8 +68,8 @@ class EnvironmentRunner:
     async def close(self) -> None:
         if self._server is not None:
             await self._server.close()
-        if self._host is not None:
-            await self._host.close()
+        if self._thread is not None:
+            await self._thread.close()
 
     async def produce(self, held: HeldTask) -> rollout_pb2.Group:
         """Raises AttemptFailed, and Aborted and EngineError as the engine does."""
@@ -140,7 +140,7 @@ class EnvironmentRunner:
         conversations: Sequence[Conversation],
         request_id: str,
     ) -> list[Any]:
-        """What the environment returned for each. Raises for the first that failed."""
+        """The environment's result for each. Raises the first failure."""
 
         async def play(task: EnvironmentTask, conversation: Conversation) -> Any:
             result = await self._play(task, conversation)
@@ -159,11 +159,11 @@ class EnvironmentRunner:
             await asyncio.gather(*plays, return_exceptions=True)
 
     async def _play(self, task: EnvironmentTask, conversation: Conversation) -> Any:
-        assert self._host is not None, "not started"
+        assert self._thread is not None, "not started"
         if self._server is not None and task.openai is not None:
             self._server.admit(task.openai, conversation)
         try:
-            result = await self._host.run(task, conversation)
+            result = await self._thread.run(task, conversation)
         except Exception as error:
             if conversation.failure is not None or isinstance(error, EnvironmentFailed):
                 raise conversation.failure or error from None
@@ -174,7 +174,7 @@ class EnvironmentRunner:
             if self._server is not None and task.openai is not None:
                 self._server.dismiss(task.openai)
         if conversation.failure is not None:
-            # The environment may have caught it and gone on.
+            # The environment may have caught it.
             raise conversation.failure
         if not conversation.pieces:
             raise EnvironmentFailed("environment_error", "it ended before the model had a turn")
@@ -206,9 +206,9 @@ class EnvironmentRunner:
 
 
 def _full(error: Exception, conversation: Conversation) -> bool:
-    """The transcript had no room and the environment let that pass, perhaps as its client tells it."""
-    told = isinstance(error, TranscriptFull) or getattr(error, "code", None) in (FULL, TURNS)
-    return told and conversation.full
+    """The environment did not catch that the transcript is full; its client may have an own exception."""
+    is_full = isinstance(error, TranscriptFull) or getattr(error, "code", None) in (FULL, TURNS)
+    return is_full and conversation.full
 
 
 def _failed(error: Exception) -> EnvironmentFailed:

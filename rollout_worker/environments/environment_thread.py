@@ -1,13 +1,13 @@
-"""Runs environments in a thread of their own, and bounds the time each takes for itself.
+"""The thread that environments run in, and the time limit of each.
 
     worker's loop                        environments' loop
     run ── task ──────────────────────► environment(task, sample)
-     ▲      conversation.say ◄────────── sample(...)         the clock stops while the model is at it
-     └── result, error, or out of time ◄─┘
+     ▲      conversation.say ◄────────── sample(...)         the clock stops while the model generates
+     └── result, error, or timeout ◄─────┘
 
-An environment that blocks the thread (computes, sleeps, asks a client that does not await) holds up the
-others and nothing else. Once it is out of time it is left behind with the thread: the others that
-were in it are lost without blame, and new ones get a new thread.
+An environment that blocks the thread (computes, sleeps, uses a blocking client) delays only the other
+environments. After its time limit the thread is abandoned: the other environments in it are lost
+without blame, and new ones get a new thread.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 TIMEOUT = "environment_timeout"
 LOST = "environment_lost"
 _ANSWER_S = 1.0
-"""A thread that does not answer for so long is blocked."""
+"""A thread that does not answer for this long is blocked."""
 _CLOSE_S = 1.0
 
 
@@ -48,7 +48,7 @@ class _Run:
 
 
 class _OwnTime:
-    """Lets ``limit`` run while the environment runs, and stand still while the model does."""
+    """Runs the time limit while the environment runs, and stops it while the model generates."""
 
     def __init__(self, limit: asyncio.Timeout, seconds: float) -> None:
         self._limit = limit
@@ -68,8 +68,8 @@ class _OwnTime:
             self._limit.reschedule(None)
 
 
-class _Asking:
-    """``sample``, as the environment calls it in its own thread."""
+class _Sample:
+    """``sample`` in the environment's thread."""
 
     def __init__(self, conversation: Conversation, worker: asyncio.AbstractEventLoop) -> None:
         self._conversation = conversation
@@ -78,7 +78,6 @@ class _Asking:
     async def __call__(
         self, said: Said, *, max_tokens: int | None = None, stop: Sequence[str] = ()
     ) -> Turn:
-        # What is in it, the conversation checks.
         stops = (stop,) if isinstance(stop, str) else tuple(stop)
         call = asyncio.run_coroutine_threadsafe(
             self._conversation.say(said, max_tokens=max_tokens, stop=stops), self._worker
@@ -94,13 +93,13 @@ class EnvironmentThread:
         self._runs: set[_Run] = set()
 
     async def run(self, task: EnvironmentTask, conversation: Conversation) -> Any:
-        """What the environment returns; raises what it raises, and EnvironmentFailed where its time
-        is over or its thread was lost. ``conversation`` is closed afterwards."""
+        """The environment's result or exception. Raises EnvironmentFailed if its time is over or its
+        thread was lost. Closes ``conversation``."""
         worker = asyncio.get_running_loop()
         run = _Run(self._thread, worker.create_future())
         self._runs.add(run)
-        play = run.thread.submit(self._play(run, task, _Asking(conversation, worker)))
-        play.add_done_callback(lambda played: _tell(worker, run.done, played))
+        play = run.thread.submit(self._play(run, task, _Sample(conversation, worker)))
+        play.add_done_callback(lambda played: _settle(worker, run.done, played))
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
                 conversation.own_clock = _OwnTime(limit, self._timeout_s)
@@ -117,23 +116,23 @@ class EnvironmentThread:
     async def close(self) -> None:
         await asyncio.to_thread(self._thread.close, _CLOSE_S)
 
-    async def _play(self, run: _Run, task: EnvironmentTask, sample: _Asking) -> Any:
+    async def _play(self, run: _Run, task: EnvironmentTask, sample: _Sample) -> Any:
         run.task = asyncio.current_task()
         try:
             return await self._environment(task, sample)
         except (SystemExit, KeyboardInterrupt) as error:
-            # Would end the thread, and with it every environment in it.
+            # Otherwise it would end the thread and all environments in it.
             raise EnvironmentFailed("environment_error", f"it raised {error!r}") from error
 
     async def _blame(self, run: _Run) -> EnvironmentFailed:
-        """Out of time: because of itself, or because another one blocks the thread."""
+        """The cause of a timeout: the environment itself, or another one that blocks the thread."""
         late = f"it took longer than rollout.environment_timeout_s = {self._timeout_s:g} s"
         if await self._answers(run.thread):
             return EnvironmentFailed(TIMEOUT, late)
         busy = asyncio.current_task(run.thread.loop)
         if busy is not None and busy is not run.task:
-            return EnvironmentFailed(LOST, "another environment blocks the thread of all")
-        self._leave_behind(run)
+            return EnvironmentFailed(LOST, "another environment blocks the shared thread")
+        self._abandon(run)
         return EnvironmentFailed(TIMEOUT, f"{late}, in a call that does not await")
 
     async def _answers(self, thread: BackgroundLoop) -> bool:
@@ -147,24 +146,24 @@ class EnvironmentThread:
             return False
         return True
 
-    def _leave_behind(self, guilty: _Run) -> None:
+    def _abandon(self, guilty: _Run) -> None:
         if guilty.thread is not self._thread:
             return
-        event(logger, "environment blocks its thread, starting another", logging.WARNING)
+        event(logger, "environment blocks its thread, starting a new one", logging.WARNING)
         self._thread = BackgroundLoop("environments")
         for run in self._runs:
             if run.thread is guilty.thread and run is not guilty and not run.done.done():
                 run.done.set_exception(EnvironmentFailed(LOST, "another environment blocked it"))
-        # It ends once the call returns, if it ever does; it holds up nobody's exit.
+        # It ends once the call returns, and it does not delay the process's exit.
         guilty.thread.close(0)
 
 
-def _tell(
+def _settle(
     worker: asyncio.AbstractEventLoop,
     done: asyncio.Future[Any],
     played: concurrent.futures.Future[Any],
 ) -> None:
-    def settle() -> None:
+    def set_result() -> None:
         if done.done():
             return
         if played.cancelled():
@@ -176,4 +175,4 @@ def _tell(
 
     # The worker may have ended meanwhile.
     with contextlib.suppress(RuntimeError):
-        worker.call_soon_threadsafe(settle)
+        worker.call_soon_threadsafe(set_result)

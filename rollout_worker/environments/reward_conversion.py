@@ -1,4 +1,4 @@
-"""What environments return becomes rewards."""
+"""Rewards from the values that environments return."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MOST = 64
 
 
 def scores_of(results: Sequence[Any]) -> Scores | None:
-    """The reward of each sample is the sum of its components. None: the environment scores none.
+    """Each sample's reward is the sum of its components. None: the environment does not score.
 
-    Raises EnvironmentFailed for values that are no rewards, and where some samples are scored and
-    others not: rewards of one group have to mean the same.
+    Raises EnvironmentFailed for invalid rewards, and if only some samples are scored: rewards of one
+    group must be comparable.
     """
     components = [_components(result) for result in results]
     if all(values is None for values in components):
@@ -26,8 +26,8 @@ def scores_of(results: Sequence[Any]) -> Scores | None:
     scored = [values for values in components if values is not None]
     if len(scored) < len(components):
         raise _bad(
-            f"{len(scored)} of {len(components)} samples were scored and the others not; an "
-            "environment that scores must do so when its transcript is full, too (TranscriptFull)"
+            f"{len(scored)} of {len(components)} samples were scored and the others not; if an "
+            "environment scores, it must also do so when its transcript is full (TranscriptFull)"
         )
     rewards = [math.fsum(values.values()) for values in scored]
     if not all(map(usable_reward, rewards)):

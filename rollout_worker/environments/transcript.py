@@ -1,8 +1,8 @@
-"""From finished conversations to what the trainer reads: one prompt, and a masked completion each.
+"""A group's prompt and masked completions, from its finished conversations.
 
 conversation 1   S S S S a a | m m m S S m m      S: said to the model    masked, log-prob 0
 conversation 2   S S S S b   | m m S m m m        m: made by the model    trained
-                 └ prompt ┘└ completion ──────►   a, b: where openings differ, they are masked too
+                 └ prompt ┘└ completion ──────►   a, b: different openings are masked, too
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from rollout_worker.environments.conversation import Conversation
 @dataclass(frozen=True, slots=True)
 class MaskedCompletion:
     completion: Completion
-    """Tokens of both sides after the group's prompt; version spans cover all of them."""
+    """Input and model tokens after the group's prompt; version spans cover all of them."""
     mask: NDArray[np.uint8]
     """[n], 1 where the model produced the token."""
 
 
 def common_prompt(conversations: Sequence[Conversation]) -> NDArray[np.int32]:
-    """The tokens that all transcripts begin with, at most those before the first turn. int32 [n].
+    """The common prefix of all transcripts' openings. int32 [n].
 
-    A group has one prompt; where the environment opened differently for its samples, the rest of
-    each opening goes to the completion. Raises EnvironmentFailed where nothing is common.
+    A group has one prompt. If the environment opens differently for its samples, the rest of each
+    opening goes to the completion. Raises EnvironmentFailed if there is no common prefix.
     """
     openings = [conversation.pieces[0].said for conversation in conversations]
     shortest = min(map(len, openings))
@@ -48,10 +48,10 @@ def common_prompt(conversations: Sequence[Conversation]) -> NDArray[np.int32]:
 
 
 def completion(conversation: Conversation, prompt: int) -> MaskedCompletion:
-    """What follows the first ``prompt`` tokens.
+    """The tokens after the first ``prompt`` ones.
 
-    A masked token carries the version of the model's token before it (of the first one after it,
-    where there is none): so it makes no group staler or fresher than what the model did.
+    A masked token has the version of the model's token before it, or else of the first one after
+    it: so it does not change the group's staleness.
     """
     pieces = conversation.pieces
     tokens: list[NDArray[np.int32]] = []
@@ -80,7 +80,7 @@ def completion(conversation: Conversation, prompt: int) -> MaskedCompletion:
 
 
 def readable(conversation: Conversation) -> list[dict[str, Any]]:
-    """The transcript for reward functions: who said what, in order."""
+    """The transcript for reward functions, in order."""
     entries = []
     for piece in conversation.pieces:
         if piece.said_text:

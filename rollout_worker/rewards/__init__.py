@@ -1,1 +1,1 @@
-"""Rewards: built-in ones, the user's own, and the pool of processes that runs them."""
+"""Reward functions, built-in and the user's, and the pool of processes that runs them."""

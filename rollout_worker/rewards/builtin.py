@@ -1,4 +1,4 @@
-"""Rewards that come with Paceline. Each is 0 or 1."""
+"""Built-in rewards. Each is 0 or 1."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from typing import Any
 
 
 def exact_match(prompt: str, completion: str, answer: Any) -> float:
-    """1 where the completion is the answer, blanks around both aside.
-
-    A list of answers is satisfied by any of them.
+    """1 if the completion equals the answer, or one of a list of answers. Surrounding blanks are
+    ignored.
     """
     answers = answer if isinstance(answer, list | tuple) else [answer]
     return float(any(completion.strip() == str(one).strip() for one in answers))
 
 
 def math_verify(prompt: str, completion: str, answer: Any) -> float:
-    """1 where the completion's last mathematical expression equals the answer, by math-verify."""
+    """1 if the completion's last mathematical expression equals the answer, by math-verify."""
     import math_verify as library
 
-    # Its own time limit is an alarm signal, which only a main thread can take.
+    # The library's time limit is an alarm signal, which only the main thread can receive.
     limit = 5 if threading.current_thread() is threading.main_thread() else None
     text = str(answer)
     gold = library.parse(text, parsing_timeout=limit) or library.parse(
@@ -32,9 +31,8 @@ def math_verify(prompt: str, completion: str, answer: Any) -> float:
 
 
 def format_reward(pattern: str) -> Callable[..., float]:
-    """A reward that is 1 where ``pattern`` is found in the completion; a dot matches line ends too.
-
-    Raises re.error for a malformed pattern.
+    """A reward that is 1 if ``pattern`` is found in the completion; a dot matches line ends, too.
+    Raises re.error.
     """
     compiled = re.compile(pattern, re.DOTALL)
 

@@ -1,9 +1,9 @@
-"""A process of the scoring pool: jobs in, scores out, as length-prefixed JSON over pipes.
+"""Scoring process of the pool: jobs in, scores out, as length-prefixed JSON over pipes.
 
     python -m rollout_worker.rewards.child FUNCTIONS_JSON TIMEOUT_S BEAT_FD LIFE_FD
 
-It writes into shared memory when each call starts and for which job, so that its parent can tell a
-call that hangs from a process that is busy, and whose call it is, at no cost per call.
+It writes the start and the job of each call into shared memory. So its parent can tell a hanging call
+from a busy process, and knows the call's job, at no cost per call.
 """
 
 from __future__ import annotations
@@ -24,18 +24,17 @@ from rollout_worker.rewards.score import Job, ScoringFailed, score
 
 HEADER = struct.Struct("<I")
 BEAT = struct.Struct("<dQ")
-"""Time of the newest sign of life (monotonic, seconds), and the job in whose call the process is; 0:
-in none."""
+"""Time of the newest heartbeat (monotonic, seconds), and the job whose call is running; 0: none."""
 _BEAT_S = 0.1
 
 
 def main() -> int:
     functions, timeout_s, beat_fd = json.loads(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
     die_with(os.getppid())
-    # Ctrl-C reaches the whole terminal; when to end is the worker's decision.
+    # Ctrl-C reaches the whole process group, but the worker decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _guard_group(int(sys.argv[4]))
-    # What a reward prints must not get among the scores.
+    # Printed output of a reward must not mix with the scores.
     out = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     shared = mmap.mmap(beat_fd, BEAT.size)
@@ -56,16 +55,16 @@ def main() -> int:
 
 
 def _guard_group(life_fd: int) -> None:
-    """Leaves a process behind that kills this process group, itself included, once the worker is
-    gone: the kernel's tie holds for this process alone, and not for what a reward starts.
+    """Forks a guard that kills this process group, itself included, once the worker is gone. The
+    parent-death signal covers only this process, not the processes that a reward starts.
 
-    ``life_fd``: read end of a pipe whose other end the worker holds until it ends.
+    ``life_fd``: read end of a pipe; the worker holds the write end until it ends.
     """
     if os.fork():
         os.close(life_fd)
         return
     try:
-        # The worker must see the end of the scoring process's output.
+        # Otherwise the worker would not see the end of the scoring process's output.
         os.closerange(0, life_fd)
         os.closerange(life_fd + 1, life_fd + 1024)
         os.read(life_fd, 1)
@@ -110,7 +109,7 @@ class _Child:
         except ScoringFailed as failure:
             answer |= {"reason": failure.reason, "detail": str(failure)}
         except asyncio.CancelledError as error:
-            # Whatever happened, somebody waits for an answer to this job.
+            # The worker waits for an answer to this job in any case.
             answer |= {"reason": "reward_error", "detail": f"scoring was cancelled: {error}"}
         answer["seconds"] = time.monotonic() - started
         self._beat(0)

@@ -1,5 +1,5 @@
-"""From names in the config to functions that can be called. Imports no torch: the pool's processes
-start with this module."""
+"""Reward functions by their names in the config. Imports no torch: the pool's processes start with this
+module."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from paceline.errors import BadInput
 from rollout_worker.import_by_name import NotFound, find, is_import_name
@@ -23,15 +23,15 @@ class RewardError(BadInput):
 
 @dataclass(frozen=True, slots=True)
 class Reward:
-    """One function of the weighted sum. ``component``: the name its value is reported under."""
+    """One function of the weighted sum. ``component``: the name of its value in reports."""
 
     component: str
     weight: float
     call: Callable[..., Any]
     accepts: frozenset[str] | None
-    """Keyword arguments to hand over; None: all there are."""
+    """Keyword arguments to pass; None: all."""
     batch: bool
-    """Takes ``completions``, all of a group, and returns a value for each."""
+    """Takes ``completions`` of a whole group and returns a value for each."""
     waits: bool
     """A coroutine function."""
 
@@ -42,9 +42,9 @@ class Reward:
 
 
 def weights_of(functions: Sequence[str] | Mapping[str, float]) -> dict[str, float]:
-    """Names and weights as the config has them; a plain list weighs each with 1.
+    """Weight of each function; 1 for functions of a plain list.
 
-    Raises RewardError where there is none or one is named twice.
+    Raises RewardError if there is no function, or one is named twice.
     """
     if isinstance(functions, Mapping):
         weights = {name: float(weight) for name, weight in functions.items()}
@@ -86,7 +86,7 @@ def _find(name: str) -> Callable[..., Any]:
             f"form package.module:function"
         )
     try:
-        return find(name)  # type: ignore[no-any-return]
+        return cast(Callable[..., Any], find(name))
     except NotFound as error:
         raise RewardError(f"reward {name!r}: {error}") from error
 

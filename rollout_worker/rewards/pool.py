@@ -1,12 +1,12 @@
-"""The scoring pool: a few processes that may hang or die without harm to the worker.
+"""The scoring pool: processes that may hang or die without harm to the worker.
 
     score(job) ──► least loaded process with room ──► scores
                         │ ended or hung
-                        ├─ this job's call was running ──► reward_crashed | reward_timeout
-                        ├─ another's was ───────────────► again in the pool
-                        └─ cannot be told ──────────────► again in a process of its own
+                        ├─ during this job's call ──► reward_crashed | reward_timeout
+                        ├─ during another job's ────► scored again in the pool
+                        └─ unknown ─────────────────► scored again in its own process
 
-A lost process is replaced at once. No job is ever blamed for another one's crash.
+A lost process is replaced at once. A job is never blamed for another job's crash.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rollout_worker.rewards.score import Components, Job, ScoringFailed
 logger = logging.getLogger(__name__)
 
 _DEPTH = 2
-"""Jobs in a process whose functions do not wait: one running, one at hand."""
+"""Jobs in a process whose functions do not wait: one running, one queued."""
 _DEPTH_WAITING = 128
 """Jobs in a process whose functions only wait (for a sandbox, a judge)."""
 
@@ -66,7 +66,7 @@ class ScoringPool:
                 if lost.guilty:
                     raise _blame(lost) from None
                 if lost.guilty is None:
-                    return await self._alone(job)
+                    return await self._isolated(job)
             finally:
                 async with self._room:
                     self._room.notify()
@@ -86,7 +86,7 @@ class ScoringPool:
                     return min(alive, key=lambda p: p.jobs)
                 await self._room.wait()
 
-    async def _alone(self, job: Job) -> tuple[Components, float]:
+    async def _isolated(self, job: Job) -> tuple[Components, float]:
         process = self._new()
         try:
             await process.start()
@@ -105,9 +105,9 @@ class ScoringPool:
         if process.lost:
             self._replace(process)
         else:
-            self._background(self._tell_room())
+            self._background(self._notify_room())
 
-    async def _tell_room(self) -> None:
+    async def _notify_room(self) -> None:
         async with self._room:
             self._room.notify()
 
@@ -116,7 +116,7 @@ class ScoringPool:
             return
         event(logger, "scoring process lost, starting another", logging.WARNING)
         fresh = self._new()
-        # Until it has started it takes no jobs.
+        # It takes no jobs until it has started.
         fresh.lost = True
         self._processes[self._processes.index(process)] = fresh
         self._background(self._restart(process, fresh))
@@ -133,7 +133,7 @@ class ScoringPool:
                 await fresh.start()
                 break
             except (RewardError, OSError) as error:
-                # It could be imported before: an exhausted machine, say. Jobs wait meanwhile.
+                # The import succeeded before; perhaps the machine is out of memory. Jobs wait.
                 event(logger, "scoring process does not start", logging.ERROR, error=error)
                 await asyncio.sleep(1.0)
         fresh.lost = False

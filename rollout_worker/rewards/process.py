@@ -1,4 +1,4 @@
-"""The worker's handle on one process of the scoring pool."""
+"""The worker's end of one scoring process."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ START_S = 120.0
 class ProcessLost(Exception):
     """The process ended with this job in it.
 
-    ``guilty``: True where the job's own call was running, False where another's was, None where it
-    cannot be told. ``hung``: it was killed because a call took too long.
+    ``guilty``: True if the job's own call was running, False if another job's was, None if unknown.
+    ``hung``: the process was killed because a call took too long.
     """
 
     def __init__(self, detail: str, *, guilty: bool | None, hung: bool = False) -> None:
@@ -39,8 +39,8 @@ class ProcessLost(Exception):
 class ScoringProcess:
     """Started once by ``start``; takes jobs until it is lost, and is then replaced.
 
-    ``freed``: called where this happens without a caller of ``run`` to notice: it is lost, or a job
-    that nobody waits for any more has ended.
+    ``freed``: called if no caller of ``run`` notices that the process is lost, or that an abandoned
+    job has ended.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class ScoringProcess:
         self._timeout_s = timeout_s
         self._freed = freed
         self._jobs: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._forsaken: set[int] = set()
-        """Jobs that nobody waits for any more and that are still in the process."""
+        self._abandoned: set[int] = set()
+        """Jobs without a waiting caller that are still in the process."""
         self._next = 0
         self._hung = False
         self._tasks: list[asyncio.Task[None]] = []
         self._process: asyncio.subprocess.Process | None = None
         self._life = -1
-        """Our end of a pipe that the process's group outlives by no more than an instant."""
+        """Write end of a pipe; the process's group ends when it is closed."""
         self.lost = False
         self.components: list[tuple[str, float]] = []
         """Name and weight of each function's component."""
@@ -69,7 +69,7 @@ class ScoringProcess:
 
     @property
     def jobs(self) -> int:
-        return len(self._jobs) + len(self._forsaken)
+        return len(self._jobs) + len(self._abandoned)
 
     async def start(self) -> None:
         """Starts the process and waits until it has imported its functions. Raises RewardError."""
@@ -86,7 +86,7 @@ class ScoringProcess:
                 stdin=PIPE,
                 stdout=PIPE,
                 pass_fds=[file.fileno(), life],
-                # Its own process group: what a reward started is killed with it.
+                # Its own process group: processes that a reward started are killed with it.
                 start_new_session=True,
             )
         os.close(life)
@@ -122,7 +122,7 @@ class ScoringProcess:
         finally:
             del self._jobs[number]
             if future.cancelled():
-                self._forsaken.add(number)
+                self._abandoned.add(number)
 
     async def close(self) -> None:
         """Kills the process and whatever it started in its group. Idempotent."""
@@ -137,22 +137,22 @@ class ScoringProcess:
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
         while (message := await read_message(stream)) is not None:
-            if message["id"] in self._forsaken:
-                self._forsaken.remove(message["id"])
+            if message["id"] in self._abandoned:
+                self._abandoned.remove(message["id"])
                 self._freed(self)
             future = self._jobs.get(message["id"])
             if future is not None and not future.done():
                 future.set_result(message)
         assert self._process is not None
         closed, self.lost = self.lost, True
-        # Children that outlived it would hold its pipes and its processor time.
+        # Surviving children would hold its pipes and use processor time.
         self._kill()
         code = await self._process.wait()
         _, running = BEAT.unpack_from(self._beat, 0)
         for number, future in self._jobs.items():
             if future.done():
                 continue
-            known = running in self._jobs or running in self._forsaken
+            known = running in self._jobs or running in self._abandoned
             guilty = number == running if known else None
             if self.jobs == 1:
                 guilty = True
@@ -166,7 +166,7 @@ class ScoringProcess:
             self._freed(self)
 
     async def _watch(self) -> None:
-        """Kills the process where a call has hung it: its event loop then gives no sign of life."""
+        """Kills the process if a call hangs: then its event loop sends no heartbeat."""
         while True:
             await asyncio.sleep(min(0.25, self._timeout_s / 4))
             beat, _ = BEAT.unpack_from(self._beat, 0)

@@ -1,4 +1,4 @@
-"""Runs a group's reward functions. Used in the pool's processes and, without a pool, in the worker."""
+"""Execution of a group's reward functions, in a scoring process or, without a pool, in the worker."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ScoringFailed(AttemptFailed):
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A group to score. Everything in it can be written as JSON."""
+    """A group to score. It can be written as JSON."""
 
     prompt: str
     completions: list[str]
@@ -42,10 +42,11 @@ async def score(
     timeout_s: float | None,
     calling: Calling = lambda entered: None,
 ) -> Components:
-    """Every function on every completion. Coroutine functions run at once for a whole group.
+    """Calls every function on every completion; coroutine functions concurrently for a group.
 
-    ``timeout_s`` bounds each wait of a coroutine function; ``calling`` is called before (True) and
-    after (False) each call of any other, which only another process can stop. Raises ScoringFailed.
+    ``timeout_s`` bounds each wait of a coroutine function. ``calling`` is called before (True) and
+    after (False) each call of another function, which only another process can stop. Raises
+    ScoringFailed.
     """
     values: Components = [{} for _ in job.completions]
     for reward in rewards:
@@ -112,7 +113,7 @@ def _single(job: Job, index: int) -> dict[str, Any]:
 def _call(
     reward: Reward, arguments: Mapping[str, Any], calling: Calling = lambda entered: None
 ) -> Any:
-    # The user's function may raise anything; it is the attempt that fails, not the worker.
+    # The user's function may raise anything: then the attempt fails, not the worker.
     calling(True)
     try:
         return reward.call(**reward.select(arguments))
@@ -123,7 +124,7 @@ def _call(
 
 
 _ITS_OWN = (Exception, asyncio.CancelledError, SystemExit)
-"""What a user's function may raise without meaning this process."""
+"""Exceptions of a user's function that must not end this process."""
 
 
 async def _limited(reward: Reward, waiting: Any, timeout_s: float | None) -> Any:

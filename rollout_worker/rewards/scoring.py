@@ -1,4 +1,4 @@
-"""Scores groups: in a pool of processes, or in the worker itself where there is none."""
+"""Scorer of groups: in a pool of processes, or without a pool in the worker itself."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from rollout_worker.rewards.score import Components, Job, ScoringFailed, score
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """``rewards``: weighted sum for each completion; ``components``: what it is the sum of, before
-    weighting; ``seconds``: time in reward functions."""
+    """``rewards``: weighted sum for each completion; ``components``: unweighted values, by name;
+    ``seconds``: time in reward functions."""
 
     rewards: list[float]
     components: Components
@@ -24,8 +24,8 @@ class Scores:
 
 
 class Scorer:
-    """``reward.processes`` = 0: called in the worker, without a time limit for functions that do
-    not wait. Otherwise in a ScoringPool."""
+    """With ``reward.processes`` = 0, functions are called in the worker, and those that do not wait
+    have no time limit. Otherwise they run in a ScoringPool."""
 
     def __init__(self, config: RewardConfig) -> None:
         self._config = config
@@ -48,7 +48,7 @@ class Scorer:
         self._weights = self._pool.components
 
     async def score(self, job: Job) -> Scores:
-        """Raises ScoringFailed; never invents a reward."""
+        """Raises ScoringFailed; never makes up a reward."""
         if self._pool is not None:
             components, seconds = await self._pool.score(job)
         else:
@@ -67,5 +67,5 @@ class Scorer:
 
     async def close(self) -> None:
         if self._pool is not None:
-            # Shielded: a scoring process must not outlive a worker that is in a hurry.
+            # Shielded: a scoring process must not outlive a worker that is cancelled.
             await asyncio.shield(self._pool.close())

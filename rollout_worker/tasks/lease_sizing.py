@@ -1,11 +1,11 @@
-"""How many tasks to lease now, so that the engine never waits for work and hoards none."""
+"""Number of tasks to lease, so that the engine never waits for work and the worker hoards none."""
 
 from __future__ import annotations
 
 import math
 
 LEAST_AHEAD_S = 0.05
-"""Work kept ready for at least this long: a lease call, a submit call and some scheduling."""
+"""Least time that queued work must last: a lease call, a submit call and some scheduling."""
 
 
 def tasks_wanted(
@@ -19,16 +19,16 @@ def tasks_wanted(
 ) -> int:
     """Tasks to ask for; 0: enough is at hand.
 
-    ``generating``: sequences held and not finished, wherever their groups stand; ``sequences_per_s``: measured, 0 while unknown;
-    ``round_trip_s``: of a lease call that found tasks; ``unsent``: groups the controller has not
-    taken yet. Above the slots, work for two round trips is kept waiting. Of that, small shortfalls are
-    left to gather: one call for several tasks costs as much as one for one. A free slot is not.
+    ``generating``: unfinished sequences; ``sequences_per_s``: measured, 0 while unknown;
+    ``round_trip_s``: of a lease call that found tasks; ``unsent``: groups the controller has not taken
+    yet. Besides the slots, work for two round trips is queued. A small shortfall of the queue may
+    grow, because one call for several tasks costs as much as one for one; a free slot is filled.
     """
     ahead_s = max(2 * round_trip_s, LEAST_AHEAD_S)
     ahead = min(max(slots // 8, math.ceil(sequences_per_s * ahead_s)), slots)
     target = slots + ahead
     if unsent * group_size > 2 * target:
-        # The controller takes nothing: more work would only pile up.
+        # The controller takes no groups: more work would only pile up.
         return 0
     short = target - generating
     if short <= 0 or (generating >= slots and short < max(group_size, ahead // 2)):

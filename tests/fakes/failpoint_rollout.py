@@ -1,9 +1,9 @@
-"""A rollout worker whose engine stands still for ever at a token, for tests that kill it there.
+"""A rollout worker whose engine halts for ever at a token, for tests that kill it there.
 
-``python -m tests.fakes.failpoint_rollout CONFIG CONTROLLER TOKENS`` prints ``{"tokens": n}``, the
-most tokens that one of its sequences has by then, when it stands. The rest of the process lives on.
-The engine is the config's: the transformers engine stands at exactly that token, vLLM is stopped as
-soon as it has come so far.
+``python -m tests.fakes.failpoint_rollout CONFIG CONTROLLER TOKENS`` prints ``{"tokens": n}`` when
+the engine halts: the most tokens of one of its sequences. The rest of the process goes on. The engine is
+the config's, because tests compare its tokens with an undisturbed run: the transformers engine halts at
+exactly that token, vLLM is stopped as soon as it has that many.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from testbed.controllers import until
 
 
 class HaltingEngine(TransformersEngine):
-    """Of sequences that run in step."""
+    """Its sequences must run in step."""
 
     halt_at = 0
 
@@ -69,12 +69,12 @@ async def stop_vllm(llm: Any, tokens: int) -> None:
         await asyncio.sleep(0.001)
     for process in llm.engine_core.resources.engine_manager.processes:
         os.kill(process.pid, signal.SIGSTOP)
-    # What it had said already is still read.
-    said = -1
-    while said != most():
-        said = most()
+    # Outputs that were sent before the stop are still read.
+    seen = -1
+    while seen != most():
+        seen = most()
         await asyncio.sleep(0.2)
-    print(json.dumps({"tokens": said}), flush=True)
+    print(json.dumps({"tokens": seen}), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,5 @@
-"""A controller of one rollout worker, in the test's event loop: says what it is told to, notes what it hears.
-
-It exists so that tests can choose the instant of each lease, directive and verdict.
+"""A controller of one rollout worker, in the test's event loop. The test chooses the instant of each
+lease, directive and verdict; requests are recorded.
 """
 
 from __future__ import annotations
@@ -31,9 +30,9 @@ class RolloutController(
         self.lifecycle = worker_pb2.LIFECYCLE_RUNNING
         self.cancelled: list[common_pb2.TaskRef] = []
         self.dead: set[int] = set()
-        """Incarnations that are told to rejoin."""
+        """Incarnations that get REJOIN."""
         self.unknown: set[int] = set()
-        """Incarnations whose registration is lost: refused as nobody's."""
+        """Incarnations whose registration is lost: refused as unknown."""
         self.incarnations: list[int] = []
         self.reports: list[worker_pb2.Report] = []
         self.lease_requests: list[rollout_pb2.LeaseRequest] = []
@@ -44,10 +43,10 @@ class RolloutController(
         self.submits = 0
         self.verdicts: list[int] = []
         self.acknowledging = asyncio.Event()
-        """Cleared: submissions and returns are heard, and not answered."""
+        """Cleared: submissions and returns are recorded, but not answered."""
         self.acknowledging.set()
         self.refusing_submits = False
-        """As one that does not lead."""
+        """As a controller that does not lead."""
         self.verdict: int | None = None
         """Instead of ACCEPTED."""
         self._to_lease: list[rollout_pb2.Lease] = []

@@ -1,4 +1,4 @@
-"""A rank whose swaps go wrong on request: the file that FAULT names says how."""
+"""A vLLM rank with faulty swaps: the file that FAULT names contains the kind of fault."""
 
 from __future__ import annotations
 

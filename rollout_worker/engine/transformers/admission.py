@@ -1,4 +1,4 @@
-"""The queue in front of the batch: who joins at the next token boundary."""
+"""Admission of waiting requests to the batch, at token boundaries."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ class _Waiting:
 class Admission:
     """First come, first served, by whole requests, so that a request's samples share one prefill.
 
-    A prefill has a fixed price. While the batch is nearly full, newcomers wait until an eighth of
-    the slots is free (or all that wait can join at once); so each prefill serves many.
+    A prefill has a fixed cost. While the batch is nearly full, new requests wait until an eighth of the
+    slots is free, or until all of them can join: so each prefill serves many rows.
     """
 
     def __init__(self, slots: int, cache_tokens: int) -> None:
         self.slots = slots
         self._cache_tokens = cache_tokens
-        """Tokens that the cache may hold, over all rows, at their worst case."""
+        """Tokens that the cache may hold, over all rows at their longest."""
         self._queue: deque[_Waiting] = deque()
         self.waiting = 0
 

@@ -1,6 +1,6 @@
-"""The running batch: one row a sequence, rows 0 .. n-1 in use, bookkeeping in arrays.
+"""The running batch: one row per sequence, rows 0 .. n-1 in use, bookkeeping in arrays.
 
-No Python work is done per row and step; only where a row joins or leaves.
+Python code runs per row only when a row joins or leaves, never per row and step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _STATE = np.dtype(
         ("prompt", np.int64),
         ("count", np.int64),
         ("limit", np.int64),
-        ("told", np.int64),
+        ("reported", np.int64),
         ("last", np.int64),
         ("key", np.uint64),
         ("temperature", np.float32),
@@ -35,7 +35,7 @@ _STATE = np.dtype(
 
 @dataclass(slots=True)
 class SequenceRow:
-    """One sample on its way: who wants it and which versions made its tokens so far."""
+    """One running completion: its request, and the versions that made its tokens so far."""
 
     request_id: str
     index: int
@@ -49,13 +49,13 @@ class SequenceRow:
     stop: tuple[str, ...]
     prefix: Completion | None = None
     spans: list[tuple[int, int]] = field(default_factory=list)
-    """(version, length) of the tokens that earlier versions made."""
+    """(version, length) of the tokens of earlier versions."""
     covered: int = 0
     """Tokens that spans covers."""
 
     @property
     def tokens(self) -> NDArray[np.int32]:
-        """What its prefill reads: the prompt and what an earlier owner generated."""
+        """Input of its prefill: the prompt and the prefix."""
         if self.prefix is None:
             return self.prompt
         return np.concatenate([self.prompt, self.prefix.tokens])
@@ -113,7 +113,7 @@ class RunningBatch:
         return slice(start, self.size)
 
     def positions(self) -> NDArray[np.int64]:
-        """Where the newest token of each row stands in its sequence: the next one to be fed."""
+        """Position of each row's newest token, which is fed next."""
         state = self._state[: self.size]
         positions: NDArray[np.int64] = state["prompt"] + state["count"] - 1
         return positions
@@ -140,8 +140,8 @@ class RunningBatch:
     def append(
         self, rows: slice, tokens: NDArray[np.int64], logprobs: NDArray[np.float32]
     ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
-        """Adds a token to each of ``rows``. Returns which are now at their limit, which have stop
-        strings to look for."""
+        """Adds a token to each of ``rows``. Returns which are now at their limit, and which have
+        stop strings."""
         state = self._state[rows]
         count = state["count"]
         self._widen(int(count.max()) + 1)
@@ -152,10 +152,12 @@ class RunningBatch:
         state["count"] = count + 1
         return state["count"] >= state["limit"], state["stops"]
 
-    def completion(self, row: int) -> NDArray[np.int32]:
+    def tokens(self, row: int) -> NDArray[np.int32]:
         return self._tokens[row, : self._state["count"][row]]
 
-    def sample(self, row: int, version: int, finish: Finish, stop: str | None = None) -> Completion:
+    def completion(
+        self, row: int, version: int, finish: Finish, stop: str | None = None
+    ) -> Completion:
         """The row's tokens so far, copied."""
         count = int(self._state["count"][row])
         owner = self.owners[row]
@@ -169,12 +171,12 @@ class RunningBatch:
         )
 
     def due(self, every: int) -> NDArray[np.int64]:
-        """Rows with ``every`` tokens more than when they were told of last."""
+        """Rows with ``every`` tokens more than at their last report."""
         state = self._state[: self.size]
-        return np.flatnonzero(state["count"] - state["told"] >= every)
+        return np.flatnonzero(state["count"] - state["reported"] >= every)
 
-    def mark_told(self, rows: list[int]) -> None:
-        self._state["told"][rows] = self._state["count"][rows]
+    def mark_reported(self, rows: list[int]) -> None:
+        self._state["reported"][rows] = self._state["count"][rows]
 
     def mark_version(self, version: int) -> None:
         """All tokens so far were made by ``version`` or before: weights are about to change."""
@@ -182,9 +184,9 @@ class RunningBatch:
             owner.close_span(version, int(count))
 
     def leave(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Takes ``rows`` (ascending, unique) out and closes the gaps with the last rows.
+        """Removes ``rows`` (ascending, unique) and fills the gaps with the last rows.
 
-        Returns (sources, targets): the moves made, which the cache must make too.
+        Returns (sources, targets): the moves, which the cache must repeat.
         """
         size = self.size - len(rows)
         targets = rows[rows < size]

@@ -1,4 +1,4 @@
-"""What turns tokens into logits: one forward for new prompts, one for the next token of every row."""
+"""The decoder interface: one forward for new prompts, one for the next token of every row."""
 
 from __future__ import annotations
 
@@ -42,8 +42,8 @@ class Decoder(Protocol):
 def largest_gap(decoder: Decoder, model: torch.nn.Module, vocabulary: int) -> float:
     """Largest difference between the decoder's log-probs and those of the model's own plain forward.
 
-    Over two sequences of unequal length, one of them decoded token by token at the end. This is what
-    keeps a fast path honest on architectures and settings that no test has seen.
+    Over two sequences of unequal length, one of them decoded token by token at the end. It is
+    checked at every start: no test can cover all architectures and settings.
     """
     device = decoder.shape.device
     lengths = torch.tensor([7, 4], device=device)

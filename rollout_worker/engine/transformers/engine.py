@@ -1,4 +1,4 @@
-"""The small default engine: continuous batching over a transformers model, in one thread.
+"""The default engine: continuous batching over a transformers model, in one thread.
 
     event loop                      engine thread
     generate ── submit ──► inbox ──► scheduler.step ──► step ──► ...
@@ -7,8 +7,7 @@
        ▲                     └─ read between two steps; the thread sleeps on it when there is no work
        └──────────── results, one wake-up of the loop a step
 
-The thread is unblocked by the inbox alone. What it owns (model, cache, batch) nobody else touches
-after ``start``.
+Only the inbox wakes the thread. After ``start``, model, cache and batch belong to the thread alone.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ _PARITY = {torch.float32: 1e-3, torch.bfloat16: 0.25, torch.float16: 0.05}
 class _Pending:
     request: Request
     future: asyncio.Future[tuple[Completion, ...]]
-    samples: list[Completion | None]
+    completions: list[Completion | None]
     missing: int
     error: Exception | None = None
 
@@ -70,7 +69,7 @@ class _Swap:
 
 @dataclass(slots=True)
 class _Inbox:
-    """What the event loop left for the engine's thread, guarded by ``changed``."""
+    """Messages from the event loop to the engine's thread, guarded by ``changed``."""
 
     changed: threading.Condition = field(default_factory=threading.Condition)
     requests: list[Request] = field(default_factory=list)
@@ -84,7 +83,7 @@ class _Inbox:
 
 class TransformersEngine(Engine):
     """``decode_text``: token ids to text, for stop strings. ``end_tokens``: ids that end a
-    completion, beside those of the model's generation config. ``general``: never the fast path."""
+    completion, besides those of the model's generation config. ``general``: do not use the fused decoder."""
 
     def __init__(
         self,
@@ -105,10 +104,10 @@ class TransformersEngine(Engine):
         self._taken: list[_Swap] = []
         """Swaps that the thread is about to make."""
         self._over = asyncio.Event()
-        """The thread has ended and everybody was told."""
+        """The thread has ended, and all callers have their result."""
         self._version = -1
         self._every = 0
-        self._report: OnPartial = lambda request, samples: None
+        self._report: OnPartial = lambda request, completions: None
         self._idle_s = self._swap_s = 0.0
         self._idle_since: float | None = None
         self._samples = self._swaps = 0
@@ -227,7 +226,7 @@ class TransformersEngine(Engine):
             vocabulary=vocabulary,
         )
         if self._config.rollout.stop or self._config.rollout.environment:
-            # Now, where nothing waits for a token yet.
+            # Now, while no request waits for a token.
             self._scheduler.token_texts.build()
         event(
             logger,
@@ -242,10 +241,12 @@ class TransformersEngine(Engine):
     def _pick_decoder(self, model: PreTrainedModel, vocabulary: int) -> Decoder:
         tolerance = _PARITY[next(model.parameters()).dtype]
         if not self._general and fused_decoder.supports(model):
-            lean = FusedDecoder(model)
-            if (gap := largest_gap(lean, model, vocabulary)) <= tolerance:
-                return lean
-            event(logger, "fast path differs from the model: not used", logging.WARNING, gap=gap)
+            fused = FusedDecoder(model)
+            if (gap := largest_gap(fused, model, vocabulary)) <= tolerance:
+                return fused
+            event(
+                logger, "fused decoder differs from the model: not used", logging.WARNING, gap=gap
+            )
         kind = model.config.model_type
         try:
             general = HFDecoder(model)
@@ -264,7 +265,7 @@ class TransformersEngine(Engine):
     # ---- the engine's thread
 
     def _run(self) -> None:
-        # Survived only to be told to everybody who waits; the worker then ends.
+        # Caught only to pass it on to all callers; then the worker ends.
         try:
             while self._turn():
                 pass
@@ -297,14 +298,14 @@ class TransformersEngine(Engine):
             ended += self._scheduler.add(request)
         for swap in self._taken:
             self._swap(swap)
-        # Their tensors must not be kept until the next version comes.
+        # Otherwise their tensors stay in memory until the next version comes.
         self._taken = []
         cut = self._scheduler.remove(aborts) if aborts else []
         ended += self._scheduler.step()
         if ended or aborts:
             self._loop.call_soon_threadsafe(self._deliver, ended, aborts, cut)
         if self._every and (due := self._scheduler.due(self._every)):
-            self._loop.call_soon_threadsafe(self._tell, due)
+            self._loop.call_soon_threadsafe(self._report_partial, due)
         return True
 
     def _swap(self, swap: _Swap) -> None:
@@ -326,37 +327,39 @@ class TransformersEngine(Engine):
             pending = self._pending.get(item.request_id)
             if pending is None:
                 continue
-            pending.samples[item.index] = item.sample
+            pending.completions[item.index] = item.completion
             pending.missing -= 1
             self._samples += 1
             self.completion_finished(item.request_id)
-            if item.sample is None:
+            if item.completion is None:
                 pending.error = GenerationFailed("the model's logits are not finite")
             if pending.missing == 0 and item.request_id not in aborts:
                 del self._pending[item.request_id]
                 self._finish(pending)
         for item in cut:
             if (pending := self._pending.get(item.request_id)) is not None:
-                pending.samples[item.index] = item.sample
+                pending.completions[item.index] = item.completion
         for request_id in aborts:
             pending = self._pending.pop(request_id, None)
             if pending is not None and not pending.future.done():
-                pending.future.set_exception(Aborted(request_id, tuple(pending.samples)))
+                pending.future.set_exception(Aborted(request_id, tuple(pending.completions)))
 
-    def _tell(self, due: list[Ended]) -> None:
-        """Reports requests as they are: finished samples, running ones, and prefixes that wait."""
+    def _report_partial(self, due: list[Ended]) -> None:
+        """Reports the present state of requests: finished and running completions, and waiting prefixes."""
         running: dict[str, dict[int, Completion | None]] = {}
         for item in due:
-            running.setdefault(item.request_id, {})[item.index] = item.sample
+            running.setdefault(item.request_id, {})[item.index] = item.completion
         for request_id, rows in running.items():
             if (pending := self._pending.get(request_id)) is None:
                 continue
             prefixes = pending.request.prefixes or (None,) * pending.request.count
-            samples = (
+            completions = (
                 rows.get(index) or done or prefix
-                for index, (done, prefix) in enumerate(zip(pending.samples, prefixes, strict=True))
+                for index, (done, prefix) in enumerate(
+                    zip(pending.completions, prefixes, strict=True)
+                )
             )
-            self._report(pending.request, tuple(samples))
+            self._report(pending.request, tuple(completions))
 
     def _finish(self, pending: _Pending) -> None:
         if pending.future.done():
@@ -364,10 +367,10 @@ class TransformersEngine(Engine):
         if pending.error is not None:
             pending.future.set_exception(pending.error)
         else:
-            pending.future.set_result(tuple(s for s in pending.samples if s is not None))
+            pending.future.set_result(tuple(c for c in pending.completions if c is not None))
 
     def _end_all(self) -> None:
-        """The thread is over: whoever waits is told."""
+        """The thread has ended: all callers get an error."""
         self._inbox.closing = True
         for request_id, pending in self._pending.items():
             if not pending.future.done():

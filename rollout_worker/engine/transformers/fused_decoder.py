@@ -1,10 +1,10 @@
-"""A fast path for Llama, Mistral, Qwen2 and Qwen3 without sliding windows.
+"""Fused decoder for Llama, Mistral, Qwen2 and Qwen3 without sliding windows.
 
 The same arithmetic as the model's own forward, on the model's own weights, with fewer and larger
 operations: one matrix product for queries, keys and values, one for gate and up, and attention as
 two batched products over the slots in use. The fused matrices share memory with the model's
-parameters, so new weights are copied once and are seen by both. ``largest_gap`` compares the two
-paths at every start.
+parameters, so new weights are copied once for both. ``largest_gap`` compares the two paths at every
+start.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Layer:
     qkv: Tensor
     qkv_bias: Tensor | None
     qk_norm: Tensor | None
-    """[query heads + key heads, head dim]; built anew from the model's two vectors by refresh."""
+    """[query heads + key heads, head dim]; rebuilt from the model's two vectors by refresh."""
     out: nn.Linear
     norm_mlp: Tensor
     gate_up: Tensor
@@ -43,7 +43,7 @@ class _Layer:
 
 
 def supports(model: PreTrainedModel) -> bool:
-    """Whether this decoder knows the model's architecture and settings."""
+    """True if this decoder implements the model's architecture and settings."""
     config = model.config
     if type(model).__name__ not in _CLASSES or getattr(config, "hidden_act", "") != "silu":
         return False
@@ -144,7 +144,7 @@ class FusedDecoder:
         return self._logits(x)
 
     def _store(self, layer: Tensor, index: Tensor, new: Tensor, rows: int, length: int) -> Tensor:
-        """Writes one token a row; returns [rows * heads, length, dim], what the rows hold now."""
+        """Writes one token per row; returns the rows' contents [rows * heads, length, dim]."""
         layer.view(-1, self._dim).index_copy_(0, index, new.reshape(-1, self._dim))
         return layer.view(-1, layer.shape[2], self._dim)[: rows * self._kv_heads, :length]
 

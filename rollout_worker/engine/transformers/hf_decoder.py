@@ -1,4 +1,4 @@
-"""The general path: the model's own forward, over a slot cache of ours."""
+"""Decoder for any model: its own transformers forward, over a slot cache."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
 
 
 class _KeepLayer(CacheLayerMixin):
-    """Remembers the keys and values of one prefill; attends to them alone."""
+    """Stores the keys and values of one prefill, and attends only to them."""
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.is_initialized = True

@@ -1,7 +1,7 @@
 """Key-value cache in slots: one row a sequence, position i of a sequence at index i of its row.
 
-The rows in use are always 0 .. n-1, so that attention reads slices and finished rows cost nothing.
-Memory grows with what is used, by doubling, and never beyond a budget.
+Rows 0 .. n-1 are in use, so that attention reads slices and finished rows cost nothing. Memory grows
+by doubling, up to a budget.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _ROWS_STEP = 16
 
 @dataclass(frozen=True, slots=True)
 class CacheShape:
-    """What a decoder stores of one token, the same in every layer."""
+    """Shape of a token's keys and values, the same in every layer."""
 
     layers: int
     heads: int
@@ -49,14 +49,13 @@ class SlotCache:
         return int(self.keys.shape[3])
 
     def reserve(self, rows: int, length: int, used_rows: int, used_length: int) -> None:
-        """Makes room for ``rows`` sequences of ``length`` tokens; what is used is kept."""
+        """Makes room for ``rows`` sequences of ``length`` tokens; used entries are kept."""
         if rows <= self.rows and length <= self.length:
             return
         rows = self.rows if rows <= self.rows else _round_up(rows, _ROWS_STEP)
         if length > self.length:
             # Doubling keeps the copying linear in the final length.
-            wanted = max(length, min(2 * self.length, 2 * length))
-            length = _round_up(wanted, _LENGTH_STEP)
+            length = _round_up(max(length, min(2 * self.length, 2 * length)), _LENGTH_STEP)
         else:
             length = self.length
         keys, values = self.keys, self.values

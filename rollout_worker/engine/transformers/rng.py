@@ -1,4 +1,4 @@
-"""Counter-based random numbers: (seed, sample, position) -> uniform, whatever else is in the batch."""
+"""Counter-based random numbers: (seed, completion, position) -> uniform, independent of the batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _mix(x: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def sample_keys(seed: int, indices: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """A key per sample of a request. uint64 [n]."""
+    """A key for each completion of a request. uint64 [n]."""
     base = _mix(np.array([seed & _MASK], dtype=np.uint64) + _GOLDEN)
     return _mix(base ^ _mix((indices.astype(np.uint64) + np.uint64(1)) * _GOLDEN))
 

@@ -1,7 +1,7 @@
 """Sampling, vectorised over the batch, in float32.
 
-One uniform number a row and the inverse of the cumulative distribution: the token of a row depends
-on its own logits, parameters and random number only. A token of probability 0 is never drawn.
+Inverse transform sampling with one uniform number per row: a row's token depends only on its own
+logits, parameters and random number. A token of probability 0 is never drawn.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class SamplerRows:
-    """Sampling parameters of each row of the batch; arrays of length [rows]."""
+    """Sampling parameters of the batch's rows; arrays of length [rows]."""
 
     temperature: NDArray[np.float32]
     top_p: NDArray[np.float32]
@@ -28,7 +28,7 @@ class SamplerRows:
 
 
 def sample(logits: Tensor, rows: SamplerRows) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """Draws a token a row. ``logits``: float32 [rows, vocabulary]; may be overwritten.
+    """Draws one token per row. ``logits``: float32 [rows, vocabulary]; may be overwritten.
 
     Returns tokens int64 [rows] and the log-probability of each under the distribution it was drawn
     from, float32 [rows]. A row whose logits are not finite has a log-probability that is not.

@@ -1,7 +1,7 @@
 """One step of continuous batching. Single-threaded; the engine's thread owns it.
 
-step:  take newcomers ──► prefill (each distinct prompt once) ──► first token of each
-       decode one token of every row ──► rows that ended leave, the last rows close the gaps
+step:  decode one token of every row ──► finished rows leave, the last rows fill the gaps
+       admit waiting rows ──► prefill (each distinct prompt once) ──► first token of each
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from rollout_worker.engine.transformers.rng import sample_keys
 _PREFILL_TOKENS = 16384
 """Padded tokens of one prefill forward; bounds its memory and how long decoding waits for it."""
 _STOPS = 64
-"""Sets of stop strings that are kept: a byte for each token of the vocabulary each. Environments and
-their clients may make up new ones with every turn."""
+"""Cached sets of stop strings, each of one byte per token of the vocabulary. Environments and their
+clients may use new ones with every turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """``sample`` None: the model's output for this row was not finite."""
+    """``completion`` None: the model's output for this row was not finite."""
 
     request_id: str
     index: int
-    sample: Completion | None
+    completion: Completion | None
 
 
 class Scheduler:
@@ -73,7 +73,7 @@ class Scheduler:
         return self._admission.waiting
 
     def add(self, request: Request) -> list[Ended]:
-        """Queues a request; returns samples whose prefix is already complete."""
+        """Queues a request; returns completions whose prefix is already complete."""
         params = request.params
         keys = sample_keys(params.seed, np.arange(request.count))
         ended: list[Ended] = []
@@ -104,7 +104,7 @@ class Scheduler:
 
     @torch.inference_mode()
     def remove(self, request_ids: set[str]) -> list[Ended]:
-        """Takes requests out, running or not; their rows as they are, partial."""
+        """Removes requests, running or not; returns their unfinished rows."""
         ended = [
             Ended(row.request_id, row.index, row.prefix)
             for row in self._admission.remove(request_ids)
@@ -112,34 +112,36 @@ class Scheduler:
         hit = [i for i, owner in enumerate(self._batch.owners) if owner.request_id in request_ids]
         for row in hit:
             owner = self._batch.owners[row]
-            sample = self._batch.sample(row, self.version, Finish.PARTIAL)
-            ended.append(Ended(owner.request_id, owner.index, sample))
+            partial = self._batch.completion(row, self.version, Finish.PARTIAL)
+            ended.append(Ended(owner.request_id, owner.index, partial))
         self._leave(np.array(hit, dtype=np.int64))
         return ended
 
     def due(self, every: int) -> list[Ended]:
-        """The running rows, as they are, of each request one of whose rows has ``every`` tokens more
-        than when the request was returned here last."""
+        """Running rows of the requests that are due for a report: one of their rows has ``every`` tokens
+        more than at the last one."""
         batch = self._batch
         ids = {batch.owners[row].request_id for row in batch.due(every)}
         if not ids:
             return []
         rows = [row for row, owner in enumerate(batch.owners) if owner.request_id in ids]
-        batch.mark_told(rows)
+        batch.mark_reported(rows)
         return [
-            Ended(owner.request_id, owner.index, batch.sample(row, self.version, Finish.PARTIAL))
+            Ended(
+                owner.request_id, owner.index, batch.completion(row, self.version, Finish.PARTIAL)
+            )
             for row, owner in ((row, batch.owners[row]) for row in rows)
         ]
 
     def set_version(self, version: int) -> None:
-        """The weights have been replaced; tokens from now on are of ``version``."""
+        """The weights have been replaced; the next tokens are of ``version``."""
         self._batch.mark_version(self.version)
         self.version = version
         self._decoder.refresh()
 
     @torch.inference_mode()
     def step(self) -> list[Ended]:
-        """Every running row gets a token, and so does every row that joins."""
+        """One token for every running row and every row that joins."""
         self.steps += 1
         ended = self._decode() if self._batch.size else []
         joining = self._admission.take(self._batch.size, self._batch.longest())
@@ -181,7 +183,7 @@ class Scheduler:
         return ended
 
     def _take_tokens(self, rows: slice, logits: torch.Tensor) -> list[Ended]:
-        """Samples a token for each of ``rows`` (the last of the batch), and lets those go that end."""
+        """Samples a token for each of ``rows`` (the last of the batch) and removes those that end."""
         batch = self._batch
         tokens, logprobs = sampler.sample(logits, batch.sampling(rows))
         broken = ~np.isfinite(logprobs)
@@ -202,10 +204,10 @@ class Scheduler:
             row = rows.start + i
             owner = batch.owners[row]
             finish = Finish.STOP if stopped[i] else Finish.LENGTH
-            sample = batch.sample(row, self.version, finish, found.get(row))
-            ended.append(Ended(owner.request_id, owner.index, None if broken[i] else sample))
+            completion = batch.completion(row, self.version, finish, found.get(row))
+            ended.append(Ended(owner.request_id, owner.index, None if broken[i] else completion))
         if broken.any():
-            # What is not finite must not stay in the cache: a masked NaN is still a NaN.
+            # Non-finite values must not stay in the cache: a masked NaN is still a NaN.
             self._cache.clear(self._to_device(np.flatnonzero(broken) + rows.start))
         self._leave(leaving + rows.start)
         return ended
@@ -219,7 +221,7 @@ class Scheduler:
             stops = self._stop_strings(self._batch.owners[row].stop)
             if not stops.may_end(tokens[i : i + 1])[0]:
                 continue
-            if (hit := stops.found(self._batch.completion(row))) is not None:
+            if (hit := stops.found(self._batch.tokens(row))) is not None:
                 found[row] = hit
         return found
 
@@ -243,7 +245,7 @@ def _complete(prefix: Completion, max_tokens: int) -> bool:
 
 
 def _chunks(rows: list[SequenceRow]) -> list[list[SequenceRow]]:
-    """Cuts newcomers, in order, into prefills of at most ``_PREFILL_TOKENS`` padded tokens."""
+    """Splits joining rows, in order, into prefills of at most ``_PREFILL_TOKENS`` padded tokens."""
     chunks: list[list[SequenceRow]] = [[]]
     longest = distinct = 0
     for row in rows:
@@ -260,7 +262,7 @@ def _chunks(rows: list[SequenceRow]) -> list[list[SequenceRow]]:
 
 
 def _distinct(rows: Sequence[SequenceRow]) -> tuple[list[NDArray[np.int32]], list[int]]:
-    """The token sequences to prefill, and which of them each row starts from."""
+    """The distinct token sequences to prefill, and the index of the sequence for each row."""
     inputs: list[NDArray[np.int32]] = []
     sources: list[int] = []
     shared: dict[str, int] = {}

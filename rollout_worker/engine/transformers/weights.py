@@ -1,4 +1,4 @@
-"""Staged weights into a model's parameters: all of them or none."""
+"""Copying staged weights into a model's parameters: all of them or none."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rollout_worker.engine.base import WeightsRefused
 
 
 class WeightTable:
-    """The model's parameters by every name they go by. Tied parameters have several names."""
+    """The model's parameters by name. Tied parameters have several names."""
 
     def __init__(self, model: nn.Module) -> None:
         self._by_name: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
@@ -51,10 +51,7 @@ class WeightTable:
         return pairs
 
     def canonical(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The staged tensors, tied ones once, under the name that the model gives them first.
-
-        Raises WeightsRefused as check() does.
-        """
+        """The staged tensors, tied ones once, under their first name. Raises WeightsRefused as check()."""
         self.check(tensors)
         result = {name: t for name, t in tensors.items() if name in self._buffers}
         for names in self._names.values():

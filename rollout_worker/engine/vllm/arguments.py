@@ -1,5 +1,5 @@
-"""vLLM's engine arguments, from the config. ``rollout.vllm`` passes through whatever Paceline does
-not set itself; what it does set is named together with the field that sets it."""
+"""vLLM's engine arguments, from the config. ``rollout.vllm`` passes other arguments through; an argument
+that Paceline sets is refused, with the name of the field that sets it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _SET_BY = {
     "skip_tokenizer_init": "",
     "data_parallel_size": "fleet.rollout",
 }
-"""Arguments that Paceline sets; "": nothing else would work."""
+"""Arguments that Paceline sets, and by which field; "": no other value would work."""
 
 
 def prepare_environment(config: Config) -> None:
-    """For vLLM's processes, which inherit it. To be called before vLLM is imported."""
+    """Sets environment variables that vLLM's processes inherit. Call it before importing vLLM."""
     os.environ[MARK] = "1"
     defaults = {
-        # Nothing is reported to anybody.
+        # No usage reports to vLLM's authors.
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
         # A fork of a process with threads and open channels may hang.
@@ -69,23 +69,23 @@ def engine_arguments(config: Config, model: PretrainedConfig, *, cpu: bool) -> d
         "max_num_seqs": rollout.max_sequences,
         "tensor_parallel_size": rollout.tensor_parallel,
         "seed": config.run.seed,
-        # Of the distribution that was sampled: temperature, top-k and top-p applied.
+        # Of the distribution that was sampled from: temperature, top-k and top-p applied.
         "logprobs_mode": "processed_logprobs",
         "worker_extension_cls": "rollout_worker.engine.vllm.worker_extension.PacelineRank",
-        # The first weights come over the weights link; reading a checkpoint first is lost time.
+        # The first weights come over the weights link; reading a checkpoint first would waste time.
         "load_format": "dummy",
         "enable_prefix_caching": True,
         "disable_log_stats": True,
     }
     if cpu:
-        # Compiling takes longer on a CPU than it saves, and the warm-up serves only to size what
-        # is given here.
+        # Compiling takes longer on a CPU than it saves, and the warm-up run would only determine the
+        # cache size, which is given here.
         arguments["enforce_eager"] = True
         arguments["kv_cache_memory_bytes"] = cache_bytes(
             model, context, rollout.max_sequences, arguments["dtype"]
         )
-        # A prompt cut in two makes vLLM 0.32 turn back the random numbers of its sample, which a
-        # CPU's generator cannot do: the engine process ends. So a step takes whole prompts only.
+        # If a prompt is split, vLLM 0.32 rewinds the random generator of its sequence, which fails on
+        # a CPU: the engine process ends. So a step takes whole prompts only.
         if given.get("enable_chunked_prefill"):
             raise EngineError("rollout.vllm.enable_chunked_prefill needs a GPU with this vLLM")
         arguments["enable_chunked_prefill"] = False
@@ -99,17 +99,17 @@ def engine_arguments(config: Config, model: PretrainedConfig, *, cpu: bool) -> d
 
 
 def engine_environment(arguments: Mapping[str, Any], *, cpu: bool) -> None:
-    """What must be set for vLLM's processes once their arguments are known."""
+    """Environment variables for vLLM's processes that depend on their arguments."""
     if cpu and arguments.get("enforce_eager"):
-        # vLLM compiles a helper of its sampler even so: fifteen seconds before the first token.
+        # Even so vLLM compiles a helper of its sampler: fifteen seconds before the first token.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
     if arguments.get("distributed_executor_backend") == "uni":
-        # Else vLLM puts the rank into a process of its own to set OMP_NUM_THREADS, which is set.
+        # Otherwise vLLM starts a process for the rank only to set OMP_NUM_THREADS, which is set.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 
 def cache_bytes(model: PretrainedConfig, context: int, sequences: int, dtype: str) -> int:
-    """For ``sequences`` of ``context`` tokens each, within a share of the free memory."""
+    """Size of the cache for ``sequences`` of ``context`` tokens, within a share of the free memory."""
     text = model.get_text_config(decoder=True)
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
@@ -133,4 +133,4 @@ def _check_names(given: Mapping[str, Any]) -> None:
         if name not in known:
             close = difflib.get_close_matches(name, known - set(_SET_BY), n=1)
             hint = f"; did you mean {close[0]}?" if close else ""
-            raise EngineError(f"rollout.vllm.{name} is no engine argument of this vLLM{hint}")
+            raise EngineError(f"rollout.vllm.{name} is not an engine argument of this vLLM{hint}")

@@ -1,7 +1,7 @@
-"""vLLM's processes: started, asked, ended. Its errors become ours here.
+"""Start, calls and end of vLLM's processes; vLLM's errors become EngineErrors.
 
-vLLM is started from a thread that then lives as long as the engine: its processes die with the thread
-that started them (see vllm_plugin).
+A thread starts vLLM and lives as long as the engine: vLLM's processes die with the thread that started
+them (see plugin).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from rollout_worker.engine.vllm import arguments, internals
 
 _T = TypeVar("_T")
 _DEAD_S = 0.5
-"""How often is looked whether the engine's process lives. Seconds."""
+"""Interval of checks that the engine's process is alive. Seconds."""
 _CLOSE_S = 1.0
-"""What vLLM's processes get to end by themselves: they have nothing to save. Seconds."""
+"""Time for vLLM's processes to end by themselves: they have nothing to save. Seconds."""
 
 
-_DEAD = "vLLM's engine process ended; its last words are in the log above"
+_DEAD = "vLLM's engine process ended; its last messages are in the log above"
 
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What is known of the engine once it is started."""
+    """Properties of the started engine."""
 
     model: PretrainedConfig
     table: WeightTable
@@ -47,11 +47,11 @@ class EngineSpec:
     ranks: int
     quantised: bool
     has_weights: bool
-    """It was started with the model's own weights, not with random ones."""
+    """It was started with the model's own weights instead of random ones."""
 
 
 class VLLMClient:
-    """``overrides``: engine arguments that no config may set."""
+    """``overrides``: engine arguments that the config cannot set."""
 
     def __init__(self, config: Config, overrides: Mapping[str, Any]) -> None:
         self._config = config
@@ -60,19 +60,19 @@ class VLLMClient:
         self._leave = threading.Event()
         self.llm: Any = None
         """AsyncLLM; None before the start and after the end."""
-        self.facts: EngineSpec
+        self.spec: EngineSpec
         self._died = asyncio.Event()
         self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises EngineError with one line about what is wrong with arguments or model."""
+        """Raises EngineError if vLLM refuses the arguments or the model."""
         loop = asyncio.get_running_loop()
         built: asyncio.Future[tuple[Any, EngineSpec]] = loop.create_future()
         self._thread = threading.Thread(
             target=self._own, args=(loop, built), name="vllm-owner", daemon=True
         )
         self._thread.start()
-        self.llm, self.facts = await built
+        self.llm, self.spec = await built
         self._watch = loop.create_task(self._watch_process())
 
     async def close(self) -> None:
@@ -82,32 +82,32 @@ class VLLMClient:
         if self.llm is not None:
             llm, self.llm = self.llm, None
             await asyncio.to_thread(llm.shutdown, _CLOSE_S)
-            # Its finaliser calls this again, at the interpreter's end into modules that are gone.
+            # Its finaliser calls this again at the interpreter's end, when its modules are unloaded.
             llm.shutdown = _nothing
         self._leave.set()
         if self._thread is not None:
             await asyncio.to_thread(self._thread.join)
 
     async def ranks(self, method: str, *args: Any) -> list[Any]:
-        """Calls a method of each rank, between two steps; their answers."""
-        result: list[Any] = await self.told(self.llm.collective_rpc(method, args=args))
+        """Calls a method of each rank, between two steps. Returns the results."""
+        result: list[Any] = await self.call(self.llm.collective_rpc(method, args=args))
         return result
 
-    async def told(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Awaits a call of vLLM's; raises EngineError."""
+    async def call(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Awaits a call of vLLM. Raises EngineError."""
         try:
             return await self.unless_dead(work)
         except Exception as error:
             raise self.error(error) from error
 
     async def until_dead(self) -> None:
-        """Raises EngineDied once vLLM's engine process has ended of itself; never returns."""
+        """Raises EngineDied once vLLM's engine process has ended by itself; never returns."""
         await self._died.wait()
         raise EngineDied(_DEAD)
 
     async def unless_dead(self, work: Awaitable[_T]) -> _T:
-        """Its result. Raises EngineError once the engine's process has ended: what was asked of it
-        may never be answered."""
+        """Result of ``work``. Raises EngineError once the engine's process has ended: vLLM may never
+        answer then."""
         asked, dead = asyncio.ensure_future(work), asyncio.ensure_future(self.until_dead())
         try:
             await asyncio.wait({asked, dead}, return_when=asyncio.FIRST_COMPLETED)
@@ -168,18 +168,18 @@ class VLLMClient:
         given = arguments.engine_arguments(config, model, cpu=cpu) | self._overrides
         arguments.engine_environment(given, cpu=cpu)
         torch.set_num_threads(config.fleet.rollout_threads)
-        facts = _facts(config, model, given)
-        # Whatever vLLM finds wrong with arguments or model is for the user to read.
+        spec = _spec(config, model, given)
+        # Whatever vLLM rejects in the arguments or the model is the user's input.
         try:
             with safe_path_for_children():
-                return AsyncLLM.from_engine_args(AsyncEngineArgs(**given)), facts
+                return AsyncLLM.from_engine_args(AsyncEngineArgs(**given)), spec
         except Exception as error:
             raise start_error(error) from error
 
 
 def start_error(error: Exception) -> EngineError:
-    """What vLLM raised when it was started. That its process was killed is nobody's wrong input: a
-    worker that is started again may well have one that lives."""
+    """The error of a failed start. A killed process is not bad input: a restart of the worker may
+    succeed."""
     kind = EngineDied if internals.was_killed(error) else EngineError
     return kind(f"vLLM cannot start: {_reason(error)}")
 
@@ -188,7 +188,7 @@ def _nothing() -> None:
     pass
 
 
-def _facts(config: Config, model: PretrainedConfig, arguments: Mapping[str, Any]) -> EngineSpec:
+def _spec(config: Config, model: PretrainedConfig, arguments: Mapping[str, Any]) -> EngineSpec:
     with torch.device("meta"):
         shape = AutoModelForCausalLM.from_config(
             model, trust_remote_code=config.model.trust_remote_code
@@ -221,7 +221,7 @@ def _settle(
 
 
 def _reason(error: BaseException) -> str:
-    """One line: the first detail where pydantic lists several."""
+    """One line; the first detail if pydantic lists several."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if len(lines) > 1 and "validation error" in lines[0]:
         return " ".join(lines[1:3])

@@ -1,11 +1,11 @@
-"""The engine on vLLM: its public asynchronous engine, with weights that change in flight.
+"""The vLLM engine: its public asynchronous engine, with in-flight weight updates.
 
     generate ──► one vLLM request per sample ──► AsyncLLM ──► EngineCore process ──► ranks
-    load_weights ──► vllm_swap
+    load_weights ──► swap
 
-A sample that goes on from a prefix draws other random numbers than it would have drawn uninterrupted
-(``exact_continuation``); greedy ones are equal. The samples of a request share their prefill through
-vLLM's prefix cache, in whole blocks; its entries are salted with the version that made them.
+A completion that is continued from a prefix is drawn with other random numbers than an uninterrupted
+one (``exact_continuation``); greedy completions are equal. The completions of a request share their
+prefill through vLLM's prefix cache, in whole blocks. Cache entries are salted with the version.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _CLOSE_S = 1.0
 
 class VLLMEngine(Engine):
     """``decode_text`` and ``end_tokens``: as for the transformers engine. ``overrides``: engine
-    arguments that no config may set."""
+    arguments that the config cannot set."""
 
     exact_continuation = False
     least_temperature = 0.01
@@ -71,7 +71,7 @@ class VLLMEngine(Engine):
             )
         self._config = config
         self.on_update = config.rollout.on_update
-        """What the next swap does to sequences in flight."""
+        """What the next swap does to running sequences."""
         self._decode_text = decode_text
         self._end_tokens = end_tokens
         self._client = VLLMClient(config, overrides or {})
@@ -79,7 +79,7 @@ class VLLMEngine(Engine):
         self._groups: dict[str, GroupRequest] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
-        self._lookout: ProgressReporter | None = None
+        self._progress: ProgressReporter | None = None
         self._count = 0
         self._tokens = self._samples = 0
         self._prompt_tokens = self._cached_tokens = 0
@@ -93,16 +93,16 @@ class VLLMEngine(Engine):
         self._loop = asyncio.get_running_loop()
         await self._client.start()
         try:
-            await self._client.told(self._client.llm.update_weight_version("-1"))
-            # Known from here on: else the first request is handed over a round trip after it is
-            # made, and an abort in between would find nothing to end.
-            self._tasks = await self._client.told(self._client.llm.get_supported_tasks())
+            await self._client.call(self._client.llm.update_weight_version("-1"))
+            # Asked now: otherwise vLLM asks during the first request, and an abort in the meantime would
+            # find no request to end.
+            self._tasks = await self._client.call(self._client.llm.get_supported_tasks())
         except EngineError as error:
-            # It was up: a rank was killed, or the engine's process.
+            # It had started: a rank or the engine's process was killed.
             raise EngineDied(str(error)) from error
         internals.quieten()
-        facts = self._client.facts
-        self._ends = sorted({*self._end_tokens, *facts.end_tokens})
+        spec = self._client.spec
+        self._ends = sorted({*self._end_tokens, *spec.end_tokens})
         self._swap = WeightSwap(
             self._client,
             self._generate if self._config.rollout.verify else None,
@@ -113,9 +113,9 @@ class VLLMEngine(Engine):
             logger,
             "engine ready",
             path="vllm",
-            context=facts.max_context,
+            context=spec.max_context,
             slots=self._config.rollout.max_sequences,
-            ranks=facts.ranks,
+            ranks=spec.ranks,
             ms=(time.monotonic() - started) * 1e3,
         )
 
@@ -148,11 +148,11 @@ class VLLMEngine(Engine):
         if self._idle_since is not None:
             self._idle_s += time.monotonic() - self._idle_since
             self._idle_since = None
-        if self._lookout is not None:
-            self._spawn(self._lookout.look())
-        tasks = [asyncio.create_task(self._sample(group, i)) for i in range(request.count)]
+        if self._progress is not None:
+            self._spawn(self._progress.watch())
+        tasks = [asyncio.create_task(self._complete(group, i)) for i in range(request.count)]
         try:
-            samples = await asyncio.gather(*tasks)
+            completions = await asyncio.gather(*tasks)
         except BaseException:
             for task in tasks:
                 task.cancel()
@@ -163,36 +163,36 @@ class VLLMEngine(Engine):
             if not self._groups:
                 self._idle_since = time.monotonic()
         if group.aborted:
-            raise Aborted(request.request_id, tuple(samples))
-        return tuple(sample for sample in samples if sample is not None)
+            raise Aborted(request.request_id, tuple(completions))
+        return tuple(c for c in completions if c is not None)
 
-    async def _sample(self, group: GroupRequest, index: int) -> Completion | None:
-        """None: aborted without a token."""
+    async def _complete(self, group: GroupRequest, index: int) -> Completion | None:
+        """One completion of the request. None: aborted without a token."""
         request = group.request
-        sample = request.prefixes[index] if request.prefixes else None
+        so_far = request.prefixes[index] if request.prefixes else None
         params = request.params
-        if whole := complete(sample, params.max_tokens, params.stop, self._decode_text):
+        if whole := complete(so_far, params.max_tokens, params.stop, self._decode_text):
             self._samples += 1
             group.done[index] = whole
             self.completion_finished(request.request_id)
             return whole
         while not group.aborted:
-            output = await self._run(group, index, sample)
+            output = await self._run(group, index, so_far)
             self._tokens += len(output.token_ids)
             try:
-                sample = join(sample, output, params.stop, self._decode_text)
+                so_far = join(so_far, output, params.stop, self._decode_text)
             except GenerationFailed:
                 self._spawn(self._swap_ready.heal())
                 raise
-            stopped = sample is not None and sample.finish is Finish.STOP
+            stopped = so_far is not None and so_far.finish is Finish.STOP
             if output.finish_reason != "abort" or stopped:
                 self._samples += 1
                 self.completion_finished(request.request_id)
-                if sample is not None:
-                    group.done[index] = sample
-                return sample
-            # Ended by a swap before its first token had arrived here: it goes on under the new version.
-        return sample
+                if so_far is not None:
+                    group.done[index] = so_far
+                return so_far
+            # Ended by a swap before its first token arrived: it restarts under the new version.
+        return so_far
 
     async def _run(self, group: GroupRequest, index: int, prefix: Completion | None) -> Any:
         """One vLLM request, to its end. Returns its CompletionOutput."""
@@ -225,12 +225,12 @@ class VLLMEngine(Engine):
         request, have = group.request, len(prefix.tokens)
         tokens = np.concatenate([request.prompt_tokens, prefix.tokens])
         asked = self._asked(request, tokens, have)
-        # Other numbers than those the prefix was drawn with.
+        # Not the random numbers that the prefix was drawn with.
         (key,) = sample_keys(group.keys[index], np.array([have])).tolist()
         return internals.another(asked, name, _seed(request, key))
 
     def _asked(self, request: Request, tokens: NDArray[np.int32], have: int) -> Any:
-        """``have``: how many of the tokens were generated."""
+        """``have``: number of tokens that were generated."""
         from vllm.inputs.engine import tokens_input
 
         prompt = tokens_input(tokens.tolist(), cache_salt=self._swap_ready.salt)
@@ -238,30 +238,30 @@ class VLLMEngine(Engine):
             params = self._params(request, have)
             return internals.prepared(self._client.llm, prompt, params, self._tasks)
         except Exception as error:
-            told = self._client.error(error)
-            if self._closed or isinstance(told, EngineDied):
-                raise told from error
-            # The engine has not heard of it: vLLM's front end refuses this very request.
-            raise GenerationFailed(str(told)) from error
+            failure = self._client.error(error)
+            if self._closed or isinstance(failure, EngineDied):
+                raise failure from error
+            # vLLM's front end refused this one request; the engine goes on.
+            raise GenerationFailed(str(failure)) from error
 
     def _params(self, request: Request, have: int) -> Any:
-        """``have``: tokens that are there already."""
+        """``have``: number of tokens that were generated."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        wanted = request.params
+        given = request.params
         return SamplingParams(
-            max_tokens=wanted.max_tokens - have,
-            temperature=0.0 if wanted.greedy else wanted.temperature,
-            top_p=1.0 if wanted.greedy else wanted.top_p,
-            top_k=0 if wanted.greedy else wanted.top_k,
-            seed=None if wanted.greedy else 0,
-            stop=list(wanted.stop),
+            max_tokens=given.max_tokens - have,
+            temperature=0.0 if given.greedy else given.temperature,
+            top_p=1.0 if given.greedy else given.top_p,
+            top_k=0 if given.greedy else given.top_k,
+            seed=None if given.greedy else 0,
+            stop=list(given.stop),
             stop_token_ids=self._ends,
             # Stop strings may contain special tokens.
             skip_special_tokens=False,
             spaces_between_special_tokens=False,
-            detokenize=bool(wanted.stop),
+            detokenize=bool(given.stop),
             logprobs=0,
             flat_logprobs=True,
             output_kind=RequestOutputKind.FINAL_ONLY,
@@ -281,11 +281,11 @@ class VLLMEngine(Engine):
             group.aborted = True
         names = [name for group in groups for name in group.live]
         if names:
-            await self._client.told(self._client.llm.abort(names))
+            await self._client.call(self._client.llm.abort(names))
 
     def watch(self, every: int, report: OnPartial) -> None:
         if every:
-            self._lookout = ProgressReporter(
+            self._progress = ProgressReporter(
                 self._groups, self._client, self._decode_text, every, report
             )
 
@@ -311,11 +311,11 @@ class VLLMEngine(Engine):
 
     @property
     def vocabulary(self) -> int:
-        return self._client.facts.vocabulary
+        return self._client.spec.vocabulary
 
     @property
     def max_context(self) -> int:
-        return self._client.facts.max_context
+        return self._client.spec.max_context
 
     def stats(self) -> EngineStats:
         swap, since = self._swap_ready, self._idle_since
@@ -338,7 +338,7 @@ class VLLMEngine(Engine):
             },
         )
 
-    # ---- work that nobody waits for
+    # ---- background work
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = self._loop.create_task(self._quietly(work))
@@ -346,7 +346,7 @@ class VLLMEngine(Engine):
         task.add_done_callback(self._background.discard)
 
     async def _quietly(self, work: Coroutine[Any, Any, None]) -> None:
-        # The requests concerned are told by their own waits.
+        # The requests concerned fail by themselves.
         try:
             await work
         except Exception as error:

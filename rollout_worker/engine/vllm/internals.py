@@ -1,6 +1,6 @@
-"""The few things of vLLM that this project needs and that are not part of its public interface.
+"""Uses of vLLM's private interface. Everything else goes through AsyncLLM's public methods.
 
-Tested with the pinned version; everything else goes through AsyncLLM's public methods.
+Tested with the pinned version.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FlatLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class CompletionSoFar:
-    """Named as in vLLM's CompletionOutput."""
+    """Fields as in vLLM's CompletionOutput."""
 
     token_ids: list[int]
     logprobs: FlatLogprobs
@@ -38,21 +38,21 @@ class CompletionSoFar:
 
 
 def prepared(llm: Any, prompt: Any, params: Any, tasks: Any) -> Any:
-    """A request as the engine takes it. What vLLM checks and resolves for it is the same for all
-    samples of a group, and costs as much as several tokens of a small model."""
+    """A checked request for the engine. It is the same for all completions of a group, and preparing it
+    costs as much as several tokens of a small model."""
     return llm.input_processor.process_inputs("", prompt, params, supported_tasks=tasks)
 
 
 def quieten() -> None:
-    """The pinned version warns that a later one will not take prepared requests: that is for whoever
-    changes the pin, not for a run's log."""
+    """Hides the warning that a later vLLM will refuse prepared requests: it matters when the pinned
+    version changes, not in a run's log."""
     logging.getLogger("vllm.v1.engine.async_llm").addFilter(
         lambda record: "EngineCoreRequest" not in record.getMessage()
     )
 
 
 def another(request: Any, name: str, seed: int | None) -> Any:
-    """The same request once more, for generate()."""
+    """A copy of the request, for generate()."""
     request = copy(request)
     request.request_id = name
     request.sampling_params = copy(request.sampling_params)
@@ -61,12 +61,12 @@ def another(request: Any, name: str, seed: int | None) -> Any:
 
 
 def states(llm: Any) -> Iterator[Any]:
-    """The unfinished sequences as the front end knows them."""
+    """The front end's states of unfinished sequences."""
     return iter(list(llm.output_processor.request_states.values()))
 
 
 def name_of(state: Any) -> str:
-    """The request id that was given to generate()."""
+    """The request id passed to generate()."""
     return str(state.external_req_id)
 
 
@@ -75,7 +75,7 @@ def tokens_so_far(state: Any) -> int:
 
 
 def so_far(state: Any) -> CompletionSoFar:
-    """What an unfinished sequence has, in the shape of an aborted CompletionOutput."""
+    """An unfinished sequence as an aborted CompletionOutput."""
     tokens = list(state.detokenizer.output_token_ids)
     starts = [*state.weight_version_starts, (None, len(tokens))]
     return CompletionSoFar(
@@ -86,14 +86,14 @@ def so_far(state: Any) -> CompletionSoFar:
 
 
 async def pause(llm: Any, mode: str) -> None:
-    """As AsyncLLM.pause_generation(mode, clear_cache=False), which sleeps for another 20 ms once
-    the engine stands still, to let outputs reach their callers. Nothing here needs that."""
+    """AsyncLLM.pause_generation(mode, clear_cache=False) without its final sleep of 20 ms, which waits
+    for outputs to reach their callers. That is not needed here."""
     await llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=False)
 
 
 def was_killed(error: Exception) -> bool:
-    """Whether vLLM did not start because a signal ended its engine process: the message has the exit
-    status of each, as {'EngineCore': -9}."""
+    """True if vLLM did not start because a signal ended its engine process. The message contains the exit
+    statuses, such as {'EngineCore': -9}."""
     return bool(re.search(r"core proc\(s\): \{.*: -\d+", str(error)))
 
 

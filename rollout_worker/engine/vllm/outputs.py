@@ -1,4 +1,4 @@
-"""From vLLM's outputs to samples."""
+"""Completions from vLLM's outputs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout_worker.engine.base import Completion, Finish, GenerationFailed, merge_spans
+from rollout_worker.engine.base import Completion, Finish, GenerationFailed, Spans, merge_spans
 from rollout_worker.engine.stopping import Decode, StopStrings
 
 _FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.PARTIAL}
@@ -15,9 +15,9 @@ _FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.PARTIAL
 def join(
     prefix: Completion | None, output: Any, stop: tuple[str, ...], decode: Decode
 ) -> Completion | None:
-    """The prefix and what vLLM added to it; None where there is not one token.
+    """The prefix with vLLM's tokens appended; None if there is no token at all.
 
-    ``output``: a finished CompletionOutput with flat log-probs. Raises GenerationFailed where a
+    ``output``: a finished CompletionOutput with flat log-probs. Raises GenerationFailed if a
     log-probability is not finite or vLLM ended the sequence with an error.
     """
     if output.finish_reason not in _FINISH:
@@ -43,17 +43,17 @@ def join(
     if not stop:
         return whole
     start = len(prefix.tokens)
-    # No further than a stop string that began in the prefix can reach.
+    # A stop string that began in the prefix cannot reach further.
     return _cut(whole, start, start + max(len(s.encode()) for s in stop), stop, decode)
 
 
 def complete(
     prefix: Completion | None, max_tokens: int, stop: tuple[str, ...], decode: Decode
 ) -> Completion | None:
-    """What there is, where nothing is to be added to it.
+    """The prefix, if nothing is to be appended to it; else None.
 
-    The prefix may have run past a stop string: its owner's vLLM did not see one that began in what
-    still earlier owners had made.
+    The prefix may have run past a stop string: its worker's vLLM did not see a stop string that began
+    in an even earlier worker's tokens.
     """
     if prefix is None:
         return None
@@ -69,24 +69,24 @@ def complete(
 
 
 def _cut(
-    sample: Completion, start: int, reach: int, stop: tuple[str, ...], decode: Decode
+    completion: Completion, start: int, reach: int, stop: tuple[str, ...], decode: Decode
 ) -> Completion:
-    """Ends the sample at the first stop string that a token behind ``start`` and up to ``reach``
-    completes: vLLM has seen only the tokens that it made itself."""
+    """Ends the completion at the first stop string that a token after ``start`` and up to ``reach``
+    completes: vLLM sees only the tokens that it made itself."""
     stops = StopStrings(stop, decode, 0)
-    for end in range(start + 1, min(len(sample.tokens), reach) + 1):
-        if (found := stops.found(sample.tokens[:end])) is not None:
+    for end in range(start + 1, min(len(completion.tokens), reach) + 1):
+        if (found := stops.found(completion.tokens[:end])) is not None:
             return Completion(
-                sample.tokens[:end],
-                sample.logprobs[:end],
-                _first(sample.versions, end),
+                completion.tokens[:end],
+                completion.logprobs[:end],
+                _first(completion.versions, end),
                 Finish.STOP,
                 found,
             )
-    return sample
+    return completion
 
 
-def _first(spans: tuple[tuple[int, int], ...], count: int) -> tuple[tuple[int, int], ...]:
+def _first(spans: Spans, count: int) -> Spans:
     kept = []
     for version, length in spans:
         if count > 0:

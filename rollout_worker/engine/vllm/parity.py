@@ -1,8 +1,8 @@
-"""Does the engine compute with the trainer's parameters? Asked once, after the first sync.
+"""Log-prob parity of vLLM with the trainer's parameters, checked once after the first sync.
 
-That they are there, bit for bit, vllm_readback has shown. What is checked here is what vLLM makes of
-them (packed or quantised for its kernels, tied, padded): the log-probabilities of tokens it sampled
-against a plain forward of the same tensors.
+readback has compared the parameters bit by bit. This compares what vLLM computes with them (packed or
+quantised for its kernels, tied, padded): the log-probabilities of sampled tokens against a plain
+forward of the same tensors.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 from rollout_worker.engine.base import Completion, Request, SamplingParams
 
 _ROUNDING = {"float32": 1e-3, "bfloat16": 1e-2, "float16": 5e-3}
-"""Mean absolute gap of log-probabilities that counts as rounding where logits are small, by
-computation type."""
+"""Mean absolute gap of log-probabilities that counts as rounding if logits are small, by computation
+type."""
 _LARGEST = {"float32": 1e-3, "bfloat16": 5e-2, "float16": 2e-2}
 """The same for any logits."""
 _STEP = {"float32": 2**-23, "bfloat16": 2**-7, "float16": 2**-10}
 """Distance of neighbouring numbers around 1."""
 _QUANTISED = 0.5
-"""Quantising is no rounding that could be bounded; weights in wrong places are further off."""
+"""The error of quantising has no bound; misplaced weights are further off than this."""
 _PROMPT = 8
 _TOKENS = 16
 
@@ -45,17 +45,19 @@ def plain_logprobs(
     tensors: Mapping[str, Tensor],
     dtype: torch.dtype,
     request: Request,
-    samples: tuple[Completion, ...],
+    completions: tuple[Completion, ...],
 ) -> tuple[list[NDArray[np.float32]], float]:
-    """Log-probabilities of the samples' tokens by transformers' own forward, float32 [n] each, and
+    """Log-probabilities of the completions' tokens by transformers' own forward, float32 [n] each, and
     the mean size of those tokens' logits."""
     with torch.device("meta"):
         kind = type(AutoModelForCausalLM.from_config(config))
     model = kind.from_pretrained(None, config=config, state_dict=dict(tensors), dtype=dtype).eval()
     result, sizes = [], []
     with torch.inference_mode():
-        for sample in samples:
-            ids = torch.from_numpy(np.concatenate([request.prompt_tokens, sample.tokens])).long()
+        for completion in completions:
+            ids = torch.from_numpy(
+                np.concatenate([request.prompt_tokens, completion.tokens])
+            ).long()
             start = len(request.prompt_tokens)
             logits = model(input_ids=ids[None].to(model.device)).logits[0, start - 1 : -1].float()
             tokens = ids[start:, None].to(logits.device)
@@ -66,13 +68,13 @@ def plain_logprobs(
 
 
 def tolerance(dtype: str, scale: float, *, quantised: bool) -> float:
-    """Largest mean gap that rounding explains. ``scale``: mean size of the tokens' logits, which
+    """Largest mean gap that counts as rounding. ``scale``: mean size of the tokens' logits, which
     both sides round to the computation type."""
     if quantised:
         return _QUANTISED
     return float(np.clip(scale * _STEP[dtype], _ROUNDING[dtype], _LARGEST[dtype]))
 
 
-def mean_gap(samples: tuple[Completion, ...], expected: list[NDArray[np.float32]]) -> float:
-    gaps = [np.abs(s.logprobs - e) for s, e in zip(samples, expected, strict=True)]
+def mean_gap(completions: tuple[Completion, ...], expected: list[NDArray[np.float32]]) -> float:
+    gaps = [np.abs(s.logprobs - e) for s, e in zip(completions, expected, strict=True)]
     return float(np.concatenate(gaps).mean())

@@ -1,7 +1,7 @@
-"""What vLLM loads in each of its processes: those that an engine of ours started end with it.
+"""vLLM plugin that ends vLLM's processes together with the rollout worker that started them.
 
-Found through the ``vllm.general_plugins`` entry point. vLLM's own children outlive a parent that is
-killed, and on a GPU they keep its memory.
+vLLM loads it in each of its processes through the ``vllm.general_plugins`` entry point. Without it,
+children of a killed vLLM process live on, and on a GPU they keep its memory.
 """
 
 from __future__ import annotations
@@ -22,5 +22,5 @@ def register() -> None:
     parent = multiprocessing.parent_process()
     if os.environ.get(MARK) and parent is not None and parent.pid is not None:
         die_with(parent.pid)
-        # Ctrl-C reaches the whole process group; when to stop is the rollout worker's decision.
+        # Ctrl-C reaches the whole process group, but the rollout worker decides when to stop.
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,6 +1,6 @@
-"""Reports what running requests have so far, every so many tokens.
+"""Reports of running requests, every N tokens.
 
-vLLM's own intermediate outputs do not say which version made which token, and cost a message each.
+vLLM's own intermediate outputs do not contain the version of each token, and cost a message each.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from rollout_worker.engine.vllm.outputs import join
 from rollout_worker.engine.vllm.request import GroupRequest
 
 _LEAST_S, _MOST_S = 0.01, 0.05
-"""Between two looks. The least is less than a step of any model that takes long enough for it; the most
-bounds how late a report may be once sequences suddenly grow faster."""
+"""Limits of the interval between two counts of tokens. The upper one bounds the delay of a report after
+sequences suddenly grow faster."""
 _FAST = 10_000.0
-"""Tokens a second of a sequence, until it is known better: looked at often at first."""
+"""Tokens/s of a sequence until it is measured: high, so that tokens are counted often at first."""
 
 
 class ProgressReporter:
-    """``groups``: those that run, by request id; changes meanwhile."""
+    """``groups``: the running ones, by request id; the engine changes it."""
 
     def __init__(
         self,
@@ -40,17 +40,17 @@ class ProgressReporter:
         self._decode_text = decode_text
         self._every = every
         self._report = report
-        self._looking = False
+        self._watching = False
         self._rate = _FAST
-        """Tokens a second of the fastest sequence, of late."""
+        """Recent tokens/s of the fastest sequence."""
 
-    async def look(self) -> None:
-        """Counts the tokens of running sequences as long as there are any, and reports those due.
-        Returns at once where that is being done."""
-        if self._looking:
+    async def watch(self) -> None:
+        """Counts tokens and reports requests until no request runs. Returns at once if it is already
+        running."""
+        if self._watching:
             return
-        self._looking = True
-        pause, before, looked = _LEAST_S, dict[str, int](), time.monotonic()
+        self._watching = True
+        pause, before, counted_at = _LEAST_S, dict[str, int](), time.monotonic()
         try:
             while self._groups:
                 await asyncio.sleep(pause)
@@ -61,22 +61,22 @@ class ProgressReporter:
                 counts = {name: internals.tokens_so_far(s) for name, s in live.items()}
                 missing = self._every
                 for group in list(self._groups.values()):
-                    missing = min(missing, await self._tell_if_due(group, live, counts))
+                    missing = min(missing, await self._report_if_due(group, live, counts))
                 now = time.monotonic()
                 grown = max((n - before.get(name, 0) for name, n in counts.items()), default=0)
                 if grown:
-                    self._rate = max(grown / (now - looked), 0.95 * self._rate)
-                # At half the time that the fastest needs for what is missing: looking costs more
-                # the more sequences there are.
+                    self._rate = max(grown / (now - counted_at), 0.95 * self._rate)
+                # After half the time that the fastest sequence needs for the missing tokens: counting
+                # costs more with more sequences.
                 ahead = missing / self._rate / 2 if grown else _LEAST_S
-                pause, before, looked = min(max(ahead, _LEAST_S), _MOST_S), counts, now
+                pause, before, counted_at = min(max(ahead, _LEAST_S), _MOST_S), counts, now
         finally:
-            self._looking = False
+            self._watching = False
 
-    async def _tell_if_due(
+    async def _report_if_due(
         self, group: GroupRequest, live: Mapping[str, Any], tokens: Mapping[str, int]
     ) -> int:
-        """How many tokens are missing until the next report of this group."""
+        """Returns the number of tokens missing until the next report of this group."""
         prefixes = group.request.prefixes
         counts: dict[int, int] = {}
         for index, (name, prefix) in group.running.items():
@@ -84,28 +84,29 @@ class ProgressReporter:
                 had = 0 if prefix is None else len(prefix.tokens)
                 counts[index] = had + tokens[name]
             begun = prefixes[index] if prefixes else None
-            group.told.setdefault(index, 0 if begun is None else len(begun.tokens))
-        news = max((count - group.told[index] for index, count in counts.items()), default=0)
+            group.reported.setdefault(index, 0 if begun is None else len(begun.tokens))
+        news = max((count - group.reported[index] for index, count in counts.items()), default=0)
         if news < self._every:
             return self._every - news
-        samples: list[Completion | None] = []
+        completions: list[Completion | None] = []
         straddled = []
         try:
             for index in range(group.request.count):
                 name, prefix = group.running.get(index, ("", prefixes[index] if prefixes else None))
-                sample = group.done.get(index, prefix)
+                completion = group.done.get(index, prefix)
                 if index in counts:
                     output = internals.so_far(live[name])
-                    sample = join(prefix, output, group.request.params.stop, self._decode_text)
-                    if sample is not None and sample.finish is Finish.STOP:
-                        # It straddles two owners' tokens: vLLM itself would go on.
+                    stop = group.request.params.stop
+                    completion = join(prefix, output, stop, self._decode_text)
+                    if completion is not None and completion.finish is Finish.STOP:
+                        # The stop string began in the prefix: vLLM itself would go on.
                         straddled.append(name)
-                samples.append(sample)
+                completions.append(completion)
         except GenerationFailed:
-            # The request is about to be told so itself.
+            # The request itself is about to fail with it.
             return self._every
-        group.told |= counts
-        self._report(group.request, tuple(samples))
+        group.reported |= counts
+        self._report(group.request, tuple(completions))
         if straddled:
             await self._client.llm.abort(straddled)
         return self._every

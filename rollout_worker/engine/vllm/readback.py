@@ -1,12 +1,11 @@
-"""Are the engine's parameters the trainer's, bit for bit? The memory that weights were loaded into is
-read back and compared by checksum.
+"""Read-back of loaded parameters and their comparison with the trainer's, by checksum.
 
-    each rank:   Readback notes, while vLLM loads ──► memory read back ──► Piece: place, checksum
-    front end:   compare(pieces of all ranks, the trainer's tensors) ──► Proof, or Differs
+    each rank:   Readback records copies while vLLM loads ──► memory read back ──► ParameterSlice
+    front end:   compare(slices of all ranks, the trainer's tensors) ──► Proof, or Differs
 
-vLLM fuses, shards and pads weights, and does not say what went where; but in the end every loader
-copies a view of a weight into a view of a parameter. Those pairs are noted. What kernels keep in a
-form of their own (packed, quantised) is read back from the parameter that was packed.
+vLLM fuses, shards and pads weights without recording the layout; but every loader finally copies a
+view of a weight into a view of a parameter. Those pairs are recorded. If kernels keep a copy in another
+form (packed, quantised), the parameter that was packed is read back.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ from paceline.weights.tensor_checksum import checksum, weights_digest
 
 @dataclass(frozen=True, slots=True)
 class ParameterSlice:
-    """A part of a weight as a rank has it. ``offset``, ``stride``: in elements of the weight, laid
-    out in rows. ``dtype``: the engine's. ``live``: read from a parameter that the model computes
-    with; else from what its kernels' own copy was made of."""
+    """A part of a weight on one rank. ``offset``, ``stride``: in elements of the weight, row-major.
+    ``dtype``: the engine's. ``live``: read from a parameter that the model computes with; else from
+    the source of a kernel's own copy."""
 
     name: str
     offset: int
@@ -53,18 +52,18 @@ class Proof:
 
     total: int
     equal: int
-    """Read back on one rank at least, and equal wherever they were."""
+    """Read back on at least one rank, and equal on every rank that has them."""
     live: int
     """Of these, read from parameters that the model computes with."""
 
 
 class Differs(Exception):
-    """A parameter does not hold the weight that was loaded into it."""
+    """A parameter differs from the weight that was loaded into it."""
 
 
 class Readback(TorchFunctionMode):
-    """While active, notes where each part of ``weights`` is copied to; afterwards ``pieces`` reads
-    it. Holds the memory that it will read."""
+    """While active, records the memory that each part of ``weights`` is copied to; afterwards ``slices``
+    reads it. Keeps that memory alive."""
 
     def __init__(self, weights: Mapping[str, Tensor]) -> None:
         super().__init__()
@@ -73,7 +72,7 @@ class Readback(TorchFunctionMode):
         )
         self._starts = [start for start, _, _ in self._weights]
         self._views: dict[tuple[str, int, tuple[int, ...], tuple[int, ...], int], Tensor] = {}
-        """By part of a weight and the address it went to: tied parameters get the same weight."""
+        """By part of a weight and target address: tied parameters get the same weight."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -86,7 +85,7 @@ class Readback(TorchFunctionMode):
         return result
 
     def _note(self, target: Tensor, source: Tensor) -> None:
-        # Loads are rehearsed on the meta device, to be counted.
+        # vLLM first loads on the meta device, to count elements.
         if "meta" in (target.device.type, source.device.type) or not source.numel():
             return
         if (found := self._weight_at(source.data_ptr())) is not None:
@@ -99,7 +98,7 @@ class Readback(TorchFunctionMode):
             self._follow(source.detach(), target.detach())
 
     def _weight_at(self, address: int) -> tuple[str, int] | None:
-        """Its name and the address where it begins."""
+        """Name and start address of the weight."""
         place = bisect_right(self._starts, address) - 1
         if place < 0:
             return None
@@ -107,7 +106,7 @@ class Readback(TorchFunctionMode):
         return (name, start) if address < start + size else None
 
     def _follow(self, source: Tensor, target: Tensor) -> None:
-        """A parameter that was loaded is copied, as a whole, into the one that kernels use."""
+        """A loaded parameter is copied as a whole into the one that kernels use."""
         storage = source.untyped_storage().data_ptr()
         for key, view in list(self._views.items()):
             if view.untyped_storage().data_ptr() == storage and view.dtype == target.dtype:
@@ -116,8 +115,8 @@ class Readback(TorchFunctionMode):
                 moved = target.as_strided(view.shape, view.stride(), offset)
                 self._views[*key[:4], moved.data_ptr()] = moved
 
-    def pieces(self, model: nn.Module) -> list[ParameterSlice]:
-        """``model``: as it is now, loaded and processed."""
+    def slices(self, model: nn.Module) -> list[ParameterSlice]:
+        """``model``: loaded and processed."""
         live = _storages(model)
         found = []
         for (name, offset, size, stride, _), memory in self._views.items():
@@ -128,10 +127,10 @@ class Readback(TorchFunctionMode):
         return found
 
     def plan(self, model: nn.Module, loaded: Iterable[str]) -> CopyPlan | None:
-        """How to load the next version by copies alone; None where loading is more than that.
+        """The copies that load the next version; None if loading is more than copying.
 
-        It is copies alone if everything noted went into parameters in use, and what was not written
-        is zero (padding) or belongs to parameters that are not in ``loaded``.
+        It is only copying if every recorded copy went into a parameter in use, and all other elements
+        are zero (padding) or belong to parameters that are not in ``loaded``.
         """
         live, loaded = _storages(model), set(loaded)
         masks: dict[int, Tensor] = {}
@@ -156,7 +155,7 @@ class Readback(TorchFunctionMode):
 
 
 class CopyPlan:
-    """``moves``: name, offset, size and stride of a part of a weight, and the memory it belongs in."""
+    """``moves``: name, offset, size and stride of a part of a weight, and its target memory."""
 
     def __init__(
         self, moves: Sequence[tuple[str, int, tuple[int, ...], tuple[int, ...], Tensor]]
@@ -165,8 +164,8 @@ class CopyPlan:
         self._memory = [memory for *_, memory in moves]
 
     def reproduces(self, model: nn.Module, weights: Mapping[str, Tensor]) -> bool:
-        """Whether it makes of ``weights`` what the loaders have just made of them, bit for bit. If not,
-        the model is left undefined."""
+        """True if the copies give the same parameters as the loaders just did, bit by bit. If False, the
+        model's weights are undefined."""
         expected = weights_digest(model.named_parameters())
         for memory in self._memory:
             memory.fill_(float("nan"))
@@ -174,7 +173,7 @@ class CopyPlan:
         return bool(weights_digest(model.named_parameters()) == expected)
 
     def apply(self, weights: Mapping[str, Tensor]) -> None:
-        """``weights``: of the names and shapes it was made for, laid out in rows."""
+        """``weights``: with the names and shapes of the plan, row-major."""
         parts = []
         for name, offset, size, stride, _ in self._moves:
             start = weights[name].storage_offset() + offset
@@ -197,11 +196,11 @@ def _mask_of(memory: Tensor) -> Tensor:
 
 
 def compare(ranks: Iterable[Iterable[ParameterSlice]], weights: Mapping[str, Tensor]) -> Proof:
-    """Raises Differs for the first part that does not match."""
+    """Raises Differs for the first slice that does not match."""
     masks: dict[str, tuple[Tensor, Tensor]] = {}
     expected: dict[tuple[Any, ...], str] = {}
-    for rank, pieces in enumerate(ranks):
-        for piece in pieces:
+    for rank, slices in enumerate(ranks):
+        for piece in slices:
             weight = weights[piece.name].detach().contiguous()
             place = piece.name, piece.offset, piece.size, piece.stride, piece.dtype
             if place not in expected:

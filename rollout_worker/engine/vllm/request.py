@@ -1,4 +1,4 @@
-"""What the engine keeps of a request while vLLM works on it."""
+"""State of a request while vLLM works on it."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rollout_worker.engine.transformers.rng import sample_keys
 
 @dataclass(slots=True)
 class GroupRequest:
-    """One request and the names of the vLLM requests that make its samples now."""
+    """One request and the names of the vLLM requests that make its completions."""
 
     request: Request
     aborted: bool = False
     live: set[str] = field(default_factory=set)
     running: dict[int, tuple[str, Completion | None]] = field(default_factory=dict)
-    """By sample: the vLLM request that makes it now, and what it had before that."""
+    """By completion: the running vLLM request, and the prefix it started from."""
     done: dict[int, Completion] = field(default_factory=dict)
-    told: dict[int, int] = field(default_factory=dict)
-    """Tokens of each sample when the group was reported last."""
+    reported: dict[int, int] = field(default_factory=dict)
+    """Tokens of each completion at the group's last report."""
     fresh: tuple[str, Any] = ("", None)
-    """What the engine is asked for a sample without a prefix, and the salt in it."""
+    """Salt and vLLM request of a completion without a prefix."""
     keys: list[int] = field(init=False)
-    """Of each sample's random numbers, 64 bits."""
+    """Seed of each completion, 64 bits."""
 
     def __post_init__(self) -> None:
         numbers = np.arange(self.request.count)

@@ -1,4 +1,4 @@
-"""Has every rank got the new weights ready? Asked beside the running engine.
+"""Staging of new weights on every rank while the engine runs.
 
 stage ──► paceline_stage on each rank (returns at once) ──► a datagram from each ──► done
 """
@@ -29,7 +29,7 @@ class _Open:
 
 
 class Stager:
-    """To be made inside the event loop, once the engine is started."""
+    """Create it in the event loop, once the engine is started."""
 
     def __init__(self, client: VLLMClient, limit_s: float = _STAGE_S) -> None:
         self._client = client
@@ -38,31 +38,31 @@ class Stager:
         self._open: dict[tuple[str, int], _Open] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._socket.setblocking(False)
-        # An abstract address: no file is left behind, however this process ends. Written with "@",
-        # as its zero byte does not survive every message encoding.
+        # An abstract address: no file is left behind, however this process ends. It is written with "@"
+        # because not every message encoding preserves its zero byte.
         self._address = f"@paceline-{os.getpid()}-{secrets.token_hex(8)}"
         self._socket.bind("\0" + self._address[1:])
         self._loop.add_reader(self._socket.fileno(), self._on_answer)
 
-    async def stage(self, segment: SharedWeights) -> None:
-        """Returns once every rank has it ready. Raises SwapFailed, then none keeps it, and
-        EngineError where the engine has ended."""
+    async def stage(self, weights: SharedWeights) -> None:
+        """Returns once every rank has staged the weights. Raises SwapFailed, and then no rank keeps
+        them; EngineError if the engine has ended."""
         token = secrets.token_hex(16)
-        opened = _Open(self._loop.create_future(), set(range(self._client.facts.ranks)))
-        self._open[token, segment.key] = opened
+        opened = _Open(self._loop.create_future(), set(range(self._client.spec.ranks)))
+        self._open[token, weights.key] = opened
         try:
             await self._client.ranks(
-                "paceline_stage", segment.key, segment.describe(), self._address, token
+                "paceline_stage", weights.key, weights.describe(), self._address, token
             )
             async with asyncio.timeout(self._limit_s):
                 await self._client.unless_dead(opened.done)
         except TimeoutError:
             opened.errors.append(f"ranks {sorted(opened.missing)} did not answer")
         finally:
-            del self._open[token, segment.key]
+            del self._open[token, weights.key]
         if opened.errors:
-            await self._client.ranks("paceline_drop", segment.key)
-            raise SwapFailed(f"weights {segment.version} not staged: {opened.errors[0]}")
+            await self._client.ranks("paceline_drop", weights.key)
+            raise SwapFailed(f"weights {weights.version} not staged: {opened.errors[0]}")
 
     def close(self) -> None:
         self._loop.remove_reader(self._socket.fileno())
@@ -74,7 +74,7 @@ class Stager:
             opened = self._open[answer["token"], answer["key"]]
             rank, error = int(answer["rank"]), str(answer["error"])
         except (BlockingIOError, ValueError, KeyError, TypeError):
-            # Anybody on this machine may write to the address; only the ranks know the token.
+            # Any process on this machine may write to the address; only the ranks know the token.
             return
         opened.missing.discard(rank)
         if error:

@@ -1,17 +1,17 @@
-"""New weights under running requests.
+"""Weight swaps while requests run.
 
-    write a sealed segment ──► every rank stages it, beside the running engine
-    pause ──► swap on all ranks; where one fails, all swap back ──► version ──► caches ──► resume
+    write shared weights ──► every rank stages them while the engine runs
+    pause ──► swap on all ranks (if one fails, all swap back) ──► version ──► caches ──► resume
 
-What the pause does to sequences in flight is ``rollout.on_update``:
+``rollout.on_update`` decides what happens to running sequences:
 
-* keep: they stand still and go on; their key-value cache is kept. What had not started starts anew,
-  because the first blocks of its prefix may be those of the old weights.
-* recompute: they stand still; their cache is dropped and computed anew from their tokens.
-* drain: they are finished first; what waits, waits on.
+* keep: they are paused and go on with their key-value cache. Sequences that have not started are
+  restarted, because the first blocks of their prefix may come from the old weights.
+* recompute: they are paused; their cache is dropped and recomputed from their tokens.
+* drain: they are finished first; waiting sequences keep waiting.
 
-A version that is not newer than the served one takes the place of weights that were never committed:
-what was running ends, and no cache outlives them.
+A version that is not newer than the served one replaces weights that were never committed: running
+requests end, and the cache is emptied.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ OnUpdate = Literal["keep", "recompute", "drain"]
 
 
 class WeightSwap:
-    """``generate``: for the comparison after the first sync; None: not made. ``end_all``: ends
-    every running request where it is."""
+    """``generate``: for the check after the first sync; None: no check. ``end_all``: aborts
+    every running request."""
 
     def __init__(
         self,
@@ -62,41 +62,41 @@ class WeightSwap:
         self._healing = False
         self._version = -1
         self._proven = False
-        """Weights were loaded and, where asked for, verified."""
+        """Weights were loaded and, if configured, verified."""
         self.salt = "0"
-        """Of the prefix cache's entries: another one for each time that weights are loaded."""
-        self.usable = client.facts.has_weights
+        """Salt of the prefix cache's entries; a new one for each load of weights."""
+        self.usable = client.spec.has_weights
         """The model's weights are defined."""
         self.pause_s = 0.0
         self.stage_s = 0.0
         """Of the newest version: from the call to ready on every rank. Seconds."""
         self.count = 0
         self.restarted = 0
-        """Samples that had not started when a swap came."""
+        """Completions that a swap restarted before their first token."""
 
     @property
     def version(self) -> int:
-        """-1 until the first weights are verified, and where the model's are not defined: nobody is
-        to ask for tokens then."""
+        """-1 until the first weights are verified, and if the model's weights are undefined: no tokens
+        must be requested then."""
         return self._version if self._proven and self.usable else -1
 
     async def load(self, version: int, tensors: Mapping[str, Tensor], on_update: OnUpdate) -> float:
         """As Engine.load_weights()."""
-        named = self._client.facts.table.canonical(tensors)
+        named = self._client.spec.table.canonical(tensors)
         async with self._lock:
             started = time.monotonic()
             try:
-                segment = await asyncio.to_thread(shared_weights.write, version, named.items())
+                weights = await asyncio.to_thread(shared_weights.write, version, named.items())
             except OSError as error:
                 raise SwapFailed(f"weights {version} not staged: {error}") from error
             try:
-                await self._stager.stage(segment)
+                await self._stager.stage(weights)
                 self.stage_s = time.monotonic() - started
-                pause = await self._swap(segment, on_update)
+                pause = await self._swap(weights, on_update)
             except BaseException:
-                segment.close()
+                weights.close()
                 raise
-            old, self._served = self._served, segment
+            old, self._served = self._served, weights
             if old is not None:
                 old.close()
                 await self._client.ranks("paceline_drop", old.key)
@@ -107,8 +107,8 @@ class WeightSwap:
         return pause
 
     async def heal(self) -> None:
-        """Empties the key-value cache. What is not finite stays in it, and even at a masked position
-        spoils the sequences that use the same memory later."""
+        """Empties the key-value cache. Non-finite values stay in it, and even at a masked position they
+        corrupt later sequences that use the same memory."""
         if self._healing:
             return
         self._healing = True
@@ -116,67 +116,67 @@ class WeightSwap:
             self._healing = False
             event(logger, "cache emptied", logging.WARNING, why="log-probs that are not finite")
             llm = self._client.llm
-            await self._client.told(internals.pause(llm, "keep"))
+            await self._client.call(internals.pause(llm, "keep"))
             try:
-                await self._client.told(llm.reset_prefix_cache(reset_running_requests=True))
+                await self._client.call(llm.reset_prefix_cache(reset_running_requests=True))
                 await self._client.ranks("paceline_scrub")
             finally:
-                await self._client.told(llm.resume_generation())
+                await self._client.call(llm.resume_generation())
 
     def close(self) -> None:
         self._stager.close()
         if self._served is not None:
             self._served.close()
 
-    async def _swap(self, segment: shared_weights.SharedWeights, on_update: OnUpdate) -> float:
-        """Returns the seconds that generation stood still. All ranks or none."""
-        llm, told = self._client.llm, self._client.told
-        if withdrawn := segment.version <= self._version:
+    async def _swap(self, weights: shared_weights.SharedWeights, on_update: OnUpdate) -> float:
+        """Swaps on all ranks or none. Returns the seconds that generation was paused."""
+        llm, call = self._client.llm, self._client.call
+        if withdrawn := weights.version <= self._version:
             on_update = "recompute"
         started = time.monotonic()
-        await told(internals.pause(llm, "wait" if on_update == "drain" else "keep"))
+        await call(internals.pause(llm, "wait" if on_update == "drain" else "keep"))
         if on_update == "drain":
-            # Until here sequences were generated: that was no standstill.
+            # Until now sequences were generated: that does not count as a pause.
             started = time.monotonic()
         try:
-            await self._fill(segment)
+            await self._fill(weights)
             if withdrawn:
                 await self._end_all()
-            await told(llm.update_weight_version(str(segment.version)))
-            self._version, self.salt = segment.version, str(segment.key)
-            emptied = on_update != "keep" and await told(
+            await call(llm.update_weight_version(str(weights.version)))
+            self._version, self.salt = weights.version, str(weights.key)
+            emptied = on_update != "keep" and await call(
                 llm.reset_prefix_cache(reset_running_requests=on_update == "recompute")
             )
             if not emptied:
-                # What waits has the salt of cached blocks that the old weights made.
+                # Waiting sequences carry the salt of blocks that the old weights made.
                 await self._restart_unstarted()
         finally:
-            await told(llm.resume_generation())
+            await call(llm.resume_generation())
         pause = time.monotonic() - started
         self.pause_s += pause
         self.count += 1
         return pause
 
-    async def _fill(self, segment: shared_weights.SharedWeights) -> None:
-        prove = self._generate is not None and not self._client.facts.quantised
-        answers = await self._client.ranks("paceline_swap", segment.key, prove)
+    async def _fill(self, weights: shared_weights.SharedWeights) -> None:
+        prove = self._generate is not None and not self._client.spec.quantised
+        answers = await self._client.ranks("paceline_swap", weights.key, prove)
         problems = [error for error, _ in answers if error]
         if not problems:
             return
-        event(logger, "swap failed", logging.WARNING, version=segment.version, error=problems[0])
+        event(logger, "swap failed", logging.WARNING, version=weights.version, error=problems[0])
         if self._served is None:
             self.usable = False
-            raise EngineError(f"weights {segment.version} not loaded: {problems[0]}")
+            raise EngineError(f"weights {weights.version} not loaded: {problems[0]}")
         old = self._served
         back = [e for e, _ in await self._client.ranks("paceline_swap", old.key) if e]
-        await self._client.ranks("paceline_drop", segment.key)
+        await self._client.ranks("paceline_drop", weights.key)
         if back:
             self.usable = False
             raise EngineError(f"weights {old.version} not restored: {back[0]}")
-        raise SwapFailed(f"weights {segment.version} not loaded: {problems[0]}")
+        raise SwapFailed(f"weights {weights.version} not loaded: {problems[0]}")
 
     async def _restart_unstarted(self) -> None:
-        """Their owner begins them anew, under the new version's salt."""
+        """The engine starts them again, with the new version's salt."""
         llm = self._client.llm
         names = [
             internals.name_of(state)
@@ -185,45 +185,45 @@ class WeightSwap:
         ]
         if names:
             self.restarted += len(names)
-            await self._client.told(llm.abort(names))
+            await self._client.call(llm.abort(names))
 
     async def _verify(
         self,
         generate: Callable[[Request], Awaitable[tuple[Completion, ...]]],
         named: Mapping[str, Tensor],
     ) -> None:
-        """The parameters by checksum, and what the kernels make of them by log-probs."""
-        facts = self._client.facts
-        proof = None if facts.quantised else await self._read_back(named)
-        request = parity.probe(facts.vocabulary, facts.max_context)
-        samples = await generate(request)
-        dtype = getattr(torch, facts.dtype)
+        """Checks the parameters by checksum, and the kernels' results by log-probs."""
+        spec = self._client.spec
+        proof = None if spec.quantised else await self._read_back(named)
+        request = parity.probe(spec.vocabulary, spec.max_context)
+        completions = await generate(request)
+        dtype = getattr(torch, spec.dtype)
         expected, scale = await asyncio.to_thread(
-            parity.plain_logprobs, facts.model, named, dtype, request, samples
+            parity.plain_logprobs, spec.model, named, dtype, request, completions
         )
-        gap = parity.mean_gap(samples, expected)
-        limit = parity.tolerance(facts.dtype, scale, quantised=facts.quantised)
+        gap = parity.mean_gap(completions, expected)
+        limit = parity.tolerance(spec.dtype, scale, quantised=spec.quantised)
         if not gap <= limit:
             self.usable = False
             raise WeightsRefused(
                 f"after the first sync vLLM's log-probs differ from those of the weights sent by "
-                f"{gap:.3g} on average, where rounding explains {limit:.3g}"
+                f"{gap:.3g} on average, rounding explains {limit:.3g}"
             )
         parameters = {"quantised": True} if proof is None else asdict(proof)
         event(logger, "first sync verified", gap=gap, limit=limit, **parameters)
         if proof is not None and proof.equal < proof.total:
-            # Loaders that compute something before they copy leave no trace of what went where.
+            # Copies cannot be traced if a loader computes something before it copies.
             event(
                 logger,
-                "parameters not all read back: of the rest only the log-probs are known to be right",
+                "not all parameters read back: the rest is verified by log-probs only",
                 logging.WARNING,
                 missing=proof.total - proof.equal,
             )
 
     async def _read_back(self, named: Mapping[str, Tensor]) -> readback.Proof:
         ranks = [
-            [readback.ParameterSlice.from_wire(piece) for piece in pieces]
-            for pieces in await self._client.ranks("paceline_proof")
+            [readback.ParameterSlice.from_wire(piece) for piece in slices]
+            for slices in await self._client.ranks("paceline_proof")
         ]
         try:
             return await asyncio.to_thread(readback.compare, ranks, named)

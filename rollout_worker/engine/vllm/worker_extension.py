@@ -1,15 +1,15 @@
-"""What each of vLLM's worker ranks does with new weights. Mixed into vLLM's worker class
-(``worker_extension_cls``); called through ``collective_rpc``.
+"""Weight staging and swaps on a vLLM rank. Mixed into vLLM's worker class (``worker_extension_cls``) and
+called through ``collective_rpc``.
 
-    paceline_stage ──► own thread: map, check, copy to the device ──► a datagram says how it went
-    paceline_swap  ──► between two steps: into the model, fused and sharded as vLLM wants them
-    paceline_proof ──► checksums of what the parameters hold after a swap that was to be proven
+    paceline_stage ──► own thread: map, check, copy to the device ──► result as a datagram
+    paceline_swap  ──► between two steps: into the model, fused and sharded by vLLM
+    paceline_proof ──► checksums of the parameters after a swap with ``prove``
     paceline_drop  ──► forget weights, also those that are still being staged
     paceline_scrub ──► empty the key-value cache
 
-Staging runs beside the running engine and changes nothing. A swap that fails leaves the model in no
-defined state; the engine then asks all ranks to swap back to the weights that are still staged.
-Staged weights have a key of their own for each time they are sent: a version may come twice.
+Staging runs while the engine generates and changes nothing. A failed swap leaves the model undefined;
+then the engine asks all ranks to swap back to the old weights, which are still staged. Each transfer
+has its own key: a version may come twice.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class PacelineRank:
     """Attributes of vLLM's worker used here: rank, device, model_config, vllm_config, model_runner."""
 
     def paceline_stage(self: Any, key: int, description: str, address: str, token: str) -> None:
-        """Returns at once. ``address``: the engine's datagram socket, ``token`` its password."""
+        """Returns at once. ``address``: the engine's datagram socket, ``token``: its password."""
         self._paceline_weights().wanted.add(key)
         threading.Thread(
             target=self._paceline_stage,
@@ -43,7 +43,7 @@ class PacelineRank:
 
     def _paceline_stage(self: Any, key: int, description: str, address: str, token: str) -> None:
         error = ""
-        # Survived to be told: the engine must not wait for an answer that never comes.
+        # Caught and sent: the engine must not wait for an answer that never comes.
         try:
             tensors = read(description)
             if self.device.type != "cpu":
@@ -56,16 +56,16 @@ class PacelineRank:
             out.sendto(json.dumps(answer).encode(), _address(address))
 
     def paceline_swap(self: Any, key: int, prove: bool = False) -> tuple[str, float]:
-        """("", seconds) or (what went wrong, seconds). Nothing else runs on the rank meanwhile.
+        """(error, seconds); the error is empty after success. Nothing else runs on the rank meanwhile.
 
-        ``prove``: it is noted what went where, for paceline_proof; and if loading turns out to be
-        copies alone, every later swap is those copies.
+        ``prove``: records the copies for paceline_proof. If loading turns out to be only copying,
+        later swaps repeat these copies.
         """
         from vllm.config import set_current_vllm_config
 
         started = time.perf_counter()
         error = ""
-        # Survived to be undone: see the module's docstring.
+        # Caught, because the swap can be undone: see the module's docstring.
         try:
             weights = self._paceline_weights()
             tensors = weights.staged[key]
@@ -96,7 +96,7 @@ class PacelineRank:
 
         weights.plan = None
         loaded = fill()
-        # Of these something is computed from the weights once they are loaded.
+        # These models compute further values from the loaded weights.
         if loaded is None or self.model_config.quantization or self.model_config.use_mla:
             return
         plan = None if _packed(model) else notes.plan(model, loaded)
@@ -106,41 +106,41 @@ class PacelineRank:
             fill()
 
     def paceline_fill(self: Any, model: nn.Module, tensors: dict[str, Tensor]) -> set[str] | None:
-        """Puts checkpoint weights into vLLM's model. Returns the names of parameters that got some,
-        where the model says them. Raises for those that got none."""
+        """Loads checkpoint weights into vLLM's model. Returns the names of the loaded parameters, if the
+        model reports them. Raises for parameters that got no weights."""
         from vllm.model_executor.model_loader.reload import (
             finalize_layerwise_reload,
             initialize_layerwise_reload,
         )
 
-        # It warns, at every reload, of modules that have nothing to load; what matters is below.
+        # It warns at every reload about modules without weights; missing ones are checked below.
         logging.getLogger("vllm.model_executor.model_loader.reload").setLevel(logging.ERROR)
-        # Before the reload takes shared parameters (tied embeddings) apart: one name for each.
-        wanted = {name for name, _ in model.named_parameters()}
+        # The reload separates shared parameters (tied embeddings); before it, each has one name.
+        expected = {name for name, _ in model.named_parameters()}
         initialize_layerwise_reload(model)
         try:
             loaded = model.load_weights(iter(tensors.items()))
         finally:
-            # In any case: without it the next reload would go on with this one's leftovers.
+            # Also after an error: otherwise the next reload would continue this one.
             finalize_layerwise_reload(model, self.model_config)
             _repack_shared(model)
         # Quantised models have parameters, such as scales, that no checkpoint carries.
-        if loaded is not None and self.model_config.quantization is None and wanted - loaded:
-            missing = sorted(wanted - loaded)
+        if loaded is not None and self.model_config.quantization is None and expected - loaded:
+            missing = sorted(expected - loaded)
             raise ValueError(f"{len(missing)} parameters got no weights, among them {missing[0]}")
         return None if loaded is None else set(loaded)
 
     def paceline_proof(self: Any) -> list[list[Any]]:
-        """The pieces of a swap that was to be proven, once."""
+        """The parameter slices of the last swap with ``prove``. Call it once per such swap."""
         weights = self._paceline_weights()
         notes, weights.notes = weights.notes, None
-        return [piece.to_wire() for piece in notes.pieces(self.model_runner.model)]
+        return [piece.to_wire() for piece in notes.slices(self.model_runner.model)]
 
     def paceline_drop(self: Any, key: int) -> None:
         self._paceline_weights().drop(key)
 
     def paceline_scrub(self: Any) -> None:
-        """Empties the key-value cache, which nobody may be using."""
+        """Empties the key-value cache. No sequence may be using it."""
         for cache in self.model_runner.kv_caches:
             cache.zero_()
 
@@ -152,8 +152,8 @@ class PacelineRank:
 
 
 class _Weights:
-    """What a rank keeps beside the model. ``put`` comes from a thread of its own, late perhaps:
-    the engine may have given the weights up by then, and nobody would drop them again."""
+    """Staged weights of a rank. The staging thread may call ``put`` late, when the engine has already
+    given the weights up: then they are not kept."""
 
     def __init__(self) -> None:
         self.wanted: set[int] = set()
@@ -174,12 +174,12 @@ class _Weights:
 
 
 def _to_device(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
-    """On the device where it has room for them beside the running engine, else in host memory."""
+    """On the device if it has room for them besides the engine, else in host memory."""
     size = sum(t.numel() * t.element_size() for t in tensors.values())
     free, _ = torch.cuda.mem_get_info(device)
     if size > free * 0.8:
         return tensors
-    # A stream of its own: on the engine's, the copies would stand between its kernels.
+    # A separate stream: on the engine's, the copies would delay its kernels.
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
         moved = {name: tensor.to(device, non_blocking=True) for name, tensor in tensors.items()}
@@ -188,9 +188,8 @@ def _to_device(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Te
 
 
 def _repack_shared(model: nn.Module) -> None:
-    """Repeats the processing of an output layer whose weight belongs to another module (tied
-    embeddings): a reload processes only layers that were given weights, and the CPU kernels work on
-    a packed copy."""
+    """Repacks an output layer whose weight belongs to another module (tied embeddings): a reload
+    processes only layers that it loads weights into, and CPU kernels use a packed copy."""
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
     for module in model.modules():
@@ -204,12 +203,12 @@ def _repack_shared(model: nn.Module) -> None:
 
 
 def _packed(model: nn.Module) -> bool:
-    """Whether CPU kernels keep a copy of their own beside a parameter: then the function that a layer
-    computes with has it in its closure."""
+    """True if CPU kernels keep their own copy of a parameter: it is in the closure of the layer's
+    compute function."""
     functions = [getattr(module, "cpu_linear", None) for module in model.modules()]
     return any(getattr(function, "__closure__", None) for function in functions)
 
 
 def _address(text: str) -> str:
-    # Abstract addresses begin with a zero byte, which does not survive every message encoding.
+    # Abstract addresses begin with a zero byte, which not every message encoding preserves.
     return "\0" + text[1:] if text.startswith("@") else text

@@ -17,6 +17,7 @@ import pytest
 
 from paceline.config.schema import RewardConfig
 from rollout_worker.rewards.functions import RewardError, load
+from rollout_worker.rewards.process import ScoringProcess
 from rollout_worker.rewards.score import Job, ScoringFailed
 from rollout_worker.rewards.scoring import Scorer
 from testbed.controllers import until
@@ -217,6 +218,13 @@ async def test_a_waiting_reward_that_takes_too_long_fails_alone(make: Any) -> No
     assert time.monotonic() - started < 3, "groups of waiting rewards are scored side by side"
 
 
+def pool_process(scorer: Scorer) -> ScoringProcess:
+    """The pool's only process."""
+    assert scorer._pool is not None
+    (process,) = scorer._pool._processes
+    return process
+
+
 async def test_nobody_is_blamed_for_a_crash_that_cannot_be_attributed(make: Any) -> None:
     scorer = await make("waits")
     fates = await asyncio.gather(
@@ -229,7 +237,7 @@ async def test_nobody_is_blamed_for_a_crash_that_cannot_be_attributed(make: Any)
 async def test_a_hang_of_a_dropped_job_is_not_blamed_on_the_next_one(make: Any) -> None:
     scorer = await make("by_word")
     dropped = asyncio.create_task(scorer.score(job("hang")))
-    await asyncio.sleep(0.2)
+    await until(lambda: pool_process(scorer).jobs == 1)
     dropped.cancel()
     assert (await scorer.score(job("fine"))).rewards == [1.0]
 
@@ -237,7 +245,7 @@ async def test_a_hang_of_a_dropped_job_is_not_blamed_on_the_next_one(make: Any) 
 async def test_room_that_dropped_jobs_took_is_given_back(make: Any, module: str) -> None:
     scorer = await make([f"{module}:waits", f"{module}:by_word"])
     dropped = [asyncio.create_task(scorer.score(job("12"))) for _ in range(5)]
-    await asyncio.sleep(0.1)
+    await until(lambda: pool_process(scorer).jobs == 2)
     for task in dropped:
         task.cancel()
     async with asyncio.timeout(5):
@@ -247,9 +255,10 @@ async def test_room_that_dropped_jobs_took_is_given_back(make: Any, module: str)
 async def test_a_scoring_process_that_dies_idle_is_replaced(make: Any) -> None:
     scorer = await make("by_word")
     (process,) = scoring_processes()
+    lost = pool_process(scorer)
     process.kill()
-    # No job was there to notice.
-    await asyncio.sleep(0.3)
+    # No job is there to notice.
+    await until(lambda: pool_process(scorer) is not lost)
     async with asyncio.timeout(10):
         assert (await scorer.score(job("fine"))).rewards == [1.0]
 

@@ -40,9 +40,9 @@ async def test_without_vllm_the_remedy_is_named(model: Path) -> None:
     [
         (
             {"enforce_eagre": True},
-            "enforce_eagre is no engine argument.*did you mean enforce_eager",
+            "enforce_eagre is not an engine argument.*did you mean enforce_eager",
         ),
-        ({"nonsense": 1}, "rollout.vllm.nonsense is no engine argument"),
+        ({"nonsense": 1}, "rollout.vllm.nonsense is not an engine argument"),
         ({"max_num_seqs": 4}, "set by rollout.max_sequences"),
         ({"logprobs_mode": "raw_logprobs"}, "cannot be changed"),
         ({"gpu_memory_utilization": 7}, "gpu_memory_utilization"),

@@ -43,7 +43,7 @@ def noted(
 ) -> list[ParameterSlice]:
     with Readback(weights) as notes:
         load(weights)
-    wire = json.loads(json.dumps([piece.to_wire() for piece in notes.pieces(model)]))
+    wire = json.loads(json.dumps([piece.to_wire() for piece in notes.slices(model)]))
     return [ParameterSlice.from_wire(piece) for piece in wire]
 
 
@@ -125,10 +125,10 @@ def test_a_parameter_that_was_copied_on_is_read_where_it_is_now(weights: Weights
 
     with Readback(weights) as notes:
         load(weights)
-    assert compare([notes.pieces(model)], weights).live == 84
+    assert compare([notes.slices(model)], weights).live == 84
     model.qkv.data[5, 2] = 0.0
     with pytest.raises(Differs, match="k on rank 0"):
-        compare([notes.pieces(model)], weights)
+        compare([notes.slices(model)], weights)
 
 
 def test_what_kernels_keep_packed_is_read_from_what_was_packed(weights: Weights) -> None:

@@ -198,7 +198,7 @@ async def test_joining_late_and_leaving_early_disturbs_nobody(engine: Engine) ->
 
 
 async def test_a_group_larger_than_the_engine_is_finished(model_path: Path) -> None:
-    engine = make_test_engine("lean", tiny_config(model_path, slots=8))
+    engine = make_test_engine("fused", tiny_config(model_path, slots=8))
     await engine.start()
     samples = await engine.generate(ask("big", PROMPTS[0], count=50, max_tokens=6))
     assert len(samples) == 50
@@ -490,7 +490,7 @@ async def test_a_bad_request_fails_alone(
 
 
 async def test_close_tells_whoever_waits(model_path: Path) -> None:
-    engine = make_test_engine("lean", tiny_config(model_path, max_tokens=400))
+    engine = make_test_engine("fused", tiny_config(model_path, max_tokens=400))
     await engine.start()
     waiting = asyncio.create_task(engine.generate(ask("x", PROMPTS[0], count=8, max_tokens=400)))
     await until(engine, waiting, 1)
@@ -508,7 +508,7 @@ async def test_an_engine_that_fails_in_a_swap_tells_whoever_waits(
         raise RuntimeError("device lost")
 
     monkeypatch.setattr(transformers_engine, "copy_pairs", fail)
-    engine = make_test_engine("lean", tiny_config(model_path))
+    engine = make_test_engine("fused", tiny_config(model_path))
     await engine.start()
     noticed = asyncio.create_task(engine.until_failure())
     weights = Reference(model_path).model.state_dict()
@@ -523,7 +523,7 @@ async def test_an_engine_that_fails_in_a_swap_tells_whoever_waits(
 
 
 async def test_an_engine_that_is_closed_has_not_failed(model_path: Path) -> None:
-    engine = make_test_engine("lean", tiny_config(model_path))
+    engine = make_test_engine("fused", tiny_config(model_path))
     await engine.start()
     noticed = asyncio.create_task(engine.until_failure())
     await engine.close()

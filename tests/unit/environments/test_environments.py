@@ -428,12 +428,19 @@ async def test_an_environment_out_of_time_is_a_reason_of_its_own(model: Path) ->
         assert "0.1 s" in refused.detail
 
 
-async def test_the_time_of_the_model_is_not_the_environments(model: Path) -> None:
-    async with staged(model, echo_twice, lambda prompt: "a", environment_timeout_s=0.5) as stage:
+async def test_the_time_of_the_model_is_not_the_environments(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    clock = loop.time
+    async with staged(model, echo_twice, lambda prompt: "a", environment_timeout_s=20) as stage:
         stage.engine.hold()
         making = asyncio.ensure_future(stage.produce(lease_of()))
-        # Longer than the environment may take for itself.
-        await asyncio.sleep(0.8)
+        await until(lambda: len(stage.engine.running) == 2)
+        # More than the environment may take for itself, as the loop's clock has it.
+        monkeypatch.setattr(loop, "time", lambda: clock() + 100)
+        for _ in range(10):
+            await asyncio.sleep(0)
         assert not making.done()
         stage.engine.release()
         assert isinstance(await making, rollout_pb2.Group)
