@@ -116,8 +116,8 @@ def control_plane() -> str:
 def failover() -> str:
     rows = []
     for name, what in (
-        ("failover", "standbys notice by themselves"),
-        ("failover_hint", "told by the supervisor, which saw the process end"),
+        ("failover", "noticed by the standbys"),
+        ("failover_hint", "reported by the supervisor, which saw the process exit"),
     ):
         found = results(name)
         rows.append([what, found["trials"], f"{found['median_s']:.2f}", f"{found['max_s']:.2f}"])
