@@ -1,4 +1,4 @@
-"""A fault of the table, and one trial of it."""
+"""A fault of the recovery table, and one trial of it."""
 
 from __future__ import annotations
 

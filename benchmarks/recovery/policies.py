@@ -1,4 +1,4 @@
-"""Policy replicas fall, or their network does."""
+"""Faults of policy replicas and of their network."""
 
 from __future__ import annotations
 
