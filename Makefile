@@ -67,7 +67,7 @@ lint: $(VENV)/.stamp-dev lint-page
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
-	@if grep -q '^\[tool.importlinter\]' pyproject.toml; then $(BIN)/lint-imports; fi
+	$(BIN)/lint-imports --no-logo
 
 # The dashboard's JavaScript. Without npm it is not checked, except in CI, where that is a failure.
 BIOME := node_modules/.bin/biome

@@ -1,7 +1,7 @@
-"""The data sets as the controller needs them: how many rows, their digest, single rows as JSON.
+"""Data set rows for leases, as JSON, with a cache of the latest ones.
 
-Loaded in a thread after the server is up, so that a large data set delays the first lease and not
-the first answer. Rows are read again for every lease; the latest ones are remembered.
+The data is opened in a thread once the server is up: a large data set delays the first lease, but
+not the first reply.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class DatasetRows:
 
     @classmethod
     async def load(cls, config: Config) -> DatasetRows:
-        """Reads what ``config.data`` names. Raises BadStart with the file and the remedy."""
+        """Opens the data sets of ``config.data``. Raises BadStart with the file and the remedy."""
         return await asyncio.to_thread(cls._load, config)
 
     @classmethod
@@ -53,14 +53,13 @@ class DatasetRows:
     async def of(self, leases: Sequence[LeasedTask]) -> list[str]:
         """Each task's row as a JSON object, in order."""
         keys = [(lease.kind, lease.index) for lease in leases]
-        # Taken out before the wait: other requests may push these rows out of the cache during it.
+        # Copied before the wait: meanwhile other requests may evict these rows from the cache.
         rows = {key: self._cache[key] for key in keys if key in self._cache}
         for key in rows:
             self._cache.move_to_end(key)
         missing = set(keys) - rows.keys()
         if missing:
-            # Off the event loop: a row may come from a slow disk, and the leader has a lease to
-            # renew.
+            # In a thread: the disk may be slow, and the leader has a lease to renew.
             found = await asyncio.to_thread(self._read, missing)
             for key, row in found.items():
                 self._remember(key, row)

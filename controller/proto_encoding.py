@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from controller.ledger import views
@@ -121,15 +122,7 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
         reason=view.reason,
         checkpoint_step=view.checkpoint_step,
         clock_s=controller.clock.time(),
-        tasks=admin_pb2.TaskCounts(
-            dispatched=view.counts.dispatched,
-            pending=view.counts.pending,
-            leased=view.counts.leased,
-            ready=view.counts.ready,
-            in_step=view.counts.in_step,
-            trained=view.counts.trained,
-            dropped=view.counts.dropped,
-        ),
+        tasks=admin_pb2.TaskCounts(**asdict(view.tasks)),
     )
     if spares := desired_spares(state):
         reply.spares["rollout"] = spares

@@ -100,6 +100,15 @@ class Controller:
         """Woken when the journal has grown."""
         return self.leader.long_polls.journal if self.leader is not None else self._topic
 
+    def sink_states(self) -> list[dict[str, Any]]:
+        """name, written (points in this term), failing and trouble of each metric sink.
+
+        Empty on a standby: only the leader feeds sinks.
+        """
+        feeds = self.leader.housekeeping.exporters.feeds if self.leader is not None else []
+        names = ("name", "written", "failing", "trouble")
+        return [{name: getattr(feed, name) for name in names} for feed in feeds]
+
     # ---- loops ----------------------------------------------------------------------------
 
     async def run(self) -> None:

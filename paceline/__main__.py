@@ -1,5 +1,10 @@
-"""``python -m paceline``."""
+"""``python -m paceline``: the ``paceline`` command."""
 
-from paceline.cli import main
+from paceline.process.user_code import search_start_directory_last
+
+# Before any other import: a user's policy_worker.py must not be found in place of Paceline's.
+search_start_directory_last()
+
+from paceline.cli import main  # noqa: E402
 
 main()

@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 
 from paceline.process.process_exit import leave_after
+from paceline.process.user_code import search_start_directory_last
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -25,6 +26,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     from paceline.config.load import load_config
 
+    search_start_directory_last()
     config = load_config(options.config, options.overrides)
     # Before torch is imported: its thread pools are sized once.
     threads = str(config.fleet.rollout_threads)

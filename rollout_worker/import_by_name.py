@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from pathlib import Path
 from typing import Any
+
+from paceline.process.user_code import hidden_file, search_start_directory_last
 
 
 class NotFound(Exception):
-    """The name leads to no function; the message says how far it led."""
+    """There is no function of this name; the message says which part of the name was not found."""
 
 
 def is_import_name(name: str) -> bool:
@@ -18,25 +18,32 @@ def is_import_name(name: str) -> bool:
 
 
 def find(name: str) -> Any:
-    """What ``package.module:attribute`` names. Raises NotFound, of one line.
+    """The function that ``package.module:attribute`` names. Raises NotFound, with one line.
 
-    Modules beside the user's config are found as they are for ``python -m``.
+    A module of the start directory is found after every installed one.
     """
     module_name, _, attribute = name.partition(":")
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
+    search_start_directory_last()
     # The user's module may fail in any way while it is imported.
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise NotFound(f"cannot import {module_name}: {type(error).__name__}: {line}") from error
+        why = f"cannot import {module_name}: {type(error).__name__}: {line}"
+        missing = isinstance(error, ModuleNotFoundError)
+        raise NotFound(why + _hint(module_name, missing=missing)) from error
     target: Any = module
     for part in attribute.split("."):
         if not hasattr(target, part):
-            raise NotFound(f"{module_name} has no {attribute!r}")
+            raise NotFound(f"{module_name} has no {attribute!r}{_hint(module_name)}")
         target = getattr(target, part)
     if not callable(target):
         raise NotFound("it is not a function")
     return target
+
+
+def _hint(module_name: str, *, missing: bool = False) -> str:
+    hidden = hidden_file(module_name)
+    if hidden:
+        return f". An installed module of the same name hides {hidden}: rename that file"
+    return ". Is it installed, or in the directory you start from?" if missing else ""

@@ -1,19 +1,27 @@
 """A rollout worker: leases in, scored groups out, new weights whenever there are some.
 
     directive ──► link ──► receiver thread ── staged ──► engine.load_weights (between two tokens)
-        │                                                        │ loaded: report it, lease with it
+        │                                                        │ loaded: reported, leased with
         ▼                                                        ▼
-    lease_loop ── lease ──► producer (prompt ─► engine ─► rewards) ── group ──► outbox ──► verdict
-        ▲   wants tasks while the engine's sequences plus a little are not all there     │ release
+    lease loop ── lease ──► producer (prompt ─► engine ─► rewards) ── group ──► outbox ──► verdict
+        ▲   leases more while the engine has room for more sequences                     │ release
         └────────────────────────────────────────────────────────────────────────────────┘
 
-What ends each wait: a lease request, admissible tasks or newer weights; a producer, its samples and
-scores, an abort (task cancelled, incarnation over, leaving) or their time limits; the outbox, the
-controller's answer, however long it is away. Finished groups are kept through an outage.
+Every lease that this worker reads ends exactly once, as one of:
 
-Leaving: DRAINING takes nothing new, finishes what is held or hands it back after a while, says
-STOPPED and exits 0. STOPPED hands back at once. REJOIN drops everything held; the engine keeps its
-weights.
+- submitted: its group is in the outbox, and held until the controller's verdict is read;
+- returned: handed back (worker leaves, weights withdrawn), failed, or dropped, with a reason;
+- dropped here: the controller has cancelled it or declared this incarnation dead, so that it
+  belongs to another worker by now, and a late group of it would be refused;
+- left to expire: the worker died, or its engine died with the lease's prompt in it.
+
+What ends each wait: a lease request, admissible tasks or newer weights; a producer, its completions
+and scores, an abort (task cancelled, incarnation over, leaving) or their time limits; the outbox,
+the controller's answer, however long the controller is away. Finished groups survive its outage.
+
+Leaving: DRAINING takes nothing new, finishes the held tasks or hands them back after a while,
+reports STOPPED and exits 0. STOPPED hands back at once. REJOIN drops everything held; the engine
+keeps its weights.
 
 Threads: this event loop; the engine's; the receiver's. Processes: the scoring pool.
 """
@@ -28,9 +36,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from paceline.config.schema import Config
-from paceline.errors import UserError
 from paceline.process import structured_log as logs
-from paceline.process.process_exit import ENGINE_LOST
 from paceline.process.structured_log import event
 from paceline.rpc.addresses import own_address
 from paceline.rpc.client import ControlPlane, RequestRefused
@@ -41,9 +47,10 @@ from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.transformers.model import pick_device
 from rollout_worker.engine_rates import EngineRates
 from rollout_worker.environments.environment_runner import EnvironmentRunner
+from rollout_worker.lifecycle import Lifecycle
 from rollout_worker.rewards.scoring import Scorer
 from rollout_worker.tasks.group_producer import GroupProducer, longest_prompt
-from rollout_worker.tasks.held_tasks import HeldTasks, Stage
+from rollout_worker.tasks.held_tasks import HeldTasks
 from rollout_worker.tasks.lease_loop import LeaseLoop
 from rollout_worker.tasks.lease_sizing import tasks_wanted
 from rollout_worker.tasks.outbox import Outbox
@@ -52,17 +59,12 @@ from rollout_worker.tasks.task_runner import TaskRunner
 from rollout_worker.tokenizer import PromptTokenizer
 from rollout_worker.weight_loading import WeightLoader
 from rollout_worker.weight_receiver import WeightReceiver
+from rollout_worker.worker_report import WorkerReport
 
 log = logging.getLogger(__name__)
 
-DRAIN_S = 30.0
-"""A draining worker finishes what it holds for this long, then hands the rest back."""
-CUT_S = 1.0
-"""How long a stopping worker takes to leave what it has of unfinished tasks to others."""
-PART_S = 2.0
-"""How long a stopping worker tries to hand its tasks back."""
 _SWITCH_S = 0.0005
-"""Longest hold of the interpreter by one thread: the engine's many short operations must not wait
+"""Longest time one thread keeps the interpreter: the engine's many short operations must not wait
 for the event loop's longer ones."""
 
 
@@ -86,16 +88,6 @@ def run(
     return 0
 
 
-class EngineFailed(UserError):
-    """The engine stopped working in the middle of the run."""
-
-
-class EngineLost(EngineFailed):
-    """While it generated: one of the prompts may have been the reason."""
-
-    exit_status = ENGINE_LOST
-
-
 class RolloutWorker:
     def __init__(
         self,
@@ -116,18 +108,13 @@ class RolloutWorker:
         self.scorer = Scorer(config.reward)
         self.control = ControlPlane.from_config(config, controllers)
         self.held = HeldTasks()
+        self.lifecycle = Lifecycle(self.held, config.fleet.drain_s)
         self.receiver: WeightReceiver | None = None
-        self.lifecycle = worker_pb2.LIFECYCLE_STARTING
-        self.leaving = asyncio.Event()
-        self.ended = asyncio.Event()
-        self.failure: Exception | None = None
         self.admitted = False
-        """The controller took this worker's config and token."""
-
-    # ---- life
+        """The controller has accepted this worker's config and token."""
 
     async def run(self) -> None:
-        """From start to STOPPED. Raises what makes the worker useless."""
+        """From start to STOPPED. Raises the failure that made the worker useless."""
         self.loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self.stop)
@@ -140,23 +127,104 @@ class RolloutWorker:
                 self.guard(self.leasing.run()),
                 self.guard(self.outbox.run()),
                 self.guard(self.partials.run()),
-                self.guard(self.drain()),
+                self.guard(self.lifecycle.drain(self.session)),
                 self.guard(self.watch_engine()),
             ]
-            await self.ended.wait()
-            await (self.fall() if isinstance(self.failure, EngineLost) else self.part())
+            await self.lifecycle.ended.wait()
+            keep_partial = self.config.rollout.partial_every_tokens > 0
+            await self.lifecycle.leave(self.session, self.tasks, keep_partial=keep_partial)
         finally:
             for task in loops:
                 task.cancel()
             await asyncio.gather(*loops, return_exceptions=True)
             await self.close()
-        if self.failure is not None:
-            raise self.failure
+        if self.lifecycle.failure is not None:
+            raise self.lifecycle.failure
+
+    async def prepare(self) -> None:
+        """Starts engine and rewards before the fleet learns of this worker."""
+        await self.start_engine_and_scorer()
+        self.connect_parts()
+        reply = await self.session.register()
+        self.admitted = True
+        self.receiver = self.reports.receiver = WeightReceiver(
+            url=reply.rendezvous_url,
+            run_id=reply.run_id,
+            device=pick_device(self.config.model.device),
+            on_weights=self.loading.on_weights,
+            on_link_error=self.on_link_error,
+            host=self.host,
+        )
+        self.lifecycle.state = worker_pb2.LIFECYCLE_RUNNING
+
+    async def start_engine_and_scorer(self) -> None:
+        engine = self.loop.create_task(self.engine.start())
+        scorer = self.loop.create_task(self.scorer.start())
+        try:
+            await asyncio.gather(engine, scorer)
+        finally:
+            # If one fails, the other must not go on to start processes that nobody would end.
+            engine.cancel()
+            await asyncio.gather(engine, scorer, return_exceptions=True)
+        self.tokenizer.limit = longest_prompt(self.config, self.engine)
+        self.engine.completion_finished = self.held.completion_finished
+        if self.environments is not None:
+            await self.environments.start(self.engine, self.scorer)
+            self.environments.completion_finished = self.held.completion_finished
+
+    def connect_parts(self) -> None:
+        config, engine, held = self.config, self.engine, self.held
+        max_message_bytes = int(config.controller.max_message_mb * 2**20 * 0.95)
+        self.rates = EngineRates(engine, config.rollout.max_sequences)
+        self.producer = GroupProducer(
+            config, self.tokenizer, engine, self.scorer, self.environments
+        )
+        self.session = WorkerSession(
+            self.control,
+            worker_id=self.worker_id,
+            role=common_pb2.ROLE_ROLLOUT,
+            config=config,
+            report=self.report,
+            tensor_host=self.host,
+        )
+        self.session.on_directive(self.converge)
+        self.session.on_rejoin(self.rejoin)
+        self.outbox = Outbox(self.session, held, max_message_bytes=max_message_bytes)
+        self.partials = PartialReporter(self.session, held, max_message_bytes=max_message_bytes)
+        partial_every = config.rollout.partial_every_tokens
+        if partial_every:
+            engine.watch(partial_every, self.partials.note)
+        self.tasks = TaskRunner(
+            held, engine, self.producer, self.outbox, self.partials, self.lifecycle
+        )
+        self.loading = WeightLoader(engine, self.session, held, self.tasks, self.lifecycle)
+        self.leasing = LeaseLoop(self.session, self, held.room)
+        self.reports = WorkerReport(
+            self.lifecycle, engine, self.rates, self.producer, held, self.outbox, self.leasing
+        )
+
+    async def close(self) -> None:
+        for task in self.held:
+            self.tasks.drop(task)
+        if self.receiver is not None:
+            # In a thread: the receiver's may be handing weights over, and waits for this loop.
+            await asyncio.to_thread(self.receiver.close)
+        if self.environments is not None:
+            await self.environments.close()
+        await self.engine.close()
+        await self.scorer.close()
+        await self.control.close()
+
+    def stop(self) -> None:
+        """Hand back and leave now."""
+        self.lifecycle.stop()
+
+    # ---- background loops
 
     async def unless_ended(self, coro: Coroutine[Any, Any, None]) -> bool:
-        """False where the worker is told to stop first."""
+        """False if the worker has to stop before ``coro`` is done."""
         work = self.loop.create_task(coro)
-        ended = self.loop.create_task(self.ended.wait())
+        ended = self.loop.create_task(self.lifecycle.ended.wait())
         await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
         if not work.done():
@@ -166,175 +234,6 @@ class RolloutWorker:
         work.result()
         return True
 
-    async def prepare(self) -> None:
-        """Engine and rewards are ready before the fleet hears of this worker."""
-        engine = self.loop.create_task(self.engine.start())
-        scorer = self.loop.create_task(self.scorer.start())
-        try:
-            await asyncio.gather(engine, scorer)
-        finally:
-            # Where one fails, the other must not start processes behind the back of what ends them.
-            engine.cancel()
-            await asyncio.gather(engine, scorer, return_exceptions=True)
-        self.tokenizer.limit = longest_prompt(self.config, self.engine)
-        self.gauges = EngineRates(self.engine, self.config.rollout.max_sequences)
-        if self.environments is not None:
-            await self.environments.start(self.engine, self.scorer)
-        self.producer = GroupProducer(
-            self.config, self.tokenizer, self.engine, self.scorer, self.environments
-        )
-        self.session = WorkerSession(
-            self.control,
-            worker_id=self.worker_id,
-            role=common_pb2.ROLE_ROLLOUT,
-            config=self.config,
-            report=self.report,
-            tensor_host=self.host,
-        )
-        self.session.on_directive(self.converge)
-        self.session.on_rejoin(self.rejoin)
-        self.outbox = Outbox(
-            self.call,
-            lambda: self.session.caller,
-            self.held,
-            max_message_bytes=int(self.config.controller.max_message_mb * 2**20 * 0.95),
-            released=lambda: self.work.on_released(),
-        )
-        self.partials = PartialReporter(
-            self.call,
-            lambda: self.session.caller,
-            self.held,
-            max_message_bytes=int(self.config.controller.max_message_mb * 2**20 * 0.95),
-        )
-        if self.config.rollout.partial_every_tokens:
-            self.engine.watch(self.config.rollout.partial_every_tokens, self.partials.note)
-        self.work = TaskRunner(
-            self.held,
-            self.engine,
-            self.producer,
-            self.outbox,
-            self.partials,
-            wake=lambda: self.leasing.wake(),
-            fail=self.engine_died,
-        )
-        self.engine.sample_over = self.work.on_sample_over
-        if self.environments is not None:
-            self.environments.sample_over = self.work.on_sample_over
-        self.loading = WeightLoader(
-            self.engine,
-            withdrawn=lambda: self.work.give_up_unfinished("weights_withdrawn"),
-            loaded=self.on_loaded,
-            fail=self.engine_failed,
-        )
-        self.leasing = LeaseLoop(
-            self.call,
-            caller=lambda: self.session.caller,
-            open_for=self.may_lease,
-            wanted=self.wanted,
-            version=lambda: self.engine.version,
-            take=self.take,
-        )
-        reply = await self.session.register()
-        self.admitted = True
-        self.receiver = WeightReceiver(
-            url=reply.rendezvous_url,
-            run_id=reply.run_id,
-            device=pick_device(self.config.model.device),
-            on_weights=self.loading.on_weights,
-            on_link_error=self.on_link_error,
-            host=self.host,
-        )
-        self.lifecycle = worker_pb2.LIFECYCLE_RUNNING
-
-    def stop(self) -> None:
-        """Leave now: hand back and go."""
-        self.leaving.set()
-        self.ended.set()
-
-    def engine_failed(self, why: object) -> None:
-        # Of an engine that is being closed it is to be expected.
-        if not self.ended.is_set():
-            self.fail(EngineFailed(str(why)))
-
-    def engine_died(self, why: EngineError) -> None:
-        """As it worked, or waited for work. Not told as one's leaving, which is held against no task."""
-        if not self.ended.is_set():
-            lost = bool(self.work.generating())
-            self.failure = EngineLost(str(why)) if lost else EngineFailed(str(why))
-            self.ended.set()
-
-    def fail(self, error: Exception) -> None:
-        self.failure = self.failure or error
-        self.stop()
-
-    async def watch_engine(self) -> None:
-        """A worker whose engine has died while nothing was asked of it must not live on."""
-        try:
-            await self.engine.until_failure()
-        except EngineError as error:
-            self.engine_died(error)
-
-    async def drain(self) -> None:
-        """Once leaving: finish what is held, within DRAIN_S; then it is over."""
-        await self.leaving.wait()
-        self.lifecycle = worker_pb2.LIFECYCLE_DRAINING
-        self.session.poke()
-        event(log, "draining", held=len(self.held))
-        try:
-            async with asyncio.timeout(DRAIN_S):
-                await self.work.all_released()
-        except TimeoutError:
-            event(log, "drain takes too long, handing back", held=len(self.held))
-        self.ended.set()
-
-    async def fall(self) -> None:
-        """Goes without a word about what the engine died with: to be found dead is the evidence by
-        which the ledger tells a prompt that kills engines from those that were only there."""
-        with_it = [task.request_id for task in self.work.generating()]
-        event(log, "engine died at its work", logging.ERROR, tasks=len(with_it), some=with_it[:8])
-        await self.leave_partial_work()
-        self.work.hand_back_scoring("worker_leaving")
-        try:
-            async with asyncio.timeout(PART_S):
-                await self.work.all_but_generating_released()
-        except TimeoutError:
-            event(log, "left without handing back", logging.WARNING, held=len(self.held))
-
-    async def leave_partial_work(self) -> None:
-        if self.config.rollout.partial_every_tokens:
-            try:
-                async with asyncio.timeout(CUT_S):
-                    await self.work.leave_partial_work()
-            except TimeoutError:
-                event(log, "partial work not left behind", logging.WARNING)
-
-    async def part(self) -> None:
-        """Hands back what is held and says STOPPED."""
-        self.lifecycle = worker_pb2.LIFECYCLE_DRAINING
-        await self.leave_partial_work()
-        self.work.hand_back_all("worker_leaving")
-        try:
-            async with asyncio.timeout(PART_S):
-                await self.work.all_released()
-        except TimeoutError:
-            # Its leases expire with it.
-            event(log, "left without handing back", logging.WARNING, held=len(self.held))
-        self.lifecycle = worker_pb2.LIFECYCLE_STOPPED
-        await self.session.close()
-        event(log, "stopped")
-
-    async def close(self) -> None:
-        for task in self.held:
-            self.work.drop(task)
-        if self.receiver is not None:
-            # In a thread: one that hands weights over waits for this loop.
-            await asyncio.to_thread(self.receiver.close)
-        if self.environments is not None:
-            await self.environments.close()
-        await self.engine.close()
-        await self.scorer.close()
-        await self.control.close()
-
     def guard(self, coro: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """A loop of the worker: if it fails, the worker ends with its error."""
         task = self.loop.create_task(coro)
@@ -343,12 +242,16 @@ class RolloutWorker:
 
     def on_loop_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
+            self.lifecycle.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
 
-    async def call(self, method: str, request: Any) -> Any:
-        return await self.control.call(method, request, timeout_s=None)
+    async def watch_engine(self) -> None:
+        """Ends a worker whose engine has died while it had nothing to do."""
+        try:
+            await self.engine.until_failure()
+        except EngineError as error:
+            self.lifecycle.engine_died(error)
 
-    # ---- what the controller wants and hears
+    # ---- directives and reports
 
     def converge(self, directive: worker_pb2.Directive) -> None:
         mine = [link for link in directive.links if link.receiver.worker_id == self.worker_id]
@@ -356,59 +259,46 @@ class RolloutWorker:
             link = max(mine, key=lambda link: link.epoch, default=None)
             self.receiver.set_link(link, directive.version)
         for ref in directive.cancelled:
-            if self.work.cancel(ref):
+            if self.tasks.cancel(ref):
                 event(log, "task cancelled", task=ref.task_id, attempt=ref.attempt)
         if directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED:
             self.stop()
         elif directive.lifecycle == worker_pb2.LIFECYCLE_DRAINING:
-            self.leaving.set()
-        self.leasing.wake()
+            self.lifecycle.leaving.set()
+        self.held.room.set()
 
     def rejoin(self, reply: worker_pb2.RegisterReply) -> None:
-        """All that was held belongs to others by now."""
-        self.work.forget_all()
+        """Everything that was held belongs to other workers by now."""
+        self.tasks.drop_all()
         if self.receiver is not None:
             self.receiver.set_link(None)
 
     def report(self) -> worker_pb2.Report:
-        stats = self.engine.stats()
-        generating = stats.running + stats.waiting
-        gauges = self.gauges.read()
-        gauges["unsent"] = float(len(self.outbox))
-        gauges["continued_tokens"] = float(self.producer.continued_tokens)
-        gauges["scoring"] = float(self.held.count(Stage.SCORING))
-        if self.receiver is not None:
-            gauges["transfer_s"] = self.receiver.last_transfer_s
-        return worker_pb2.Report(
-            lifecycle=self.lifecycle,
-            progress=stats.tokens + stats.samples + stats.swaps + self.outbox.submitted,
-            # Waiting for rewards or for the controller has limits of its own.
-            busy=generating > 0,
-            held_leases=self.held.refs(),
-            state_version=-1,
-            loaded_version=self.engine.version,
-            link_epochs=self.receiver.formed_epochs() if self.receiver else [],
-            gauges=gauges,
-            activity=self.activity(generating),
+        return self.reports.message()
+
+    def on_link_error(self, epoch: int, detail: str) -> None:
+        """In the receiver's thread."""
+        asyncio.run_coroutine_threadsafe(self.report_link_error(epoch, detail), self.loop)
+
+    async def report_link_error(self, epoch: int, detail: str) -> None:
+        error = worker_pb2.PeerError(
+            caller=self.session.caller, epoch=epoch, is_link=True, detail=detail[:500]
         )
+        try:
+            await self.session.call("WorkerService.ReportPeerError", error)
+        except RequestRefused as refused:
+            event(log, "link error refused", why=str(refused))
 
-    def activity(self, generating: int) -> str:
-        if self.engine.version < 0:
-            return "waiting for weights"
-        if generating:
-            return f"generating {generating} sequences"
-        if len(self.held):
-            return f"finishing {len(self.held)} tasks"
-        reason = rollout_pb2.EmptyReason.Name(self.leasing.starved)
-        why = reason.removeprefix("EMPTY_REASON_").lower()
-        return "waiting for tasks" if why == "unspecified" else f"waiting for tasks ({why})"
+    # ---- leasing (LeaseTaker)
 
-    # ---- tasks
+    @property
+    def loaded_version(self) -> int:
+        return self.engine.version
 
     def may_lease(self) -> bool:
         directive = self.session.directive
         return (
-            not (self.leaving.is_set() or self.ended.is_set())
+            self.lifecycle.takes_tasks
             and directive is not None
             and directive.lifecycle == worker_pb2.LIFECYCLE_RUNNING
             and not directive.paused
@@ -416,42 +306,24 @@ class RolloutWorker:
             and not self.loading.replacing
         )
 
-    def wanted(self, round_trip_s: float) -> int:
+    def tasks_to_lease(self, round_trip_s: float) -> int:
+        if not self.may_lease():
+            return 0
         rollout = self.config.rollout
         return tasks_wanted(
             slots=rollout.max_sequences,
             group_size=rollout.group_size,
-            generating=self.held.generating(),
-            sequences_per_s=self.gauges.sequences_per_s,
+            generating=self.held.unfinished(),
+            sequences_per_s=self.rates.sequences_per_s,
             round_trip_s=round_trip_s,
             unsent=len(self.outbox),
         )
 
     def take(self, lease: rollout_pb2.Lease) -> None:
-        # The request may have been on its way when this worker was told to leave.
-        going = self.leaving.is_set() or self.ended.is_set()
-        unwanted = "worker_leaving" if going else ""
-        if self.loading.replacing:
-            unwanted = unwanted or "weights_withdrawn"
-        self.work.take(lease, unwanted)
-
-    # ---- weights
-
-    def on_loaded(self) -> None:
-        self.session.poke()
-        self.leasing.wake()
-
-    def on_link_error(self, epoch: int, detail: str) -> None:
-        """In the receiver's thread."""
-        asyncio.run_coroutine_threadsafe(self.tell_link_error(epoch, detail), self.loop)
-
-    async def tell_link_error(self, epoch: int, detail: str) -> None:
-        try:
-            await self.call(
-                "WorkerService.ReportPeerError",
-                worker_pb2.PeerError(
-                    caller=self.session.caller, epoch=epoch, is_link=True, detail=detail[:500]
-                ),
-            )
-        except RequestRefused as refused:
-            event(log, "link error not taken", why=str(refused))
+        unwanted = ""
+        if not self.lifecycle.takes_tasks:
+            # The request was on its way when this worker was told to leave.
+            unwanted = "worker_leaving"
+        elif self.loading.replacing:
+            unwanted = "weights_withdrawn"
+        self.tasks.take(lease, unwanted)

@@ -15,18 +15,15 @@ from transformers import AutoTokenizer
 from paceline.config.schema import Config
 from paceline.dataset.rows import DataError, Message, prompt_of
 from paceline.errors import BadInput
+from rollout_worker.failures import AttemptFailed
 
 
 class TokenizerError(BadInput):
-    """The tokenizer cannot be loaded; one line for people."""
+    """The tokenizer cannot be loaded."""
 
 
-class BadPrompt(Exception):
+class BadPrompt(AttemptFailed):
     """This row can never become a prompt. ``reason``: prompt_too_long, malformed_row."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)

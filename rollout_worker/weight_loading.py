@@ -1,4 +1,4 @@
-"""Brings weights that were received to the engine, and says what its failing means.
+"""Received weights into the engine, and the consequence if they cannot be loaded.
 
 receiver's thread ──► on_weights ── waits ──► load (event loop) ──► engine.load_weights
 """
@@ -7,41 +7,41 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
 
 from paceline.process.structured_log import event
+from paceline.rpc.session import WorkerSession
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.engine.base import Engine, EngineError, SwapFailed, WeightsRefused
+from rollout_worker.lifecycle import Lifecycle
+from rollout_worker.tasks.held_tasks import HeldTasks, Stage
+from rollout_worker.tasks.task_runner import TaskRunner
 
 log = logging.getLogger(__name__)
 
 LOAD_TRIES = 3
-"""So often in a row may loading weights fail, on one link after the other, until the worker ends: its
-engine would never follow the trainer."""
+"""After so many failed loads in a row, on one link after the other, the worker ends: its engine would
+never follow the trainer."""
 
 
 class WeightLoader:
-    """``withdrawn``: tokens of weights that were never committed are to be given up. ``loaded``: a
-    version is served. ``fail``: called with one line where the engine cannot follow the trainer.
-    """
-
     def __init__(
         self,
         engine: Engine,
-        *,
-        withdrawn: Callable[[], None],
-        loaded: Callable[[], None],
-        fail: Callable[[str], None],
+        session: WorkerSession,
+        held: HeldTasks,
+        tasks: TaskRunner,
+        lifecycle: Lifecycle,
     ) -> None:
         self._engine = engine
-        self._withdrawn = withdrawn
-        self._loaded = loaded
-        self._fail = fail
+        self._session = session
+        self._held = held
+        self._tasks = tasks
+        self._lifecycle = lifecycle
         self._loop = asyncio.get_running_loop()
         self._failed = 0
         """In a row."""
         self.replacing = False
-        """What the engine serves was never committed and is being replaced."""
+        """The version that the engine serves was never committed and is being replaced."""
 
     def on_weights(self, staged: StagedWeights) -> None:
         """In the receiver's thread: returns once the engine serves them."""
@@ -50,24 +50,25 @@ class WeightLoader:
     async def load(self, staged: StagedWeights) -> None:
         self.replacing = staged.version <= self._engine.version
         if self.replacing:
-            # The version of tokens in the making names other weights from now on.
-            self._withdrawn()
+            # Tokens tagged with this version would be taken for those of the new weights.
+            self._tasks.hand_back("weights_withdrawn", Stage.GENERATING)
         try:
             pause_s = await self._engine.load_weights(staged.version, staged.tensors)
             self._failed = 0
-        except SwapFailed as error:
-            # The link is replaced and brings them again; until then the old ones serve on.
-            self._count(error)
-            raise
         except WeightsRefused as error:
-            self._fail(f"weights {staged.version} do not fit model.path: {error}")
-            raise
-        except EngineError as error:
-            self._fail(f"weights {staged.version} not loaded: {error}")
+            self._lifecycle.engine_failed(
+                f"weights {staged.version} do not fit model.path: {error}"
+            )
             raise
         except Exception as error:
-            # Whatever it was, the link is replaced for it: not again and again for ever.
-            self._count(error)
+            if isinstance(error, EngineError) and not isinstance(error, SwapFailed):
+                self._lifecycle.engine_failed(f"weights {staged.version} not loaded: {error}")
+                raise
+            # The link is replaced and brings them again; until then the old ones serve on.
+            self._failed += 1
+            if self._failed >= LOAD_TRIES:
+                why = str(error) or type(error).__name__
+                self._lifecycle.engine_failed(f"weights failed to load {LOAD_TRIES} times: {why}")
             raise
         finally:
             self.replacing = False
@@ -78,10 +79,5 @@ class WeightLoader:
             pause_ms=pause_s * 1e3,
             transfer_ms=staged.seconds * 1e3,
         )
-        self._loaded()
-
-    def _count(self, error: Exception) -> None:
-        self._failed += 1
-        if self._failed >= LOAD_TRIES:
-            why = str(error) or type(error).__name__
-            self._fail(f"weights failed to load {LOAD_TRIES} times: {why}")
+        self._session.poke()
+        self._held.room.set()

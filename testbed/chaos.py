@@ -1,165 +1,196 @@
-"""Random faults on a running local fleet, on a schedule that a seed decides.
+"""Random faults on a running fleet, and the verdict on what became of it.
 
-    fleet.json ──► Targets ──► plan(seed) ──► kill | stop … continue ──► judge
-
-- Only processes that the run's own ``fleet.json`` names are touched, and each only while it is the
-  very process that was recorded (id and start time): the system reuses ids.
-- The plan is pure: the same seed gives the same faults at the same times. Which process a fault
-  hits is drawn from roles and ranks, so that it does not depend on process ids.
-- Whatever was stopped is continued, also when chaos itself is interrupted.
-- Killed processes are restarted by the run's supervisor, as ever; chaos starts nothing.
+python -m testbed.chaos --run-dir runs/demo --seed 7 --minutes 5
 """
 
 from __future__ import annotations
 
-import os
-import random
-import signal
+import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated, Any
 
-from paceline.run_view.fleet_file import FleetRecord, ProcessId
+import typer
 
-CALM_S = 3.0
-"""Shortest time between two faults."""
-MEAN_GAP_S = 8.0
-LONGEST_STOP_S = 12.0
-ROLE_WEIGHTS = {"controller": 3, "policy": 3, "rollout": 4, "redis": 1}
-STOP_SHARE = 0.4
-BURST_SHARE = 0.15
-"""Of the faults hit every process of the role at once."""
+from paceline.cli.common import JsonOption, print_json, run_config
+from paceline.errors import BadInput
+from paceline.process.process_exit import exit_status
 
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    at_s: float
-    """Seconds after the start of the schedule."""
-    role: str
-    pick: float
-    """In [0, 1): which of the role's processes, by name."""
-    stop_s: float
-    """0: SIGKILL. Otherwise SIGSTOP, and SIGCONT so many seconds later."""
-    everyone: bool
-    """All processes of the role at once."""
-
-    def __str__(self) -> str:
-        what = f"SIGSTOP for {self.stop_s:.1f} s" if self.stop_s else "SIGKILL"
-        whom = f"every {self.role}" if self.everyone else f"a {self.role}"
-        return f"{self.at_s:7.1f} s  {what} to {whom}"
+RECOVERY_LIMIT_S = 120.0
+STEPS_AFTER = 2
 
 
-def plan(seed: int, minutes: float) -> list[Fault]:
-    """Faults of ``minutes``, in the order of their times. Pure."""
-    draw = random.Random(seed)
-    faults: list[Fault] = []
-    at = CALM_S
-    roles, weights = list(ROLE_WEIGHTS), list(ROLE_WEIGHTS.values())
-    while at < minutes * 60.0:
-        role = draw.choices(roles, weights)[0]
-        stop_s = draw.uniform(0.5, LONGEST_STOP_S) if draw.random() < STOP_SHARE else 0.0
-        everyone = draw.random() < BURST_SHARE
-        faults.append(Fault(at, role, draw.random(), stop_s, everyone))
-        at += CALM_S + draw.expovariate(1.0 / (MEAN_GAP_S - CALM_S))
-    return faults
+def chaos(
+    run_dir: Annotated[
+        Path, typer.Option("--run-dir", metavar="DIR", help="Directory of the running fleet.")
+    ],
+    seed: Annotated[int, typer.Option(help="Decides every fault; the same seed repeats them.")] = 0,
+    minutes: Annotated[float, typer.Option(help="Length of the schedule.", min=0.05)] = 1.0,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the schedule and touch nothing.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Kill, stop and continue random processes of a running fleet, then judge the run.
 
+    Only processes that DIR/fleet.json names are touched. Exit status 0 means that the run committed
+    steps again or finished, that its ledger verifies (nothing lost, nothing trained twice), and that
+    the weight digests of all replicas were equal in every step.
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    name: str
-    identity: ProcessId
+    Example: python -m testbed.chaos --run-dir runs/demo --seed 7 --minutes 5
+    """
+    from paceline.run_view.fleet_file import FleetRecord
+    from paceline.run_view.summary import read_summary
+    from testbed.fault_schedule import Mayhem, plan
 
-
-def targets(run_dir: Path, role: str) -> list[Target]:
-    """Living processes of ``role`` (controller, policy, rollout or redis), sorted by name."""
+    faults = plan(seed, minutes)
+    if dry_run:
+        if as_json:
+            shown = [asdict(fault) for fault in faults]
+            print_json({"seed": seed, "minutes": minutes, "faults": shown})
+            return
+        for fault in faults:
+            typer.echo(str(fault))
+        return
     record = FleetRecord.read(run_dir)
-    if record is None:
-        return []
-    if role == "redis":
-        return [Target("redis", i) for i in record.redis[-1:] if i.alive()]
-    newest = {p.name: p.ids[-1] for p in record.processes if p.role == role and p.ids}
-    return [Target(name, i) for name, i in sorted(newest.items()) if i.alive()]
+    if record is None or not record.supervisor.alive():
+        raise BadInput(f"--run-dir: no `paceline up` runs a fleet in {run_dir}")
+
+    def over() -> bool:
+        return read_summary(run_dir) is not None or not record.supervisor.alive()
+
+    def note(line: str) -> None:
+        if not as_json:
+            typer.echo(line)
+
+    mayhem = Mayhem(run_dir, note)
+    mayhem.run(faults, over)
+    recovered_s = _recovery(run_dir, over)
+    verdict = {
+        "seed": seed,
+        "minutes": minutes,
+        "faults": mayhem.done,
+        "recovered_s": recovered_s,
+        "failed": (read_summary(run_dir) or {}).get("status") == "failed",
+        **_judge(run_dir),
+    }
+    verdict["ok"] = bool(
+        verdict["ledger_ok"]
+        and verdict["digests_equal"]
+        and recovered_s is not None
+        and not verdict["failed"]
+    )
+    if as_json:
+        print_json(verdict)
+    else:
+        _print(verdict)
+    raise typer.Exit(0 if verdict["ok"] else 1)
 
 
-def pick(found: Sequence[Target], fault: Fault) -> list[Target]:
-    """Those of ``found`` that the fault hits."""
-    if not found or fault.everyone:
-        return list(found)
-    return [found[int(fault.pick * len(found))]]
+def _recovery(run_dir: Path, over: Any) -> float | None:
+    """Seconds until the fleet has committed some steps more; None where it did not."""
+    begun = time.monotonic()
+    wanted = _newest_step(run_dir) + STEPS_AFTER
+    while time.monotonic() - begun < RECOVERY_LIMIT_S:
+        if over() or _newest_step(run_dir) >= wanted:
+            return time.monotonic() - begun
+        time.sleep(0.5)
+    return None
 
 
-def send(target: Target, number: signal.Signals) -> bool:
-    """False if that very process is gone."""
-    try:
-        # The descriptor pins the process: between check and signal its id cannot be reused.
-        descriptor = os.pidfd_open(target.identity.pid)
-    except OSError:
-        return False
-    try:
-        if not target.identity.alive():
-            return False
-        signal.pidfd_send_signal(descriptor, number)
-        return True
-    except OSError:
-        return False
-    finally:
-        os.close(descriptor)
+def _newest_step(run_dir: Path) -> int:
+    from paceline.run_view.run_records import RunRecords
+
+    return RunRecords.read(run_dir).history.step
 
 
-class Mayhem:
-    """Carries a plan out on one fleet; ``note`` gets a line for each thing done."""
+def _judge(run_dir: Path) -> dict[str, Any]:
+    """Ledger, digests and held-out reward, from the journal and the run files."""
+    from controller.store.journal_audit import verify
+    from paceline.cli.ledger import redis_of
+    from paceline.run_view.run_records import RunRecords
 
-    def __init__(self, run_dir: Path, note: Callable[[str], None]) -> None:
-        self._run_dir = run_dir
-        self._note = note
-        self._stopped: list[tuple[float, Target]] = []
-        """(when to continue, process), in no order."""
-        self.done: list[dict[str, object]] = []
+    name = run_config(run_dir).run.name
+    with redis_of(run_dir) as url:
+        report = verify(url, name)
+        unequal, compared = _digests(url, name)
+    records = RunRecords.read(run_dir)
+    evals = {str(row["step"]): row["eval_reward_mean"] for row in records.evals}
+    return {
+        "ledger_ok": report.ok and not report.counts["lost"] and not report.counts["duplicates"],
+        "problems": list(report.problems),
+        "counts": dict(report.counts),
+        "digests_equal": not unequal,
+        "votes_compared": compared,
+        "unequal_steps": unequal,
+        "steps": records.history.step,
+        "held_out_reward": evals,
+    }
 
-    def run(self, faults: Sequence[Fault], over: Callable[[], bool]) -> None:
-        """Blocks until the last fault is done and undone, or ``over()``."""
-        begun = time.monotonic()
-        try:
-            for fault in faults:
-                if not self._sleep_until(begun + fault.at_s, over):
-                    return
-                self._strike(fault)
-            while self._stopped and not over():
-                self._sleep_until(min(t for t, _ in self._stopped), over)
-        finally:
-            self.release()
 
-    def release(self) -> None:
-        """Continues everything that is still stopped."""
-        for _, target in self._stopped:
-            send(target, signal.SIGCONT)
-        self._stopped.clear()
+def _digests(url: str, run: str) -> tuple[list[int], int]:
+    """Steps in which replicas of one round voted with different digests, and votes compared."""
+    unequal: set[int] = set()
+    votes = 0
+    seen: dict[tuple[int, int, int], str] = {}
+    for event in _events(url, run):
+        if event["type"] != "VoteCast":
+            continue
+        votes += 1
+        key = (event["step"], event["round"], event["mesh_epoch"])
+        if seen.setdefault(key, event["digest"]) != event["digest"]:
+            unequal.add(event["step"])
+    return sorted(unequal), votes
 
-    def _strike(self, fault: Fault) -> None:
-        hit = pick(targets(self._run_dir, fault.role), fault)
-        number = signal.SIGSTOP if fault.stop_s else signal.SIGKILL
-        for target in hit:
-            if not send(target, number):
-                continue
-            if fault.stop_s:
-                self._stopped.append((time.monotonic() + fault.stop_s, target))
-            self.done.append(
-                {"t": time.time(), "process": target.name, "signal": number.name}
-                | ({"seconds": fault.stop_s} if fault.stop_s else {})
-            )
-            how = f"stopped for {fault.stop_s:.1f} s" if fault.stop_s else "killed"
-            self._note(f"{target.name} (pid {target.identity.pid}) {how}")
 
-    def _sleep_until(self, deadline: float, over: Callable[[], bool]) -> bool:
-        """Continues what is due meanwhile. False if it ends first."""
-        while (now := time.monotonic()) < deadline:
-            if over():
-                return False
-            for entry in [e for e in self._stopped if e[0] <= now]:
-                self._stopped.remove(entry)
-                send(entry[1], signal.SIGCONT)
-            # There is no event to await: other processes' lives are watched by looking.
-            time.sleep(min(0.1, deadline - now))
-        self._stopped = [e for e in self._stopped if e[0] > now or not send(e[1], signal.SIGCONT)]
-        return not over()
+def _events(url: str, run: str) -> Iterator[dict[str, Any]]:
+    """Every event the journal still holds."""
+    from controller.store.journal import decode_entry
+    from controller.store.redis_keys import Keys
+    from paceline.redis.client import connect_sync
+
+    at = "-"
+    with connect_sync(url, timeout_s=30.0) as client:
+        while found := client.xrange(Keys(run).journal, min=at, count=500):
+            for position, fields in found:
+                for event in decode_entry(position, fields).events:
+                    yield dict(event)
+            at = f"({found[-1][0].decode()}"
+
+
+def _print(verdict: dict[str, Any]) -> None:
+    counts = verdict["counts"]
+    typer.echo(
+        f"{len(verdict['faults'])} faults; {verdict['steps']} steps; "
+        f"{counts.get('trained', 0)} groups trained, {counts.get('lost', 0)} lost, "
+        f"{counts.get('duplicates', 0)} trained twice"
+    )
+    for problem in verdict["problems"]:
+        typer.echo(f"  violated: {problem}")
+    said = "equal in every step" if verdict["digests_equal"] else "NOT equal"
+    typer.echo(f"weight digests of the replicas: {said} ({verdict['votes_compared']} votes)")
+    for step, reward in verdict["held_out_reward"].items():
+        said = "no answer was scored" if reward is None else f"{reward:.4f}"
+        typer.echo(f"held-out reward after step {step}: {said}")
+    if verdict["failed"]:
+        typer.echo("the run failed: see its summary.json")
+    elif verdict["recovered_s"] is None:
+        typer.echo(f"no step was committed within {RECOVERY_LIMIT_S:.0f} s of the last fault")
+    else:
+        typer.echo(
+            f"steps were committed again {verdict['recovered_s']:.1f} s after the last fault"
+        )
+    typer.echo("everything that was promised holds" if verdict["ok"] else "a promise was BROKEN")
+
+
+def main() -> int:
+    app = typer.Typer(add_completion=False)
+    app.command()(chaos)
+    app(prog_name="python -m testbed.chaos")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_status(main, "error"))

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,8 @@ class Up:
         run_dir: Path,
         *options: str,
         environment: Mapping[str, str] | None = None,
+        python: Sequence[str] = (sys.executable,),
+        cwd: Path = ROOT,
     ) -> None:
         self.run_dir = run_dir
         run_dir.parent.mkdir(parents=True, exist_ok=True)
@@ -79,12 +81,12 @@ class Up:
         with self.output.open("ab") as out:
             self.process = subprocess.Popen(
                 [
-                    *(sys.executable, "-m", "paceline", "up", str(config)),
+                    *(*python, "-m", "paceline", "up", str(config)),
                     *("--run-dir", str(run_dir), *options),
                 ],
                 stdout=out,
                 stderr=out,
-                cwd=ROOT,
+                cwd=cwd,
                 env=environment,
                 start_new_session=True,
             )

@@ -1,8 +1,7 @@
-"""The leader's run files, written in a thread of their own, behind the journal.
+"""Thread that writes the leader's run files, behind the journal.
 
-A new leader first writes what an earlier one had journalled and not yet written. The thread looks
-for work a few times a second: woken for every entry it would fight the event loop for the
-interpreter.
+A new leader first writes what an earlier one had journalled and not yet written. The thread polls a
+few times a second: woken for every entry, it would compete with the event loop for the interpreter.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from controller.export.event_words import described
 from paceline.run_view.run_file_writer import RunFileWriter
 
 log = logging.getLogger(__name__)
@@ -30,22 +30,22 @@ class RunFiles:
     """Feeds a ``RunFileWriter``. A disk that fails is logged once and never stops the run."""
 
     def __init__(self, run_dir: Path, *, may_write: Callable[[], bool]) -> None:
-        """``may_write`` says whether this process still leads: a deposed leader that wakes up must
-        not write lines beside those of its successor."""
+        """``may_write`` returns whether this process still leads: a deposed leader that wakes up
+        must not write lines beside those of its successor."""
         self._run_dir = run_dir
         self._may_write = may_write
         self._items: deque[Item] = deque()
         self._closing = threading.Event()
         self._failed = False
         self._unopened = False
-        """Nobody will ever take what is recorded."""
+        """The files could not be opened: what is recorded is discarded."""
         self._idle = threading.Event()
         self._opened: concurrent.futures.Future[str | None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._serve, name="run-files", daemon=True)
         self._thread.start()
 
     async def opened(self) -> str | None:
-        """Where in the journal the files end; None: they are empty."""
+        """Journal position at which the files end; None: they are empty."""
         return await asyncio.wrap_future(self._opened)
 
     def record(self, position: str, t: float, events: Sequence[Mapping[str, Any]]) -> None:
@@ -77,7 +77,7 @@ class RunFiles:
         self._opened.set_result(recorder.last_position)
         closing = False
         while not closing:
-            # Looked at before the items: those that came before the call to close are written.
+            # Read before the items: those that came before the call to close are written.
             closing = self._closing.wait(LOOK_S)
             self._write(recorder)
         try:
@@ -90,7 +90,7 @@ class RunFiles:
             position, t, events = self._items.popleft()
             try:
                 for event in events:
-                    recorder.record(position, t, event)
+                    recorder.record(position, t, described(event))
             except OSError as error:
                 if not self._failed:
                     log.error("run files cannot be written error=%s", error)

@@ -95,7 +95,7 @@ class StatusView:
     total_steps: int
     version: int
     mesh_epoch: int
-    counts: TaskCounts
+    tasks: TaskCounts
     desired: dict[str, int]
     metrics: dict[str, float]
     failovers: int
@@ -272,7 +272,7 @@ def status(state: State) -> StatusView:
         total_steps=facts.steps if facts else 0,
         version=state.versions.version,
         mesh_epoch=state.fleet.mesh_epoch,
-        counts=counts(state),
+        tasks=counts(state),
         desired=dict(state.desired),
         metrics=dict(state.steps.metrics),
         failovers=state.failovers,

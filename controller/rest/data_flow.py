@@ -1,26 +1,26 @@
-"""Where the groups are, how stale they are, and who waits for whom."""
+"""Flow of groups through the run: counts, staleness and the bottleneck."""
 
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from controller.ledger import views
 from controller.ledger.commands import Role
 from controller.ledger.state import State
 from controller.ledger.tasks import Task
+from controller.rest.schemas import FlowReply
+from paceline.run_view.summary import TIME_SPLIT
 
 if TYPE_CHECKING:
     from controller.replicated_controller import Controller
 
 STARVED = 0.25
-"""Share of a step that trainers wait for groups, from which on they are called starved."""
-SPLIT = ("generate", "reward", "wait", "compute", "reduce", "commit", "publish")
+"""Trainers are starved from this share of a step spent waiting for groups."""
 
 
 def step_of_task(state: State) -> dict[str, int]:
-    """Task id to the step that trains it, for tasks in or past a step."""
+    """Step that trains each task that is in or past a step."""
     book = state.steps
     found = {task_id: step for step, ids in book.history.items() for task_id in ids}
     found.update({task_id: step for step, ids in book.replay.items() for task_id in ids})
@@ -30,7 +30,7 @@ def step_of_task(state: State) -> dict[str, int]:
 
 
 def staleness_of(state: State, task: Task, step: int) -> int:
-    """Of the group's oldest token; ``step``: that trains it, 0 for the next one to open."""
+    """Staleness of the group's oldest token at ``step``; 0: at the next step to open."""
     if task.group is None:
         return 0
     opened = 1 if state.steps.open is not None else 0
@@ -38,7 +38,7 @@ def staleness_of(state: State, task: Task, step: int) -> int:
     return state.versions.staleness(task.group.min_version, at)
 
 
-def flow(controller: Controller, stalled_s: float) -> dict[str, Any]:
+def flow(controller: Controller, stalled_s: float) -> FlowReply:
     state = controller.state
     metrics = state.steps.metrics
     waiting = list(state.tasks.ready)
@@ -48,26 +48,26 @@ def flow(controller: Controller, stalled_s: float) -> dict[str, Any]:
     records = state.tasks.records
     ages = Counter(staleness_of(state, records[t], step) for t, step in steps.items())
     config = controller.config
-    return {
-        "bottleneck": bottleneck(controller, stalled_s),
-        "stalled_s": round(stalled_s, 3),
-        "tasks": asdict(views.counts(state)),
-        "staleness": {str(age): ages[age] for age in sorted(ages)},
-        "max_staleness": config.train.max_staleness,
-        "groups_per_step": config.train.groups_per_step,
-        "group_size": config.rollout.group_size,
-        "tokens_per_s": metrics.get("tokens_per_s", 0.0),
-        "samples_per_s": metrics.get("samples_per_s", 0.0),
-        "time_split_s": {n: metrics[k] for n in SPLIT if (k := f"time_{n}_s") in metrics},
-        "step_s": metrics.get("step_s", 0.0),
-        "workers": {str(role): len(state.fleet.living(role)) for role in Role},
-    }
+    return FlowReply(
+        bottleneck=bottleneck(controller, stalled_s),
+        stalled_s=round(stalled_s, 3),
+        tasks=views.counts(state),
+        staleness={str(age): ages[age] for age in sorted(ages)},
+        max_staleness=config.train.max_staleness,
+        groups_per_step=config.train.groups_per_step,
+        group_size=config.rollout.group_size,
+        tokens_per_s=metrics.get("tokens_per_s", 0.0),
+        samples_per_s=metrics.get("samples_per_s", 0.0),
+        time_split_s={n: metrics[k] for n in TIME_SPLIT if (k := f"time_{n}_s") in metrics},
+        step_s=metrics.get("step_s", 0.0),
+        workers={str(role): len(state.fleet.living(role)) for role in Role},
+    )
 
 
 def bottleneck(controller: Controller, stalled_s: float) -> str:
-    """Who waits for whom, and what would help, in a sentence.
+    """Which role waits for which, and what would help, in a sentence.
 
-    ``stalled_s``: since the last commit, where that is far longer than a step; else 0.
+    ``stalled_s``: time since the last commit if that is far longer than a step, else 0.
     """
     leader, state = controller.leader, controller.state
     trouble = leader.trouble if leader is not None else controller.trouble
@@ -75,26 +75,26 @@ def bottleneck(controller: Controller, stalled_s: float) -> str:
     if state.ended:
         return f"The run has {phase}."
     if trouble:
-        return f"Nothing moves: {trouble}."
+        return f"The run stands still: {trouble}."
     if phase == "paused":
-        return "The run is paused: nothing new is handed out."
+        return "The run is paused: no new task is leased."
     if phase == "stopping":
-        return "The run is asked to end: it finishes the open step."
+        return "The run is stopping: it finishes the open step."
     trainers, generators = (len(state.fleet.living(r)) for r in (Role.POLICY, Role.ROLLOUT))
     if not trainers:
-        return "No policy replica is up: generated groups wait to be trained."
+        return "No policy replica is up: groups wait to be trained."
     if not generators:
         return "No rollout worker is up: trainers have nothing to train on."
     for role, words in ((Role.POLICY, "policy replica"), (Role.ROLLOUT, "rollout worker")):
         if leader is not None and all(
             leader.liveness.suspect(w.worker_id, w.incarnation) for w in state.fleet.living(role)
         ):
-            return f"Nothing is heard of any {words}: their connections broke."
+            return f"No {words} reports: their connections broke."
     mesh = state.fleet.mesh
     if mesh is None or mesh.broken:
-        return "The trainers' mesh is being formed; generation goes on meanwhile."
+        return "The trainers' mesh is being formed. Generation continues."
     if stalled_s > 0:
-        return f"Nothing has been committed for {stalled_s:.0f} s: {_awaited(state)}."
+        return f"No commit for {stalled_s:.0f} s: {_awaited(state)}."
     return _pace(controller, state)
 
 
@@ -114,18 +114,18 @@ def _pace(controller: Controller, state: State) -> str:
     bound, batch = config.train.max_staleness, config.train.groups_per_step
     full = state.tasks.position >= (state.versions.step + bound + 1) * batch
     if not metrics:
-        return "The first step is under way."
+        return "The first step is running."
     if wait_s is not None and step_s > 0 and wait_s / step_s >= STARVED:
         share = f"{min(1.0, wait_s / step_s):.0%}"
         if bound == 0:
             return (
-                f"Trainers wait {share} of a step for samples, as synchronous training does: "
+                f"Trainers wait for samples during {share} of a step, as in synchronous training: "
                 "train.max_staleness = 0 allows no generation ahead."
             )
         return f"Trainers are starved ({share} of a step spent waiting): add rollout workers."
     if full and len(state.tasks.ready) >= batch:
         return (
             f"Rollout workers wait for the trainers: as many groups are in flight as a staleness of "
-            f"{bound} allows. Add policy replicas, or make do with fewer rollout workers."
+            f"{bound} allows. Add policy replicas or remove rollout workers."
         )
     return "Trainers and rollout workers keep pace."

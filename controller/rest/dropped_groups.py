@@ -1,7 +1,7 @@
-"""Groups that were dropped lately, with the reason and what was known of them.
+"""Recently dropped groups, with the reason and the facts known of them.
 
-Routine drops (too stale, nothing to learn from) are in no run file: the journal is followed for
-them, from what it still keeps, and only once somebody asks.
+Routine drops (too stale, equal rewards) are in no run file. They are read from the part of the
+journal that is still kept, from the first request on.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 from redis.exceptions import RedisError
 
 from controller.rest.redaction import Redactor
+from controller.rest.samples import FACTS
+from controller.rest.schemas import GroupSummary
 from controller.store.journal import START
 
 if TYPE_CHECKING:
@@ -23,29 +25,25 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 MOST = 200
-"""Kept of each reason: the end of a run drops many at once."""
+"""Kept per reason: the end of a run drops many at once."""
 MOST_REASONS = 64
-FACTS = (
-    *("sequences", "tokens", "reward_mean", "reward_std", "reward_max"),
-    *("min_version", "max_version"),
-)
 
 
 class DroppedGroups:
     def __init__(self, controller: Controller) -> None:
         self._controller = controller
-        self._scrub = Redactor(controller.run_dir)
+        self._redactor = Redactor(controller.run_dir)
         self._at = START
         self._following = asyncio.Lock()
         self._owners: dict[str, str] = {}
-        """Of tasks that are leased."""
+        """Worker of each leased task."""
         self._accepted: dict[str, dict[str, Any]] = {}
-        """Facts of groups that are ready: what is in a step is dropped no more."""
-        self._dropped: dict[str, deque[dict[str, Any]]] = {}
+        """Facts of ready groups: a group in a step is not dropped any more."""
+        self._dropped: dict[str, deque[GroupSummary]] = {}
 
-    async def recent(self, reason: str | None) -> list[dict[str, Any]]:
-        """Summaries of dropped groups, of ``reason`` or of any. Where a group was refused as it was
-        handed in, or never was, nothing is known of it: its sequences are 0."""
+    async def recent(self, reason: str | None) -> list[GroupSummary]:
+        """Groups dropped for ``reason``, or for any. If a group was never accepted, nothing is known
+        of its samples: its sequences are 0."""
         await self._follow()
         return [
             group
@@ -55,11 +53,9 @@ class DroppedGroups:
         ]
 
     async def reason_of(self, group_id: str) -> str | None:
-        """Why the group was dropped; None where it was not, or long ago."""
-        for group in await self.recent(None):
-            if group["group_id"] == group_id:
-                return str(group["reason"])
-        return None
+        """Why the group was dropped; None if it was not dropped lately."""
+        found = await self.recent(None)
+        return next((group.reason for group in found if group.group_id == group_id), None)
 
     async def _follow(self) -> None:
         async with self._following:
@@ -94,20 +90,13 @@ class DroppedGroups:
                 reason not in self._dropped and len(self._dropped) >= MOST_REASONS
             ):
                 return
-            self._dropped.setdefault(reason, deque(maxlen=MOST)).append(
-                {
-                    "group_id": task_id,
-                    "attempt": int(event["attempt"]),
-                    "state": "dropped",
-                    "owner": owner,
-                    **dict.fromkeys(("sequences", "tokens"), 0),
-                    **dict.fromkeys(("reward_mean", "reward_std", "reward_max"), 0.0),
-                    **dict.fromkeys(("min_version", "max_version"), -1),
-                    **known,
-                    "staleness": 0,
-                    "step": 0,
-                    "reason": reason,
-                    "detail": self._scrub.text(str(event.get("detail") or "")),
-                    "dropped_t": t,
-                }
+            group = GroupSummary(
+                group_id=task_id,
+                attempt=int(event["attempt"]),
+                state="dropped",
+                reason=reason,
+                detail=self._redactor.text(str(event.get("detail") or "")),
+                dropped_t=t,
+                **{"owner": owner, **known},
             )
+            self._dropped.setdefault(reason, deque(maxlen=MOST)).append(group)

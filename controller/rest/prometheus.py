@@ -17,7 +17,7 @@ from paceline.v1 import common_pb2
 
 if TYPE_CHECKING:
     from controller.replicated_controller import Controller
-    from controller.rest.eta import StepRate
+    from controller.rest.step_rate import StepRate
 
 MOST_WORKERS = 5000
 """Above it workers are only counted: a series for each would drown the scraper."""
@@ -60,9 +60,9 @@ class PrometheusMetrics(Collector):
 
     content_type = "text/plain; version=0.0.4; charset=utf-8"
 
-    def __init__(self, controller: Controller, pace: StepRate | None = None) -> None:
+    def __init__(self, controller: Controller, rate: StepRate | None = None) -> None:
         self._controller = controller
-        self._pace = pace
+        self._rate = rate
         self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
@@ -102,13 +102,13 @@ class PrometheusMetrics(Collector):
             ("paceline_failovers", "Changes of leader", view.failovers),
             ("paceline_mesh_rebuilds", "Meshes formed because one broke", view.mesh_rebuilds),
             ("paceline_rollbacks", "Returns to a checkpoint", view.rollbacks),
-            ("paceline_tasks_dispatched", "Groups asked for", view.counts.dispatched),
+            ("paceline_tasks_dispatched", "Groups asked for", view.tasks.dispatched),
         ):
             yield CounterMetricFamily(name, help_text, float(value))
         yield GaugeMetricFamily(
             "paceline_last_commit_time_seconds",
             "When the newest step was committed, Unix time",
-            self._pace.last_commit_t if self._pace is not None else None,
+            self._rate.last_commit_t if self._rate is not None else None,
         )
         yield from self._tasks(view)
         yield from self._step(view)
@@ -117,12 +117,12 @@ class PrometheusMetrics(Collector):
     def _tasks(self, view: views.StatusView) -> Iterator[Metric]:
         states = GaugeMetricFamily("paceline_tasks", "Groups by state", labels=["state"])
         for state in ("pending", "leased", "ready", "in_step", "trained"):
-            states.add_metric([state], getattr(view.counts, state))
+            states.add_metric([state], getattr(view.tasks, state))
         yield states
         dropped = CounterMetricFamily(
             "paceline_tasks_dropped", "Groups dropped, by reason", labels=["reason"]
         )
-        for reason, count in sorted(view.counts.dropped.items()):
+        for reason, count in sorted(view.tasks.dropped.items()):
             dropped.add_metric([reason], count)
         yield dropped
 
@@ -201,8 +201,7 @@ class PrometheusMetrics(Collector):
         failing = GaugeMetricFamily(
             "paceline_sink_failing", "1 where a sink cannot be written to", labels=["sink"]
         )
-        leader = self._controller.leader
-        for feed in leader.housekeeping.exporters.feeds if leader is not None else ():
-            points.add_metric([feed.name], feed.written)
-            failing.add_metric([feed.name], feed.failing)
+        for sink in self._controller.sink_states():
+            points.add_metric([sink["name"]], sink["written"])
+            failing.add_metric([sink["name"]], sink["failing"])
         yield from (points, failing)

@@ -1,11 +1,15 @@
-"""What can be asked. A leader answers from its live ledger, a standby from its copy."""
+"""Read routes of the REST interface.
+
+A leader answers from its live ledger, a standby from its copy.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
@@ -18,12 +22,12 @@ from controller.proto_encoding import controllers_of, status_of
 from controller.rest import samples, schemas
 from controller.rest.data_flow import bottleneck, flow
 from controller.rest.dropped_groups import DroppedGroups
-from controller.rest.eta import StepRate
-from controller.rest.event_history import Key
 from controller.rest.problem_details import Problem, documented
 from controller.rest.redaction import Redactor
 from controller.rest.run_index import RunIndex
-from paceline.run_view.run_file_writer import position_key
+from controller.rest.step_rate import StepRate
+from paceline.run_view.run_file_writer import Key, position_key
+from paceline.run_view.run_records import RunRecords
 from paceline.v1 import common_pb2
 
 if TYPE_CHECKING:
@@ -32,13 +36,13 @@ if TYPE_CHECKING:
 EVENT_ID = r"^(\d{1,20}(-\d{1,20})?(/\d{1,9})?)?$"
 MOST_STEP = 1 << 53
 ROLES = {common_pb2.ROLE_POLICY: "policy", common_pb2.ROLE_ROLLOUT: "rollout"}
-CURVES = ("reward_mean", "loss")
+CURVES = "reward_mean,loss"
 
-StepNumber = Annotated[int, Query(ge=-1, le=MOST_STEP)]
+StepNumber = Annotated[int, Query(ge=0, le=MOST_STEP)]
 
 
 class Json(Response):
-    """A body that is JSON already: made where the data is, checked by tests and not per request."""
+    """A body that is JSON already: its schema is checked by tests, not per request."""
 
     media_type = "application/json"
 
@@ -48,45 +52,45 @@ def dumps(value: Any) -> bytes:
 
 
 def parse_id(text: str) -> Key | None:
-    """The key of an event id; None: from the beginning. Raises Problem."""
+    """Key of an event id; None for the empty id, which is before all events. Raises Problem."""
     if not re.fullmatch(EVENT_ID, text):
-        raise Problem(422, "since: not the id of an event")
+        raise Problem(422, "since: this is not the id of an event")
     if not text:
         return None
     position, _, number = text.partition("/")
-    # Without a number: after everything of that position.
+    # Without a number: after all events of that position.
     return position_key(position), int(number) if number else 1 << 62
 
 
-def router(controller: Controller, index: RunIndex, pace: StepRate) -> APIRouter:
+def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", responses=documented(401, 403, 422, 429, 500))
-    scrub = Redactor(controller.run_dir)
+    redactor = Redactor(controller.run_dir)
     drops = DroppedGroups(controller)
 
-    async def told(question: Callable[[RunIndex], Any]) -> Json:
-        """The answer, made and written as JSON in the index's thread."""
-        return Json(await index.ask(lambda i: dumps(question(i))))
+    async def answered(question: Callable[[RunRecords], Any]) -> Json:
+        """The answer, computed and written as JSON in the index's thread."""
+        return Json(await index.ask(lambda records: dumps(question(records))))
 
-    @routes.get("/run", summary="The run at a glance", tags=["run"])
-    async def run() -> schemas.Run:
-        await pace.look()
-        return schemas.Run(**run_of(controller, scrub, pace))
+    @routes.get("/run", summary="State of the run", tags=["run"])
+    async def run() -> schemas.RunReply:
+        await rate.refresh()
+        return run_of(controller, redactor, rate)
 
-    @routes.get("/workers", summary="Every worker", tags=["fleet"])
-    async def workers() -> list[schemas.Worker]:
-        return [schemas.Worker(**w) for w in workers_of(controller, scrub)]
+    @routes.get("/workers", summary="All workers", tags=["fleet"])
+    async def workers() -> list[schemas.WorkerReply]:
+        return workers_of(controller, redactor)
 
     @routes.get(
         "/workers/{worker_id}", summary="One worker", tags=["fleet"], responses=documented(404)
     )
-    async def worker(worker_id: Annotated[str, Path(max_length=64)]) -> schemas.Worker:
-        for found in workers_of(controller, scrub):
-            if found["worker_id"] == worker_id:
-                return schemas.Worker(**found)
+    async def worker(worker_id: Annotated[str, Path(max_length=64)]) -> schemas.WorkerReply:
+        for found in workers_of(controller, redactor):
+            if found.worker_id == worker_id:
+                return found
         raise Problem(404, f"there is no worker {worker_id!r}")
 
     @routes.get(
-        "/steps", summary="Committed steps", tags=["learning"], response_model=schemas.Steps
+        "/steps", summary="Committed steps", tags=["learning"], response_model=schemas.StepsReply
     )
     async def steps(
         since: Annotated[
@@ -94,59 +98,60 @@ def router(controller: Controller, index: RunIndex, pace: StepRate) -> APIRouter
         ] = -1,
         limit: Annotated[int, Query(ge=1, le=1000)] = 100,
     ) -> Response:
-        def answer(i: RunIndex) -> dict[str, Any]:
-            rows = i.columns.rows(since, limit)
+        def answer(records: RunRecords) -> dict[str, Any]:
+            rows = records.metrics.rows(since, limit)
             return {"steps": rows, "next": rows[-1]["step"] if rows else max(since, 0)}
 
-        return await told(answer)
+        return await answered(answer)
 
-    @routes.get("/metrics", summary="Curves", tags=["learning"], response_model=schemas.Series)
+    @routes.get(
+        "/metrics", summary="Curves", tags=["learning"], response_model=schemas.MetricsReply
+    )
     async def metrics(
-        names: Annotated[
-            str,
-            Query(max_length=2000, pattern=r"^[A-Za-z0-9_,]*$", examples=["reward_mean,loss"]),
-        ] = ",".join(CURVES),
-        since: Annotated[StepNumber, Query(description="Steps after this one")] = 0,
-        until: Annotated[int, Query(ge=0, le=MOST_STEP)] = MOST_STEP,
-        points: Annotated[int, Query(ge=2, le=5000, description="At most so many")] = 500,
+        names: Annotated[str, Query(max_length=2000, pattern=r"^[A-Za-z0-9_,]*$")] = CURVES,
+        since: Annotated[
+            int, Query(ge=-1, le=MOST_STEP, description="Only steps after this one")
+        ] = 0,
+        until: StepNumber = MOST_STEP,
+        points: Annotated[int, Query(ge=2, le=5000, description="Points per curve, at most")] = 500,
     ) -> Response:
-        wanted = list(dict.fromkeys(n for n in names.split(",") if n))[:64]
+        asked = list(dict.fromkeys(n for n in names.split(",") if n))[:64]
 
-        def answer(i: RunIndex) -> dict[str, Any]:
-            found = i.columns.curves(wanted, since=since, until=until, points=points)
-            evals = [e for e in i.evals if since <= e["step"] <= until]
+        def answer(records: RunRecords) -> dict[str, Any]:
+            found = records.metrics.curves(asked, since=since, until=until, points=points)
+            evals = [e for e in records.evals if since <= e["step"] <= until]
             stride = -(-len(evals) // points) or 1
-            return {**found, "evals": evals[::-1][::stride][::-1], "names": i.columns.names}
+            return {**found, "evals": evals[::-1][::stride][::-1], "names": records.metrics.names}
 
-        return await told(answer)
+        return await answered(answer)
 
-    @routes.get("/tasks", summary="Where the prompts are", tags=["flow"])
-    async def tasks() -> schemas.TaskDetail:
-        dropped = await index.ask(
-            lambda i: [
-                {"t": e.t, "detail": "", "attempt": 0, **_only(e.fields, schemas.DroppedTask)}
-                for e in reversed(i.history.drops)
-            ][:100]
-        )
-        book = controller.state.tasks
+    @routes.get("/tasks", summary="Tasks by state, and those that failed", tags=["flow"])
+    async def tasks() -> schemas.TasksReply:
+        newest = await index.ask(lambda records: [*records.history.drops][:-101:-1])
         failing = [
-            {
-                "task_id": task.task_id,
-                "attempt": task.attempt,
-                "failures": [scrub.text(f) for f in task.failures],
-            }
-            for task in list(book.records.values())
+            schemas.FailingTask(
+                task_id=task.task_id,
+                attempt=task.attempt,
+                failures=[redactor.text(f) for f in task.failures],
+            )
+            for task in list(controller.state.tasks.records.values())
             if task.failures
         ][:100]
-        counts = asdict(views.counts(controller.state))
-        return schemas.TaskDetail.model_validate(
-            {"counts": counts, "quarantined": dropped, "failing": failing}
+        known = schemas.DroppedTask.model_fields
+        dropped = [{k: v for k, v in event.fields.items() if k in known} for event in newest]
+        return schemas.TasksReply(
+            counts=views.counts(controller.state),
+            quarantined=[
+                schemas.DroppedTask(**{"t": event.t, "detail": "", "attempt": 0, **fields})
+                for event, fields in zip(newest, dropped, strict=True)
+            ],
+            failing=failing,
         )
 
-    @routes.get("/flow", summary="Who waits for whom", tags=["flow"])
-    async def flow_now() -> schemas.Flow:
-        await pace.look()
-        return schemas.Flow(**flow(controller, pace.stalled_s))
+    @routes.get("/flow", summary="Rates, staleness and the bottleneck", tags=["flow"])
+    async def flow_now() -> schemas.FlowReply:
+        await rate.refresh()
+        return flow(controller, rate.stalled_s)
 
     @routes.get("/groups", summary="Recent groups of samples", tags=["samples"])
     async def groups(
@@ -154,39 +159,32 @@ def router(controller: Controller, index: RunIndex, pace: StepRate) -> APIRouter
         sort: Literal["recent", "oldest", "reward", "-reward", "-length", "-staleness"] = "recent",
         state: Literal["ready", "in_step", "trained", "dropped"] | None = None,
         reason: Annotated[
-            str | None,
-            Query(max_length=256, description="Dropped ones only, for this reason"),
+            str | None, Query(max_length=256, description="Only groups dropped for this reason")
         ] = None,
-        step: Annotated[int | None, Query(ge=0, le=MOST_STEP)] = None,
+        step: StepNumber | None = None,
         min_reward: Annotated[float | None, Query(allow_inf_nan=False)] = None,
         max_reward: Annotated[float | None, Query(allow_inf_nan=False)] = None,
-        min_tokens: Annotated[int | None, Query(ge=0, le=MOST_STEP)] = None,
-        max_tokens: Annotated[int | None, Query(ge=0, le=MOST_STEP)] = None,
-    ) -> schemas.Groups:
-        wanted = samples.Filter(state, step, min_reward, max_reward, min_tokens, max_tokens)
-        if state == "dropped" or reason is not None:
-            by_content = any(
-                x is not None for x in (min_reward, max_reward, min_tokens, max_tokens)
-            )
-            found = [
-                group
-                for group in await drops.recent(reason)
-                if wanted(group) and (group["sequences"] or not by_content)
-            ]
-            found.sort(key=samples.SORTS[sort])
-            return schemas.Groups.model_validate({"groups": found[:limit], "total": len(found)})
-        return schemas.Groups(**samples.groups(controller.state, wanted, sort, limit))
+        min_tokens: StepNumber | None = None,
+        max_tokens: StepNumber | None = None,
+    ) -> schemas.GroupsReply:
+        chosen = samples.Filter(state, step, min_reward, max_reward, min_tokens, max_tokens)
+        if state != "dropped" and reason is None:
+            found = samples.kept_groups(controller.state)
+        else:
+            dropped = await drops.recent(reason)
+            found = [group for group in dropped if group.sequences or not chosen.by_content]
+        return samples.listed(found, chosen, sort, limit)
 
     @routes.get(
         "/groups/{group_id}",
         summary="One group, with prompt and completions",
-        description="Only while its samples are kept: until a checkpoint covers their step.",
+        description="Samples are kept until a checkpoint covers their step.",
         tags=["samples"],
         responses=documented(404),
     )
-    async def group(group_id: Annotated[str, Path(max_length=64)]) -> schemas.GroupDetail:
+    async def group(group_id: Annotated[str, Path(max_length=64)]) -> schemas.GroupReply:
         try:
-            return schemas.GroupDetail(**await samples.group(controller, group_id))
+            return await samples.read_group(controller.state, controller.payloads, group_id)
         except Problem:
             reason = await drops.reason_of(group_id)
             if reason is None:
@@ -195,158 +193,135 @@ def router(controller: Controller, index: RunIndex, pace: StepRate) -> APIRouter
                 404, f"group {group_id} was dropped ({reason}): its samples are deleted"
             ) from None
 
-    @routes.get("/events", summary="What happened", tags=["events"], response_model=schemas.Events)
+    @routes.get("/events", summary="Events", tags=["events"], response_model=schemas.EventsReply)
     async def events(
         since: Annotated[str, Query(max_length=64, description="Id of an event; empty: all")] = "",
         limit: Annotated[int, Query(ge=1, le=2000)] = 200,
         kind: Annotated[
             Literal["all", "notable", "faults", "marks"],
-            Query(description="notable: no commits; marks: what curves carry a mark for"),
+            Query(description="notable: without commits; marks: those that curves are marked with"),
         ] = "all",
-        since_step: Annotated[
-            int, Query(ge=0, le=MOST_STEP, description="With at least so many steps committed")
-        ] = 0,
-        until_step: Annotated[int, Query(ge=0, le=MOST_STEP)] = MOST_STEP,
+        since_step: Annotated[StepNumber, Query(description="Least number of committed steps")] = 0,
+        until_step: StepNumber = MOST_STEP,
         newest: Annotated[
             bool | None,
-            Query(description="The last ones, not the first ones; not given: without since only"),
+            Query(description="The last ones instead of the first; default: only without since"),
         ] = None,
     ) -> Response:
         key = parse_id(since)
+        # A client that pages on with the id of the last answer must not miss any.
+        last = key is None if newest is None else newest
 
-        def answer(i: RunIndex) -> dict[str, Any]:
+        def answer(records: RunRecords) -> dict[str, Any]:
             steps = (since_step, until_step)
-            # Who pages on with the id of the last answer must not be made to leap over any.
-            last = key is None if newest is None else newest
-            found = i.history.after(key, limit=limit, kinds=kind, newest=last, steps=steps)
+            found = records.history.after(key, limit=limit, kinds=kind, newest=last, steps=steps)
             return {
                 "events": [e.to_json() for e in found],
                 "next": found[-1].id if found else since,
             }
 
-        return await told(answer)
+        return await answered(answer)
 
-    @routes.get("/config", summary="The run's settings", tags=["run"])
+    @routes.get("/config", summary="Settings of the run", tags=["run"])
     async def config() -> dict[str, Any]:
         shown = controller.config.model_dump(mode="json")
-        return {section: scrub.value(fields) for section, fields in shown.items()}
+        return {section: redactor.value(fields) for section, fields in shown.items()}
 
-    @routes.get("/versions", summary="Who holds which weights", tags=["fleet"])
-    async def versions() -> list[schemas.VersionEpoch]:
-        return [schemas.VersionEpoch(**line) for line in versions_of(controller)]
+    @routes.get("/versions", summary="Workers by the weights they hold", tags=["fleet"])
+    async def versions() -> list[schemas.VersionReply]:
+        return versions_of(controller.state)
 
-    @routes.get("/checkpoints", summary="What can be restored, newest first", tags=["run"])
-    async def checkpoints() -> list[schemas.Checkpoint]:
-        known = await index.ask(lambda i: dict(i.history.checkpoints))
-        found = []
-        for one in kept_checkpoints(controller.state, controller.config.train.keep_checkpoints):
-            t, size = known.get((one.step, one.version), (0.0, 0))
-            found.append(
-                schemas.Checkpoint(
-                    step=one.step,
-                    version=one.version,
-                    path=scrub.text(one.path),
-                    size_bytes=size,
-                    t=t,
-                )
+    @routes.get("/checkpoints", summary="Checkpoints on disk, newest first", tags=["run"])
+    async def checkpoints() -> list[schemas.CheckpointReply]:
+        saved = await index.ask(lambda records: list(records.history.checkpoints))
+        known = {(c.step, c.version): c for c in saved}
+        keep = controller.config.train.keep_checkpoints
+        return [
+            schemas.CheckpointReply(
+                step=kept.step,
+                version=kept.version,
+                path=redactor.text(kept.path),
+                size_bytes=found.size_bytes if found else 0,
+                t=found.t if found else 0.0,
             )
-        return found
+            for kept in kept_checkpoints(controller.state, keep)
+            for found in [known.get((kept.step, kept.version))]
+        ]
 
     return routes
 
 
-def run_of(controller: Controller, scrub: Redactor, pace: StepRate) -> dict[str, Any]:
-    state = controller.state
+def run_of(controller: Controller, redactor: Redactor, rate: StepRate) -> schemas.RunReply:
+    state, leader = controller.state, controller.leader
     view = views.status(state)
-    leader = controller.leader
     trouble = leader.trouble if leader is not None else controller.trouble
-    found = asdict(view)
-    return {
-        **found,
+    proposal = leader.proposal if leader is not None else None
+    known = {field.name: getattr(view, field.name) for field in fields(view)}
+    known |= {
         "run_id": controller.config.run.name,
         "run_name": controller.config.run.name,
         "phase": view.phase if state.ended or not trouble else trouble,
-        "reason": scrub.text(view.reason),
+        "reason": redactor.text(view.reason),
         "total_steps": view.total_steps or controller.config.train.steps,
-        "max_staleness": controller.config.train.max_staleness,
-        "started_t": state.started_t,
-        "ended_t": state.ended_t,
-        "tasks": found["counts"],
-        "controllers": list(controllers_of(controller)),
-        "served_by": controller.identity.controller_id,
-        "bottleneck": bottleneck(controller, pace.stalled_s),
-        "time_left_s": pace.left_s,
-        "stalled_s": round(pace.stalled_s, 3),
-        **proposed_of(controller),
-        "provider_trouble": provider_trouble_of(controller, scrub),
-        "sinks": sinks_of(controller, scrub),
     }
+    return schemas.RunReply(
+        **known,
+        max_staleness=controller.config.train.max_staleness,
+        started_t=state.started_t,
+        ended_t=state.ended_t,
+        controllers=[schemas.ControllerReply(**seen) for seen in controllers_of(controller)],
+        served_by=controller.identity.controller_id,
+        bottleneck=bottleneck(controller, rate.stalled_s),
+        time_left_s=rate.time_left_s,
+        stalled_s=round(rate.stalled_s, 3),
+        proposed=asdict(proposal.counts) if proposal is not None else {},
+        proposed_why=proposal.why if proposal is not None else "",
+        provider_trouble=provider_trouble_of(controller, redactor),
+        sinks=[
+            schemas.SinkReply(**{**sink, "trouble": redactor.text(sink["trouble"])[:500]})
+            for sink in controller.sink_states()
+        ],
+    )
 
 
 def kept_checkpoints(state: State, keep: int) -> list[Checkpoint]:
-    """Newest first. The ledger remembers more than the writer leaves on the disk."""
+    """Newest first. The ledger remembers more checkpoints than the writer keeps on disk."""
     return state.versions.checkpoints[-keep:][::-1]
 
 
-def proposed_of(controller: Controller) -> dict[str, Any]:
-    """Only the leader measures."""
-    found = controller.leader.proposal if controller.leader is not None else None
-    if found is None:
-        return {"proposed": {}, "proposed_why": ""}
-    return {"proposed": asdict(found.counts), "proposed_why": found.why}
-
-
-def provider_trouble_of(controller: Controller, scrub: Redactor) -> str:
+def provider_trouble_of(controller: Controller, redactor: Redactor) -> str:
     leader = controller.leader
-    return scrub.text(leader.provider_trouble)[:500] if leader is not None else ""
+    return redactor.text(leader.provider_trouble)[:500] if leader is not None else ""
 
 
-def sinks_of(controller: Controller, scrub: Redactor) -> list[dict[str, Any]]:
-    feeds = controller.leader.housekeeping.exporters.feeds if controller.leader is not None else []
+def workers_of(controller: Controller, redactor: Redactor) -> list[schemas.WorkerReply]:
     return [
-        {
-            "name": feed.name,
-            "written": feed.written,
-            "failing": feed.failing,
-            "trouble": scrub.text(feed.trouble)[:500],
-        }
-        for feed in feeds
-    ]
-
-
-def workers_of(controller: Controller, scrub: Redactor) -> list[dict[str, Any]]:
-    return [
-        {
-            "worker_id": w.worker_id,
-            "role": ROLES.get(w.role, "unknown"),
-            "host": w.host,
-            "pid": w.pid,
-            # As text: a browser's numbers have 53 bits.
-            "incarnation": str(w.incarnation),
-            "state": w.state,
-            "mesh_epoch": w.mesh_epoch,
-            "version": w.version,
-            "heartbeat_age_s": round(w.heartbeat_age_s, 3),
-            "activity": scrub.text(w.activity),
-            "held_leases": w.held_leases,
-            "gauges": {k: v for k, v in sorted(w.gauges.items()) if v == v and abs(v) < 1e300},
-        }
+        schemas.WorkerReply(
+            worker_id=w.worker_id,
+            role=ROLES.get(w.role, "unknown"),
+            host=w.host,
+            pid=w.pid,
+            incarnation=str(w.incarnation),
+            state=w.state,
+            mesh_epoch=w.mesh_epoch,
+            version=w.version,
+            heartbeat_age_s=round(w.heartbeat_age_s, 3),
+            activity=redactor.text(w.activity),
+            held_leases=w.held_leases,
+            gauges={k: v for k, v in sorted(w.gauges.items()) if math.isfinite(v)},
+        )
         for w in sorted(status_of(controller).workers, key=lambda w: w.worker_id)
     ]
 
 
-def versions_of(controller: Controller) -> list[dict[str, Any]]:
-    state = controller.state
+def versions_of(state: State) -> list[schemas.VersionReply]:
+    """Who holds which weights, the newest version first."""
     holders: dict[int, list[str]] = {state.versions.version: []}
     for worker in state.fleet.workers.values():
         held = max(worker.state_version, worker.loaded_version)
         if worker.alive and held >= 0:
             holders.setdefault(held, []).append(worker.worker_id)
     return [
-        {"version": v, "step": state.versions.step_of(v), "workers": sorted(holders[v])}
+        schemas.VersionReply(version=v, step=state.versions.step_of(v), workers=sorted(holders[v]))
         for v in sorted(holders, reverse=True)
     ]
-
-
-def _only(fields: dict[str, Any], model: type[schemas.DroppedTask]) -> dict[str, Any]:
-    return {k: v for k, v in fields.items() if k in model.model_fields}

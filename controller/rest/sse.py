@@ -1,4 +1,4 @@
-"""Events as they happen: server-sent events, resumed after ``Last-Event-ID``."""
+"""Server-sent events, resumed after ``Last-Event-ID``."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
 
-from controller.rest.event_history import Key
 from controller.rest.problem_details import Problem, documented
 from controller.rest.routes_query import dumps, parse_id
 from controller.rest.run_index import RunIndex
+from paceline.run_view.run_file_writer import Key
+from paceline.run_view.run_records import RunRecords
 
 if TYPE_CHECKING:
     from controller.replicated_controller import Controller
 
 HEARTBEAT_S = 5.0
 LOOK_S = 0.25
-"""Run files lag the journal by a few tenths of a second."""
+"""Lag of the run files behind the journal."""
 MOST_STREAMS = 64
 AT_ONCE = 500
 
@@ -39,7 +40,7 @@ class EventStreams:
         self._closing.set()
 
     def enter(self) -> None:
-        """Raises Problem where too many are open."""
+        """Raises Problem if too many streams are open."""
         if self._open >= MOST_STREAMS:
             raise Problem(503, "too many event streams are open", {"Retry-After": "5"})
 
@@ -65,22 +66,22 @@ class EventStreams:
             self._open -= 1
 
     async def _more(self) -> None:
-        """Returns when there may be more: the journal grew, or a while has passed."""
+        """Returns when there may be more events: the journal grew, or a second has passed."""
         topic = self._controller.journal_topic
         grown = asyncio.create_task(topic.wait(topic.turn, 1.0))
         closing = asyncio.create_task(self._closing.wait())
         try:
             await asyncio.wait({grown, closing}, return_when=asyncio.FIRST_COMPLETED)
             if not closing.done():
-                # The run files follow the journal, and a busy run's many entries go out together.
+                # The run files follow the journal; many entries of a busy run are sent together.
                 await asyncio.wait({closing}, timeout=LOOK_S)
         finally:
             grown.cancel()
             closing.cancel()
 
 
-def _lines(index: RunIndex, key: Key | None) -> list[tuple[Key, bytes]]:
-    found = index.history.after(key, limit=AT_ONCE)
+def _lines(records: RunRecords, key: Key | None) -> list[tuple[Key, bytes]]:
+    found = records.history.after(key, limit=AT_ONCE)
     return [
         (e.key, f"id: {e.id}\nevent: {e.severity}\ndata: ".encode() + dumps(e.to_json()) + b"\n\n")
         for e in found
@@ -92,10 +93,10 @@ def router(streams: EventStreams) -> APIRouter:
 
     @routes.get(
         "/events/stream",
-        summary="What happens, as it happens",
+        summary="Events as they happen",
         description=(
             "Server-sent events named by their severity. A client that reconnects with "
-            "Last-Event-ID misses nothing and gets nothing twice, on any controller."
+            "Last-Event-ID to any controller receives every event exactly once."
         ),
         tags=["events"],
         response_class=Response,

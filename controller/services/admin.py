@@ -7,6 +7,7 @@ import re
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
 
+from controller.export.event_words import described
 from controller.ledger.commands import CommandRefused, DeclareDead, Drain, Pause, Scale, Stop
 from controller.proto_encoding import status_of
 from controller.services.validation import Invalid, check_caller, check_request_id, check_text
@@ -42,7 +43,7 @@ async def watch_events(
                 # Who is cut off in the middle of an entry gets it again from its beginning.
                 reached = entry.at.entry if number == last else position
                 yield admin_pb2.EventRecord(
-                    position=reached, json=json.dumps({**event, "at": entry.t})
+                    position=reached, json=json.dumps({**described(event), "at": entry.t})
                 )
             position = entry.at.entry
         if entries:

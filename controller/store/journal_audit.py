@@ -39,7 +39,7 @@ class Report:
 
     counts: dict[str, Any] = field(default_factory=dict)
     """dispatched, pending, leased, ready, in_step, trained, dropped (by reason), duplicates, lost,
-    steps, events, entries, terms."""
+    steps, events, entries, terms, failovers, mesh_rebuilds, rollbacks."""
     problems: list[str] = field(default_factory=list)
     """One line for each promise that does not hold."""
 
@@ -203,6 +203,9 @@ class _Replay:
             "events": self._events,
             "entries": self._number,
             "terms": state.terms,
+            "failovers": state.failovers,
+            "mesh_rebuilds": state.fleet.mesh_rebuilds,
+            "rollbacks": state.versions.rollbacks,
         }
 
     def _check_payloads(self, client: Any, keys: Keys) -> None:

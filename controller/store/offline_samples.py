@@ -31,14 +31,15 @@ async def kept_groups(
         payloads: PayloadStore = FilePayloads(Path(where)) if where else RedisPayloads(client, keys)
         replica = await LedgerFollower.load(Journal(client, keys, payloads))
         state = replica.ledger.state
-        found = samples.groups(state, wanted, sort, limit)
+        found = samples.listed(samples.kept_groups(state), wanted, sort, limit)
         details = []
-        for summary in found["groups"]:
+        for summary in found.groups:
             try:
-                details.append(await samples.read_group(state, payloads, summary["group_id"]))
+                group = await samples.read_group(state, payloads, summary.group_id)
+                details.append(group.model_dump(mode="json"))
             except Problem:
                 continue  # deleted since: a checkpoint covers it
-        return {"groups": details, "total": found["total"]}
+        return {"groups": details, "total": found.total}
     except (RedisError, OSError) as error:
         raise NoRedis(
             f"the journal at {without_password(redis_url)} cannot be read: {error}"

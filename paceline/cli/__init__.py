@@ -31,7 +31,6 @@ from paceline.cli import (
     up,
 )
 from paceline.errors import UserError
-from testbed import chaos_command
 
 app = typer.Typer(
     name="paceline",
@@ -45,7 +44,7 @@ app = typer.Typer(
 )
 for module in (
     *(up, init, doctor, status, top, events, logs, samples, runs),
-    *(roles, admin, ledger, export, chaos_command, config, completion),
+    *(roles, admin, ledger, export, config, completion),
 ):
     module.register(app)
 

@@ -20,16 +20,17 @@ def check(config: ConfigArgument, overrides: SetOption = None, as_json: JsonOpti
     """
     from paceline.config.load import load_config
     from paceline.config.toml import to_toml
-    from paceline.preflight.config_warnings import concerns
+    from paceline.preflight.config_warnings import config_warnings
 
     resolved = load_config(config, overrides or ())
     if as_json:
         print_json(resolved.model_dump(mode="json"))
     else:
         typer.echo(to_toml(resolved), nl=False)
-    for concern in concerns(resolved):
-        # Standard output stays a config that can be read back.
-        typer.echo(f"warning: {concern.found}; {concern.remedy}", err=True)
+    for found in config_warnings(resolved):
+        if found.state != "ok":
+            # Standard output stays a configuration that can be read back.
+            typer.echo(f"warning: {found}", err=True)
 
 
 @config.command()

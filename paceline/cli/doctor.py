@@ -20,7 +20,7 @@ from paceline.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from paceline.preflight.doctor import Check
+    from paceline.preflight.check import Check
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -47,7 +47,7 @@ def doctor(
     """
     from paceline.config.load import load_config
     from paceline.config.schema import AuthConfig
-    from paceline.preflight.doctor import examine
+    from paceline.preflight import machine_checks
 
     settings = load_config(config, overrides or ()) if config is not None else None
     addresses = parse_addresses(controllers) if controllers else []
@@ -63,7 +63,7 @@ def doctor(
         update={name: str(value) for name, value in given.items() if value is not None}
     )
     checks: list[Check] = []
-    for check in examine(settings, auth, addresses, run_dir):
+    for check in machine_checks(settings, auth, addresses, run_dir):
         checks.append(check)
         if not as_json:
             typer.echo(_line(check))

@@ -28,17 +28,19 @@ if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane
 
 OVER_S = 1.5
-"""For a controller to answer where the run directory says that the run has ended."""
+"""Time limit for a controller to answer if the run directory has a summary."""
 POSITION = r"(\d{1,20}(-\d{1,20})?)?"
 
 
 def events(
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on as they happen.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue with new events as they happen.")
+    ] = False,
     after: Annotated[
         str, typer.Option("--after", metavar="POSITION", help="Journal position to start after.")
     ] = "",
     all_kinds: Annotated[
-        bool, typer.Option("--all", help="Every journal event, leases and votes included.")
+        bool, typer.Option("--all", help="Include leases, votes and other frequent events.")
     ] = False,
     run_dir: RunDirOption = None,
     controllers: ControllersOption = None,
@@ -46,26 +48,26 @@ def events(
     token_file: TokenOption = None,
     tls_ca: TlsOption = None,
 ) -> None:
-    """Tell what happened in a run, oldest first.
+    """Print the events of a run, oldest first.
 
-    Without --follow and --all a run directory is enough, also of a run that has ended.
+    Without --follow and --all a run directory is enough, even if the run has ended.
 
     Example: paceline events --run-dir runs/demo --follow
     """
     if not re.fullmatch(POSITION, after):
-        raise BadInput(f"--after: {after} is no journal position, such as 1763711975123-0")
+        raise BadInput(f"--after: {after} is not a journal position such as 1763711975123-0")
     if run_dir is not None and not (follow or all_kinds):
         _from_file(run_dir, after, as_json)
         return
     from paceline.rpc.client import ControlPlaneUnavailable
     from paceline.run_view.event_follower import answers, follow_events
-    from paceline.run_view.run_file_writer import is_listed
+    from paceline.run_view.words import is_listed
     from paceline.v1 import admin_pb2
 
     async def watch(control: ControlPlane) -> None:
         async for position, event in records(control):
             if all_kinds or is_listed(event):
-                # As the run's files call it.
+                # The run files name it so.
                 at = {"t": round(event["at"], 3)} if "at" in event else {}
                 _print({"position": position, **at, **event}, as_json)
 
@@ -83,10 +85,10 @@ def events(
 
     target = (run_dir, controllers, token_file, tls_ca)
     if run_dir is not None and (last := last_known(run_dir)) and not with_control(*target, look):
-        # Nothing follows: what there is was written down.
+        # No event can follow: the files have them all.
         if all_kinds:
             raise ControlPlaneUnavailable(
-                f"the run in {run_dir} is not running: {last}. Without --all its files tell"
+                f"the run in {run_dir} is not running: {last}. Leave out --all to read its files"
             )
         _from_file(run_dir, after, as_json)
         return
@@ -109,14 +111,14 @@ def _print(event: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print_json_line(event)
         return
-    from paceline.run_view.event_text import tell
+    from paceline.run_view.words import text_of
 
     t = event.get("at") or event.get("t")
-    typer.echo(f"{_clock(t) if t else '--:--:--'}  {printable(tell(event))}")
+    typer.echo(f"{_clock(t) if t else '--:--:--'}  {printable(text_of(event))}")
 
 
 def _clock(t: float) -> str:
-    """The time of day, and the day where it is not today's: runs take days."""
+    """Time of day, with the date unless it is today's."""
     at = time.localtime(t)
     today = time.strftime("%Y-%m-%d", at) == time.strftime("%Y-%m-%d")
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", at)

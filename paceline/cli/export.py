@@ -59,7 +59,7 @@ def export(
 
 
 def _checkpoint(source: Path) -> Path:
-    from paceline.run_view.summary import Story
+    from paceline.run_view.run_records import RunRecords
 
     if not source.is_dir():
         raise BadInput(f"{source}: no such directory. Give a run directory or a checkpoint in one")
@@ -67,10 +67,10 @@ def _checkpoint(source: Path) -> Path:
         # Roles started by hand may have directories of their own: then the events are a controller's.
         complete = [path.parent for path in (source / "checkpoints").glob("step-*/meta.json")]
         return max(complete, key=lambda path: (len(path.name), path.name), default=source)
-    newest = Story.read(source).newest_checkpoint
-    if newest is None:
+    recorded = RunRecords.read(source).history.checkpoints
+    if not recorded:
         raise BadInput(f"{source}: the run has no checkpoint yet")
-    path = Path(newest)
+    path = Path(recorded[-1].path)
     # A run directory that was moved takes its checkpoints along.
     return path if path.is_dir() else source / "checkpoints" / path.name
 

@@ -13,6 +13,7 @@ import typer
 
 from paceline.cli.common import ConfigArgument, RunDirOption, SetOption, parse_addresses
 from paceline.errors import BadInput
+from paceline.process.user_code import python_module
 
 Controllers = Annotated[
     str,
@@ -118,7 +119,7 @@ def _become(
         os.environ.setdefault(variable, str(threads))
     changed = [part for override in overrides or () for part in ("--set", override)]
     sys.stdout.flush()
-    argv = [sys.executable, "-m", module, str(config), *arguments, *changed]
+    argv = [*python_module(module), str(config), *arguments, *changed]
     os.execv(sys.executable, argv)
 
 

@@ -13,24 +13,25 @@ from paceline.console.terminal import out_console, printable
 from paceline.errors import BadInput
 
 if TYPE_CHECKING:
+    from paceline.run_view.run_records import RunRecords
     from paceline.run_view.runs import Run
 
 PLOT = Path("compare.png")
 TOLD = ("failed", "damaged")
-"""States that are shown with their reason."""
+"""States shown with their reason."""
 
 
 def runs(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Looked through, three levels deep.")
+        Path, typer.Argument(metavar="DIR", help="Searched three levels deep.")
     ] = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """List the runs in a directory, the newest first, and how each ended.
+    """List the runs in a directory and their results, the newest first.
 
-    running: a process of it lives on this machine. finished, failed, interrupted: as its summary.json
-    says. ended: nothing of it runs here and it left no summary, so it was killed, or runs elsewhere.
-    damaged: its files cannot be read.
+    States: running: a process of the run is alive on this machine. finished, failed, interrupted: from
+    its summary.json. ended: no process is alive here and there is no summary, so the run was killed or
+    is on another machine. damaged: its files cannot be read.
 
     Example: paceline runs runs
     """
@@ -50,7 +51,7 @@ def runs(
 
 def compare(
     run_dirs: Annotated[
-        list[Path], typer.Argument(metavar="RUN_DIR...", help="Two or more runs' directories.")
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Two or more run directories.")
     ],
     out: Annotated[
         Path | None,
@@ -59,17 +60,18 @@ def compare(
         ),
     ] = None,
     metric: Annotated[
-        str, typer.Option("--metric", metavar="NAME", help="What to plot, over steps.")
+        str, typer.Option("--metric", metavar="NAME", help="Metric to plot over steps.")
     ] = "reward_mean",
     as_json: JsonOption = False,
 ) -> None:
     """Plot a metric of several runs into one PNG, and print their final numbers.
 
-    Plotting needs the extra: pip install 'paceline[plot]'. With --json the numbers and the curves are
-    printed, and a plot is made only where --out asks for one.
+    Plotting needs matplotlib: pip install 'paceline[plot]'. With --json the numbers and the curves are
+    printed, and a plot is written only if --out names a file.
 
     Example: paceline compare runs/a runs/b --metric eval_reward_mean --out rewards.png
     """
+    from paceline.run_view.run_records import RunRecords
     from paceline.run_view.runs import is_run, read_run
 
     if len(run_dirs) < 2:
@@ -79,9 +81,10 @@ def compare(
             raise BadInput(f"{path}: no such directory")
         if not is_run(path):
             raise BadInput(f"{path} is not the directory of a run")
-    curves = [_curve(path, metric) for path in run_dirs]
+    records = [RunRecords.read(path) for path in run_dirs]
+    curves = [_curve(one, metric) for one in records]
     if not any(curves):
-        known = sorted({name for path in run_dirs for name in _metrics(path)})
+        known = sorted(set().union(*(one.names for one in records)))
         raise BadInput(f"--metric {metric}: no run has it. There are: {', '.join(known) or 'none'}")
     found = [read_run(path) for path in run_dirs]
     target = out or (None if as_json else PLOT)
@@ -99,22 +102,11 @@ def compare(
     typer.echo(f"plot: {target}")
 
 
-def _curve(path: Path, metric: str) -> list[tuple[int, float]]:
-    """(step, value) in order of steps, of the surviving line."""
-    from paceline.run_view.summary import Story
-
-    story = Story.read(path)
-    rows = story.evals if metric.startswith("eval_") else story.steps
-    values = ((step, rows[step].get(metric)) for step in sorted(rows))
-    return [(step, float(value)) for step, value in values if isinstance(value, int | float)]
-
-
-def _metrics(path: Path) -> set[str]:
-    from paceline.run_view.summary import Story
-
-    story = Story.read(path)
-    head = {"position", "n", "t", "kind", "step", "version"}
-    return {n for rows in (story.steps, story.evals) for row in rows.values() for n in row} - head
+def _curve(records: RunRecords, metric: str) -> list[tuple[int, float]]:
+    """(step, value) in order of steps, on the surviving line."""
+    if not metric.startswith("eval_"):
+        return records.metrics.column(metric)
+    return [(e["step"], e[metric]) for e in records.evals if e.get(metric) is not None]
 
 
 def _print(found: list[Run], last: list[str], title: str = "changed") -> None:

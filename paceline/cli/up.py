@@ -15,6 +15,7 @@ from paceline.cli.common import (
     SetOption,
     print_json,
 )
+from paceline.errors import BadInput
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -26,111 +27,123 @@ def up(
     overrides: SetOption = None,
     run_dir: RunDirOption = None,
     fresh: Annotated[
-        bool, typer.Option("--fresh", help="Remove an earlier run in the directory first.")
+        bool, typer.Option("--fresh", help="Delete the earlier run in the directory first.")
     ] = False,
     attach: Annotated[
         bool,
         typer.Option(
             "--attach",
-            help="Take over the running processes of a fleet whose `paceline up` is gone.",
+            help="Take over a running fleet whose `paceline up` has ended.",
         ),
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything and start nothing.")
+        bool, typer.Option("--dry-run", help="Run the checks and start nothing.")
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Run a whole fleet on this machine, in the foreground, to the end of the run.
+    """Run a whole fleet on this machine until the run ends.
 
-    Started again on an unfinished run, it goes on where that one stopped: what an earlier session
-    left running is ended first, or, with --attach, taken over without interrupting it. Ctrl-C
-    stops every process of the fleet; twice: at once. With --json the view goes to standard error and
-    the summary, as JSON, to standard output.
+    The same command continues an unfinished run from its last state. Processes that an earlier
+    session left running are ended first; --attach takes them over without an interruption. Ctrl-C
+    stops every process of the fleet; a second Ctrl-C kills them at once. With --json, the live view
+    goes to standard error and the summary to standard output.
 
     Example: paceline up demo.toml --set train.steps=50 --run-dir runs/try1
     """
     from paceline.config.load import load_config
     from paceline.run_view.summary import read_summary
-    from paceline.supervisor.preflight import PreflightFailed, check
-    from paceline.supervisor.run_dir_lock import check_unled, clear, end_leftovers, held
+    from paceline.supervisor.run_dir_lock import check_no_leader, clear, end_leftovers, locked
 
     settings = load_config(config, overrides or ())
-    where = (run_dir or Path("runs") / settings.run.name).resolve()
+    directory = (run_dir or Path("runs") / settings.run.name).resolve()
     if attach and fresh:
-        raise PreflightFailed(
-            "--attach takes a running fleet over, --fresh removes it: give one of them"
-        )
+        raise BadInput("--attach takes over a running fleet, --fresh removes it: give one of them")
     if attach:
-        with held(where):
-            raise typer.Exit(_run(settings, where, as_json, _fleet_left(settings, where)))
-    check(settings, where)
+        with locked(directory):
+            raise typer.Exit(_run(settings, directory, as_json, _fleet_left(settings, directory)))
+    _check(settings, directory)
     if dry_run:
         if as_json:
-            print_json({"ready": True, "run": settings.run.name, "run_dir": str(where)})
+            print_json({"ready": True, "run": settings.run.name, "run_dir": str(directory)})
         else:
-            typer.echo(f"ready: {_fleet_line(settings)} in {where}")
+            typer.echo(f"ready: {_fleet_line(settings)} in {directory}")
         return
-    with held(where):
+    with locked(directory):
         if fresh:
-            clear(settings, where)
-        summary = read_summary(where)
+            clear(settings, directory)
+        summary = read_summary(directory)
         if summary is not None and summary.get("status") == "finished":
             # A Redis of the user's own knows a run by its name, wherever its directory is.
             elsewhere = "--run-dir DIR" if settings.redis.url is None else "another run.name"
-            raise PreflightFailed(
-                f"the run in {where} is finished ({summary.get('steps')} steps). Start anew with "
-                f"--fresh, or elsewhere with {elsewhere}"
+            raise BadInput(
+                f"the run in {directory} is finished ({summary.get('steps')} steps). Run it again "
+                f"with --fresh, or start another one with {elsewhere}"
             )
-        left = end_leftovers(where)
+        left = end_leftovers(directory)
         if left:
             line = f"ended {len(left)} processes that an earlier session left behind"
             typer.echo(line, err=as_json)
         if not fresh:
-            check_unled(settings)
-        raise typer.Exit(_run(settings, where, as_json))
+            check_no_leader(settings)
+        raise typer.Exit(_run(settings, directory, as_json))
 
 
-def _fleet_left(settings: Config, where: Path) -> FleetRecord:
-    """Record of the fleet in ``where``, which runs without its supervisor. Raises Refused."""
+def _check(settings: Config, directory: Path) -> None:
+    """Prints warnings. Raises BadInput with a line for each check that failed."""
+    from paceline.preflight import run_checks
+
+    checks = list(run_checks(settings, directory))
+    failed = [str(check) for check in checks if check.state == "fail"]
+    if failed:
+        raise BadInput("\n".join(failed))
+    for check in checks:
+        if check.state == "warn":
+            typer.echo(f"warning: {check}", err=True)
+
+
+def _fleet_left(settings: Config, directory: Path) -> FleetRecord:
+    """Record of the fleet in ``directory``, which runs without its supervisor. Raises BadInput."""
     from paceline.cli.common import run_config
     from paceline.run_view.fleet_file import FleetRecord
-    from paceline.supervisor.preflight import PreflightFailed
 
-    record = FleetRecord.read(where)
+    record = FleetRecord.read(directory)
     known = {p.name for p in record.processes if p.role == "controller"} if record else set()
-    wanted = {f"controller-{index}" for index in range(settings.fleet.controllers)}
-    if record is None or not record.survivors() or not wanted <= known:
-        raise PreflightFailed(
-            f"--attach: no fleet runs in {where}. Without --attach the run is started, or goes on"
+    needed = {f"controller-{index}" for index in range(settings.fleet.controllers)}
+    if record is None or not record.survivors() or not needed <= known:
+        raise BadInput(
+            f"--attach: no fleet runs in {directory}. To start or continue the run, remove --attach"
         )
-    if run_config(where) != settings:
-        raise PreflightFailed(
-            f"--attach: the fleet in {where} runs with other settings (its config.toml). Give the "
-            "same ones, or leave --attach away: it is then ended and goes on with the new ones"
+    if run_config(directory) != settings:
+        raise BadInput(
+            f"--attach: the fleet in {directory} runs with other settings (its config.toml). Give the "
+            "same settings. To end that fleet and continue with the new ones, remove --attach"
         )
     return record
 
 
-def _run(settings: Config, where: Path, as_json: bool, earlier: FleetRecord | None = None) -> int:
+def _run(
+    settings: Config, directory: Path, as_json: bool, earlier: FleetRecord | None = None
+) -> int:
     from rich.console import Console
 
     from paceline.console.live_view import open_console
     from paceline.run_view.eta import Progress
+    from paceline.run_view.run_records import RunRecords
     from paceline.supervisor.up import LocalRun
 
-    (where / "summary.json").unlink(missing_ok=True)
-    # A run that goes on begins with the curve it has.
-    console = open_console(Console(stderr=as_json), Progress.of_run(where))
-    console.note(f"{_fleet_line(settings)} in {where}")
+    (directory / "summary.json").unlink(missing_ok=True)
+    # The view of a continued run begins with the rewards so far.
+    console = open_console(Console(stderr=as_json), Progress(RunRecords.read(directory).metrics))
+    console.note(f"{_fleet_line(settings)} in {directory}")
 
     async def run() -> Any:
-        return await LocalRun(settings, where, console, earlier).run()
+        return await LocalRun(settings, directory, console, earlier).run()
 
     outcome = asyncio.run(run())
     if as_json:
-        print_json({**outcome.summary, "run_dir": str(where)})
+        print_json({**outcome.summary, "run_dir": str(directory)})
     else:
-        _print_outcome(outcome.summary, outcome.status, where)
+        _print_outcome(outcome.summary, outcome.status, directory)
     return int(outcome.exit_code)
 
 
@@ -143,7 +156,7 @@ def _fleet_line(settings: Config) -> str:
     )
 
 
-def _print_outcome(summary: dict[str, Any], status: str, where: Path) -> None:
+def _print_outcome(summary: dict[str, Any], status: str, directory: Path) -> None:
     from rich.table import Table
     from rich.text import Text
 
@@ -164,17 +177,17 @@ def _print_outcome(summary: dict[str, Any], status: str, where: Path) -> None:
             shown = ", ".join(parts)
         else:
             shown = str(value)
-        # As text: a reason may hold brackets, which a table takes for markup.
+        # Text: a table would read the brackets of a reason as markup.
         table.add_row(name, Text(printable(shown)))
     out_console().print(table)
-    typer.echo(f"summary: {where / 'summary.json'}")
+    typer.echo(f"summary: {directory / 'summary.json'}")
     if summary.get("export"):
         typer.echo(f"exported model: {summary['export']}")
     if status == "interrupted":
-        typer.echo("the run is not finished: the same command goes on with it")
+        typer.echo("the run is not finished: the same command continues it")
     if status == "failed":
         reason = printable(str(summary.get("reason")))
-        typer.echo(f"error: {reason} (logs: {where / 'logs'})", err=True)
+        typer.echo(f"error: {reason} (logs: {directory / 'logs'})", err=True)
 
 
 def register(app: typer.Typer) -> None:

@@ -1,4 +1,4 @@
-"""Configuration: the schema and how a TOML file with overrides becomes one."""
+"""Configuration of a run: schema, loader, TOML output and templates."""
 
 from paceline.config.errors import ConfigError
 from paceline.config.load import fleet_digest, load_config

@@ -1,4 +1,4 @@
-"""Which line of a TOML file sets which field: tomllib keeps no positions, messages need them."""
+"""Line numbers of the fields in a TOML file, for error messages: tomllib keeps no positions."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 
 def field_lines(text: str) -> dict[tuple[str, ...], int]:
-    """Line (from 1) of every key and table header of a valid TOML document, by dotted path.
+    """Line (from 1) of every key and table header of a valid TOML document, by path.
 
-    Statements are cut out by parsing growing runs of lines with tomllib itself, so strings and
-    arrays over several lines need no grammar of our own.
+    The end of a statement is found by parsing growing runs of lines with tomllib itself, so strings
+    and arrays over several lines need no grammar of our own.
     """
     lines = text.splitlines()
     found: dict[tuple[str, ...], int] = {}

@@ -1,4 +1,4 @@
-"""From a TOML file and dotted overrides to a checked ``Config``, or one clear message."""
+"""Loader of configurations: a TOML file and dotted overrides become a checked ``Config``."""
 
 from __future__ import annotations
 
@@ -9,38 +9,35 @@ import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import NoneType
-from typing import Any, get_args
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from paceline.config.errors import ConfigError
 from paceline.config.lines import field_lines
-from paceline.config.schema import Config
+from paceline.config.schema import Config, Section
 
 __all__ = ["ConfigError", "fleet_digest", "load_config"]
 
 FLEET_SECTIONS = ("run", "model", "data", "reward", "train", "rollout")
 """Sections that must be equal in every process of a run."""
 
-PATHS = {
-    "model": ("path", "tokenizer"),
-    "data": ("path", "eval_path"),
-    "train": ("reference_path",),
-    "controller": ("payload_dir",),
-    "auth": ("token_file", "tls_cert", "tls_key", "tls_ca"),
+SECTIONS: dict[str, type[Section]] = {
+    name: info.annotation  # type: ignore[misc]
+    for name, info in Config.model_fields.items()
 }
-"""Settings in which a leading ``~`` is the home directory. Expanded here, once: of the libraries that
-get them, some expand it and some take it for a name."""
+FIELDS = [(section, name) for section, model in SECTIONS.items() for name in model.model_fields]
+
+Field = tuple[str, ...]
+"""A section, or a section and a field."""
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
-    """Reads ``path`` (TOML), applies overrides (``section.field=value``) and checks everything.
+    """Reads ``path`` (TOML), applies overrides (``section.field=value``) and validates everything.
 
-    An override's value is read as TOML (``3``, ``true``, ``["a", "b"]``) and, where that fails, as
-    a plain string. TOML has no null: ``"none"`` unsets a field that may be unset. Raises
-    ``ConfigError``.
+    An override's value is parsed as TOML (``3``, ``true``, ``["a", "b"]``); if that fails it is
+    plain text. Raises ConfigError.
     """
     path = Path(path)
     text = _read(path)
@@ -48,16 +45,16 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{path}: not valid TOML: {error}") from None
-    overridden: dict[tuple[str, ...], str] = {}
+    overridden: dict[Field, str] = {}
     for override in overrides:
-        dotted, value = _parse_override(override)
-        _put(raw, dotted, value, override)
-        overridden[dotted] = override
+        field, value = _parse_override(override)
+        _put(raw, field, value, override)
+        overridden[field] = override
     try:
-        return Config.model_validate(_expanded(_unset(raw)))
+        return Config.model_validate(raw)
     except ValidationError as error:
         places = _Places(path, field_lines(text), overridden)
-        found = dict.fromkeys(_describe(e, places) for e in _without_echoes(error.errors()))
+        found = dict.fromkeys(_describe(e, places) for e in _one_per_field(error.errors()))
         raise ConfigError("\n".join(found)) from None
 
 
@@ -79,7 +76,7 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
-def _parse_override(override: str) -> tuple[tuple[str, ...], Any]:
+def _parse_override(override: str) -> tuple[Field, Any]:
     dotted, equals, value = override.partition("=")
     keys = tuple(key.strip() for key in dotted.strip().split("."))
     if not equals or not all(keys):
@@ -90,57 +87,25 @@ def _parse_override(override: str) -> tuple[tuple[str, ...], Any]:
         return keys, value
 
 
-def _put(raw: dict[str, Any], keys: tuple[str, ...], value: Any, override: str) -> None:
-    at = raw
+def _put(raw: dict[str, Any], keys: Field, value: Any, override: str) -> None:
+    table = raw
     for key in keys[:-1]:
-        inner = at.setdefault(key, {})
+        inner = table.setdefault(key, {})
         if not isinstance(inner, dict):
             raise ConfigError(f"--set {override}: {key} is a value, not a section")
-        at = inner
-    at[keys[-1]] = value
-
-
-def _unset(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """``raw`` with ``"none"`` turned into None where the schema allows None."""
-    result: dict[str, Any] = {}
-    for section, fields in raw.items():
-        model = _section_of(section)
-        if model is None or not isinstance(fields, Mapping):
-            result[section] = fields
-            continue
-        optional = {n for n, f in model.model_fields.items() if NoneType in get_args(f.annotation)}
-        result[section] = {
-            n: None if v == "none" and n in optional else v for n, v in fields.items()
-        }
-    return result
-
-
-def _expanded(raw: dict[str, Any]) -> dict[str, Any]:
-    """``raw`` with home directories in its paths written out."""
-    result = dict(raw)
-    for section, names in PATHS.items():
-        fields = raw.get(section)
-        if not isinstance(fields, Mapping):
-            continue
-        result[section] = {
-            n: str(Path(v).expanduser()) if n in names and str(v).startswith("~") else v
-            for n, v in fields.items()
-        }
-    return result
+        table = inner
+    table[keys[-1]] = value
 
 
 class _Places:
-    """Says where a field was set: an override, a line of the file, or nowhere."""
+    """The origin of a field's value: an override, a line of the file, or just the file."""
 
     def __init__(
-        self,
-        path: Path,
-        lines: Mapping[tuple[str, ...], int],
-        overridden: Mapping[tuple[str, ...], str],
+        self, path: Path, lines: Mapping[Field, int], overridden: Mapping[Field, str]
     ) -> None:
         self._path, self._lines, self._overridden = path, lines, overridden
 
-    def of(self, field: tuple[str, ...]) -> str:
+    def of(self, field: Field) -> str:
         for depth in range(len(field), 0, -1):
             if override := self._overridden.get(field[:depth]):
                 return f"--set {override}"
@@ -152,42 +117,24 @@ class _Places:
         return str(self._path)
 
 
-def _without_echoes(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
-    """A wrong value of a union field fails once per alternative; the first says enough."""
+def _one_per_field(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
+    """The first error of each field: a union fails once for each of its alternatives."""
     seen = set()
     for error in errors:
-        key = (_field_of(error["loc"]), error["type"] if error["type"] == "missing" else "")
+        key = (_field_of(error), error["type"] == "missing")
         if key not in seen or not key[0]:
             seen.add(key)
             yield error
 
 
-def _field_of(loc: Sequence[int | str]) -> tuple[str, ...]:
-    """The part of a pydantic location that names sections and fields of the schema."""
-    model: type[BaseModel] | None = Config
-    field: list[str] = []
-    for part in loc:
-        if model is None or not isinstance(part, str):
-            break
-        field.append(part)
-        info = model.model_fields.get(part)
-        model = _section(info.annotation) if info else None
-    return tuple(field)
-
-
-def _section_of(name: str) -> type[BaseModel] | None:
-    info = Config.model_fields.get(name)
-    return _section(info.annotation) if info else None
-
-
-def _section(annotation: object) -> type[BaseModel] | None:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return None
+def _field_of(error: ErrorDetails) -> Field:
+    """Section and field of an error, without the position inside the field's value."""
+    return tuple(str(part) for part in error["loc"][:2])
 
 
 def _describe(error: ErrorDetails, places: _Places) -> str:
-    field = _field_of(error["loc"])
+    """One line: the place, the problem and the remedy."""
+    field = _field_of(error)
     name = ".".join(field)
     if error["type"] == "extra_forbidden":
         return f"{places.of(field)}: {name} is not a setting. {_suggest(field)}"
@@ -200,56 +147,40 @@ def _describe(error: ErrorDetails, places: _Places) -> str:
         return f"{place}: {message}"
     message = message[0].lower() + message[1:]
     shown = json.dumps(error["input"], default=str)
-    meaning = _meaning(field)
-    return f"{places.of(field)}: {name} = {shown}: {message}." + (
-        f" {name} is: {meaning}" if meaning else ""
-    )
+    meaning = f" {name}: {_meaning(field)}" if _meaning(field) else ""
+    return f"{places.of(field)}: {name} = {shown}: {message}.{meaning}"
 
 
-def _suggest(field: tuple[str, ...]) -> str:
-    known = {f"{s}.{f}": f for s, f in _all_fields()}
-    sections = list(Config.model_fields)
+def _suggest(field: Field) -> str:
+    leaf = field[-1]
+    elsewhere = [section for section, name in FIELDS if name == leaf]
     if len(field) == 1:
-        close = difflib.get_close_matches(field[0], sections, 1, 0.6)
-        owners = [dotted for dotted, f in known.items() if f == field[0]]
-        if owners:
-            return f"Did you mean {owners[0]}? Put it under [{owners[0].split('.')[0]}]"
-        if close:
+        if elsewhere:
+            return f"Did you mean {elsewhere[0]}.{leaf}? Put it under [{elsewhere[0]}]"
+        if close := difflib.get_close_matches(leaf, SECTIONS, 1, 0.6):
             return f"Did you mean [{close[0]}]?"
-        return f"The sections are {', '.join(sections)}"
-    section, leaf = field[0], field[1]
-    siblings = [f for s, f in _all_fields() if s == section]
-    if near := difflib.get_close_matches(leaf, siblings, 1, 0.7):
-        return f"Did you mean {section}.{near[0]}?"
-    if elsewhere := [dotted for dotted, f in known.items() if f == leaf]:
-        return f"Did you mean {elsewhere[0]}?"
-    if near := difflib.get_close_matches(leaf, siblings, 1, 0.5):
-        return f"Did you mean {section}.{near[0]}?"
+        return f"The sections are {', '.join(SECTIONS)}"
+    section = field[0]
+    siblings = list(SECTIONS[section].model_fields)
+    close = difflib.get_close_matches(leaf, siblings, 1, 0.7)
+    if not close and elsewhere:
+        return f"Did you mean {elsewhere[0]}.{leaf}?"
+    if close := close or difflib.get_close_matches(leaf, siblings, 1, 0.5):
+        return f"Did you mean {section}.{close[0]}?"
     return f"Settings of [{section}]: {', '.join(siblings)}"
 
 
-def _remedy_missing(field: tuple[str, ...]) -> str:
+def _remedy_missing(field: Field) -> str:
     if len(field) == 1:
-        model = _section_of(field[0])
-        needed = [
-            f"{n} = ..."
-            for n, f in (model.model_fields if model else {}).items()
-            if f.is_required()
-        ]
+        fields = SECTIONS[field[0]].model_fields
+        needed = [f"{name} = ..." for name, info in fields.items() if info.is_required()]
         return f"Add a section [{field[0]}] with {', '.join(needed)}"
-    return f"Add {field[-1]} = ... under [{field[0]}], or --set {'.'.join(field)}=.... " + (
-        f"It is: {_meaning(field)}" if _meaning(field) else ""
+    return (
+        f"Add {field[1]} = ... under [{field[0]}], or --set {'.'.join(field)}=.... "
+        f"{_meaning(field)}"
     )
 
 
-def _meaning(field: tuple[str, ...]) -> str:
-    model = _section_of(field[0]) if len(field) > 1 else None
-    info = model.model_fields.get(field[1]) if model else None
+def _meaning(field: Field) -> str:
+    info = SECTIONS[field[0]].model_fields.get(field[1]) if len(field) > 1 else None
     return " ".join((info.description or "").split()) if info else ""
-
-
-def _all_fields() -> Iterator[tuple[str, str]]:
-    for section in Config.model_fields:
-        model = _section_of(section)
-        for name in model.model_fields if model else ():
-            yield section, name

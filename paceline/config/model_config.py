@@ -1,4 +1,4 @@
-"""What a model's configuration file says, read without transformers: a controller has no torch."""
+"""Facts from a model's config.json, read without transformers: a controller must not import torch."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from typing import Any
 def vocabulary_size(model: str) -> int | None:
     """Rows of the embedding of ``model`` (a directory, or a hub name that was downloaded before).
 
-    None where this machine does not know: nothing is downloaded for it.
+    None if this machine has no copy of the model's configuration. Nothing is downloaded.
     """
     try:
         facts: dict[str, Any] = json.loads(_config_file(model).read_text())
     except (OSError, ValueError, LookupError):
         return None
-    # Models of several modalities keep the language model's facts in a section of their own.
+    # Multimodal models keep the language model's settings in a section of their own.
     size = facts.get("vocab_size") or facts.get("text_config", {}).get("vocab_size")
     return size if isinstance(size, int) and size > 0 else None
 

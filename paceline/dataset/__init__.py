@@ -1,1 +1,1 @@
-"""Data set rows from JSONL, Parquet or Hugging Face data sets, and their shuffled order."""
+"""Data set rows from JSONL, Parquet and Hugging Face data sets, and the row sampler."""

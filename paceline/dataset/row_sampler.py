@@ -1,7 +1,7 @@
-"""Which row of the data set a task gets: a pure function of seed and ordinal.
+"""Row sampler: a task's data set row and sampling seed, as pure functions of seed and ordinal.
 
-No state, no library random numbers: every controller, on every machine and Python version, computes
-the same order, and a run that is started again goes on in it.
+There is no state and no library random number generator: every controller, on every machine and
+Python version, computes the same order, and a restarted run continues in it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from functools import lru_cache
 
 _MASK = (1 << 64) - 1
 _SMALL = 4096
-"""Up to this many rows an epoch's permutation is shuffled as a list; above, computed row by row."""
+"""Up to this many rows, an epoch's permutation is a shuffled list; above, it is computed per row."""
 
 
 def mix(*values: int) -> int:
@@ -27,8 +27,8 @@ def mix(*values: int) -> int:
 def task_row(seed: int, ordinal: int, rows: int, shuffle: bool) -> tuple[int, int]:
     """(dataset epoch, row index) of the ``ordinal``-th task, both from 0.
 
-    Each epoch visits every one of ``rows`` rows once: in file order, or in an order of its own that
-    depends on ``seed`` and the epoch. Constant time and memory for large data sets.
+    Each epoch visits each of ``rows`` rows once: in file order, or shuffled by ``seed`` and the
+    epoch. Constant time and memory for large data sets.
     """
     if rows < 1 or ordinal < 0:
         raise ValueError(f"no row for task {ordinal} of a data set with {rows} rows")
@@ -57,7 +57,7 @@ def _shuffled(seed: int, epoch: int, rows: int) -> tuple[int, ...]:
 
 
 def _permute(seed: int, epoch: int, rows: int, position: int) -> int:
-    """A Feistel network over the next power of two, walked until it lands inside the data set."""
+    """A Feistel network over the next power of two, repeated until it lands inside the data set."""
     bits = (rows - 1).bit_length()
     right_bits = bits // 2
     left_bits = bits - right_bits

@@ -1,73 +1,55 @@
-"""Rows of a data set, whatever it is stored as.
+"""Data set rows: the opener for each format, the checks of a run's fields, and prompts.
 
-``load_rows`` opens JSONL and Parquet files, directories of them, and Hugging Face data sets (saved
-to disk, or by hub name). What it returns holds true of every kind:
+``load_rows`` opens JSONL and Parquet files, directories of them, and Hugging Face data sets. Every
+source that it returns keeps these promises:
 
 * the order of rows, their values and the digest are the same on every machine;
 * row values can be written as JSON;
-* a row is parsed when it is asked for: memory grows by 8 bytes a row, not by its text;
-* whatever is wrong with the input is one :class:`DataError` of one line, when it is opened.
+* a row is parsed when it is read, so memory does not grow with the text of the rows;
+* input that cannot be used raises one :class:`DataError` of one line when it is opened.
 
 pyarrow and datasets are imported only for data that needs them.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-from abc import ABC, abstractmethod
-from array import array
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import DataConfig
-from paceline.errors import BadInput
+from paceline.dataset.jsonl import JsonLines
+from paceline.dataset.row_source import Concatenated, DataError, Row, RowSource
 
-Row = dict[str, Any]
+__all__ = ["DataError", "Message", "Row", "RowSource", "check_rows", "load_rows", "prompt_of"]
+
 Message = dict[str, Any]
 
-JSONL_SUFFIXES = (".jsonl", ".ndjson", ".json")
-SUFFIXES = (*JSONL_SUFFIXES, ".parquet")
+
+def _open_parquet(path: Path) -> RowSource:
+    from paceline.dataset.arrow_dataset import open_parquet
+
+    return open_parquet(path)
+
+
+OPENERS: dict[str, Callable[[Path], RowSource]] = {
+    ".jsonl": JsonLines,
+    ".ndjson": JsonLines,
+    ".json": JsonLines,
+    ".parquet": _open_parquet,
+}
+"""File suffix to the function that opens such a file."""
 SPLIT_NAMES = ("train", "test", "validation", "valid", "val", "dev", "eval")
 
 
-class DataError(BadInput):
-    """The data set cannot be used. The message is one line that names the file and the remedy."""
-
-
-class RowSource(ABC):
-    """A sequence of rows that stays on disk. Safe to read from several threads."""
-
-    digest: str
-    """32 hexadecimal digits; equal where the rows are equal and stored alike."""
-    fields: Sequence[str]
-    """Names that every row has."""
-    where: str
-    """What a person would call the source."""
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def __getitem__(self, index: int) -> Row:
-        """The row at ``index``, 0 to len - 1, as values JSON can hold. IndexError beyond."""
-
-    def lacking(self, field: str) -> str | None:
-        """Where the first row without ``field`` is, for an error message; None if all have it."""
-        return None if field in self.fields else self.where
-
-
 def load_rows(path: str | Path, *, name: str | None = None, split: str = "train") -> RowSource:
-    """Opens a data set.
+    """Opens a data set. Raises DataError.
 
-    ``path``: a .jsonl or .parquet file, a directory of such files (in order of their names; where
-    files are named for splits, such as ``train-00000.parquet``, those of ``split`` only), a
-    directory written by ``datasets.save_to_disk``, or a hub name such as ``openai/gsm8k``.
-    ``name``: configuration of a hub data set. Raises DataError.
+    ``path`` is one of: a .jsonl or .parquet file; a directory of such files, in the order of their
+    names, where files named for splits (``train-00000.parquet``) are limited to those of ``split``;
+    a directory written by ``datasets.save_to_disk``; a hub name such as ``openai/gsm8k``.
+    ``name``: configuration of a hub data set.
     """
     text = os.fspath(path)
     local = Path(text).expanduser()
@@ -75,14 +57,14 @@ def load_rows(path: str | Path, *, name: str | None = None, split: str = "train"
         return _open_file(local)
     if local.is_dir():
         if any((local / mark).is_file() for mark in ("state.json", "dataset_dict.json")):
-            from paceline.dataset.arrow_dataset import from_disk
+            from paceline.dataset.arrow_dataset import open_saved
 
-            return from_disk(local, split)
+            return open_saved(local, split)
         return _open_directory(local, split)
     if _could_be_hub_name(text):
-        from paceline.dataset.arrow_dataset import from_hub
+        from paceline.dataset.arrow_dataset import open_hub
 
-        return from_hub(text, name, split)
+        return open_hub(text, name, split)
     raise DataError(f"{text}: no such file or directory")
 
 
@@ -117,8 +99,8 @@ def check_rows(rows: RowSource, data: DataConfig) -> None:
 def prompt_of(row: Mapping[str, Any], data: DataConfig) -> str | list[Message]:
     """The prompt of a row: text to tokenise as it is, or messages for the chat template.
 
-    Messages come with ``data.system_prompt`` in front, unless the row brings a system message of
-    its own. Raises DataError for a prompt that is neither text nor messages.
+    ``data.system_prompt`` is put before the messages unless the row has a system message of its own.
+    Raises DataError if the prompt is neither text nor messages.
     """
     field = data.prompt_field
     if field not in row:
@@ -153,35 +135,31 @@ def _messages(prompt: object, field: str) -> list[Message]:
 
 
 def _could_be_hub_name(text: str) -> bool:
-    """Hub names are ``name`` or ``owner/name``; anything that looks like a path is one."""
+    """Whether ``text`` has the form ``name`` or ``owner/name`` and does not look like a path."""
     return (
-        not text.startswith(("/", ".", "~"))
+        bool(text)
+        and not text.startswith(("/", ".", "~"))
         and text.count("/") <= 1
-        and not text.endswith((*SUFFIXES, "/"))
-        and bool(text)
+        and not text.endswith((*OPENERS, "/"))
     )
 
 
 def _open_file(path: Path) -> RowSource:
-    if path.suffix in JSONL_SUFFIXES:
-        return JsonLines(path)
-    if path.suffix == ".parquet":
-        from paceline.dataset.arrow_dataset import from_parquet
-
-        return from_parquet([path])
-    raise DataError(f"{path}: unknown kind of file; expected {', '.join(SUFFIXES)}")
+    if path.suffix not in OPENERS:
+        raise DataError(f"{path}: unknown kind of file; expected {', '.join(OPENERS)}")
+    return OPENERS[path.suffix](path)
 
 
 def _open_directory(directory: Path, split: str) -> RowSource:
     files = sorted(
         path
         for path in directory.rglob("*")
-        if path.suffix in SUFFIXES
+        if path.suffix in OPENERS
         and path.is_file()
         and not any(part.startswith(".") for part in path.relative_to(directory).parts)
     )
     if not files:
-        raise DataError(f"{directory}: no files ending in {', '.join(SUFFIXES)}")
+        raise DataError(f"{directory}: no files ending in {', '.join(OPENERS)}")
     named = {path: _split_named(path, split) for path in files}
     if any(named.values()):
         chosen = [path for path in files if named[path] == split]
@@ -189,120 +167,13 @@ def _open_directory(directory: Path, split: str) -> RowSource:
             there = ", ".join(sorted({value for value in named.values() if value}))
             raise DataError(f"{directory}: no files of the split {split!r}; splits there: {there}")
         files = chosen
-    if all(path.suffix == ".parquet" for path in files):
-        from paceline.dataset.arrow_dataset import from_parquet
-
-        return from_parquet(files)
     return Concatenated([_open_file(path) for path in files], str(directory))
 
 
-def _split_named(path: Path, wanted: str) -> str | None:
-    """The split a file's name stands for: its name up to the first '-', '_' or '.'."""
-    for split in (wanted, *SPLIT_NAMES):
-        rest = path.stem.removeprefix(split)
+def _split_named(path: Path, split: str) -> str | None:
+    """The split that a file's name begins with, up to the first '-', '_' or '.'."""
+    for name in (split, *SPLIT_NAMES):
+        rest = path.stem.removeprefix(name)
         if rest != path.stem and (not rest or rest[0] in "-_."):
-            return split
+            return name
     return None
-
-
-class JsonLines(RowSource):
-    """One JSON object a line. Blank lines are skipped.
-
-    Opening it reads and parses the file once, so that a bad line fails the start of a run and not
-    its thousandth step; after that only the offsets of rows are held.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.where = str(path)
-        self._starts = array("Q")
-        self._lacking: dict[str, int] = {}
-        digest = hashlib.blake2b(digest_size=16)
-        try:
-            # Held open: a file replaced during the run must not change the rows of the run.
-            self._file = path.open("rb", buffering=1 << 20)
-            self._scan(digest)
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror}") from None
-        if not self._starts:
-            raise DataError(f"{path}: has no rows")
-        self.digest = digest.hexdigest()
-
-    def _scan(self, digest: hashlib.blake2b) -> None:
-        offset = 0
-        fields: dict[str, None] = {}
-        for number, line in enumerate(self._file, start=1):
-            start, offset = offset, offset + len(line)
-            digest.update(line)
-            if not line.strip():
-                continue
-            row = self._parse(line, number)
-            if row.keys() != fields.keys():
-                if not self._starts:
-                    fields = dict.fromkeys(row)
-                for field in [field for field in fields if field not in row]:
-                    del fields[field]
-                    self._lacking[field] = number
-            self._starts.append(start)
-        self.fields = tuple(fields)
-        self._end = offset
-
-    def _parse(self, line: bytes, number: int) -> Row:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            reason = error.msg if isinstance(error, json.JSONDecodeError) else "not UTF-8 text"
-            hint = "; one JSON object a line is expected" if number == 1 else ""
-            raise DataError(f"{self.where}:{number}: bad JSON: {reason}{hint}") from None
-        if not isinstance(row, dict):
-            raise DataError(f"{self.where}:{number}: not a JSON object; one a line is expected")
-        return row
-
-    def __len__(self) -> int:
-        return len(self._starts)
-
-    def __getitem__(self, index: int) -> Row:
-        if not 0 <= index < len(self._starts):
-            raise IndexError(f"row {index} of {len(self._starts)}")
-        start = self._starts[index]
-        end = self._starts[index + 1] if index + 1 < len(self._starts) else self._end
-        # pread keeps no file position, so threads do not disturb one another.
-        data = os.pread(self._file.fileno(), end - start, start)
-        try:
-            row: Row = json.loads(data)
-        except ValueError:
-            raise DataError(f"{self.where}: row {index} changed while the run used it") from None
-        return row
-
-    def lacking(self, field: str) -> str | None:
-        if field in self.fields:
-            return None
-        return f"{self.where}:{self._lacking.get(field, 1)}"
-
-
-class Concatenated(RowSource):
-    """Several sources, one after the other."""
-
-    def __init__(self, parts: Sequence[RowSource], where: str) -> None:
-        self.where = where
-        self._parts = parts
-        self._ends = list(accumulate(len(part) for part in parts))
-        self.fields = [f for f in parts[0].fields if all(f in part.fields for part in parts)]
-        self.digest = combined_digest(part.digest for part in parts)
-
-    def __len__(self) -> int:
-        return self._ends[-1]
-
-    def __getitem__(self, index: int) -> Row:
-        if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        part = bisect_right(self._ends, index)
-        return self._parts[part][index - (self._ends[part - 1] if part else 0)]
-
-    def lacking(self, field: str) -> str | None:
-        places = (part.lacking(field) for part in self._parts)
-        return next((place for place in places if place is not None), None)
-
-
-def combined_digest(digests: Iterable[str]) -> str:
-    """One digest for a sequence of them."""
-    return hashlib.blake2b(" ".join(digests).encode(), digest_size=16).hexdigest()

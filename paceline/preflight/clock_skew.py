@@ -1,8 +1,7 @@
-"""Whether the hosts of a run answer, and whether their clocks agree with this one's.
+"""Clock skew between the hosts of a run, and whether their controllers answer.
 
-A clock is asked like a time server: its answer is compared with the middle of the question's round
-trip, and half of the round trip is the uncertainty. Leases do not depend on clocks; ages and times
-in the events do.
+As with NTP, a host's time is compared with the middle of the round trip, and half of the round trip
+is the uncertainty. Leases do not depend on clocks; ages and times in the events do.
 """
 
 from __future__ import annotations
@@ -11,25 +10,23 @@ import asyncio
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from paceline.config.schema import AuthConfig, Config
+from paceline.preflight.check import Check, fail, ok, warn
 from paceline.rpc.auth import AuthError, client_root, read_token
-
-if TYPE_CHECKING:
-    from paceline.preflight.doctor import Check
 
 SKEW_WARN_S = 0.5
 SKEW_FAIL_S = 5.0
-"""A controller heard of so long ago counts as silent: so much skew makes the living look dead."""
+"""Status pages show a controller as silent after this time: such a skew makes a live one look dead."""
 ANSWER_S = 5.0
 TRIES = 3
-REMEDY = "synchronise the hosts' clocks: chronyc tracking, or timedatectl set-ntp true"
+REMEDY = "Synchronise the hosts' clocks: chronyc tracking, or timedatectl set-ntp true"
 
 
 @dataclass(frozen=True, slots=True)
 class ClockReading:
-    """How far a clock is ahead of ours, and at most how wrong that is. Seconds."""
+    """Seconds by which a clock is ahead of ours, and the largest error of that."""
 
     ahead_s: float
     uncertain_s: float
@@ -41,16 +38,14 @@ class ClockReading:
 
     @property
     def certain_s(self) -> float:
-        """The skew that there is whatever the uncertainty."""
+        """Skew that the uncertainty cannot explain."""
         return max(0.0, abs(self.ahead_s) - self.uncertain_s)
 
 
 def check_hosts(
     config: Config | None, auth: AuthConfig, addresses: Sequence[str]
 ) -> Iterator[Check]:
-    """A line for each controller and for each foreign clock."""
-    from paceline.preflight.doctor import fail, ok
-
+    """One check for each controller, and one for each clock but ours."""
     if config is not None and config.redis.url is not None:
         reading = _redis_clock(config.redis.url)
         if reading is not None:
@@ -60,12 +55,12 @@ def check_hosts(
     try:
         token, root = read_token(auth), client_root(auth)
     except AuthError as error:
-        yield fail("controllers", str(error), "give --token-file, or set PACELINE_TOKEN")
+        yield fail("controllers", str(error), "Give --token-file, or set PACELINE_TOKEN")
         return
     leaders = set()
     for address, found in zip(addresses, asyncio.run(_ask(addresses, token, root)), strict=True):
         if isinstance(found, str):
-            remedy = "see its log and whether a firewall is between; its token and TLS root"
+            remedy = "Look at its log; check firewalls, --token-file and --tls-ca"
             yield fail("controllers", f"{address}: {found}", remedy)
             continue
         reading, status = found
@@ -74,13 +69,11 @@ def check_hosts(
         if status.clock_s:
             yield judge(address, reading)
     if leaders == {""}:
-        remedy = "look at the controllers' logs: an election takes a second or two"
+        remedy = "Look at the controllers' logs: an election takes a second or two"
         yield fail("controllers", "no controller leads", remedy)
 
 
 def judge(whose: str, reading: ClockReading) -> Check:
-    from paceline.preflight.doctor import fail, ok, warn
-
     found = (
         f"{whose}: {reading.ahead_s * 1e3:+.0f} ms against this host, "
         f"± {reading.uncertain_s * 1e3:.0f} ms"
@@ -111,7 +104,7 @@ def _redis_clock(url: str) -> ClockReading | None:
 
 
 async def _ask(addresses: Sequence[str], token: str | None, root: Any) -> list[Any]:
-    """(Reading, status) of each controller, or why there is none."""
+    """(ClockReading, status) of each controller, or the reason why it did not answer."""
     return await asyncio.gather(*(_ask_one(address, token, root) for address in addresses))
 
 
@@ -121,7 +114,7 @@ async def _ask_one(address: str, token: str | None, root: Any) -> Any:
     from paceline.rpc.grpc_channel import METHODS, bind_method, call_metadata, open_channel
     from paceline.v1 import admin_pb2
 
-    # Not through ControlPlane: this one is to answer, not whichever does.
+    # Not through ControlPlane, which takes the answer of any controller.
     channel = open_channel(address, tls_ca=root)
     try:
         ask = bind_method(channel, METHODS["AdminService.GetStatus"])

@@ -1,22 +1,15 @@
-"""Settings that are allowed and, taken together, seldom what is meant."""
+"""Settings that are valid one by one and contradict each other."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 from paceline.config.schema import Config
+from paceline.preflight.check import Check, ok, warn
 
 
-@dataclass(frozen=True, slots=True)
-class ConfigWarning:
-    found: str
-    """Begins with the setting."""
-    remedy: str
-
-
-def concerns(config: Config) -> list[ConfigWarning]:
+def config_warnings(config: Config) -> Iterator[Check]:
     rollout, train = config.rollout, config.train
-    found = []
     filters = [
         f"rollout.{name} = {value:g}"
         for name, value, applies in (
@@ -30,14 +23,14 @@ def concerns(config: Config) -> list[ConfigWarning]:
         for name in ("mask_ratio_sequence", "mask_ratio_token")
         if getattr(train, name) is not None
     ]
-    if filters and masks:
-        # A kept token has at least its whole-distribution probability once the rest is cut away.
-        found.append(
-            ConfigWarning(
-                f"{' and '.join(filters)} with {' and '.join(masks)}: tokens are drawn from a "
-                "truncated distribution and the trainer's log-probs are of the whole one, so the "
-                "ratios that are masked by lie below 1 even where nothing is stale",
-                "sample with top_p = 1 and top_k = 0, or leave the masks out",
-            )
-        )
-    return found
+    if not (filters and masks):
+        yield ok("settings", "none contradicts another")
+        return
+    # A kept token has at least its whole-distribution probability once the rest is cut away.
+    yield warn(
+        "settings",
+        f"{' and '.join(filters)} with {' and '.join(masks)}: the sampler truncates the "
+        "distribution and the trainer's log-probs are of the whole one. The ratios that are masked "
+        "by then lie below 1 even if nothing is stale",
+        "Sample with top_p = 1 and top_k = 0, or remove the masks",
+    )

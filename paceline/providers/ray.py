@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import sys
 from dataclasses import dataclass
 from typing import Any
 
 from paceline.config.schema import Config
 from paceline.config.toml import to_toml
+from paceline.process.user_code import python_module
 from paceline.providers.base import (
     AT_WORK,
     ROLES,
@@ -167,8 +167,10 @@ class RayProvider(Provider):
     async def _driver(self) -> asyncio.subprocess.Process:
         if self._process is None or self._process.returncode is not None:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "paceline.providers.ray_driver"),
+                *python_module("paceline.providers.ray_driver"),
                 *(self._config.ray.address, self._config.run.name),
+                # Ray puts the driver's directory first on its workers' path.
+                cwd="/",
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 limit=1 << 24,

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 LAUNCH = (
     "import os, sys; from paceline.process.parent_death_signal import die_with; die_with(int(sys.argv[1]));"
-    "os.execv(sys.executable, [sys.executable, '-m', *sys.argv[2:]])"
+    "os.execv(sys.executable, [sys.executable, '-P', '-m', *sys.argv[2:]])"
 )
 """The tie to the actor's process holds through the exec."""
 
@@ -34,7 +34,7 @@ class WorkerActor:
         command = [module, file.name, *arguments]
         with _opened(Path(log)) as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", LAUNCH, str(os.getpid()), *command],
+                [sys.executable, "-P", "-c", LAUNCH, str(os.getpid()), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,

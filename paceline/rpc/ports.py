@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import socket
+from collections.abc import Sequence
 from pathlib import Path
 
 _LOWEST = 10240
@@ -38,6 +39,24 @@ def free_ports(host: str, count: int) -> list[int]:
     finally:
         for probe in probes:
             probe.close()
+
+
+def taken_ports(host: str, ports: Sequence[int]) -> list[int]:
+    """Those of ``ports`` that something listens on already."""
+    taken = []
+    for port in ports:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((bindable(host), port))
+            except OSError:
+                taken.append(port)
+    return taken
+
+
+def bindable(host: str) -> str:
+    """``host`` for a socket of IPv4: empty for all addresses."""
+    return "" if host in ("0.0.0.0", "::") else host
 
 
 def _first_ephemeral() -> int:

@@ -96,6 +96,10 @@ class WorkerSession:
         """True while a leader has this session."""
         return self._connected
 
+    async def call(self, method: str, request: Any) -> Any:
+        """Calls the leader, however long there is none. Raises RequestRefused."""
+        return await self._control.call(method, request, timeout_s=None)
+
     def on_directive(self, callback: DirectiveCallback) -> None:
         """Calls ``callback`` on the event loop with every newer directive; it must not block."""
         self._directive_callbacks.append(callback)

@@ -1,82 +1,53 @@
-"""Whether a run learns and when it will be done: rewards of its steps, as a line of small bars."""
+"""Reward sparkline and time left of a run."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
+from paceline.run_view.curves import MetricStore
 from paceline.v1 import admin_pb2
 
 BARS = "▁▂▃▄▅▆▇█"
 WIDTH = 48
-PACE_STEPS = 20
-"""The time left is judged by so many of the newest steps."""
+RATE_STEPS = 20
+"""The time left is estimated from so many of the newest steps."""
 
 
 class Progress:
-    """Rewards and durations of the steps on the surviving line, in order of steps."""
+    """Rewards and durations of the steps on the surviving line, in ``metrics``."""
 
-    def __init__(self) -> None:
-        self._rewards: dict[int, float] = {}
-        self._seconds: dict[int, float] = {}
-
-    @classmethod
-    def of_rows(cls, rows: Iterable[Mapping[str, Any]]) -> Progress:
-        """From rows of metrics.jsonl, or of the REST interface's ``steps``."""
-        progress = cls()
-        for row in rows:
-            if row.get("kind", "step") == "step":
-                progress.add(int(row["step"]), row)
-        return progress
-
-    @classmethod
-    def of_run(cls, run_dir: Path) -> Progress:
-        """From the run's files; empty where there are none."""
-        from paceline.run_view.summary import Story
-
-        story = Story.read(run_dir)
-        return cls.of_rows(story.steps[step] for step in sorted(story.steps))
+    def __init__(self, metrics: MetricStore | None = None) -> None:
+        self._metrics = MetricStore() if metrics is None else metrics
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Takes a committed step; those from it on, which a rollback undid, are forgotten."""
-        if step < 1:
-            return
-        self.back_to(step - 1)
-        reward, seconds = metrics.get("reward_mean"), metrics.get("step_s")
-        if reward is not None and math.isfinite(reward):
-            self._rewards[step] = float(reward)
-        if seconds is not None and math.isfinite(seconds):
-            self._seconds[step] = float(seconds)
+        """Takes a committed step and forgets later ones, which a rollback undid."""
+        if step >= 1:
+            self._metrics.append({**metrics, "step": step})
 
     def back_to(self, step: int) -> None:
         """Forgets the steps after ``step``."""
-        for known in (self._rewards, self._seconds):
-            while known and next(reversed(known)) > step:
-                known.popitem()
+        self._metrics.cut(step)
 
     def observe(self, status: admin_pb2.StatusReply) -> None:
-        """Takes the newest step of a status, where it was not taken yet."""
+        """Takes the newest step of a status, unless it is known."""
         step, metrics = int(status.step), dict(status.metrics)
         self.back_to(step)
+        known = bool(self._metrics.steps) and self._metrics.steps[-1] == step
         # Right after a rollback the newest metrics are still those of a step that was undone.
-        if metrics.get("step", step) == step and step not in self._rewards:
+        if metrics and not known and metrics.get("step", step) == step:
             self.add(step, metrics)
 
     def rewards(self, points: int) -> list[float]:
         """Mean rewards of the whole run in at most ``points`` spans of equal length."""
-        return shrink(list(self._rewards.values()), points)
+        return shrink([reward for _, reward in self._metrics.column("reward_mean")], points)
 
     def seconds_left(self, step: int, total: int) -> float | None:
-        """Until ``total`` steps, by the median of the newest steps; None where none is known."""
-        newest = list(islice(reversed(self._seconds.values()), PACE_STEPS))
-        if not newest or total < step:
-            return None
-        # The median: one step that waited out a fault or a pause says nothing of the pace.
-        return (total - step) * median(newest)
+        """Time until ``total`` steps; None if unknown."""
+        newest = self._metrics.column("step_s", RATE_STEPS)
+        return seconds_left([seconds for _, seconds in newest], step, total)
 
     def line(self, status: admin_pb2.StatusReply, width: int = WIDTH) -> str:
         """Reward sparkline with its range, and the time left."""
@@ -88,6 +59,12 @@ class Progress:
         return f"{bars}   {duration(left)} left"
 
 
+def seconds_left(step_s: Sequence[float], step: int, total: int) -> float | None:
+    """Time until ``total`` steps, by the median of ``step_s``; None if that is empty."""
+    # The median: one step that waited for a fault to be repaired says nothing about the rate.
+    return (total - step) * median(step_s) if step_s and total >= step else None
+
+
 def shrink(values: Sequence[float], points: int) -> list[float]:
     """``values`` as the means of at most ``points`` spans of equal length (but the last)."""
     stride = max(1, -(-len(values) // points))
@@ -96,7 +73,7 @@ def shrink(values: Sequence[float], points: int) -> list[float]:
 
 
 def sparkline(values: Sequence[float]) -> str:
-    """A bar for each value, from the lowest to the highest of them; all equal: the lowest."""
+    """One bar per value, scaled from the lowest to the highest; the lowest bar if all are equal."""
     if not values:
         return ""
     low, high = min(values), max(values)
@@ -105,7 +82,7 @@ def sparkline(values: Sequence[float]) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Such as 42 s, 3 min 05 s, 2 h 07 min, 3 d 04 h."""
+    """A duration in two units: 42 s, 3 min 05 s, 2 h 07 min, 3 d 04 h."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"

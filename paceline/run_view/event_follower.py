@@ -1,4 +1,4 @@
-"""A run's journal as it grows, over failovers and quiet times, until the run is over."""
+"""Event stream of a run from its controllers, across failovers, until the run is over."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline.v1 import admin_pb2
 
 IDLE_S = 30.0
-"""A controller that sends nothing for so long is left for another one."""
+"""After so long without a message, another controller is asked."""
 GONE_S = 60.0
-"""No controller answers for so long: nobody will."""
+"""After so long without an answer, the controllers are considered gone."""
 FAREWELL_S = 2.0
-"""The same once the run is over."""
+"""GONE_S once the run is over."""
 LEADER_S = 0.5
-"""To hear from the leader what another controller cannot know."""
+"""Time limit for the leader, if another controller has answered already."""
 START = "0-0"
 ENDED = frozenset({"RunFinished", "RunFailed"})
 
@@ -30,13 +30,13 @@ ENDED = frozenset({"RunFinished", "RunFailed"})
 async def follow_events(
     control: ControlPlane, after: str = "", *, gone_s: float = GONE_S
 ) -> AsyncIterator[tuple[str, dict[str, Any]]]:
-    """Yields (journal position, event) from after ``after`` on, also while nothing happens.
+    """Yields (journal position, event record) after ``after``, as events happen.
 
-    Returns once the run is over and no controller is left. Raises ControlPlaneUnavailable where none
-    answers for ``gone_s`` seconds though it is not over.
+    Returns once the run is over and no controller is left. Raises ControlPlaneUnavailable if no
+    controller answers for ``gone_s`` seconds before that.
     """
     over = False
-    seen = 0  # of the entry after ``after``: who asks again gets it from its beginning
+    seen = 0  # events of the entry after ``after``: a new request repeats the entry from its start
     while True:
         request = admin_pb2.WatchRequest(after=after, follow=True)
         skip, seen = seen, 0
@@ -62,20 +62,20 @@ async def follow_events(
         except ControlPlaneUnavailable:
             if over:
                 return
-            # The stream counts from the newest event, and a run that is paused has none.
+            # The time limit counts from the newest event, and a paused run has none.
             await control.call(
                 "AdminService.GetStatus", admin_pb2.StatusRequest(), timeout_s=gone_s
             )
 
 
 def position_at(t: float | None = None) -> str:
-    """A journal position after which is what happened since ``t``, Unix seconds, or since now."""
+    """The journal position of ``t`` in Unix seconds; None: now."""
     return f"{int((time.time() if t is None else t) * 1000)}-0"
 
 
 async def leader_status(control: ControlPlane, timeout_s: float) -> admin_pb2.StatusReply:
-    """The run's status as its leader has it: nobody else hears heartbeats and gauges. Where the
-    leader is out of reach, as another controller has it.
+    """The run's status from its leader, which alone has heartbeats and gauges; from another
+    controller if the leader cannot be reached.
 
     Raises ControlPlaneUnavailable and RequestRefused.
     """
@@ -93,7 +93,7 @@ async def leader_status(control: ControlPlane, timeout_s: float) -> admin_pb2.St
 
 
 async def answers(control: ControlPlane, timeout_s: float) -> admin_pb2.StatusReply | None:
-    """The run's status; None where no controller answers in time. Raises RequestRefused."""
+    """The run's status; None if no controller answers in time. Raises RequestRefused."""
     try:
         async with asyncio.timeout(timeout_s + LEADER_S + 1.0):
             return await leader_status(control, timeout_s)

@@ -1,19 +1,21 @@
-"""New complete lines of a run file, each once, also when a new leader replaces the file."""
+"""Tail of a run file: every complete line once, even if a new leader replaces the file."""
 
 from __future__ import annotations
 
+import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 CHUNK = 4 << 20
 
 
 class FileTail:
-    """Reads on where it stopped.
+    """Continues where the last read stopped.
 
-    A new leader writes the file anew up to its last complete line and goes on. The copy is followed
-    from the same place if the line before that place is the one that was read last.
+    A new leader copies the file up to its last complete line and appends to the copy. The tail
+    continues in the copy at the same offset if the line before it is the one it read last.
     """
 
     def __init__(self, path: Path) -> None:
@@ -27,7 +29,7 @@ class FileTail:
         return self._path.exists()
 
     def read(self) -> tuple[bool, list[bytes]]:
-        """(whether everything read before is void, the next lines, at most some MiB of them)."""
+        """(whether everything read before is void, the next lines: at most 4 MiB)."""
         void = self._follow()
         if self._file is None:
             return void, []
@@ -35,15 +37,36 @@ class FileTail:
         data = self._file.read(CHUNK)
         end = data.rfind(b"\n") + 1
         if end == 0 and len(data) == CHUNK:
-            end = len(data)  # no line of ours is so long: skipped, it does not parse
+            end = len(data)  # no record is this long: skipped, as it does not parse
         lines = data[:end].splitlines()
         if lines:
             self._offset += end
             self._last = data[max(0, data.rfind(b"\n", 0, end - 1) + 1) : end]
         return void, lines
 
+    def records(self) -> Iterator[tuple[bool, dict[str, Any]]]:
+        """The JSON objects up to the end of the file; a line that cannot be parsed is skipped.
+
+        The flag is True on the first object of a file that is no continuation: everything read
+        before is void.
+        """
+        void = False
+        while True:
+            replaced, lines = self.read()
+            void = void or replaced
+            for line in lines:
+                try:
+                    value = json.loads(line)
+                except ValueError:
+                    continue
+                if isinstance(value, dict):
+                    yield void, value
+                    void = False
+            if not lines:
+                return
+
     def _follow(self) -> bool:
-        """Opens the file that has the name now; True where it is not a continuation."""
+        """Opens the file that has the name now; True if it is not a continuation."""
         try:
             named = self._path.stat()
         except OSError:

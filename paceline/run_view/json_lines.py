@@ -1,4 +1,4 @@
-"""A JSON-lines file that one process at a time owns and that survives the death of its owner."""
+"""JSON-lines files that survive the death of the process that writes them."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from paceline.errors import BadInput
 
 
 class DamagedFile(BadInput, ValueError):
-    """A complete line is no JSON; the message names file and line."""
+    """A complete line is not JSON; the message names file and line."""
 
 
 class JsonLinesFile:
-    """Appends one JSON object a line; each line is in the operating system's hands on return.
+    """Appends one JSON object per line; on return the operating system has the line.
 
-    Opening takes the file over: it is copied up to its last complete line into a new file that
-    replaces it. A torn last line disappears, and an earlier owner that wakes up after being
-    declared dead writes into a file that no longer has a name.
+    Opening copies the file up to its last complete line into a new file that replaces it. A torn
+    last line disappears, and an earlier owner that wakes up after it was declared dead writes into
+    an unlinked file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -40,15 +40,15 @@ class JsonLinesFile:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """The objects of a JSON-lines file; none where it does not exist, a torn last line left out.
+    """The objects of a JSON-lines file, without a torn last line; none if it does not exist.
 
-    Raises DamagedFile for any other line that cannot be read.
+    Raises DamagedFile for any other line that cannot be parsed.
     """
     for number, line in enumerate(_complete_lines(path).splitlines(), start=1):
         try:
             value = json.loads(line)
         except ValueError:
-            raise DamagedFile(f"{path}: line {number} is damaged: remove it to go on") from None
+            raise DamagedFile(f"{path}: line {number} is damaged: remove it to continue") from None
         if isinstance(value, dict):
             yield value
 

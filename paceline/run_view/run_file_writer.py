@@ -1,13 +1,14 @@
-"""Run files for people, written by the leader: events.jsonl and metrics.jsonl.
+"""Writer of the run files: events.jsonl and metrics.jsonl.
 
-The journal is the truth; these files are its story. Every line carries the journal position it came
-from, so whoever leads next goes on where the last complete line ends:
+The journal is the source of truth; these files are its readable record, written by the leader.
+Every line carries the journal position it came from, so the next leader continues where the last
+complete line ends:
 
-- ``last_position`` is where to replay the journal from; it may lie before the last line.
-- ``record`` leaves out what is in the files already, so replaying never writes a line twice.
+- ``last_position`` is where to replay the journal from. It may lie before the last line.
+- ``record`` skips what the files already hold, so a replay never writes a line twice.
 
-What happens many times a step (leases, accepted groups, votes) is counted, not listed: the line of
-a committed step carries the counts since the step before it.
+Events without text (leases, accepted groups, votes) are counted, not listed: the line of a
+committed step carries the counts since the step before it.
 """
 
 from __future__ import annotations
@@ -20,22 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from paceline.run_view.json_lines import JsonLinesFile, read_lines
+from paceline.run_view.words import is_listed
 
-COUNTED = frozenset(
-    {
-        *("TasksLeased", "GroupAccepted", "TaskReleased", "EvalTaskDone"),
-        *("StepOpened", "VoteCast", "LinkAssigned"),
-    }
-)
-"""Event types that are counted and not listed."""
-ROUTINE_DROPS = frozenset({"uninformative", "stale", "run_ended"})
-"""Reasons of dropped tasks that belong to normal operation; other drops are listed."""
-
-_Key = tuple[tuple[int, ...], int]
+Key = tuple[tuple[int, ...], int]
+"""Journal position and number within it: orders records."""
 
 
 class RunFileWriter:
-    """Writes the run files of ``run_dir``; one leader at a time, continued by the next."""
+    """Writes the run files of ``run_dir`` for one leader at a time."""
 
     def __init__(self, run_dir: Path) -> None:
         self._events = JsonLinesFile(run_dir / "events.jsonl")
@@ -49,10 +42,10 @@ class RunFileWriter:
     """Journal position after which to hand events to ``record``; None: from the beginning."""
 
     def record(self, position: str, t: float, event: Mapping[str, Any]) -> None:
-        """Takes the next journal event, in journal order.
+        """Takes the next event record, in journal order.
 
         ``position`` (numbers with any separators) must not fall; several events may share one.
-        ``t`` is unix seconds, ``event`` the journalled object with its ``type``.
+        ``t`` is in Unix seconds.
         """
         if position != self._position:
             self._previous, self._position, self._index = self._position, position, -1
@@ -60,16 +53,18 @@ class RunFileWriter:
         key = (position_key(position), self._index)
         kind = str(event.get("type", ""))
         self._counts[kind] += 1
-        if kind in ("StepCommitted", "EvalRecorded"):
-            # Before the event's own line: where the process dies between the two, the next
-            # leader replays from before both.
-            self._measure(key, t, event)
+        head = {"position": position, "n": self._index, "t": round(t, 3)}
+        # Before the event's own line: if the process dies between the two, the next leader replays
+        # from before both.
+        if key > self._measured and (row := metrics_row(event)) is not None:
+            self._metrics.append({**head, **row})
+            self._measured = key
         if not is_listed(event):
             if kind == "TaskDropped":
                 self._counts[f"dropped_{event.get('reason', 'unknown')}"] += 1
             return
         if key > self._listed:
-            line = {"position": position, "n": self._index, "t": round(t, 3), **_finite(event)}
+            line = {**head, **_finite(event)}
             if kind == "StepCommitted":
                 line["after"] = self._previous
                 line["counts"] = dict(self._counts)
@@ -82,39 +77,23 @@ class RunFileWriter:
         self._events.close()
         self._metrics.close()
 
-    def _measure(self, key: _Key, t: float, event: Mapping[str, Any]) -> None:
-        if key <= self._measured:
-            return
-        values = _measurements(event)
-        step = int(event.get("step", 0))
-        kind = "step" if event["type"] == "StepCommitted" else "eval"
-        head = {"position": self._position, "n": key[1], "t": round(t, 3), "kind": kind}
-        row = {**head, "step": step, "version": int(event.get("version", 0)), **_finite(values)}
-        self._metrics.append(row)
-        self._measured = key
+
+def metrics_row(event: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The row of metrics.jsonl for a committed step or an evaluation; None for other events."""
+    head = {"step": int(event.get("step", 0)), "version": int(event.get("version", 0))}
+    if event.get("type") == "StepCommitted":
+        values = {k: float(v) for k, v in (event.get("metrics") or {}).items() if k not in head}
+        return {"kind": "step", **head, **_finite(values)}
+    if event.get("type") == "EvalRecorded":
+        mean = event.get("reward_mean")
+        scores = {"eval_reward_mean": mean, "eval_count": float(event.get("count", 0))}
+        return {"kind": "eval", **head, **_finite(scores)}
+    return None
 
 
-def _measurements(event: Mapping[str, Any]) -> dict[str, float]:
-    if event["type"] == "StepCommitted":
-        metrics = dict(event.get("metrics") or {})
-        return {k: float(v) for k, v in metrics.items() if k not in ("step", "version")}
-    mean = event.get("reward_mean")
-    return {
-        "eval_reward_mean": math.nan if mean is None else float(mean),
-        "eval_count": float(event.get("count", 0)),
-    }
-
-
-def is_listed(event: Mapping[str, Any]) -> bool:
-    """Whether the event has a line of its own in events.jsonl."""
-    kind = event.get("type")
-    if kind in COUNTED:
-        return False
-    if kind == "StepResharded":
-        return int(event.get("round", 0)) > 1
-    if kind == "WorkerChanged":
-        return event.get("lifecycle") not in ("starting", "running")
-    return not (kind == "TaskDropped" and event.get("reason") in ROUTINE_DROPS)
+def position_key(position: str) -> tuple[int, ...]:
+    """Sort key of a journal position."""
+    return tuple(int(part) for part in re.findall(r"\d+", position))
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,24 +102,17 @@ def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
     def clean(value: Any) -> Any:
         if isinstance(value, float) and not math.isfinite(value):
             return None
-        if isinstance(value, Mapping):
-            return {k: clean(v) for k, v in value.items()}
-        return value
+        return _finite(value) if isinstance(value, Mapping) else value
 
     return {name: clean(value) for name, value in values.items()}
 
 
-def _last_line(path: Path) -> tuple[_Key, str | None]:
+def _last_line(path: Path) -> tuple[Key, str | None]:
     """Key of the last complete line, and where to replay from: before the last committed step."""
-    last: _Key = ((), -1)
+    last: Key = ((), -1)
     resume: str | None = None
     for line in read_lines(path):
         last = (position_key(str(line["position"])), int(line["n"]))
         if "after" in line:
             resume = str(line["after"]) or None
     return last, resume
-
-
-def position_key(position: str) -> tuple[int, ...]:
-    """Orders journal positions."""
-    return tuple(int(part) for part in re.findall(r"\d+", position))

@@ -1,8 +1,8 @@
-"""Looks at a running fleet again and again, through failovers, until the run is over.
+"""Polling view of a running fleet, across failovers, until the run is over.
 
-GetStatus, every so often ──►┐
-journal, as it grows ───────►┼──► Picture ──► live table, plain lines, or JSON
-run files or REST, once ────►┘    (what happened before we came)
+GetStatus, periodically ────►┐
+events, as they happen ─────►┼──► RunPicture ──► live table, plain lines, or JSON
+run files or REST, once ────►┘    (the past of the run)
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRe
 from paceline.rpc.rest_client import RestReader, RestRefused, RestUnavailable
 from paceline.run_view.eta import Progress
 from paceline.run_view.event_follower import GONE_S, answers, follow_events, position_at
-from paceline.run_view.event_text import tell
-from paceline.run_view.run_file_writer import is_listed
-from paceline.run_view.summary import Story, read_summary
+from paceline.run_view.run_records import RunRecords
+from paceline.run_view.summary import read_summary
+from paceline.run_view.words import is_listed, text_of
 from paceline.v1 import admin_pb2
 
 FIRST_ANSWER_S = 5.0
@@ -30,13 +30,13 @@ ANSWER_S = 2.0
 EVENTS_KEPT = 8
 HISTORY_POINTS = 400
 LOOK_BACK_S = 60.0
-"""Where nothing tells the past, the journal does, so far back."""
+"""Without run files and REST, the journal is read from so long ago."""
 ENDS = {"RunFinished": "finished", "RunFailed": "failed"}
 
 
 @dataclass(slots=True)
 class RunPicture:
-    """Everything known of the run."""
+    """What is known of the run."""
 
     progress: Progress = field(default_factory=Progress)
     events: deque[tuple[float, str]] = field(default_factory=lambda: deque(maxlen=EVENTS_KEPT))
@@ -48,7 +48,7 @@ class RunPicture:
     """finished or failed, as soon as an event says so."""
 
     def take(self, event: dict[str, Any]) -> str | None:
-        """Takes a journalled event; returns its text where it is worth a line."""
+        """Takes an event record; returns its text if it is to be shown."""
         kind = str(event.get("type", ""))
         if kind == "StepCommitted":
             self.progress.add(int(event["step"]), event.get("metrics") or {})
@@ -58,13 +58,13 @@ class RunPicture:
         if not is_listed(event):
             return None
         self.ended = ENDS.get(kind, self.ended)
-        text = tell(event)
+        text = text_of(event)
         self.events.append((float(event.get("at") or event.get("t") or time.time()), text))
         return text
 
 
 class Shown(Protocol):
-    """Where a picture goes."""
+    """Display of a picture."""
 
     def begin(self, picture: RunPicture) -> None: ...
 
@@ -74,7 +74,7 @@ class Shown(Protocol):
     def event(self, t: float, text: str) -> None: ...
 
     def silent(self, seconds: float) -> None:
-        """No controller has answered for so long."""
+        """No controller has answered for ``seconds``."""
 
     def close(self) -> None: ...
 
@@ -110,7 +110,7 @@ async def watch(
 ) -> str:
     """Shows ``picture`` as it changes until the run is over; returns finished or failed.
 
-    Raises ControlPlaneUnavailable where no controller has answered for a minute, RequestRefused.
+    Raises RequestRefused, and ControlPlaneUnavailable if no controller answers for a minute.
     """
     shown.begin(picture)
     follower = asyncio.create_task(_follow(control, picture, shown))
@@ -127,8 +127,8 @@ async def watch(
                 if status.phase in ENDS.values():
                     return status.phase
             else:
-                # What controllers say last, or the supervisor after them.
-                if over := picture.ended or _said_in_summary(run_dir):
+                # The controllers reported the end, or the supervisor wrote it after them.
+                if over := picture.ended or _status_in_summary(run_dir):
                     return over
                 silent_s = time.monotonic() - answered
                 if silent_s > GONE_S:
@@ -142,7 +142,7 @@ async def watch(
 
 
 async def _follow(control: ControlPlane, picture: RunPicture, shown: Shown) -> None:
-    # Whether the controllers are gone or refuse is for the one who asks for the status to say.
+    # The status poll reports controllers that are gone or refuse.
     with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):
         async for position, event in follow_events(control, picture.reached):
             picture.reached = position
@@ -151,21 +151,18 @@ async def _follow(control: ControlPlane, picture: RunPicture, shown: Shown) -> N
                 shown.event(picture.events[-1][0], text)
 
 
-def _said_in_summary(run_dir: Path | None) -> str:
+def _status_in_summary(run_dir: Path | None) -> str:
     summary = read_summary(run_dir) if run_dir is not None else None
-    said = str((summary or {}).get("status") or "")
-    # An interrupted run is not over, but nobody is left to be watched.
-    return said if said in ENDS.values() else "interrupted" if said else ""
+    status = str((summary or {}).get("status") or "")
+    # An interrupted run is not over, but there is nothing left to watch.
+    return status if status in ENDS.values() else "interrupted" if status else ""
 
 
 def _past_from_files(run_dir: Path) -> RunPicture:
-    story = Story.read(run_dir)
-    rows = [story.steps[step] for step in sorted(story.steps)]
-    picture = RunPicture(progress=Progress.of_rows(rows))
-    if story.events:
-        picture.reached = str(story.events[-1]["position"])
-    for event in [e for e in story.events if e["type"] != "StepCommitted"][-EVENTS_KEPT:]:
-        picture.events.append((float(event["t"]), tell(event)))
+    records = RunRecords.read(run_dir)
+    picture = RunPicture(Progress(records.metrics), reached=records.history.position)
+    for event in records.history.after(None, limit=EVENTS_KEPT, kinds="notable", newest=True):
+        picture.events.append((event.t, event.text))
     return picture
 
 

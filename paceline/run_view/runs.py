@@ -1,4 +1,4 @@
-"""Runs found in a directory, and how each ended, from their own files."""
+"""Runs in a directory tree and their results, from their files."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from pathlib import Path
 from typing import Any
 
 from paceline.run_view.json_lines import DamagedFile
-from paceline.run_view.summary import Story, read_summary
+from paceline.run_view.run_records import RunRecords
+from paceline.run_view.summary import read_summary, summarise
 
 DEPTH = 3
 MARKS = ("summary.json", "events.jsonl", "config.toml")
-"""A directory with one of these is a run's."""
+"""A directory with one of these files is a run directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run directory. Rewards are means over steps, as in summary.json; None: not known."""
+    """One run directory. Rewards are means over steps, as in summary.json; None: unknown."""
 
     name: str
     path: Path
     state: str
-    """running; finished, failed or interrupted; ended: nothing runs, and no summary says how;
-    damaged: its files cannot be read."""
+    """running; finished, failed or interrupted; ended: not running and without a summary; damaged:
+    its files cannot be read."""
     reason: str
     steps: int
     reward_first5: float | None
@@ -52,8 +53,8 @@ NUMBERS = (
 
 
 def find_runs(directory: Path) -> list[Run]:
-    """Runs in ``directory``, itself included, and below it, the one changed last first."""
-    return sorted(map(_read_or_tell, _places(directory, DEPTH)), key=lambda run: -run.changed)
+    """Runs in ``directory``, itself included, and below it; the last changed first."""
+    return sorted(map(_read_or_damaged, _places(directory, DEPTH)), key=lambda run: -run.changed)
 
 
 def is_run(path: Path) -> bool:
@@ -61,25 +62,15 @@ def is_run(path: Path) -> bool:
 
 
 def read_run(path: Path) -> Run:
-    """What the files of a run directory say. Raises OSError where it cannot be read."""
+    """The run in a directory. Raises OSError and DamagedFile if it cannot be read."""
     summary = read_summary(path)
     changed = max(
         (m.stat().st_mtime for mark in MARKS if (m := path / mark).is_file()), default=0.0
     )
     if summary is None:
-        # Killed, or still at work: its rows say what its summary would.
-        from paceline.run_view.summary import summarise
-
-        summary = summarise(
-            Story.read(path),
-            status="running" if _at_work(path) else "ended",
-            reason="",
-            wall_s=0.0,
-            group_size=1,
-            accounting=None,
-            export=None,
-        )
-        summary["wall_s"] = None
+        # Killed or still running: its records say what its summary would.
+        state = "running" if _is_running(path) else "ended"
+        summary = summarise(RunRecords.read(path), status=state)
     return Run(
         name=path.name,
         path=path,
@@ -91,8 +82,8 @@ def read_run(path: Path) -> Run:
     )
 
 
-def _read_or_tell(path: Path) -> Run:
-    """One run that cannot be read hides none of the others."""
+def _read_or_damaged(path: Path) -> Run:
+    """A run that cannot be read must not hide the others."""
     try:
         return read_run(path)
     except (DamagedFile, OSError) as error:
@@ -114,22 +105,22 @@ def _places(directory: Path, depth: int) -> Iterator[Path]:
         yield from _places(path, depth - 1)
 
 
-def _at_work(path: Path) -> bool:
-    """Whether a process of this machine's fleet or a controller started by hand lives."""
+def _is_running(path: Path) -> bool:
+    """Whether a process of this machine's fleet, or a controller started by hand, is alive."""
     from paceline.run_view.fleet_file import FleetRecord
 
     record = FleetRecord.read(path)
     if record is not None:
         return record.supervisor.alive() or bool(record.survivors())
-    return any(_lives(file) for file in (path / "controllers").glob("*.json"))
+    return any(_is_alive(file) for file in (path / "controllers").glob("*.json"))
 
 
-def _lives(file: Path) -> bool:
+def _is_alive(file: Path) -> bool:
     import psutil
 
     try:
         process = psutil.Process(int(json.loads(file.read_text())["pid"]))
-        # A process id is used again: a controller is older than what it wrote of itself.
+        # Process ids are reused: a controller is older than the file it wrote.
         return bool(process.create_time() <= file.stat().st_mtime + 1.0)
     except (OSError, ValueError, KeyError, TypeError, psutil.Error):
         return False

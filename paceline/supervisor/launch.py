@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from paceline.config.schema import Config
-from paceline.rpc.ports import free_ports
+from paceline.process.user_code import python_module
+from paceline.rpc.ports import bindable, free_ports
 from paceline.supervisor.child import ChildSpec
 
 WORKER_NICE = 5
@@ -42,7 +41,7 @@ class Launcher:
             name=f"controller-{index}",
             role="controller",
             argv=(
-                *(sys.executable, "-m", "controller", str(self._config_path)),
+                *(*python_module("controller"), str(self._config_path)),
                 *("--run-dir", str(self._run_dir), "--id", f"controller-{index}"),
                 *("--port", str(self.ports[index])),
             ),
@@ -60,7 +59,7 @@ class Launcher:
             name=name,
             role=role,
             argv=(
-                *(sys.executable, "-m", f"{role}_worker", str(self._config_path)),
+                *(*python_module(f"{role}_worker"), str(self._config_path)),
                 *("--controllers", ",".join(self.addresses), "--id", name),
                 *("--run-dir", str(self._run_dir)),
             ),
@@ -78,30 +77,13 @@ def controller_ports(config: Config) -> list[int]:
     first, count = config.controller.port, config.fleet.controllers
     if first:
         return [first + index for index in range(count)]
-    return free_ports(_bindable(config.controller.host), count)
-
-
-def taken_ports(host: str, ports: Sequence[int]) -> list[int]:
-    """Those of ``ports`` that something listens on already."""
-    taken = []
-    for port in ports:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((_bindable(host), port))
-            except OSError:
-                taken.append(port)
-    return taken
+    return free_ports(bindable(config.controller.host), count)
 
 
 def _environment(threads: int) -> dict[str, str]:
     # Pinned: several processes with a pool of all cores each slow one another down many times over.
     pinned = dict.fromkeys(THREAD_VARIABLES, str(threads))
     return {**os.environ, **pinned, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
-
-
-def _bindable(host: str) -> str:
-    return "" if host in ("0.0.0.0", "::") else host
 
 
 def _reachable(host: str) -> str:

@@ -1,4 +1,4 @@
-"""The run directory before a run starts in it: who has it, what is left of an earlier session."""
+"""Lock of a run directory, and removal of what an earlier session left in it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 
 from paceline.config.schema import Config
+from paceline.errors import BadInput
 from paceline.process.process_wait import wait_ended
 from paceline.run_view.fleet_file import FleetRecord, ProcessId
-from paceline.supervisor.preflight import PreflightFailed
 
 OWN_ENTRIES = (
     *("redis", "controllers", "logs", "checkpoints", "export"),
@@ -29,18 +29,18 @@ PATIENCE_S = 10.0
 
 
 @contextmanager
-def held(run_dir: Path) -> Iterator[None]:
-    """Makes ``run_dir`` and holds it: one supervisor at a time. Raises Refused."""
+def locked(run_dir: Path) -> Iterator[None]:
+    """Makes ``run_dir`` and locks it: one supervisor at a time. Raises BadInput."""
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
         lock = (run_dir / "supervisor.lock").open("a+")
     except OSError as error:
-        raise PreflightFailed(f"--run-dir: {run_dir} cannot be written: {error.strerror}") from None
+        raise BadInput(f"--run-dir: {run_dir} cannot be written: {error.strerror}") from None
     with lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise PreflightFailed(
+            raise BadInput(
                 f"{run_dir} is in use by another `paceline up`. Look at it with `paceline status "
                 f"--run-dir {run_dir}`, or choose another --run-dir"
             ) from None
@@ -48,11 +48,11 @@ def held(run_dir: Path) -> Iterator[None]:
 
 
 def clear(config: Config, run_dir: Path) -> None:
-    """Removes an earlier run with everything it made (``--fresh``). Raises Refused."""
+    """Removes an earlier run with everything it made (``--fresh``). Raises BadInput."""
     from paceline.redis.server import stop_redis
 
     end_leftovers(run_dir)
-    check_unled(config)
+    check_no_leader(config)
     stop_redis(run_dir)
     for name in OWN_ENTRIES:
         path = run_dir / name
@@ -64,24 +64,24 @@ def clear(config: Config, run_dir: Path) -> None:
         _forget(config.redis.url, config.run.name)
 
 
-def check_unled(config: Config) -> None:
-    """Raises Refused where a fleet that is not this run directory's has the run in ``redis.url``: two
-    fleets of one run would replace each other's workers by turns."""
+def check_no_leader(config: Config) -> None:
+    """Raises BadInput if a fleet of another run directory leads the run in ``redis.url``: two
+    fleets of one run would replace each other's workers in turn."""
     from paceline.redis.leader_lease import living_leader
 
     if config.redis.url is None:
         return
     leader = living_leader(config.redis.url, config.run.name)
     if leader is not None:
-        raise PreflightFailed(
+        raise BadInput(
             f"run {config.run.name!r} in redis.url is led by {leader.controller_id} at "
-            f"{leader.address} (pid {leader.pid} on {leader.host}): another fleet has it. Choose "
-            "another run.name, or stop that one first"
+            f"{leader.address} (pid {leader.pid} on {leader.host}): another fleet runs it. "
+            "Choose another run.name, or stop that fleet first"
         )
 
 
 def end_leftovers(run_dir: Path) -> list[ProcessId]:
-    """Ends what a killed supervisor left behind; returns it. Only exactly those processes."""
+    """Ends exactly the processes that a killed supervisor left behind, and returns them."""
     record = FleetRecord.read(run_dir)
     left = record.survivors() if record else []
     _signal(left, signal.SIGTERM)

@@ -16,7 +16,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
-import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +25,15 @@ from paceline.config.errors import ConfigError
 from paceline.config.schema import Config
 from paceline.config.toml import to_toml
 from paceline.console.live_view import Console
+from paceline.process.user_code import python_module
 from paceline.providers.base import Provider
 from paceline.providers.local import LocalProvider
 from paceline.redis.server import NoRedis, ensure_redis, stop_redis
 from paceline.rpc.client import ControlPlane
-from paceline.run_view.event_text import tell
 from paceline.run_view.fleet_file import FleetRecord, ProcessId
-from paceline.run_view.summary import Accounting, Story, summarise, write_summary
+from paceline.run_view.run_records import RunRecords
+from paceline.run_view.summary import Accounting, summarise, write_summary
+from paceline.run_view.words import text_of
 from paceline.supervisor.child import until_gone
 from paceline.supervisor.launch import Launcher
 from paceline.supervisor.local import LocalFleet
@@ -42,8 +43,6 @@ from paceline.v1 import admin_pb2
 POLL_S = 0.5
 REDIS_AGAIN_S = 1.0
 """Between two tries to start an embedded Redis that does not start."""
-FAREWELL_S = 60.0
-"""How long workers may take to end by themselves after the last step (final checkpoint)."""
 PATIENCE_S = 10.0
 """Between SIGTERM and SIGKILL."""
 CONTROLLER_PATIENCE_S = 5.0
@@ -141,7 +140,7 @@ class LocalRun:
 
     def _on_event(self, event: dict[str, Any]) -> None:
         if event["type"] != "StepCommitted":
-            self._console.note(tell(event))
+            self._console.note(text_of(event))
 
     async def _start_redis(self, fleet: LocalFleet) -> None:
         endpoint = await asyncio.to_thread(ensure_redis, self._run_dir, self._config.redis)
@@ -215,7 +214,7 @@ class LocalRun:
             # Those that are still starting have nothing to finish. An interrupt ends the wait, not
             # the run: all its steps are committed.
             members = {w.worker_id for w in watch.status.workers if w.state != "dead"}
-            waiting = asyncio.create_task(fleet.wait_workers(members, FAREWELL_S))
+            waiting = asyncio.create_task(fleet.wait_workers(members, self._config.fleet.finish_s))
             stop = asyncio.create_task(self._interrupted.wait())
             await asyncio.wait({waiting, stop}, return_when=asyncio.FIRST_COMPLETED)
             stop.cancel()
@@ -225,23 +224,18 @@ class LocalRun:
 
     async def _export(self) -> Path | None:
         """The newest checkpoint as a Hugging Face directory; None where that failed."""
-        checkpoint = Story.read(self._run_dir).newest_checkpoint
-        if checkpoint is None:
+        checkpoints = RunRecords.read(self._run_dir).history.checkpoints
+        if not checkpoints:
             self._console.note("no checkpoint to export")
             return None
+        checkpoint = checkpoints[-1].path
         out = self._run_dir / "export"
         self._console.note(f"exporting {checkpoint}")
         trust = ["--trust-remote-code"] if self._config.model.trust_remote_code else []
         with self._log("export").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *(
-                    sys.executable,
-                    "-m",
-                    "policy_worker.checkpoint.export",
-                    checkpoint,
-                    str(out),
-                    *trust,
-                ),
+                *python_module("policy_worker.checkpoint.export"),
+                *(checkpoint, str(out), *trust),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -271,7 +265,7 @@ class LocalRun:
         self, status: str, reason: str, accounting: Accounting | None, export: Path | None
     ) -> Outcome:
         summary = summarise(
-            Story.read(self._run_dir),
+            RunRecords.read(self._run_dir),
             status=status,
             reason=reason,
             wall_s=time.monotonic() - self._began,
@@ -298,6 +292,9 @@ def replay(redis_url: str, run_id: str) -> Accounting | None:
         lost=int(counts.get("lost", 0)),
         duplicated=int(counts.get("duplicates", 0)),
         dropped=dict(counts.get("dropped", {})),
+        failovers=int(counts.get("failovers", 0)),
+        mesh_rebuilds=int(counts.get("mesh_rebuilds", 0)),
+        rollbacks=int(counts.get("rollbacks", 0)),
         problems=tuple(report.problems),
     )
 

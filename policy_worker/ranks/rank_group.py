@@ -36,6 +36,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.errors import UserError
 from paceline.process.structured_log import event
+from paceline.process.user_code import python_module
 from policy_worker.ranks.follower_bootstrap import RANK_SETTINGS, die_with_parent
 
 log = logging.getLogger(__name__)
@@ -283,7 +284,7 @@ def lead(
             }
             children.append(
                 subprocess.Popen(
-                    [sys.executable, "-m", *follower],
+                    [*python_module(follower[0]), *follower[1:]],
                     env=env,
                     stdin=subprocess.DEVNULL,
                     pass_fds=(shared.fileno(),),

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
+from paceline.process.user_code import search_start_directory_last
 from policy_worker.ranks.follower_bootstrap import die_with_parent
 
 
 def main() -> int:
     rank = die_with_parent()
+    search_start_directory_last()
     # Only now what is slow to import: the leader may die meanwhile.
     import json
 

@@ -35,11 +35,11 @@ from paceline.errors import BadInput
 
 
 class EngineError(BadInput):
-    """The engine cannot be built or cannot do what was asked; the message is one line for people."""
+    """The engine cannot be built or cannot do what was asked."""
 
 
 class EngineDied(EngineError):
-    """The engine was ended from outside; nothing is wrong with what it was given."""
+    """The engine was ended from outside; nothing is wrong with its input."""
 
     exit_status = 1
 
@@ -183,9 +183,9 @@ class Engine(ABC):
     most_temperature: ClassVar[float] = math.inf
     """The engine takes no higher one."""
 
-    sample_over: Callable[[str], None] = staticmethod(lambda request_id: None)
-    """Set by whoever wants to know: called in the event loop with a request's id for each of its
-    samples that is finished, at once, however long the others take."""
+    completion_finished: Callable[[str], None] = staticmethod(lambda request_id: None)
+    """Set by the engine's user. Called in the event loop with a request's id for each of its
+    completions that finishes, at once, however long the others take."""
 
     @abstractmethod
     async def start(self) -> None:

@@ -17,22 +17,19 @@ from typing import Any, Protocol
 
 from paceline.dataset.rows import Message
 from paceline.errors import BadInput
+from rollout_worker.failures import AttemptFailed
 from rollout_worker.tokenizer import PromptTokenizer
 
 COMPONENT = "environment"
 """Under which the number that an environment returns is reported."""
 
 
-class EnvironmentFailed(Exception):
+class EnvironmentFailed(AttemptFailed):
     """This attempt has no transcript. ``reason``: environment_error, environment_timeout, ..."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
 
 
 class BadEnvironment(BadInput):
-    """``rollout.environment`` cannot be used; one line for people."""
+    """``rollout.environment`` cannot be used."""
 
 
 class BadTurn(Exception):

@@ -59,7 +59,7 @@ class TranscriptPiece:
     """What was said before a turn, and the turn. ``said``: int32 [n], n may be 0 after the first."""
 
     said: NDArray[np.int32]
-    sample: Completion
+    completion: Completion
     said_text: str
     turn: Turn
 
@@ -91,7 +91,7 @@ class Conversation:
     @property
     def tokens(self) -> NDArray[np.int32]:
         """int32 [n], of the transcript so far."""
-        parts = [part for piece in self.pieces for part in (piece.said, piece.sample.tokens)]
+        parts = [part for piece in self.pieces for part in (piece.said, piece.completion.tokens)]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
     @property
@@ -182,7 +182,7 @@ class Conversation:
         if params.temperature < (least := self.engine.least_temperature) and not params.greedy:
             raise BadTurn(f"temperature must be 0, or at least {least:g}")
         self._calls += 1
-        (sample,) = await self.engine.generate(
+        (completion,) = await self.engine.generate(
             Request(
                 # Other than a task's own id: nobody can go on with a turn elsewhere.
                 f"{self.request_id}.{self._calls}",
@@ -190,9 +190,9 @@ class Conversation:
                 params,
             )
         )
-        turn = self._describe(sample, len(before) + len(added))
+        turn = self._describe(completion, len(before) + len(added))
         self.tools = tools
-        self.pieces.append(TranscriptPiece(added, sample, text, turn))
+        self.pieces.append(TranscriptPiece(added, completion, text, turn))
         self._remember(said, turn)
         return turn
 
@@ -212,7 +212,7 @@ class Conversation:
                 if not self.pieces:
                     prompt = self.tokenizer.opening(messages, tools)
                     return prompt.tokens, prompt.text
-                last = int(self.pieces[-1].sample.tokens[-1])
+                last = int(self.pieces[-1].completion.tokens[-1])
                 tokens = self.tokenizer.following(messages, last, tools)
             except BadPrompt as error:
                 raise BadTurn(str(error)) from error
@@ -234,15 +234,15 @@ class Conversation:
             self.messages.extend(dict(message) for message in messages)
             self.messages.append({"role": "assistant", "content": turn.text})
 
-    def _describe(self, sample: Completion, before: int) -> Turn:
-        tokens = tuple(sample.tokens.tolist())
+    def _describe(self, completion: Completion, before: int) -> Turn:
+        tokens = tuple(completion.tokens.tolist())
         return Turn(
-            text=text_of(sample, self.tokenizer.decode(tokens)),
+            text=text_of(completion, self.tokenizer.decode(tokens)),
             tokens=tokens,
-            logprobs=tuple(sample.logprobs.tolist()),
-            versions=sample.versions,
-            finish="length" if sample.finish is Finish.LENGTH else "stop",
-            stop=sample.stop,
+            logprobs=tuple(completion.logprobs.tolist()),
+            versions=completion.versions,
+            finish="length" if completion.finish is Finish.LENGTH else "stop",
+            stop=completion.stop,
             prompt_tokens=before,
             room=self.limits.context - before - len(tokens),
         )

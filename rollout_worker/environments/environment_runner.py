@@ -11,7 +11,6 @@ becomes a reward.
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,23 +20,26 @@ import numpy as np
 from paceline.config.schema import Config
 from paceline.dataset.rows import DataError, Message, prompt_of
 from paceline.v1 import rollout_pb2
-from rollout_worker.engine.base import Engine, GenerationFailed, SamplingParams
+from rollout_worker.engine.base import Engine
 from rollout_worker.engine.transformers.rng import sample_keys
 from rollout_worker.environments import load
 from rollout_worker.environments.base import EnvironmentFailed, EnvironmentTask, TranscriptFull
 from rollout_worker.environments.conversation import FULL, TURNS, Conversation, ConversationLimits
-from rollout_worker.environments.environment_thread import LOST, EnvironmentThread
+from rollout_worker.environments.environment_thread import EnvironmentThread
 from rollout_worker.environments.reward_conversion import scores_of
 from rollout_worker.environments.transcript import common_prompt, completion, readable
 from rollout_worker.openai_server.server import ChatServer
-from rollout_worker.rewards.score import Job, ScoringFailed
 from rollout_worker.rewards.scoring import Scorer, Scores
 from rollout_worker.tasks.group_encoding import group_message
 from rollout_worker.tasks.held_tasks import HeldTask, Stage
+from rollout_worker.tasks.lease_inputs import (
+    answer_of,
+    is_evaluation,
+    row_of,
+    sampling_params,
+    scoring_job,
+)
 from rollout_worker.tokenizer import Prompt, PromptTokenizer
-
-HOPELESS = {"prompt_too_long", "malformed_row"}
-"""Reasons that no other attempt can mend."""
 
 
 class EnvironmentRunner:
@@ -50,7 +52,7 @@ class EnvironmentRunner:
         self._environment = load.load(config.rollout.environment or "")
         self._server = ChatServer(config, tokenizer) if config.rollout.openai else None
         self._host: EnvironmentThread | None = None
-        self.sample_over: Callable[[str], None] = lambda request_id: None
+        self.completion_finished: Callable[[str], None] = lambda request_id: None
         """Called with the task's request id for each of its samples whose environment has ended."""
 
     async def start(self, engine: Engine, scorer: Scorer) -> None:
@@ -69,29 +71,13 @@ class EnvironmentRunner:
         if self._host is not None:
             await self._host.close()
 
-    async def produce(self, held: HeldTask) -> rollout_pb2.Group | rollout_pb2.ReturnedTask:
-        """Raises Aborted and EngineError as the plain way does."""
+    async def produce(self, held: HeldTask) -> rollout_pb2.Group:
+        """Raises AttemptFailed, and Aborted and EngineError as the engine does."""
+        row = row_of(held.lease)
         try:
-            return await self._group(held)
-        except EnvironmentFailed as error:
-            kind = rollout_pb2.RETURN_KIND_FAILED
-            if error.reason in HOPELESS:
-                kind = rollout_pb2.RETURN_KIND_DROP
-            elif error.reason == LOST:
-                kind = rollout_pb2.RETURN_KIND_HAND_BACK
-            reason, detail = error.reason, str(error)
-        except GenerationFailed as error:
-            kind = rollout_pb2.RETURN_KIND_FAILED
-            reason, detail = "generation_error", str(error)
-        except ScoringFailed as error:
-            kind = rollout_pb2.RETURN_KIND_FAILED
-            reason, detail = error.reason, str(error)
-        return rollout_pb2.ReturnedTask(
-            task=held.lease.task, kind=kind, reason=reason, detail=detail[:1000]
-        )
-
-    async def _group(self, held: HeldTask) -> rollout_pb2.Group:
-        row, prompt = self._opening(held.lease)
+            prompt = prompt_of(row, self._config.data)
+        except DataError as error:
+            raise EnvironmentFailed("malformed_row", str(error)) from error
         tasks = [self._task(held.lease, row, prompt, i) for i in range(held.lease.group_size)]
         conversations = [self._conversation(held, task) for task in tasks]
         results = await self._play_all(tasks, conversations, held.request_id)
@@ -102,28 +88,16 @@ class EnvironmentRunner:
         opening = Prompt(shared, self._tokenizer.decode_all(shared.tolist()))
         if scores is None:
             held.stage = Stage.SCORING
-            scores = await self._score(held.lease, row, opening, conversations)
-        group: rollout_pb2.Group = group_message(
-            held.lease,
-            opening,
-            [one.sample for one in made],
-            [self._tokenizer.decode_all(one.sample.tokens.tolist()) for one in made],
-            scores,
-            generate_s=generate_s,
+            scores = await self._score(held.lease, row, opening.text, conversations)
+        completions = [masked.completion for masked in made]
+        texts = [self._tokenizer.decode_all(c.tokens.tolist()) for c in completions]
+        group = group_message(
+            held.lease, opening, completions, texts, scores, generate_s=generate_s
         )
-        for message, one in zip(group.completions, made, strict=True):
-            if not one.mask.all():
-                message.loss_mask = one.mask.tobytes()
+        for message, masked in zip(group.completions, made, strict=True):
+            if not masked.mask.all():
+                message.loss_mask = masked.mask.tobytes()
         return group
-
-    def _opening(self, lease: rollout_pb2.Lease) -> tuple[dict[str, Any], str | list[Message]]:
-        try:
-            row = json.loads(lease.row_json)
-            if not isinstance(row, dict):
-                raise EnvironmentFailed("malformed_row", "the row is not a JSON object")
-            return row, prompt_of(row, self._config.data)
-        except (json.JSONDecodeError, DataError) as error:
-            raise EnvironmentFailed("malformed_row", str(error)) from error
 
     def _task(
         self,
@@ -132,17 +106,16 @@ class EnvironmentRunner:
         prompt: str | list[Message],
         index: int,
     ) -> EnvironmentTask:
-        field = self._config.data.answer_field
         return EnvironmentTask(
             row=row,
             prompt=prompt,
-            answer=row.get(field) if field else None,
+            answer=answer_of(row, self._config),
             seed=int(sample_keys(lease.seed, np.array([index]))[0]),
             group_seed=lease.seed,
             task_id=lease.task.task_id,
             attempt=lease.task.attempt,
             index=index,
-            evaluation=lease.kind == rollout_pb2.TASK_KIND_EVAL,
+            evaluation=is_evaluation(lease),
             max_turns=self._config.rollout.max_turns,
             openai=None if self._server is None else self._server.endpoint(),
             tokenizer=self._tokenizer,
@@ -155,14 +128,8 @@ class EnvironmentRunner:
             f"{held.request_id}#{task.index}",
             self._engine,
             self._tokenizer,
-            SamplingParams(
-                max_tokens=rollout.max_tokens,
-                temperature=rollout.temperature,
-                top_p=rollout.top_p,
-                top_k=rollout.top_k,
-                stop=tuple(rollout.stop),
-                seed=task.seed,
-                greedy=task.evaluation,
+            sampling_params(
+                rollout, max_tokens=rollout.max_tokens, seed=task.seed, greedy=task.evaluation
             ),
             ConversationLimits(context, min(self._tokenizer.limit, context - 1), rollout.max_turns),
         )
@@ -177,7 +144,7 @@ class EnvironmentRunner:
 
         async def play(task: EnvironmentTask, conversation: Conversation) -> Any:
             result = await self._play(task, conversation)
-            self.sample_over(request_id)
+            self.completion_finished(request_id)
             return result
 
         plays = [
@@ -217,33 +184,25 @@ class EnvironmentRunner:
         self,
         lease: rollout_pb2.Lease,
         row: dict[str, Any],
-        prompt: Prompt,
+        prompt: str,
         conversations: Sequence[Conversation],
     ) -> Scores:
-        """By the reward functions, of each transcript's newest turn."""
-        field = self._config.data.answer_field
+        """Scores the newest turn of each transcript with the reward functions."""
         newest = [conversation.pieces[-1].turn for conversation in conversations]
-        return await self._scorer.score(
-            Job(
-                prompt=prompt.text,
-                completions=[turn.text for turn in newest],
-                answer=row.get(field) if field else None,
-                row=row,
-                shared={
-                    "task_id": lease.task.task_id,
-                    "attempt": lease.task.attempt,
-                    "evaluation": lease.kind == rollout_pb2.TASK_KIND_EVAL,
-                },
-                each={
-                    "finish_reason": [turn.finish for turn in newest],
-                    "token_count": [
-                        sum(len(piece.turn.tokens) for piece in conversation.pieces)
-                        for conversation in conversations
-                    ],
-                    "transcript": [readable(conversation) for conversation in conversations],
-                },
-            )
+        job = scoring_job(
+            lease,
+            row,
+            self._config,
+            prompt,
+            [turn.text for turn in newest],
+            finish_reason=[turn.finish for turn in newest],
+            token_count=[
+                sum(len(piece.turn.tokens) for piece in conversation.pieces)
+                for conversation in conversations
+            ],
+            transcript=[readable(conversation) for conversation in conversations],
         )
+        return await self._scorer.score(job)
 
 
 def _full(error: Exception, conversation: Conversation) -> bool:

@@ -21,7 +21,7 @@ from rollout_worker.environments.conversation import Conversation
 
 @dataclass(frozen=True, slots=True)
 class MaskedCompletion:
-    sample: Completion
+    completion: Completion
     """Tokens of both sides after the group's prompt; version spans cover all of them."""
     mask: NDArray[np.uint8]
     """[n], 1 where the model produced the token."""
@@ -58,16 +58,16 @@ def completion(conversation: Conversation, prompt: int) -> MaskedCompletion:
     logprobs: list[NDArray[np.float32]] = []
     mask: list[NDArray[np.uint8]] = []
     spans: list[tuple[int, int]] = []
-    version = pieces[0].sample.versions[0][0]
+    version = pieces[0].completion.versions[0][0]
     for number, piece in enumerate(pieces):
         said = piece.said if number else piece.said[prompt:]
-        made = piece.sample.tokens
+        made = piece.completion.tokens
         tokens += [said, made]
-        logprobs += [np.zeros(len(said), np.float32), piece.sample.logprobs]
+        logprobs += [np.zeros(len(said), np.float32), piece.completion.logprobs]
         mask += [np.zeros(len(said), np.uint8), np.ones(len(made), np.uint8)]
-        spans += [(version, len(said)), *piece.sample.versions]
+        spans += [(version, len(said)), *piece.completion.versions]
         version = spans[-1][0]
-    cut = conversation.full or pieces[-1].sample.finish is Finish.LENGTH
+    cut = conversation.full or pieces[-1].completion.finish is Finish.LENGTH
     return MaskedCompletion(
         Completion(
             np.concatenate(tokens),

@@ -18,7 +18,7 @@ _FORMAT = "format:"
 
 
 class RewardError(BadInput):
-    """A reward function cannot be used; one line for people."""
+    """A reward function cannot be used."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ import json
 import mmap
 import os
 import signal
-import sys
 import tempfile
 import time
 from asyncio.subprocess import PIPE
@@ -15,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from paceline.process.user_code import python_module
 from rollout_worker.rewards.child import BEAT, encode_message, read_message
 from rollout_worker.rewards.functions import RewardError
 from rollout_worker.rewards.score import Job
@@ -78,9 +78,7 @@ class ScoringProcess:
             file.truncate(mmap.PAGESIZE)
             self._beat = mmap.mmap(file.fileno(), BEAT.size)
             self._process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "rollout_worker.rewards.child",
+                *python_module("rollout_worker.rewards.child"),
                 json.dumps(self._functions),
                 str(self._timeout_s),
                 str(file.fileno()),

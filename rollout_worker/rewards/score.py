@@ -8,15 +8,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.rpc.wire_limits import usable_reward
+from rollout_worker.failures import AttemptFailed
 from rollout_worker.rewards.functions import Reward
 
 
-class ScoringFailed(Exception):
+class ScoringFailed(AttemptFailed):
     """This attempt has no reward. ``reason``: reward_error, reward_timeout or reward_crashed."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,14 @@
-"""The tasks this worker holds: what every report names, so that no lease expires by oversight.
+"""The tasks this worker holds. Every report names them, so that no lease expires by oversight.
 
 A task is held from the moment the lease reply is read until the controller has acknowledged its
-group or its return, or has said that it is somebody else's.
+group or its return, or has given the task to another worker.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -31,22 +31,18 @@ class HeldTask:
     since: float = field(default_factory=time.monotonic)
     work: asyncio.Task[None] | None = None
     request: Request | None = None
-    """What is asked of the engine, where another worker can go on with it."""
-    samples: tuple[Completion, ...] = ()
-    """The request's answer, while it is scored."""
+    """The engine request, if another worker can continue it."""
+    completions: tuple[Completion, ...] = ()
+    """The request's result, while it is scored."""
     unfinished: int = field(init=False)
-    """Samples that are not all there."""
+    """Completions that are not complete."""
 
     def __post_init__(self) -> None:
         self.unfinished = self.lease.group_size
 
     @property
-    def key(self) -> tuple[str, int]:
-        return key_of(self.lease.task)
-
-    @property
     def request_id(self) -> str:
-        return f"{self.lease.task.task_id}/{self.lease.task.attempt}"
+        return request_id_of(self.lease.task)
 
 
 def key_of(task: common_pb2.TaskRef) -> tuple[str, int]:
@@ -54,9 +50,16 @@ def key_of(task: common_pb2.TaskRef) -> tuple[str, int]:
     return task.task_id, task.attempt
 
 
+def request_id_of(task: common_pb2.TaskRef) -> str:
+    return f"{task.task_id}/{task.attempt}"
+
+
 class HeldTasks:
     def __init__(self) -> None:
         self._tasks: dict[tuple[str, int], HeldTask] = {}
+        self._released = asyncio.Event()
+        self.room = asyncio.Event()
+        """Set when there may be room for more tasks; the lease loop waits for it and clears it."""
 
     def __len__(self) -> int:
         return len(self._tasks)
@@ -65,7 +68,7 @@ class HeldTasks:
         return iter(list(self._tasks.values()))
 
     def add(self, lease: rollout_pb2.Lease) -> HeldTask | None:
-        """None where it is held already: a lease reply was said twice."""
+        """None if it is held already: a lease reply was repeated."""
         key = key_of(lease.task)
         if key in self._tasks:
             return None
@@ -81,24 +84,31 @@ class HeldTasks:
 
     def release(self, task: common_pb2.TaskRef) -> None:
         self._tasks.pop(key_of(task), None)
+        self._released.set()
+        self.room.set()
 
     def refs(self) -> list[common_pb2.TaskRef]:
         return [task.lease.task for task in self._tasks.values()]
 
-    def generating(self) -> int:
-        """Samples asked of the engine or an environment and not yet all there.
+    def in_stage(self, stage: Stage) -> list[HeldTask]:
+        return [task for task in self._tasks.values() if task.stage is stage]
 
-        Counted one by one: the short ones of a group free their slots long before its longest.
+    def unfinished(self) -> int:
+        """Completions that the engine or an environment is still making.
+
+        Counted one by one: the short ones of a group free their slots long before the longest.
         """
-        return sum(
-            task.unfinished for task in self._tasks.values() if task.stage is Stage.GENERATING
-        )
+        return sum(task.unfinished for task in self.in_stage(Stage.GENERATING))
 
-    def sample_over(self, request_id: str) -> None:
-        """One more sample of this task is all there. Other ids are ignored."""
+    def completion_finished(self, request_id: str) -> None:
+        """Its slot is free, however long the rest of its group takes. Ignores unknown ids."""
         task = self.of_request(request_id)
         if task is not None and task.unfinished:
             task.unfinished -= 1
+        self.room.set()
 
-    def count(self, stage: Stage) -> int:
-        return sum(task.stage is stage for task in self._tasks.values())
+    async def until(self, condition: Callable[[], bool]) -> None:
+        """Waits for a state that releases of tasks lead to."""
+        while not condition():
+            self._released.clear()
+            await self._released.wait()

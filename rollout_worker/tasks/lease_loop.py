@@ -1,87 +1,82 @@
 """Leases tasks ahead of the engine.
 
-    wake ──► may lease? ──► how many? ──► LeaseTasks (held by the controller while nothing is
-      ▲      (directive,    (appetite)        admissible) ──► each lease starts its producer
+    wake ──► may lease? ──► how many? ──► LeaseTasks (the controller keeps the request open while
+      ▲      (directive,    (lease_sizing)    no task is admissible) ──► each lease starts a task
       │       weights)
-      └── a task has left the engine, new weights are loaded, a directive came
+      └── a completion has left the engine, new weights are loaded, a directive came
 
-One request is open at a time. It is made anew, with the same sequence number, when newer weights are
-loaded while it waits: the ledger gives a number its tasks once, so none can get lost in between.
+One request is open at a time. If newer weights are loaded while it waits, it is sent again with the
+same sequence number: the ledger gives a number its tasks once, so none can get lost in between.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from paceline.rpc.client import RequestRefused
+from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2
 
 WAIT_S = 10.0
-"""How long the controller may hold a request."""
+"""Longest time the controller may keep a request open."""
 _AT_ONCE_S = 0.25
-"""An answer later than this was waited for, not travelled."""
+"""A reply that took longer than this had to wait for tasks: it says nothing about the round trip."""
 _OVER = ("FAILED_PRECONDITION", "NOT_FOUND")
-"""This incarnation is over; or unknown, where Redis has lost its registration in a failover."""
+"""This incarnation is over; or unknown, if Redis lost its registration in a failover."""
 _PAUSE_S = 0.05
-"""Between an answer without tasks that came at once and the next request."""
+"""Between an immediate reply without tasks and the next request."""
+
+
+class LeaseTaker(Protocol):
+    """The worker, as the lease loop needs it."""
+
+    @property
+    def loaded_version(self) -> int: ...
+
+    def tasks_to_lease(self, round_trip_s: float) -> int:
+        """0: none now."""
+
+    def take(self, lease: rollout_pb2.Lease) -> None:
+        """Must not block."""
 
 
 class LeaseLoop:
-    """``open_for()``: whether tasks may be leased now. ``wanted(round_trip_s)``: how many.
-    ``version()``: what the engine serves. ``take(lease)``: called for each, at once."""
+    """``room``: set when the worker may want more tasks than before."""
 
-    def __init__(
-        self,
-        call: Callable[[str, Any], Any],
-        *,
-        caller: Callable[[], common_pb2.Caller],
-        open_for: Callable[[], bool],
-        wanted: Callable[[float], int],
-        version: Callable[[], int],
-        take: Callable[[rollout_pb2.Lease], None],
-    ) -> None:
-        self._call = call
-        self._caller = caller
-        self._open_for = open_for
-        self._wanted = wanted
-        self._version = version
-        self._take = take
-        self._awake = asyncio.Event()
+    def __init__(self, session: WorkerSession, worker: LeaseTaker, room: asyncio.Event) -> None:
+        self._session = session
+        self._worker = worker
+        self._room = room
         self._seq = 1
         self.round_trip_s = 0.01
         """Moving average over calls that found tasks at once. Seconds."""
-        self.starved: rollout_pb2.EmptyReason = rollout_pb2.EMPTY_REASON_UNSPECIFIED
-        """Why the newest answer had no tasks; unspecified where it had some."""
-
-    def wake(self) -> None:
-        """Something changed that may allow or call for more tasks."""
-        self._awake.set()
+        self.empty_reason: rollout_pb2.EmptyReason = rollout_pb2.EMPTY_REASON_UNSPECIFIED
+        """Why the newest reply had no tasks; unspecified if it had some."""
 
     async def run(self) -> None:
         while True:
-            self._awake.clear()
-            count = self._wanted(self.round_trip_s) if self._open_for() else 0
+            self._room.clear()
+            count = self._worker.tasks_to_lease(self.round_trip_s)
             if count <= 0:
-                await self._awake.wait()
+                await self._room.wait()
                 continue
-            caller = self._caller()
+            caller = self._session.caller
             started = time.monotonic()
             try:
-                reply = await self._ask(caller, count)
+                reply = await self._request(caller, count)
             except RequestRefused as refused:
-                if self._caller() == caller and refused.code not in _OVER:
+                if self._session.caller == caller and refused.code not in _OVER:
                     raise
                 # The session registers the next incarnation.
                 await self._nap()
                 continue
             if reply is None:
                 continue
-            self.starved = reply.empty_reason
-            if self._caller() != caller:
-                # The tasks of an incarnation that is over are others' by now.
+            self.empty_reason = reply.empty_reason
+            if self._session.caller != caller:
+                # Tasks of an incarnation that is over belong to other workers by now.
                 continue
             if not reply.leases:
                 if time.monotonic() - started < _PAUSE_S:
@@ -92,42 +87,42 @@ class LeaseLoop:
             if took_s < _AT_ONCE_S:
                 self.round_trip_s += 0.2 * (took_s - self.round_trip_s)
             for lease in reply.leases:
-                self._take(lease)
+                self._worker.take(lease)
 
-    async def _ask(self, caller: common_pb2.Caller, count: int) -> rollout_pb2.LeaseReply | None:
-        """None where the request should be made anew."""
-        version = self._version()
-        asking = asyncio.ensure_future(
-            self._call(
-                "RolloutService.LeaseTasks",
-                rollout_pb2.LeaseRequest(
-                    caller=caller,
-                    lease_seq=self._seq,
-                    max_tasks=count,
-                    wait_s=WAIT_S,
-                    loaded_version=version,
-                ),
-            )
+    async def _request(
+        self, caller: common_pb2.Caller, count: int
+    ) -> rollout_pb2.LeaseReply | None:
+        """None if the request has to be sent again."""
+        version = self._worker.loaded_version
+        request = rollout_pb2.LeaseRequest(
+            caller=caller,
+            lease_seq=self._seq,
+            max_tasks=count,
+            wait_s=WAIT_S,
+            loaded_version=version,
         )
-        waking: asyncio.Future[Any] = asyncio.ensure_future(self._awake.wait())
+        call: asyncio.Future[rollout_pb2.LeaseReply] = asyncio.ensure_future(
+            self._session.call("RolloutService.LeaseTasks", request)
+        )
+        woken: asyncio.Future[Any] = asyncio.ensure_future(self._room.wait())
         try:
             while True:
-                await asyncio.wait({asking, waking}, return_when=asyncio.FIRST_COMPLETED)
-                if asking.done():
-                    return asking.result()
-                if self._version() != version or self._caller() != caller:
+                await asyncio.wait({call, woken}, return_when=asyncio.FIRST_COMPLETED)
+                if call.done():
+                    return call.result()
+                if self._worker.loaded_version != version or self._session.caller != caller:
                     return None
-                self._awake.clear()
-                waking = asyncio.ensure_future(self._awake.wait())
+                self._room.clear()
+                woken = asyncio.ensure_future(self._room.wait())
         finally:
-            asking.cancel()
-            waking.cancel()
-            await asyncio.gather(asking, waking, return_exceptions=True)
+            call.cancel()
+            woken.cancel()
+            await asyncio.gather(call, woken, return_exceptions=True)
 
     async def _nap(self) -> None:
         try:
             # Not wait_for: before Python 3.12 it may swallow a cancellation.
             async with asyncio.timeout(_PAUSE_S):
-                await self._awake.wait()
+                await self._room.wait()
         except TimeoutError:
             pass

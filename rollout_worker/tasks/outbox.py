@@ -1,50 +1,39 @@
-"""Finished work on its way to the controller: groups to submit, tasks to return.
+"""Finished tasks on their way to the controller: groups to submit, tasks to return.
 
-    put ──► queue ──► one request at a time, carrying all that gathered meanwhile ──► verdicts ──► release
+    put ──► queue ──► one request at a time, carrying all queued meanwhile ──► verdicts ──► release
 
-- What is in the outbox stays held until its verdict is read; an outage of the control plane only
-  delays it, and saying a group twice counts once.
-- A verdict other than INVALID ends the worker's part, whatever it is.
+- A task in the outbox stays held until its verdict is read. An outage of the control plane only
+  delays it, and a group that is submitted twice counts once.
+- After any verdict but INVALID the worker has nothing more to do with the task.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.process.structured_log import event
 from paceline.rpc.client import RequestRefused
+from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2
-from rollout_worker.tasks.held_tasks import HeldTasks
+from rollout_worker.tasks.group_encoding import first_batch
+from rollout_worker.tasks.held_tasks import HeldTasks, key_of
 
 logger = logging.getLogger(__name__)
 
-_BATCH_BYTES = 8 << 20
 _BATCH_TASKS = 256
 _RETRY_S = 0.5
 _LATER = {"RESOURCE_EXHAUSTED", "UNAVAILABLE"}
-"""Refusals that pass: the store is full, or nobody leads."""
+"""Refusals that pass: the store is full, or no controller leads."""
 
 
 class Outbox:
-    """``call(method, request)``: the control plane. ``caller()``: who this worker is now."""
-
-    def __init__(
-        self,
-        call: Callable[[str, Any], Any],
-        caller: Callable[[], common_pb2.Caller],
-        held: HeldTasks,
-        *,
-        max_message_bytes: int,
-        released: Callable[[], None],
-    ) -> None:
-        self._call = call
-        self._caller = caller
+    def __init__(self, session: WorkerSession, held: HeldTasks, *, max_message_bytes: int) -> None:
+        self._session = session
         self._held = held
         self._limit = max_message_bytes
-        self._released = released
         self._groups: list[rollout_pb2.Group] = []
         self._returns: list[rollout_pb2.ReturnedTask] = []
         self._filled = asyncio.Event()
@@ -79,11 +68,11 @@ class Outbox:
         self._filled.set()
 
     def withdraw(self, task: common_pb2.TaskRef) -> None:
-        """This task is somebody else's now."""
-        self._drop({(task.task_id, task.attempt)})
+        """The task belongs to another worker now."""
+        self._drop({key_of(task)})
 
     def clear(self) -> None:
-        """This incarnation is over: nobody wants its groups any more."""
+        """This incarnation is over, and its groups would be refused."""
         self._groups.clear()
         self._returns.clear()
 
@@ -97,59 +86,48 @@ class Outbox:
                     await asyncio.sleep(_RETRY_S)
 
     async def _send(self) -> bool:
-        """One request of each kind. False where the controller cannot take it for the moment."""
-        caller = self._caller()
-        groups, returns = self._next_groups(), self._returns[:_BATCH_TASKS]
+        """One request of each kind. False if the controller cannot take it at the moment."""
+        caller = self._session.caller
+        groups = first_batch(self._groups[:_BATCH_TASKS], self._limit)
+        returns = self._returns[:_BATCH_TASKS]
         try:
             if groups:
-                reply = await self._call(
+                reply = await self._session.call(
                     "RolloutService.SubmitGroups",
                     rollout_pb2.SubmitRequest(caller=caller, groups=groups),
                 )
                 self._settle(caller, self._groups, reply.results)
             if returns:
-                reply = await self._call(
+                reply = await self._session.call(
                     "RolloutService.ReturnTasks",
                     rollout_pb2.ReturnRequest(caller=caller, tasks=returns),
                 )
                 self._settle(caller, self._returns, reply.results)
         except RequestRefused as refused:
             if refused.code in _LATER:
-                event(logger, "submission put off", logging.WARNING, why=refused.message)
+                event(logger, "submission postponed", logging.WARNING, why=refused.message)
                 return False
-            if self._caller() == caller:
-                # Fenced: the session is about to learn that this incarnation is over. Anything
-                # else is this worker's own fault and is not mended by saying it again.
+            if self._session.caller == caller:
+                # Fenced: the session will soon receive that this incarnation is over. Any other
+                # refusal is this worker's own fault, and sending it again does not help.
                 event(logger, "submission refused", logging.ERROR, why=str(refused))
-                self._forget([*groups, *returns])
+                for item in [*groups, *returns]:
+                    self._held.release(item.task)
+                self._drop({key_of(item.task) for item in [*groups, *returns]})
         return True
-
-    def _next_groups(self) -> list[rollout_pb2.Group]:
-        batch: list[rollout_pb2.Group] = []
-        size = 0
-        for group in self._groups[:_BATCH_TASKS]:
-            size += group.ByteSize()
-            if batch and size > min(_BATCH_BYTES, self._limit):
-                break
-            batch.append(group)
-        return batch
 
     def _settle(
         self,
         caller: common_pb2.Caller,
         queue: list[Any],
-        results: Iterable[rollout_pb2.SubmitResult],
+        results: Sequence[rollout_pb2.SubmitResult],
     ) -> None:
-        if self._caller() != caller:
+        if self._session.caller != caller:
             return
-        done: dict[tuple[str, int], rollout_pb2.SubmitResult] = {
-            (r.task.task_id, r.task.attempt): r for r in results
-        }
-        kept = [item for item in queue if (item.task.task_id, item.task.attempt) not in done]
         was_groups = queue is self._groups
-        queue[:] = kept
-        for result in done.values():
-            self._tell(result)
+        self._drop({key_of(result.task) for result in results}, queue)
+        for result in results:
+            self._log(result)
             if was_groups and result.verdict == rollout_pb2.VERDICT_INVALID:
                 self.put(
                     rollout_pb2.ReturnedTask(
@@ -162,19 +140,13 @@ class Outbox:
                 continue
             self.submitted += was_groups
             self._held.release(result.task)
-        self._released()
 
-    def _forget(self, items: list[Any]) -> None:
-        for item in items:
-            self._held.release(item.task)
-        self._drop({(item.task.task_id, item.task.attempt) for item in items})
-        self._released()
+    def _drop(self, keys: set[tuple[str, int]], *queues: list[Any]) -> None:
+        """From all queues if none is named."""
+        for queue in queues or (self._groups, self._returns):
+            queue[:] = [item for item in queue if key_of(item.task) not in keys]
 
-    def _drop(self, keys: set[tuple[str, int]]) -> None:
-        for queue in (self._groups, self._returns):
-            queue[:] = [i for i in queue if (i.task.task_id, i.task.attempt) not in keys]
-
-    def _tell(self, result: rollout_pb2.SubmitResult) -> None:
+    def _log(self, result: rollout_pb2.SubmitResult) -> None:
         if result.verdict in (rollout_pb2.VERDICT_ACCEPTED, rollout_pb2.VERDICT_DUPLICATE):
             return
         event(

@@ -1,44 +1,33 @@
-"""What running tasks have so far, on its way to the controller.
+"""Reports of unfinished completions to the controller.
 
     engine ── every N tokens ──► newest of each task ──► one request at a time ──► stored there
 
 The newest report of a task replaces one that has not been sent yet, so a slow controller costs
-freshness and no memory. Nothing waits for these reports, and one that is lost costs tokens that are
-made again, never a sample.
+freshness and no memory. Nothing waits for these reports. A lost one costs tokens that are generated
+again, never a completion.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from paceline.process.structured_log import event
 from paceline.rpc.client import RequestRefused
-from paceline.v1 import common_pb2, rollout_pb2
+from paceline.rpc.session import WorkerSession
+from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Completion, Request
-from rollout_worker.tasks.held_tasks import HeldTask, HeldTasks, Stage
+from rollout_worker.tasks.group_encoding import first_batch
+from rollout_worker.tasks.held_tasks import HeldTask, HeldTasks, Stage, request_id_of
 from rollout_worker.tasks.partial_encoding import partial_group
 
 logger = logging.getLogger(__name__)
 
-_BATCH_BYTES = 8 << 20
-
 
 class PartialReporter:
-    """``call(method, request)``: the control plane. ``caller()``: who this worker is now."""
-
-    def __init__(
-        self,
-        call: Callable[[str, Any], Any],
-        caller: Callable[[], common_pb2.Caller],
-        held: HeldTasks,
-        *,
-        max_message_bytes: int,
-    ) -> None:
-        self._call = call
-        self._caller = caller
+    def __init__(self, session: WorkerSession, held: HeldTasks, *, max_message_bytes: int) -> None:
+        self._session = session
         self._held = held
         self._limit = max_message_bytes
         self._newest: dict[str, tuple[Request, Sequence[Completion | None]]] = {}
@@ -48,10 +37,10 @@ class PartialReporter:
         self.reported = 0
         """Reports that the controller has taken."""
 
-    def note(self, request: Request, samples: Sequence[Completion | None]) -> None:
-        """What the request's samples have so far. Requests that are no held task's are ignored."""
-        if self._task(request.request_id) is not None and any(samples):
-            self._newest[request.request_id] = request, samples
+    def note(self, request: Request, completions: Sequence[Completion | None]) -> None:
+        """The request's completions so far. Ignores requests that belong to no held task."""
+        if self._task(request.request_id) is not None and any(completions):
+            self._newest[request.request_id] = request, completions
             self._filled.set()
 
     def clear(self) -> None:
@@ -71,32 +60,31 @@ class PartialReporter:
                 await self._send(groups)
 
     def _next_groups(self) -> list[rollout_pb2.PartialGroup]:
-        batch: list[rollout_pb2.PartialGroup] = []
-        size = 0
-        for request_id in list(self._newest):
-            request, samples = self._newest[request_id]
+        batch = first_batch(self._encoded(), self._limit)
+        for group in batch:
+            del self._newest[request_id_of(group.task)]
+        return batch
+
+    def _encoded(self) -> Iterator[rollout_pb2.PartialGroup]:
+        """Drops reports of tasks that are no longer held and those that no message can carry."""
+        for request_id, (request, completions) in list(self._newest.items()):
             task = self._task(request_id)
             if task is None:
                 del self._newest[request_id]
                 continue
-            group = partial_group(task.lease.task, request.prompt_tokens, samples)
-            if group.ByteSize() > self._limit:
-                del self._newest[request_id]
-                event(logger, "partial work too large", task=request_id, bytes=group.ByteSize())
+            group = partial_group(task.lease.task, request.prompt_tokens, completions)
+            if group.ByteSize() <= self._limit:
+                yield group
                 continue
-            size += group.ByteSize()
-            if batch and size > min(_BATCH_BYTES, self._limit):
-                break
             del self._newest[request_id]
-            batch.append(group)
-        return batch
+            event(logger, "partial work too large", task=request_id, bytes=group.ByteSize())
 
     async def _send(self, groups: list[rollout_pb2.PartialGroup]) -> None:
-        request = rollout_pb2.PartialRequest(caller=self._caller(), groups=groups)
+        request = rollout_pb2.PartialRequest(caller=self._session.caller, groups=groups)
         try:
-            reply = await self._call("RolloutService.ReportPartials", request)
+            reply = await self._session.call("RolloutService.ReportPartials", request)
         except RequestRefused as refused:
-            # Fenced, or the store is full. The task itself is not concerned.
+            # Fenced, or the store is full. The task itself goes on.
             event(logger, "partial work refused", logging.WARNING, why=str(refused))
             return
         for result in reply.results:
@@ -111,7 +99,7 @@ class PartialReporter:
                 )
 
     def _task(self, request_id: str) -> HeldTask | None:
-        """The unfinished task whose one and only request this is."""
+        """The unfinished task that this is the only request of."""
         task = self._held.of_request(request_id)
         if task is None or task.request is None or task.stage is Stage.FINISHED:
             return None

@@ -53,7 +53,7 @@ async def main(config_path: str, address: str, tokens: str) -> None:
         )
         engine.halt_at = int(tokens)
     running = asyncio.create_task(worker.run())
-    await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING, 120.0)
+    await until(lambda: worker.lifecycle.state == worker_pb2.LIFECYCLE_RUNNING, 120.0)
     model = AutoModelForCausalLM.from_pretrained(config.model.path)
     await worker.loading.load(StagedWeights(0, dict(model.named_parameters())))
     if config.rollout.engine == "vllm":

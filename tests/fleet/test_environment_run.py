@@ -25,7 +25,7 @@ from rollout_worker.main import RolloutWorker
 from testbed.controllers import addresses, config_of, running_controllers, until
 from testbed.fake_workers import FakePolicy
 from testbed.local_run import Up, write_run
-from tests.fakes.chat_engine import make_chat_model
+from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.engines import ENGINES, Reference, make_test_engine
 from tests.fixtures.environment_fixture import (
     logprobs_of,
@@ -95,7 +95,7 @@ async def test_groups_with_masks_are_accepted_and_trained_on(tmp_path: Path) -> 
         data={"chat": True},
         reward={"processes": 0},
         rollout={
-            "environment": "guess_number",
+            "environment": "examples.environments.guess_number:guess_number",
             "max_tokens": 6,
             "max_context": 128,
             "max_turns": 3,
@@ -112,7 +112,7 @@ async def test_groups_with_masks_are_accepted_and_trained_on(tmp_path: Path) -> 
         training = asyncio.create_task(policy.work(lambda: False))
         handed_in: dict[str, rollout_pb2.Group] = {}
         try:
-            await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING)
+            await until(lambda: worker.lifecycle.state == worker_pb2.LIFECYCLE_RUNNING)
             put = worker.outbox.put
 
             def note(outcome: rollout_pb2.Group | rollout_pb2.ReturnedTask) -> None:
@@ -127,7 +127,7 @@ async def test_groups_with_masks_are_accepted_and_trained_on(tmp_path: Path) -> 
             weights = AutoModelForCausalLM.from_pretrained(model).state_dict()
             await worker.loading.load(StagedWeights(0, weights))
             await until(lambda: policy.timings.steps >= 2)
-            worker.leaving.set()
+            worker.lifecycle.leaving.set()
             await asyncio.wait_for(running, 20)
         finally:
             training.cancel()
@@ -190,7 +190,7 @@ async def test_a_failing_environment_is_in_the_events_with_its_detail_and_never_
             return [e for e in map(json.loads, lines) if e["type"] == kind]
 
         try:
-            await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING)
+            await until(lambda: worker.lifecycle.state == worker_pb2.LIFECYCLE_RUNNING)
             weights = AutoModelForCausalLM.from_pretrained(model).state_dict()
             await worker.loading.load(StagedWeights(0, weights))
             await until(lambda: len(events("TaskDropped")) >= 2)

@@ -270,7 +270,7 @@ def test_a_worker_starved_to_a_tenth_is_not_evicted(fleet: LaunchedFleet, victim
 def test_seeded_chaos_breaks_no_promise(fleet: LaunchedFleet, minutes: float) -> None:
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "paceline", "chaos", "--run-dir", str(fleet.run_dir), "--json"),
+            *(sys.executable, "-m", "testbed.chaos", "--run-dir", str(fleet.run_dir), "--json"),
             "--seed",
             "11",
             "--minutes",

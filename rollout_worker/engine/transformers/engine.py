@@ -329,7 +329,7 @@ class TransformersEngine(Engine):
             pending.samples[item.index] = item.sample
             pending.missing -= 1
             self._samples += 1
-            self.sample_over(item.request_id)
+            self.completion_finished(item.request_id)
             if item.sample is None:
                 pending.error = GenerationFailed("the model's logits are not finite")
             if pending.missing == 0 and item.request_id not in aborts:

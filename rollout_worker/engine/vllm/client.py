@@ -17,6 +17,7 @@ from transformers import AutoModelForCausalLM, PretrainedConfig
 
 from paceline.config.schema import Config
 from paceline.process.structured_log import first_line
+from paceline.process.user_code import safe_path_for_children
 from rollout_worker.engine.base import EngineDied, EngineError
 from rollout_worker.engine.transformers.weights import WeightTable
 from rollout_worker.engine.vllm import arguments, internals
@@ -169,7 +170,8 @@ class VLLMClient:
         facts = _facts(config, model, given)
         # Whatever vLLM finds wrong with arguments or model is for the user to read.
         try:
-            return AsyncLLM.from_engine_args(AsyncEngineArgs(**given)), facts
+            with safe_path_for_children():
+                return AsyncLLM.from_engine_args(AsyncEngineArgs(**given)), facts
         except Exception as error:
             raise start_error(error) from error
 

@@ -174,7 +174,7 @@ class VLLMEngine(Engine):
         if whole := complete(sample, params.max_tokens, params.stop, self._decode_text):
             self._samples += 1
             group.done[index] = whole
-            self.sample_over(request.request_id)
+            self.completion_finished(request.request_id)
             return whole
         while not group.aborted:
             output = await self._run(group, index, sample)
@@ -187,7 +187,7 @@ class VLLMEngine(Engine):
             stopped = sample is not None and sample.finish is Finish.STOP
             if output.finish_reason != "abort" or stopped:
                 self._samples += 1
-                self.sample_over(request.request_id)
+                self.completion_finished(request.request_id)
                 if sample is not None:
                     group.done[index] = sample
                 return sample

@@ -19,12 +19,12 @@ import pytest
 
 from paceline.config import Config
 from paceline.console.live_view import open_console
+from paceline.errors import BadInput
 from paceline.rpc.client import ControlPlane
 from paceline.run_view.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.supervisor.child import Child, ChildSpec, end_all
 from paceline.supervisor.local import LocalFleet
-from paceline.supervisor.preflight import PreflightFailed
-from paceline.supervisor.run_dir_lock import clear, end_leftovers, held
+from paceline.supervisor.run_dir_lock import clear, end_leftovers, locked
 from paceline.supervisor.up import LocalRun
 from paceline.v1 import admin_pb2
 
@@ -357,7 +357,7 @@ def test_leftovers_of_a_killed_supervisor_are_ended(tmp_path: Path) -> None:
 
 
 def test_one_supervisor_a_run_directory(tmp_path: Path) -> None:
-    with held(tmp_path), pytest.raises(PreflightFailed, match="in use"), held(tmp_path):
+    with locked(tmp_path), pytest.raises(BadInput, match="in use"), locked(tmp_path):
         pass
 
 

@@ -17,10 +17,10 @@ from controller.store.journal import Deposed, Journal, JournalGap, LedgerSnapsho
 from controller.store.payloads import FilePayloads, RedisPayloads
 from controller.store.redis_keys import Keys
 from paceline.config.schema import Config
+from paceline.errors import BadInput
 from paceline.redis.client import connect, parse_sentinel
 from paceline.redis.leader_lease import LeaderIdentity, living_leader, release_dead
-from paceline.supervisor.preflight import PreflightFailed
-from paceline.supervisor.run_dir_lock import check_unled, clear
+from paceline.supervisor.run_dir_lock import check_no_leader, clear
 from testbed.controllers import until
 from testbed.redis_process import throwaway_redis
 
@@ -225,9 +225,9 @@ async def test_a_second_fleet_neither_joins_nor_wipes_out_a_run_that_another_one
         }
     )
     async with leading(redis, "a"):
-        with pytest.raises(PreflightFailed, match=r"led by a at a:1 .* another run\.name"):
-            await asyncio.to_thread(check_unled, config)
-        with pytest.raises(PreflightFailed, match="another fleet has it"):
+        with pytest.raises(BadInput, match=r"led by a at a:1 .* another run\.name"):
+            await asyncio.to_thread(check_no_leader, config)
+        with pytest.raises(BadInput, match="another fleet has it"):
             await asyncio.to_thread(clear, config, tmp_path)
         assert await redis.exists(KEYS.leader)
         assert (tmp_path / "summary.json").exists()

@@ -12,7 +12,7 @@ import pytest
 from rollout_worker.environments.base import EnvironmentTask
 from rollout_worker.openai_server.tools import ToolCall, calls_in
 from rollout_worker.tokenizer import PromptTokenizer
-from tests.fakes.chat_engine import TOOLS, make_chat_model
+from tests.fixtures.chat_model import TOOLS, make_chat_model
 from tests.fixtures.environment_fixture import (
     Stage,
     logprobs_of,

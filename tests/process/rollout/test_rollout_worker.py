@@ -28,14 +28,15 @@ from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker import main as worker_main
 from rollout_worker.engine.base import EngineDied, EngineError, GenerationFailed, SwapFailed
-from rollout_worker.main import EngineFailed, EngineLost, RolloutWorker
+from rollout_worker.lifecycle import EngineFailed, EngineLost
+from rollout_worker.main import RolloutWorker
 from rollout_worker.weight_loading import LOAD_TRIES
 from testbed.controllers import addresses, config_of, running_controllers, until
 from testbed.fake_workers import FakePolicy
 from testbed.tiny_model import make_tiny_model
 from tests.fakes import worker_rewards
+from tests.fakes.engine import FakeEngine
 from tests.fakes.rollout_controller import Key, RolloutController
-from tests.fakes.scripted_engine import ScriptedEngine
 
 GATED = "tests.fakes.worker_rewards:gated"
 BROKEN = "tests.fakes.worker_rewards:broken"
@@ -50,7 +51,7 @@ class Scene:
     """A worker with a loaded engine and its controller."""
 
     def __init__(
-        self, controller: RolloutController, worker: RolloutWorker, engine: ScriptedEngine
+        self, controller: RolloutController, worker: RolloutWorker, engine: FakeEngine
     ) -> None:
         self.controller, self.worker, self.engine = controller, worker, engine
         self.ended = asyncio.create_task(worker.run())
@@ -72,7 +73,11 @@ Play = Callable[..., AbstractAsyncContextManager[Scene]]
 async def play(model: Path) -> AsyncIterator[Play]:
     @asynccontextmanager
     async def start(
-        *, at_once: bool = False, reward: str = "exact_match", **rollout: Any
+        *,
+        at_once: bool = False,
+        reward: str = "exact_match",
+        drain_s: float = 30.0,
+        **rollout: Any,
     ) -> AsyncIterator[Scene]:
         worker_rewards.gate = asyncio.Event()
         controller = RolloutController()
@@ -83,10 +88,11 @@ async def play(model: Path) -> AsyncIterator[Play]:
                 "data": {"path": "unused", "max_prompt_tokens": 64},
                 "reward": {"functions": [reward], "processes": 0},
                 "rollout": {"group_size": 2, "max_tokens": 16, "max_sequences": 64, **rollout},
+                "fleet": {"drain_s": drain_s},
             }
         )
         worker = RolloutWorker(config, [address], "rollout-0", "127.0.0.1")
-        engine = worker.engine = ScriptedEngine(at_once=at_once)
+        engine = worker.engine = FakeEngine(held=not at_once)
         scene = Scene(controller, worker, engine)
         try:
             await until(lambda: controller.reports)
@@ -137,8 +143,8 @@ async def test_slots_that_short_samples_leave_are_filled_while_the_long_one_runs
         assert await scene.held() == {("t0", 1), ("t1", 1)}
         assert len(controller.lease_requests) == asked, "full"
         for _ in range(2):
-            engine.sample_over("t1/1")
-        engine.sample_over("t0/1")
+            engine.completion_finished("t1/1")
+        engine.completion_finished("t0/1")
         await until(lambda: engine.running == {"t0", "t1", "t2"})
         assert controller.reports[-1].gauges["slot_occupancy"] > 0
         for task_id in ("t0", "t1", "t2"):
@@ -202,11 +208,8 @@ async def test_a_draining_worker_finishes_what_it_holds_takes_nothing_new_and_le
         assert not controller.reports[-1].held_leases
 
 
-async def test_a_drain_that_takes_too_long_hands_back(
-    play: Play, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(worker_main, "DRAIN_S", 0.2)
-    async with play() as scene:
+async def test_a_drain_that_takes_too_long_hands_back(play: Play) -> None:
+    async with play(drain_s=0.2) as scene:
         held = scene.controller.lease("t0")
         await until(lambda: scene.engine.running)
         scene.controller.lifecycle = worker_pb2.LIFECYCLE_DRAINING
@@ -281,6 +284,7 @@ async def test_what_an_engine_dies_with_is_not_handed_back_as_by_one_that_leaves
             await until(lambda: not scene.engine.running)
             with_it = [scene.controller.lease(f"t{number}") for number in (1, 2)]
             await until(lambda: len(scene.engine.running) == 2)
+            assert await scene.held() == {scored, *with_it}
             scene.engine.fail(EngineError("device lost"))
             await asyncio.wait_for(asyncio.wait([scene.ended]), 5)
             assert set(scene.controller.returns) == {scored}
@@ -401,7 +405,7 @@ def test_an_engine_killed_while_it_starts_is_not_bad_input(
 ) -> None:
     """Bad input ends the run; a process that was killed is started again."""
 
-    class Stillborn(ScriptedEngine):
+    class Stillborn(FakeEngine):
         async def start(self) -> None:
             raise error
 
@@ -593,7 +597,7 @@ async def test_lost_replies_and_a_lost_leader_lose_and_double_nothing(
         await policy.start()
         training = asyncio.create_task(policy.work(lambda: False))
         try:
-            await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING)
+            await until(lambda: worker.lifecycle.state == worker_pb2.LIFECYCLE_RUNNING)
             weights = AutoModelForCausalLM.from_pretrained(model).state_dict()
             await worker.loading.load(StagedWeights(0, weights))
             await until(lambda: policy.timings.steps >= 3 and len(lost) == 3)
@@ -604,7 +608,7 @@ async def test_lost_replies_and_a_lost_leader_lose_and_double_nothing(
             before = policy.timings.steps
             controllers.start("controller-1", port=int(address.rsplit(":", 1)[1]))
             await until(lambda: policy.timings.steps >= before + 3)
-            worker.leaving.set()
+            worker.lifecycle.leaving.set()
             await asyncio.wait_for(running, 20)
         finally:
             training.cancel()

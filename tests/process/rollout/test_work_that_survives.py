@@ -28,8 +28,8 @@ from rollout_worker.tasks.partial_encoding import partial_group, prefixes_of
 from testbed.controllers import addresses, config_of, running_controllers, until
 from testbed.fake_workers import FakePolicy
 from testbed.tiny_model import make_endless_model
+from tests.fakes.engine import FakeEngine
 from tests.fakes.rollout_controller import RolloutController
-from tests.fakes.scripted_engine import ScriptedEngine
 from tests.fixtures.engines import Reference, needs_vllm
 
 PROMPT = np.array([13, 5, 8, 14], np.int32)
@@ -43,7 +43,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 async def loaded(worker: RolloutWorker, model: Path, version: int = 0) -> None:
     """Returns once the worker runs and serves the model's weights as ``version``."""
-    await until(lambda: worker.lifecycle == worker_pb2.LIFECYCLE_RUNNING, 120.0)
+    await until(lambda: worker.lifecycle.state == worker_pb2.LIFECYCLE_RUNNING, 120.0)
     weights = AutoModelForCausalLM.from_pretrained(model)
     await worker.loading.load(StagedWeights(version, dict(weights.named_parameters())))
 
@@ -216,7 +216,7 @@ async def test_a_worker_that_leaves_hands_back_the_newest_of_its_work(
 
 
 async def test_an_attempt_goes_on_from_what_the_one_before_left(scene: Scene) -> None:
-    engine = scene.worker.producer._engine = ScriptedEngine(at_once=True)
+    engine = scene.worker.producer._engine = FakeEngine()
     await engine.load_weights(3, {})
     begun = sample([5, 6, 7], [(2, 1), (3, 2)])
     prompt = scene.worker.tokenizer.prompt({"prompt": "s21="}).tokens

@@ -71,7 +71,7 @@ def test_resolved_toml_reads_back_equal(tmp_path: Path) -> None:
         (MINIMAL, ("train.steps=x",), '--set train.steps=x: train.steps = "x"'),
         (MINIMAL, ("train=3",), "--set train=3: train = 3"),
         (MINIMAL, ("train",), "--set train: write it as section.field=value"),
-        (MINIMAL, ("auth.tls_cert=a",), "--set auth.tls_cert=a: tls_cert and tls_key go together"),
+        (MINIMAL, ("auth.tls_cert=a",), "--set auth.tls_cert=a: auth.tls_cert and auth.tls_key go together"),
         (MINIMAL + "[fleet]\nlease_ttl_s = 0.5\n", (), "line 7: fleet.lease_ttl_s must be at least twice"),
         (MINIMAL + "[fleet\n", (), "not valid TOML"),
         (MINIMAL + "[train]\nlr = inf\n", (), "line 7: train.lr = Infinity: input should be a finite"),
@@ -95,7 +95,10 @@ def test_a_refusal_names_field_place_and_remedy(
 
 
 def test_an_environment_that_scores_needs_no_answers(tmp_path: Path) -> None:
-    environment = ["rollout.environment=guess_number", "rollout.max_context=64"]
+    environment = [
+        "rollout.environment=examples.environments.guess_number:guess_number",
+        "rollout.max_context=64",
+    ]
     config = load_config(write(tmp_path, MINIMAL), [*environment, "data.answer_field=none"])
     assert config.data.answer_field is None
 

@@ -12,7 +12,7 @@ from paceline.config.load import load_config
 from paceline.config.schema import Config
 from paceline.config.template import ALGORITHMS, SIZES, template
 from paceline.errors import BadInput
-from paceline.supervisor.preflight import input_problems
+from paceline.preflight.inputs import inputs
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -50,7 +50,7 @@ def test_the_tiny_one_starts_as_it_is(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(ROOT)
     out = tmp_path / "run.toml"
     assert init(str(out)).exit_code == 0
-    assert input_problems(load_config(out)) == []
+    assert [check.state for check in inputs(load_config(out))] == ["ok"]
 
 
 def test_a_file_that_is_there_is_kept_unless_forced(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_bad_json_is_refused_at_the_start_with_its_line_number(tmp_path):
 def test_a_pretty_printed_json_array_is_refused_with_the_remedy(tmp_path):
     path = tmp_path / "rows.json"
     path.write_text(json.dumps(ROWS[:2], indent=2))
-    with pytest.raises(DataError, match="one JSON object a line is expected"):
+    with pytest.raises(DataError, match="one JSON object per line is expected"):
         load_rows(path)
 
 
@@ -189,9 +189,8 @@ def test_a_missing_split_of_a_saved_data_set_is_refused(tmp_path):
         load_rows(path, split="dev")
 
 
-def test_an_unreachable_hub_is_one_line_and_soon(monkeypatch):
+def test_an_unreachable_hub_is_one_line_and_soon():
     """Without a name server the library alone would retry for half a minute."""
-    monkeypatch.setattr("paceline.dataset.arrow_dataset._hub_resolves", lambda: False)
     # The library reads the switch when it is first imported, so ask a fresh interpreter.
     script = (
         "import paceline.dataset.arrow_dataset as c, paceline.dataset.rows as d\n"
@@ -202,7 +201,7 @@ def test_an_unreachable_hub_is_one_line_and_soon(monkeypatch):
     shown = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=25, check=True
     ).stdout
-    assert shown.startswith("no-such-owner/no-such-set: neither a file or directory here nor")
+    assert shown.startswith("no-such-owner/no-such-set: neither a local file or directory nor")
     assert shown.count("\n") == 1
 
 
@@ -246,6 +245,24 @@ def test_threads_reading_at_once_get_whole_rows(tmp_path):
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+@pytest.mark.parametrize("kind", [parquet, saved_to_disk])
+def test_no_kind_of_data_imports_torch(kind, tmp_path):
+    script = (
+        "import sys\n"
+        "from paceline.dataset.rows import load_rows\n"
+        "rows = load_rows(sys.argv[1])\n"
+        "assert rows[len(rows) - 1]\n"
+        "print({'torch', 'transformers'} & set(sys.modules) or 'light')\n"
+    )
+    shown = subprocess.run(
+        [sys.executable, "-c", script, str(kind(tmp_path))],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout == "light\n" and shown.stderr == ""
 
 
 def test_jsonl_costs_offsets_in_memory_not_text(tmp_path):

@@ -424,7 +424,7 @@ async def test_a_finished_sample_is_told_while_others_of_its_request_run(engine:
         over.append(request_id)
         first.set()
 
-    engine.sample_over = tell
+    engine.completion_finished = tell
     begun = Completion(whole.tokens, whole.logprobs, whole.versions, Finish.STOP)
     both = asyncio.create_task(
         engine.generate(
@@ -435,7 +435,7 @@ async def test_a_finished_sample_is_told_while_others_of_its_request_run(engine:
     assert over == ["x/1"] and not both.done()
     await both
     assert over == ["x/1"] * 2
-    engine.sample_over = Engine.sample_over
+    engine.completion_finished = Engine.completion_finished
 
 
 async def test_a_cancelled_caller_frees_its_rows(engine: Engine) -> None:

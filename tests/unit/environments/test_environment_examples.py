@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from examples.environments.calculator import LARGEST, BadExpression, answer, calculator, evaluate
 from examples.environments.guess_number import guess_number
 from paceline.v1 import rollout_pb2
-from tests.fakes.chat_engine import make_chat_model
+from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.environment_fixture import lease_of, mask_of, staged, tokens_of
 
 

@@ -26,7 +26,7 @@ from rollout_worker.environments.load import load
 from rollout_worker.tasks.held_tasks import HeldTask
 from rollout_worker.tokenizer import PromptTokenizer
 from testbed.controllers import until
-from tests.fakes.chat_engine import END, FORGETFUL, make_chat_model
+from tests.fixtures.chat_model import END, FORGETFUL, make_chat_model
 from tests.fixtures.environment_fixture import (
     lease_of,
     logprobs_of,
@@ -508,7 +508,7 @@ async def test_a_dropped_task_ends_its_environments_and_their_requests(model: Pa
 
 def test_names_that_lead_nowhere_say_so(model: Path) -> None:
     for name, words in {
-        "calculater": "calculator, guess_number",
+        "calculator": "package.module:function",
         "no.such.module:play": "cannot import no.such.module",
         "tests.fixtures.environment_fixture:nothing": "has no 'nothing'",
         "tests.fixtures.environment_fixture:lease_of": "must be an async function",
@@ -523,7 +523,10 @@ def test_names_that_lead_nowhere_say_so(model: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "words"),
     [
-        ("rollout.environment=calculator", "needs rollout.max_context"),
+        (
+            "rollout.environment=examples.environments.calculator:calculator",
+            "needs rollout.max_context",
+        ),
         ("rollout.openai=true", "set rollout.environment"),
         ("rollout.max_turns=0", "rollout.max_turns"),
         ("rollout.environment_timeout_s=0", "rollout.environment_timeout_s"),

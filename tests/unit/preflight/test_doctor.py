@@ -13,8 +13,9 @@ from typer.testing import CliRunner
 from paceline.cli import app
 from paceline.config.load import load_config
 from paceline.config.schema import AuthConfig, Config
+from paceline.preflight import machine_checks
+from paceline.preflight.check import Check
 from paceline.preflight.clock_skew import ClockReading, judge
-from paceline.preflight.doctor import Check, examine
 from paceline.rpc.ports import free_ports
 
 
@@ -36,7 +37,7 @@ def config_file(tmp_path: Path) -> Path:
 
 def examined(config: Config | None, run_dir: Path) -> dict[str, list[Check]]:
     found: dict[str, list[Check]] = {}
-    for check in examine(config, AuthConfig(), [], run_dir):
+    for check in machine_checks(config, AuthConfig(), [], run_dir):
         found.setdefault(check.name, []).append(check)
     return found
 
@@ -138,7 +139,7 @@ def test_a_slow_answer_is_no_skew() -> None:
 
 def test_controllers_that_do_not_answer_fail(tmp_path: Path) -> None:
     (port,) = free_ports("127.0.0.1", 1)
-    checks = list(examine(None, AuthConfig(), [f"127.0.0.1:{port}"], tmp_path))
+    checks = list(machine_checks(None, AuthConfig(), [f"127.0.0.1:{port}"], tmp_path))
     (check,) = [c for c in checks if c.name == "controllers"]
     assert check.state == "fail"
     assert str(port) in check.found

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from paceline.config.schema import Config
+from paceline.preflight.network import ports as check_ports
 from paceline.rpc.ports import free_ports
 from paceline.run_view.fleet_file import FleetRecord, ProcessId, ProcessRecord
-from paceline.supervisor.preflight import _ports
 
 
 def test_ports_are_out_of_reach_of_outgoing_connections():
@@ -25,6 +25,10 @@ def test_ports_are_out_of_reach_of_outgoing_connections():
 
 def config_of(**sections: dict[str, Any]) -> Config:
     return Config.model_validate({"model": {"path": "m"}, "data": {"path": "d"}, **sections})
+
+
+def failures(config: Config, run_dir: Path) -> list[str]:
+    return [str(check) for check in check_ports(config, run_dir) if check.state == "fail"]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +53,7 @@ def test_ports_that_cannot_be_had_are_named_before_anything_starts(
         taken = holder.getsockname()[1]
         for fields in sections.values():
             fields["port"] = taken if fields["port"] == "taken" else fields["port"]
-        found = list(_ports(config_of(**sections), tmp_path))
+        found = failures(config_of(**sections), tmp_path)
     assert len(found) == bool(said)
     assert said.format(taken=taken) in "".join(found)
 
@@ -63,6 +67,6 @@ def test_a_port_that_the_runs_own_leftovers_hold_is_no_hindrance(tmp_path: Path)
         record = FleetRecord("run", ProcessId(1, 0.0))
         mine = ProcessId.of(os.getpid())
         record.processes.append(ProcessRecord("controller-0", "controller", "log", ids=[mine]))
-        assert list(_ports(config, tmp_path)) != []
+        assert failures(config, tmp_path) != []
         record.write(tmp_path)
-        assert list(_ports(config, tmp_path)) == []
+        assert failures(config, tmp_path) == []

@@ -6,13 +6,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.config import Config
+from paceline.preflight.network import provider as check_provider
 from paceline.providers.base import moves
 from paceline.providers.choose import leader_provider
 from paceline.providers.kubernetes import KubernetesProvider
 from paceline.providers.local import LocalProvider
 from paceline.providers.none import NoProvider
 from paceline.providers.ray import RayProvider
-from paceline.supervisor.preflight import _provider
 from paceline.v1 import admin_pb2, common_pb2
 
 
@@ -85,5 +85,5 @@ async def test_the_leader_runs_every_provider_but_the_local_one() -> None:
         )
         provider = leader_provider(config, "runs/x", drain)
         assert provider is None if kind is None else type(provider) is kind
-        refused = list(_provider(config))
+        refused = list(check_provider(config))
         assert bool(refused) == (name != "local"), "paceline up is the local provider"

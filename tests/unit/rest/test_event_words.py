@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
+from controller.export.event_words import COUNTED, described
 from controller.ledger import events as ev
 from controller.ledger.commands import Role
-from controller.rest.event_history import EventHistory
-from paceline.run_view.event_text import tell
-from paceline.run_view.run_file_writer import COUNTED, is_listed
+from paceline.run_view.event_history import EventHistory
 from tests.fixtures.ledgers import facts
 
 MEMBER = ev.Member("policy-0", 7, "10.0.0.1", False)
@@ -32,18 +31,18 @@ HAPPENED: dict[str, ev.Event] = {
     ),
     "mesh epoch 5: policy-0": ev.MeshFormed(5, (MEMBER,), 3, 3, 0, False, ""),
     "back from step 9 to step 5": ev.RolledBack(5, 12, 9, 9, "checkpoints/step-000005"),
-    "step 3 dealt out anew": ev.StepResharded(3, 2, 5, SHARDS),
+    "step 3 resharded": ev.StepResharded(3, 2, 5, SHARDS),
     "step 3 committed": ev.StepCommitted(3, 3, {"reward_mean": 0.5}, 1.0),
-    "step 3 given up: all replicas are gone": ev.StepAborted(3, "all replicas are gone"),
+    "step 3 aborted: all replicas are gone": ev.StepAborted(3, "all replicas are gone"),
     "checkpoint of step 5": ev.CheckpointRecorded("policy-0", 5, 5, "checkpoints/step-5", 9, 0.1),
     "evaluation after step 5 over 8 prompts": ev.EvalScheduled(5, 5, 8),
     "evaluation after step 5: reward": ev.EvalRecorded(5, 5, 0.75, 8),
-    "wanted: policy=1, rollout=3": ev.Scaled("r", {"policy": 1, "rollout": 3}),
+    "desired: policy=1, rollout=3": ev.Scaled("r", {"policy": 1, "rollout": 3}),
     "bounds: policy_max=4": ev.BoundsSet({"policy_max": 4}),
     "policy-0 is asked to leave": ev.Drained("r", "policy-0", {}),
     "paused": ev.Paused("r", True),
     "resumed": ev.Paused("r", False),
-    "a checkpoint after step 7 is asked for": ev.CheckpointRequested("r", 7),
+    "checkpoint requested after step 7": ev.CheckpointRequested("r", 7),
     "stop requested: enough": ev.StopRequested("r", "enough"),
     "run finished (completed)": ev.RunFinished("completed", 1.0),
     "run failed: out of disk": ev.RunFailed("r", "out of disk", 1.0),
@@ -62,15 +61,10 @@ def test_there_are_words_for_every_kind_that_is_shown() -> None:
 
 @pytest.mark.parametrize("words", HAPPENED)
 def test_an_event_is_told_in_plain_words(words: str) -> None:
-    event = as_journalled(HAPPENED[words])
-    assert is_listed(event)
-    history = EventHistory(lambda value: value)
-    history.add("1-0", 0, 1.0, event)
-    (told,) = history.after(None, limit=9)
-    assert told.text == tell(event) or event["type"] == "RunStarted"
-    assert words in told.text
-    assert event["type"] not in told.text and not set(told.text) & set("{}[]")
-    assert told.severity in ("fault", "change", "routine")
+    event = described(as_journalled(HAPPENED[words]))
+    assert words in event["text"]
+    assert event["type"] not in event["text"] and not set(event["text"]) & set("{}[]")
+    assert event["severity"] in ("info", "warning", "error")
 
 
 @pytest.mark.parametrize(
@@ -86,10 +80,8 @@ def test_an_event_is_told_in_plain_words(words: str) -> None:
     ],
 )
 def test_of_a_fault_it_is_said_how_it_was_noticed(event: ev.Event, noticed: bool) -> None:
-    history = EventHistory(lambda value: value)
-    if isinstance(event, ev.TermBegun) and event.term > 1:
-        history.add("1-0", 0, 1.0, as_journalled(ev.TermBegun(1, "controller-0", 1.0)))
-    history.add("2-0", 0, 2.0, as_journalled(event))
+    history = EventHistory()
+    history.add({"position": "2-0", "n": 0, "t": 2.0, **described(as_journalled(event))})
     told = history.after(None, limit=9)[-1]
     assert bool(told.noticed) == noticed
     assert (told.severity == "fault") == noticed

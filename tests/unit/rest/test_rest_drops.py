@@ -53,11 +53,11 @@ async def test_a_group_that_grew_stale_is_told_with_its_facts_and_others_with_no
     journal.append(dropped("t2", "quarantined", "cannot open /home/me/rewards.py"))
     journal.append(dropped("e0.1", "quarantined"))
     (stale,) = await drops.recent("stale")
-    assert (stale["group_id"], stale["owner"], stale["dropped_t"]) == ("t1", "rollout-1", 4.0)
-    assert (stale["tokens"], stale["reward_mean"], stale["max_version"]) == (90, 0.25, 4)
+    assert (stale.group_id, stale.owner, stale.dropped_t) == ("t1", "rollout-1", 4.0)
+    assert (stale.tokens, stale.reward_mean, stale.max_version) == (90, 0.25, 4)
     (given_up,) = await drops.recent("quarantined")
-    assert (given_up["sequences"], given_up["owner"]) == (0, "rollout-1")
-    assert given_up["detail"] == "cannot open …/rewards.py"
+    assert (given_up.sequences, given_up.owner) == (0, "rollout-1")
+    assert given_up.detail == "cannot open …/rewards.py"
     assert await drops.reason_of("t2") == "quarantined" and await drops.reason_of("t3") is None
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from controller.rest.event_history import MOST_COMMITS, MOST_EVENTS, EventHistory
-from controller.rest.metric_store import MetricStore
+from controller.export.event_words import described
 from controller.rest.redaction import Redactor
 from controller.rest.run_index import RunIndex
+from paceline.run_view.curves import MetricStore
+from paceline.run_view.event_history import MOST_COMMITS, MOST_EVENTS, EventHistory
 from paceline.run_view.file_tail import FileTail
 from paceline.run_view.json_lines import JsonLinesFile
 
@@ -55,7 +56,16 @@ def write_long_run(directory: Path, steps: int) -> None:
             file.write(json.dumps(event, separators=(",", ":")) + "\n")
             if step == steps // 3:
                 died = {**head, "n": 2, "type": "WorkerDied", "worker_id": "r", "how": "lease"}
-                file.write(json.dumps(died, separators=(",", ":")) + "\n")
+                file.write(json.dumps(described(died), separators=(",", ":")) + "\n")
+
+
+def add(history: EventHistory, position: str, n: int, t: float, event: dict[str, Any]) -> None:
+    history.add({"position": position, "n": n, "t": t, **described(event)})
+
+
+def committed(history: EventHistory, position: str, n: int, t: float, step: int) -> None:
+    metrics = {"reward_mean": 0.5}
+    add(history, position, n, t, {"type": "StepCommitted", "step": step, "metrics": metrics})
 
 
 def index_of(directory: Path) -> RunIndex:
@@ -66,10 +76,10 @@ async def test_a_hundred_thousand_steps_are_read_once_and_answered_at_once(tmp_p
     write_long_run(tmp_path, 100_000)
     index = index_of(tmp_path)
     began = time.perf_counter()
-    await index.ask(lambda i: len(i.columns))
+    await index.ask(lambda i: len(i.metrics))
     loading_s = time.perf_counter() - began
     began = time.perf_counter()
-    curves = await index.ask(lambda i: i.columns.curves(NAMES, since=0, until=1 << 53, points=500))
+    curves = await index.ask(lambda i: i.metrics.curves(NAMES, since=0, until=1 << 53, points=500))
     answering_s = time.perf_counter() - began
     print(f"loading {loading_s:.2f} s, curves {answering_s * 1000:.0f} ms")
     assert len(curves["x"]) == 500 and curves["x"][-1] == 100_000
@@ -127,18 +137,18 @@ def test_a_file_that_a_new_leader_replaced_is_read_on_without_gap_or_repeat(tmp_
 
 
 def test_history_is_bounded_and_says_how_long_a_fault_lasted() -> None:
-    history = EventHistory(lambda value: value)
-    history.add("1-0", 0, 1.0, {"type": "TermBegun", "term": 1, "controller_id": "c"})
-    history.committed("2-0", 0, 2.0, 1, 0.5)
-    history.add("3-0", 0, 3.0, {"type": "WorkerDied", "worker_id": "p", "how": "exit"})
-    history.add("4-0", 0, 3.5, {"type": "MeshFormed", "epoch": 2, "members": []})
-    history.committed("5-0", 0, 4.25, 2, None)
+    history = EventHistory()
+    add(history, "1-0", 0, 1.0, {"type": "TermBegun", "term": 1, "controller_id": "c"})
+    committed(history, "2-0", 0, 2.0, 1)
+    add(history, "3-0", 0, 3.0, {"type": "WorkerDied", "worker_id": "p", "how": "exit"})
+    add(history, "4-0", 0, 3.5, {"type": "MeshFormed", "epoch": 2, "members": []})
+    committed(history, "5-0", 0, 4.25, 2)
     died = history.after(None, limit=9, kinds="faults")
     assert [(e.type, e.step, e.mesh_s, e.commit_s) for e in died] == [("WorkerDied", 1, 0.5, 1.25)]
-    assert died[0].noticed == "its launcher saw the process end"
+    assert died[0].noticed == "its launcher saw the process exit"
     for n in range(MOST_EVENTS + 50):
-        history.add(f"{10 + n}-0", 0, 5.0, {"type": "Paused", "paused": True})
-        history.committed(f"{10 + n}-0", 1, 5.0, 3 + n, None)
+        add(history, f"{10 + n}-0", 0, 5.0, {"type": "Paused", "paused": True})
+        committed(history, f"{10 + n}-0", 1, 5.0, 3 + n)
     everything = history.after(None, limit=1 << 30)
     assert len(everything) == MOST_EVENTS + MOST_COMMITS
     assert [e.key for e in everything] == sorted(e.key for e in everything)
@@ -146,16 +156,16 @@ def test_history_is_bounded_and_says_how_long_a_fault_lasted() -> None:
 
 
 def test_a_long_runs_checkpoints_push_out_no_other_mark() -> None:
-    history = EventHistory(lambda value: value)
+    history = EventHistory()
     steered = {"type": "Scaled", "desired": {"rollout": 2}}
     died = {"type": "WorkerDied", "worker_id": "policy-0", "how": "exit"}
     left = {"type": "Drained", "worker_id": "rollout-1"}
     for n, event in enumerate((steered, died, left)):
-        history.add(f"{n + 1}-0", 0, 1.0, event)
+        add(history, f"{n + 1}-0", 0, 1.0, event)
     for step in range(1, 3001):
-        history.committed(f"{step + 9}-0", 0, 2.0, step, None)
+        committed(history, f"{step + 9}-0", 0, 2.0, step)
         saved = {"type": "CheckpointRecorded", "step": step, "version": step, "path": "x"}
-        history.add(f"{step + 9}-0", 1, 2.0, saved)
+        add(history, f"{step + 9}-0", 1, 2.0, saved)
     marks = history.after(None, limit=100, kinds="marks", newest=True)
     assert [e.type for e in marks[:3]] == ["Scaled", "WorkerDied", "Drained"]
     spread = [e.step for e in marks[3:]]

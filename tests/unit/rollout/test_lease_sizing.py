@@ -13,8 +13,8 @@ from rollout_worker.engine.base import EngineStats
 from rollout_worker.engine_rates import EngineRates
 from rollout_worker.tasks.held_tasks import HeldTasks, Stage
 from rollout_worker.tasks.lease_sizing import tasks_wanted
-from tests.fakes.chat_engine import make_chat_model
-from tests.fakes.scripted_engine import ScriptedEngine
+from tests.fakes.engine import FakeEngine
+from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.environment_fixture import lease_of, staged
 
 GROUP = 8
@@ -32,7 +32,7 @@ def wanted(held: HeldTasks, slots: int) -> int:
     return tasks_wanted(
         slots=slots,
         group_size=GROUP,
-        generating=held.generating(),
+        generating=held.unfinished(),
         sequences_per_s=0.0,
         round_trip_s=0.01,
         unsent=0,
@@ -45,8 +45,8 @@ def test_one_long_sample_of_a_group_takes_one_slot() -> None:
     assert wanted(held, slots=32) == 0, "all slots in use"
     for request_id in long_ones:
         for _ in range(GROUP - 1):
-            held.sample_over(request_id)
-    assert held.generating() == 4
+            held.completion_finished(request_id)
+    assert held.unfinished() == 4
     assert wanted(held, slots=32) == 4
 
 
@@ -54,26 +54,26 @@ def test_a_free_slot_is_not_left_to_gather() -> None:
     held = HeldTasks()
     requests = [leased(held, number) for number in range(2)]
     assert wanted(held, slots=16) == 0, "full: two more may gather"
-    held.sample_over(requests[0])
+    held.completion_finished(requests[0])
     assert wanted(held, slots=16) == 1
 
 
 def test_samples_are_counted_once_and_only_while_they_are_made() -> None:
     held = HeldTasks()
     request_id = leased(held, 0)
-    held.sample_over("verification")
-    held.sample_over(f"{request_id}#0.1")
-    assert held.generating() == GROUP, "of other requests"
+    held.completion_finished("verification")
+    held.completion_finished(f"{request_id}#0.1")
+    assert held.unfinished() == GROUP, "of other requests"
     for _ in range(GROUP + 1):
-        held.sample_over(request_id)
-    assert held.generating() == 0
+        held.completion_finished(request_id)
+    assert held.unfinished() == 0
     leased(held, 1)
     next(task for task in held if task.lease.task.task_id == "t1").stage = Stage.SCORING
-    assert held.generating() == 0
+    assert held.unfinished() == 0
 
 
 def test_occupancy_is_the_mean_of_what_the_slots_held() -> None:
-    class Counted(ScriptedEngine):
+    class Counted(FakeEngine):
         in_use = 0
 
         def stats(self) -> EngineStats:
@@ -106,7 +106,7 @@ async def test_an_environment_that_has_ended_frees_its_slot_before_the_others(
         first_over.set()
 
     async with staged(make_chat_model(tmp_path), one_is_long, lambda prompt: "a") as stage:
-        stage.environments.sample_over = tell
+        stage.environments.completion_finished = tell
         group = asyncio.create_task(stage.produce(lease_of()))
         async with asyncio.timeout(20):
             await first_over.wait()

@@ -13,7 +13,7 @@ from paceline.cli.messages import as_dict
 from paceline.cli.up import _print_outcome
 from paceline.console.live_view import LiveConsole, PlainConsole, fitted, open_console
 from paceline.run_view.eta import Progress
-from paceline.run_view.event_text import tell
+from paceline.run_view.words import text_of
 from paceline.v1 import admin_pb2, common_pb2
 
 
@@ -44,10 +44,9 @@ def test_live_table_shows_progress_fleet_and_events() -> None:
 
 def test_live_table_shows_the_rewards_and_the_time_left() -> None:
     out = io.StringIO()
-    progress = Progress.of_rows(
-        {"kind": "step", "step": step, "reward_mean": step / 10, "step_s": 30.0}
-        for step in range(1, 4)
-    )
+    progress = Progress()
+    for step in range(1, 4):
+        progress.add(step, {"reward_mean": step / 10, "step_s": 30.0})
     screen = Console(file=out, force_terminal=True, width=120, height=50)
     console = open_console(screen, progress)
     newest = status(4)
@@ -133,9 +132,9 @@ def test_a_step_without_some_metrics_can_be_shown() -> None:
     assert "step 1/2" in out.getvalue()
 
 
-def test_unknown_and_malformed_events_are_told_anyway() -> None:
-    assert tell({"type": "SomethingNew", "a": 1}) == "SomethingNew a=1"
-    assert tell({"type": "WorkerDied"}) == "WorkerDied"
+def test_a_record_without_text_is_shown_by_its_type() -> None:
+    assert text_of({"type": "SomethingNew", "a": 1}) == "SomethingNew"
+    assert text_of({"type": "WorkerDied", "text": "p died (exit)"}) == "p died (exit)"
 
 
 def test_status_json_keeps_numbers_and_names() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.run_view.event_text import tell
+from controller.export.event_words import described
 from paceline.run_view.json_lines import read_lines
 from paceline.run_view.run_file_writer import RunFileWriter
 
@@ -46,7 +46,7 @@ def replay(recorder: RunFileWriter, entries: list[tuple[str, float, dict]]) -> N
     after = recorder.last_position
     for position, t, event in entries:
         if after is None or key(position) > key(after):
-            recorder.record(position, t, event)
+            recorder.record(position, t, described(event))
 
 
 @pytest.mark.parametrize("cut", range(24))
@@ -90,7 +90,7 @@ def test_a_deposed_leader_that_wakes_up_writes_nothing(tmp_path: Path) -> None:
     replay(leader, entries)
     before = (tmp_path / "events.jsonl").read_bytes()
     for position, t, event in entries[6:]:
-        deposed.record(position, t, event)
+        deposed.record(position, t, described(event))
     assert (tmp_path / "events.jsonl").read_bytes() == before
 
 
@@ -118,7 +118,7 @@ def test_an_evaluation_without_a_score_is_recorded_as_null(tmp_path: Path) -> No
     recorder.close()
     (row,) = read_lines(tmp_path / "metrics.jsonl")
     assert (row["eval_reward_mean"], row["eval_count"]) == (None, 0.0)
-    assert "no prompt" in tell(nothing)
+    assert "no prompt" in described(nothing)["text"]
 
 
 def test_one_metrics_row_a_step_and_one_an_evaluation(tmp_path: Path) -> None:

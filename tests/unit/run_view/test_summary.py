@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from paceline.run_view.summary import Accounting, Story, summarise
+from paceline.run_view.run_records import RunRecords
+from paceline.run_view.summary import Accounting, summarise
 
 
-def write(run_dir: Path, events: list[dict], metrics: list[dict]) -> Story:
+def write(run_dir: Path, events: list[dict], metrics: list[dict]) -> RunRecords:
     for name, rows in (("events.jsonl", events), ("metrics.jsonl", metrics)):
         (run_dir / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return Story.read(run_dir)
+    return RunRecords.read(run_dir)
 
 
 def step(number: int, reward: float, **more: float) -> dict:
@@ -22,9 +23,9 @@ def committed(number: int) -> dict:
     return {"type": "StepCommitted", "step": number}
 
 
-def summary_of(story: Story, accounting: Accounting | None = None) -> dict:
+def summary_of(records: RunRecords, accounting: Accounting | None = None) -> dict:
     return summarise(
-        story,
+        records,
         status="finished",
         reason="",
         wall_s=1.0,
@@ -35,17 +36,9 @@ def summary_of(story: Story, accounting: Accounting | None = None) -> dict:
 
 
 def test_rewards_rates_and_faults(tmp_path: Path) -> None:
-    story = write(
+    records = write(
         tmp_path,
-        [
-            {"type": "TermBegun"},
-            {"type": "WorkerRegistered", "worker_id": "policy-0"},
-            {"type": "MeshFormed"},
-            {"type": "TermBegun"},
-            {"type": "MeshBroken", "reason": "peer_error"},
-            {"type": "MeshFormed"},
-            *(committed(n) for n in range(1, 11)),
-        ],
+        [committed(n) for n in range(1, 11)],
         [
             {"kind": "eval", "step": 0, "t": 0.0, "eval_reward_mean": 0.5},
             *(step(n, n / 10, samples=64, tokens=640, staleness_max=n % 3) for n in range(1, 11)),
@@ -53,7 +46,8 @@ def test_rewards_rates_and_faults(tmp_path: Path) -> None:
         ],
     )
     found = summary_of(
-        story, Accounting(True, trained=80, lost=0, duplicated=0, dropped={"stale": 2})
+        records,
+        Accounting(True, 80, 0, 0, {"stale": 2}, failovers=1, mesh_rebuilds=2, rollbacks=3),
     )
     assert found["steps"] == 10
     assert found["reward_first5"] == 0.3
@@ -63,28 +57,15 @@ def test_rewards_rates_and_faults(tmp_path: Path) -> None:
     assert found["tokens_per_s"] == 640
     assert found["max_staleness"] == 2
     assert found["controller_failovers"] == 1
-    assert found["mesh_rebuilds"] == 1
+    assert (found["mesh_rebuilds"], found["rollbacks"]) == (2, 3)
     assert found["samples_trained"] == 640
     assert found["groups_dropped"] == {"stale": 2}
 
 
-def test_a_join_and_a_resume_are_no_faults(tmp_path: Path) -> None:
-    found = summary_of(
-        write(
-            tmp_path,
-            [
-                {"type": "TermBegun"},
-                {"type": "WorkerRegistered", "worker_id": "policy-0"},
-                {"type": "MeshFormed"},
-                {"type": "MeshBroken", "reason": "membership"},
-                {"type": "MeshFormed"},
-                {"type": "WorkerChanged", "worker_id": "policy-0", "lifecycle": "stopped"},
-                {"type": "TermBegun"},
-            ],
-            [],
-        )
-    )
-    assert (found["mesh_rebuilds"], found["controller_failovers"]) == (0, 0)
+def test_a_journal_that_could_not_be_read_is_no_zero(tmp_path: Path) -> None:
+    found = summary_of(write(tmp_path, [committed(1)], [step(1, 0.5)]))
+    for name in ("controller_failovers", "mesh_rebuilds", "rollbacks", "samples_lost", "ledger_ok"):
+        assert found[name] is None, name
 
 
 def test_the_time_that_a_run_lay_still_is_no_part_of_its_pace(tmp_path: Path) -> None:
@@ -126,7 +107,7 @@ def test_an_evaluation_without_a_score_is_no_reward_of_zero(tmp_path: Path) -> N
 
 
 def test_steps_that_were_rolled_back_do_not_count(tmp_path: Path) -> None:
-    story = write(
+    records = write(
         tmp_path,
         [
             committed(1),
@@ -137,13 +118,13 @@ def test_steps_that_were_rolled_back_do_not_count(tmp_path: Path) -> None:
         ],
         [step(1, 0.1), step(2, 0.9)],
     )
-    assert summary_of(story)["steps"] == 1
-    assert summary_of(story)["reward_last5"] == 0.1
-    assert story.newest_checkpoint == "c1"
+    assert summary_of(records)["steps"] == 1
+    assert summary_of(records)["reward_last5"] == 0.1
+    assert [c.path for c in records.history.checkpoints] == ["c1"]
 
 
 def test_a_run_that_failed_before_its_first_step_has_a_summary(tmp_path: Path) -> None:
-    found = summary_of(Story.read(tmp_path))
+    found = summary_of(RunRecords.read(tmp_path))
     assert found["steps"] == 0
     assert found["samples_lost"] is None
     assert found["reward_first5"] is None

@@ -1,21 +1,23 @@
-"""The metrics of committed steps as columns of numbers, and curves of them."""
+"""Metrics of committed steps as columns of numbers, downsampled to curves."""
 
 from __future__ import annotations
 
+import math
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
+if TYPE_CHECKING:
+    import numpy as np
 
 MOST_ROWS = 400_000
-"""Above this every second row of the older half goes: about 100 MB with 30 metrics."""
+"""Above this, every second row of the older half is dropped: about 100 MB with 30 metrics."""
 HEAD = frozenset({"position", "n", "t", "kind", "step", "version"})
 
 
 class MetricStore:
-    """Rows in order of steps; a row of a step that was rolled back is replaced by its successor."""
+    """Rows in order of steps. A step that is trained again after a rollback replaces its row."""
 
     def __init__(self) -> None:
         self.steps = array("q")
@@ -30,11 +32,18 @@ class MetricStore:
     def names(self) -> list[str]:
         return sorted(self._values)
 
+    def column(self, name: str, newest: int = 0) -> list[tuple[int, float]]:
+        """(step, value) of the finite values of a metric, in order of steps; ``newest``: only those
+        of so many newest steps."""
+        values = self._values.get(name, array("d"))
+        start = len(self.steps) - newest if 0 < newest < len(self.steps) else 0
+        pairs = zip(self.steps[start:], values[start:], strict=False)
+        return [(step, value) for step, value in pairs if math.isfinite(value)]
+
     def append(self, row: Mapping[str, Any]) -> None:
         """``row``: a line of metrics.jsonl."""
         step = int(row["step"])
-        if self.steps and step <= self.steps[-1]:
-            self._cut(bisect_left(self.steps, step))
+        self.cut(step - 1)
         self.steps.append(step)
         self.versions.append(int(row.get("version") or 0))
         self.times.append(float(row.get("t") or 0.0))
@@ -63,8 +72,10 @@ class MetricStore:
         """Curves of at most ``points`` points over the steps after ``since`` up to ``until``.
 
         Each point stands for a bucket of rows: its last step and time, the mean of its values, and
-        their lowest and highest, so that no spike is lost. Values are None where none was measured.
+        their lowest and highest, so that no spike is lost. A value is None if none was measured.
         """
+        import numpy as np  # 0.1 s: only curves need it
+
         first = bisect_right(self.steps, since)
         last = bisect_right(self.steps, until)
         count = last - first
@@ -113,9 +124,12 @@ class MetricStore:
     def _columns(self) -> Iterable[array[Any]]:
         return (self.steps, self.versions, self.times, *self._values.values())
 
-    def _cut(self, length: int) -> None:
-        for column in self._columns():
-            del column[length:]
+    def cut(self, step: int) -> None:
+        """Drops the rows after ``step``."""
+        if self.steps and step < self.steps[-1]:
+            length = bisect_right(self.steps, step)
+            for column in self._columns():
+                del column[length:]
 
     def _thin(self) -> None:
         half = len(self.steps) // 2
@@ -124,4 +138,4 @@ class MetricStore:
 
 
 def _listed(values: np.ndarray[Any, Any]) -> list[float | None]:
-    return [None if v != v or v in (np.inf, -np.inf) else v for v in values.tolist()]
+    return [v if math.isfinite(v) else None for v in values.tolist()]

@@ -1,8 +1,9 @@
-"""``paceline chaos``: repeatable, and never a process that is not the run's own."""
+"""``testbed.chaos``: repeatable, and never a process that is not the run's own."""
 
 from __future__ import annotations
 
 import itertools
+import json
 import signal
 import subprocess
 import sys
@@ -14,8 +15,8 @@ import psutil
 import pytest
 
 from paceline.run_view.fleet_file import FleetRecord, ProcessId, ProcessRecord
-from testbed.chaos import Fault, Mayhem, Target, pick, plan, send, targets
-from testbed.local_run import paceline
+from testbed.fault_schedule import Fault, Mayhem, Target, pick, plan, send, targets
+from testbed.local_run import ROOT
 
 
 @pytest.fixture
@@ -33,6 +34,11 @@ def record_of(run_dir: Path, **ids: ProcessId) -> None:
     for name, identity in ids.items():
         record.processes.append(ProcessRecord(name, "rollout", "log", ids=[identity]))
     record.write(run_dir)
+
+
+def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "testbed.chaos", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
 def test_a_seed_gives_the_same_schedule_and_another_seed_another() -> None:
@@ -86,8 +92,10 @@ def test_a_fault_picks_by_rank_and_everyone_means_everyone() -> None:
 
 
 def test_a_dry_run_prints_the_schedule_and_needs_no_fleet(tmp_path: Path) -> None:
-    shown = paceline("chaos", "--run-dir", str(tmp_path), "--seed", "3", "--dry-run")
+    shown = chaos("--run-dir", str(tmp_path), "--seed", "3", "--dry-run")
     assert shown.returncode == 0
     assert len(shown.stdout.splitlines()) == len(plan(3, 1.0))
-    refused = paceline("chaos", "--run-dir", str(tmp_path), "--seed", "3")
+    as_json = chaos("--run-dir", str(tmp_path), "--seed", "3", "--dry-run", "--json")
+    assert len(json.loads(as_json.stdout)["faults"]) == len(plan(3, 1.0))
+    refused = chaos("--run-dir", str(tmp_path), "--seed", "3")
     assert refused.returncode == 2 and "no `paceline up` runs" in refused.stderr

@@ -1,0 +1,147 @@
+"""OpenAPI description: security, problem details and an example of everything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from controller.rest.auth import OPEN_PATHS
+from controller.rest.schemas import ProblemModel
+
+EVENT_ID = "1763711975123-0/1"
+EXAMPLES: dict[str, Any] = {
+    "accepted": True,
+    "activity": "generating",
+    "address": "127.0.0.1:7000",
+    "bottleneck": "Trainers and rollout workers keep pace.",
+    "controller_id": "controller-0",
+    "desired": {"policy": 2, "rollout": 4},
+    "detail": "exit status 1",
+    "dispatched": 214,
+    "dropped": {"uninformative": 8, "stale": 1},
+    "evals": [{"step": 40, "version": 40, "t": 1763711955.0, "eval_reward_mean": 0.58}],
+    "failures": ["reward: ValueError"],
+    "fields": {"worker_id": "policy-1", "how": "exit"},
+    "finish_reason": "stop",
+    "gauges": {"tokens_per_s": 1840.0, "memory_bytes": 2147483648.0},
+    "group_id": "t17",
+    "host": "gpu-7",
+    "id": EVENT_ID,
+    "incarnation": "7211934409121",
+    "leader": "controller-0",
+    "message": "desired: policy=2, rollout=4",
+    "metrics": {"reward_mean": 0.62, "loss": -0.013},
+    "name": "tensorboard",
+    "names": ["loss", "reward_mean"],
+    "next": EVENT_ID,
+    "noticed": "its launcher saw the process exit",
+    "owner": "rollout-0",
+    "path": "checkpoints/step-40",
+    "phase": "running",
+    "pid": 4711,
+    "prompt": "What is 6 times 7?",
+    "reason": "stale",
+    "rest": "http://127.0.0.1:8000",
+    "reward_components": {"exact_match": 1.0},
+    "role": "rollout",
+    "run_id": "demo",
+    "run_name": "demo",
+    "series": {"reward_mean": [0.62]},
+    "served_by": "controller-0",
+    "severity": "fault",
+    "staleness": {"0": 4, "1": 3},
+    "state": "trained",
+    "status": 404,
+    "step": 48,
+    "t": 1763711975.1,
+    "task_id": "t17",
+    "text": "policy-1 died (exit: exit status 1)",
+    "time_split_s": {"wait": 0.2, "compute": 1.9},
+    "title": "Not found",
+    "total_steps": 200,
+    "trained": 192,
+    "type": "WorkerDied",
+    "version": 48,
+    "versions": [[4, 2]],
+    "worker_id": "rollout-0",
+    "workers": {"policy": 2, "rollout": 4},
+}
+"""Values of fields and parameters by name, if their type fits."""
+PARAMETERS: dict[str, Any] = {
+    "kind": "faults",
+    "last-event-id": EVENT_ID,
+    "limit": 50,
+    "max_reward": 1.0,
+    "max_tokens": 2000,
+    "min_reward": 0.5,
+    "min_tokens": 10,
+    "names": "reward_mean,loss",
+    "newest": True,
+    "points": 360,
+    "since_step": 10,
+    "sort": "-reward",
+    "until": 200,
+    "until_step": 20,
+}
+TEXTS: dict[str, Any] = {
+    "/healthz": {"status": "alive"},
+    "/readyz": {"status": "leader"},
+    "/metrics": "# TYPE paceline_step gauge\npaceline_step 48.0\n",
+    "/api/v1/config": {"train": {"steps": 200, "groups_per_step": 4}},
+    "/api/v1/events/stream": f'id: {EVENT_ID}\nevent: fault\ndata: {{"type":"WorkerDied"}}\n\n',
+}
+"""Replies without a model, by path."""
+TYPES: dict[str, tuple[type, Any]] = {
+    "integer": (int, 1),
+    "number": (float, 0.5),
+    "boolean": (bool, False),
+    "string": (str, ""),
+    "object": (dict, {}),
+    "array": (list, []),
+}
+"""Python type and default example of each JSON type."""
+
+
+def complete(schema: dict[str, Any]) -> dict[str, Any]:
+    """Adds to the schema that FastAPI generates, in place."""
+    parts = schema.setdefault("components", {})
+    named = parts.setdefault("schemas", {})
+    named["Problem"] = ProblemModel.model_json_schema()
+    for unused in ("HTTPValidationError", "ValidationError"):
+        named.pop(unused, None)
+    parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+    for path, methods in schema["paths"].items():
+        for method, operation in methods.items():
+            # Reads need the token only if the interface is bound to more than loopback.
+            reads: list[dict[str, list[str]]] = [] if path in OPEN_PATHS else [{}, {"token": []}]
+            operation["security"] = reads if method == "get" else [{"token": []}]
+            for parameter in operation.get("parameters", ()):
+                parameter["example"] = _parameter(parameter)
+            if path in TEXTS:
+                for media in operation["responses"]["200"]["content"].values():
+                    media["example"] = TEXTS[path]
+    for model in named.values():
+        model["examples"] = [_example(model, named)]
+    return schema
+
+
+def _parameter(parameter: dict[str, Any]) -> Any:
+    name, schema = parameter["name"], parameter["schema"]
+    if name == "since":  # a step, or an event
+        return 40 if schema.get("type") == "integer" else EVENT_ID
+    return PARAMETERS[name] if name in PARAMETERS else EXAMPLES[name]
+
+
+def _example(schema: dict[str, Any], named: dict[str, Any], name: str = "") -> Any:
+    """A value of ``schema``; ``name``: of the field it belongs to."""
+    if "properties" in schema:
+        return {k: _example(v, named, k) for k, v in schema["properties"].items()}
+    if "$ref" in schema:
+        return _example(named[schema["$ref"].rpartition("/")[2]], named)
+    if "anyOf" in schema:
+        return _example(schema["anyOf"][0], named, name)
+    if schema.get("default"):
+        return schema["default"]
+    kind, default = TYPES[schema["type"]]
+    if isinstance(EXAMPLES.get(name), kind):
+        return EXAMPLES[name]
+    return [_example(schema["items"], named)] if "items" in schema else default

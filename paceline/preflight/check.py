@@ -1,0 +1,35 @@
+"""Result of one check."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    state: str
+    """ok, warn (it works, perhaps badly) or fail (it will not work)."""
+    found: str
+    """Names the setting, if one is wrong."""
+    remedy: str = ""
+
+    def __str__(self) -> str:
+        if not self.remedy:
+            return self.found
+        return f"{self.found}{'' if self.found.endswith(('.', '?')) else '.'} {self.remedy}"
+
+    def to_json(self) -> dict[str, str]:
+        return asdict(self)
+
+
+def ok(name: str, found: str) -> Check:
+    return Check(name, "ok", found)
+
+
+def warn(name: str, found: str, remedy: str) -> Check:
+    return Check(name, "warn", found, remedy)
+
+
+def fail(name: str, found: str, remedy: str) -> Check:
+    return Check(name, "fail", found, remedy)

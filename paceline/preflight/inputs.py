@@ -1,0 +1,124 @@
+"""Checks of what a run reads: model, data and reward functions."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.config.schema import Config
+from paceline.dataset.rows import DataError, check_rows, load_rows
+from paceline.preflight.check import Check, fail, ok
+from paceline.process.user_code import python_module
+
+BUILT_IN_REWARDS = ("exact_match", "math_verify")
+IMPORT_LIMIT_S = 120.0
+GIVE_MODEL = "Give a model directory or a hub name"
+WEIGHTS = (".safetensors", ".bin")
+
+
+def inputs(config: Config) -> Iterator[Check]:
+    found = False
+    for check in (*_models(config), *_data(config), *_rewards(config)):
+        found = True
+        yield check
+    if not found:
+        yield ok("inputs", "model, data and rewards are there")
+
+
+def _bad(found: str, remedy: str = "Correct the setting that this line begins with") -> Check:
+    return fail("inputs", found, remedy)
+
+
+def _models(config: Config) -> Iterator[Check]:
+    model, train = config.model, config.train
+    yield from _model("model.path", model.path, needs=("config.json",))
+    if model.tokenizer is not None:
+        yield from _model("model.tokenizer", model.tokenizer, needs=())
+    if train.kl_coef > 0 and train.reference_path is not None:
+        yield from _model("train.reference_path", train.reference_path, needs=("config.json",))
+
+
+def _model(setting: str, path: str, needs: tuple[str, ...]) -> Iterator[Check]:
+    local = Path(path).expanduser()
+    if not local.exists():
+        looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+        is_hub_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and not looks_local
+        if not is_hub_name:
+            yield _bad(f"{setting}: {path}: no such directory", GIVE_MODEL)
+        elif local.parent.is_dir() and "/" in path:
+            found = f"{setting}: {path}: no such directory, though {local.parent} is one"
+            yield _bad(found, GIVE_MODEL)
+        return
+    if not local.is_dir():
+        yield _bad(f"{setting}: {path} is not a directory", "Give the directory of a model")
+        return
+    try:
+        names = {entry.name for entry in local.iterdir()}
+        for name in needs:
+            json.loads((local / name).read_text())
+    except FileNotFoundError as error:
+        missing = Path(error.filename).name
+        yield _bad(f"{setting}: {path} has no {missing}: not a model directory", GIVE_MODEL)
+        return
+    except (OSError, ValueError) as error:
+        yield _bad(f"{setting}: {path} cannot be read: {error}", GIVE_MODEL)
+        return
+    if needs and not any(name.endswith(WEIGHTS) for name in names):
+        found = f"{setting}: {path} has no weights (*.safetensors)"
+        yield _bad(found, "Save the model there first")
+
+
+def _data(config: Config) -> Iterator[Check]:
+    data = config.data
+    sources = [("data.path", data.path, data.split)]
+    if data.eval_path is not None:
+        sources.append(("data.eval_path", data.eval_path, data.eval_split))
+    for setting, path, split in sources:
+        try:
+            check_rows(load_rows(path, name=data.name, split=split), data)
+        except DataError as error:
+            yield _bad(f"{setting}: {error}")
+
+
+def _rewards(config: Config) -> Iterator[Check]:
+    if not config.reward.functions:
+        found = "reward.functions is empty"
+        yield _bad(found, 'Name at least one function, for example ["exact_match"]')
+    for name in config.reward.functions:
+        if name in BUILT_IN_REWARDS:
+            continue
+        if name.startswith("format:"):
+            try:
+                re.compile(name.removeprefix("format:"))
+            except re.error as error:
+                found = f"reward.functions: {name}: not a regular expression: {error}"
+                yield _bad(found, "Correct the expression")
+        elif not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name):
+            choices = f"{', '.join(BUILT_IN_REWARDS)}, format:REGEX or package.module:function"
+            yield _bad(f"reward.functions: {name} is not a reward", f"Write {choices}")
+        elif problem := _reward_problem(name):
+            yield _bad(f"reward.functions: {problem}")
+
+
+def _reward_problem(name: str) -> str:
+    """Imports the function in a process of its own: what a user's module loads must not stay here."""
+    try:
+        done = subprocess.run(
+            [*python_module("rollout_worker.rewards.check"), name],
+            capture_output=True,
+            text=True,
+            timeout=IMPORT_LIMIT_S,
+            stdin=subprocess.DEVNULL,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"{name}: the import takes longer than {IMPORT_LIMIT_S:.0f} s"
+    if done.returncode == 0:
+        return ""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    if not lines:
+        return f"{name}: its import ended the process with exit status {done.returncode}"
+    return lines[-1].removeprefix("check: ")

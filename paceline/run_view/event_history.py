@@ -1,0 +1,219 @@
+"""Listed events of a run: bounded, in order, with the time that each fault took to repair."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from paceline.run_view.run_file_writer import Key, position_key
+from paceline.run_view.words import text_of
+
+MOST_EVENTS = 20_000
+MOST_COMMITS = 2_000
+MOST_OPEN = 256
+MOST_MARKS = 10_000
+MOST_CHECKPOINTS = 256
+
+STEERED = frozenset({"Scaled", "Drained"})
+"""Besides faults and checkpoints, the events that learning curves carry a mark for."""
+NOTICED = {
+    "exit": "its launcher saw the process exit",
+    "lease": "it did not report for longer than its lease",
+    "suspect": "its connection broke, and a peer's collective with it failed",
+    "wedged": "its main loop made no progress for too long",
+    "replaced": "a new process of the same name came up",
+    "peer_error": "a member reported a failed collective",
+    "member_died": "a member was declared dead",
+    "diverged": "the members' weights were not equal",
+    "lost_commit": "a member held a version whose commit is lost",
+}
+NEW_LEADER = "the previous leader handed over, or did not renew its lease in time"
+_HEAD = frozenset({"position", "n", "t", "type", "after", "counts", "severity", "text"})
+
+
+@dataclass(slots=True)
+class ListedEvent:
+    """One event that is shown to people."""
+
+    key: Key
+    id: str
+    """Journal position and number within it: ``1763711975123-0/1``."""
+    t: float
+    type: str
+    step: int
+    """Committed steps when it happened."""
+    severity: str
+    """fault, change or routine."""
+    text: str
+    fields: dict[str, Any]
+    noticed: str = ""
+    mesh_s: float | None = None
+    """Time until the next mesh epoch was formed."""
+    commit_s: float | None = None
+    """Time until the next step was committed."""
+
+    @property
+    def is_fault(self) -> bool:
+        return self.severity == "fault"
+
+    def to_json(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in self.__slots__ if name != "key"}
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    step: int
+    version: int
+    path: str
+    t: float
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class EventHistory:
+    """``clean`` is applied to a record's text and fields before they are kept."""
+
+    clean: Callable[[Any], Any] = lambda value: value
+    step: int = 0
+    """Committed steps on the surviving line."""
+    position: str = ""
+    """Journal position of the newest event."""
+    resumed: list[float] = field(default_factory=list)
+    """When a leader began while no worker was alive: at the start of the run, and each time a run
+    that had been stopped was resumed. Unix seconds, ascending."""
+    checkpoints: list[SavedCheckpoint] = field(default_factory=list)
+    """On the surviving line, oldest first."""
+    drops: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=500))
+    _last: Key = ((), -1)
+    _events: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_EVENTS))
+    _commits: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_COMMITS))
+    # Kept apart: a long run's checkpoints would push out the rest.
+    _marks: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
+    _saved: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=MOST_MARKS))
+    _open: list[ListedEvent] = field(default_factory=list)
+    """Faults after which no step has been committed yet."""
+    _living: set[str] = field(default_factory=set)
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Takes the next record of events.jsonl. One that is known already changes nothing."""
+        key = (position_key(str(record["position"])), int(record["n"]))
+        if key <= self._last:
+            return
+        self._last, self.position = key, str(record["position"])
+        event = self._listed(key, record)
+        self._fold(event, record)
+        if event.type == "StepCommitted":
+            self._commits.append(event)
+            return
+        self._events.append(event)
+        if event.type == "CheckpointRecorded":
+            self._saved.append(event)
+        elif event.type == "TaskDropped":
+            self.drops.append(event)
+        elif event.is_fault or event.type in STEERED:
+            self._marks.append(event)
+
+    def _listed(self, key: Key, record: Mapping[str, Any]) -> ListedEvent:
+        kind = str(record.get("type", ""))
+        fields = {k: v for k, v in record.items() if k not in _HEAD}
+        if kind == "StepCommitted":
+            # metrics.jsonl has the rest.
+            reward = (record.get("metrics") or {}).get("reward_mean")
+            fields = {"step": record["step"], "reward_mean": reward}
+        elif kind == "RunStarted":
+            fields = {}
+        fault = record.get("severity", "info") != "info"
+        noticed = NOTICED.get(str(record.get("how") or record.get("reason") or ""), "")
+        return ListedEvent(
+            key=key,
+            id=f"{record['position']}/{key[1]}",
+            t=float(record["t"]),
+            type=kind,
+            step=int(record["step"]) if kind == "StepCommitted" else self.step,
+            severity="fault" if fault else "routine" if kind == "StepCommitted" else "change",
+            text=self.clean(text_of(record)),
+            fields=self.clean(fields),
+            noticed=NEW_LEADER if fault and kind == "TermBegun" else noticed,
+        )
+
+    def _fold(self, event: ListedEvent, record: Mapping[str, Any]) -> None:
+        """What follows from the event for the state of the run."""
+        if event.type == "StepCommitted":
+            self.step = event.step
+            for fault in self._open:
+                fault.commit_s = round(event.t - fault.t, 3)
+            self._open.clear()
+        elif event.type == "RolledBack":
+            self.step = int(record["step"])
+            self.checkpoints = [c for c in self.checkpoints if c.step <= self.step]
+            if not self.checkpoints and record.get("checkpoint_path"):
+                self._save(record, str(record["checkpoint_path"]), event.t)
+        elif event.type == "MeshFormed":
+            for fault in self._open:
+                if fault.mesh_s is None and fault.type != "TermBegun":
+                    fault.mesh_s = round(event.t - fault.t, 3)
+        elif event.type == "CheckpointRecorded":
+            self._save(record, str(record.get("path", "")), event.t)
+        elif event.type == "WorkerRegistered":
+            self._living.add(str(record["worker_id"]))
+        elif event.type == "WorkerDied" or record.get("lifecycle") == "stopped":
+            self._living.discard(str(record.get("worker_id")))
+        elif event.type == "TermBegun" and not self._living:
+            self.resumed.append(event.t)
+        if event.is_fault and event.type != "TaskDropped":
+            self._open.append(event)
+            del self._open[:-MOST_OPEN]
+
+    def _save(self, record: Mapping[str, Any], path: str, t: float) -> None:
+        step, version = int(record["step"]), int(record.get("version", 0))
+        size_bytes = int(record.get("size_bytes") or 0)
+        saved = SavedCheckpoint(step, version, path, t, size_bytes)
+        self.checkpoints = [*self.checkpoints, saved][-MOST_CHECKPOINTS:]
+
+    def after(
+        self,
+        key: Key | None,
+        *,
+        limit: int,
+        kinds: str = "all",
+        newest: bool = False,
+        steps: tuple[int, int] = (0, 1 << 62),
+    ) -> list[ListedEvent]:
+        """Events after ``key``, oldest first, at most ``limit``; ``newest``: the last of them.
+
+        ``kinds``: all, notable (without commits), faults, or marks. Checkpoints get the room that
+        the other marks leave; if they do not fit, every n-th is returned. ``steps``: only events
+        with at least and at most so many committed steps.
+        """
+
+        def chosen(pool: Iterable[ListedEvent]) -> Iterable[ListedEvent]:
+            return (e for e in pool if steps[0] <= e.step <= steps[1])
+
+        def taken(pool: deque[ListedEvent], most: int | None = None) -> list[ListedEvent]:
+            """From the newest backwards: a follower asks for the few that came last."""
+            found: list[ListedEvent] = []
+            for event in chosen(reversed(pool)):
+                if (key is not None and event.key <= key) or len(found) == most:
+                    break
+                if kinds != "faults" or event.is_fault:
+                    found.append(event)
+            return found
+
+        def in_order(*parts: list[ListedEvent]) -> list[ListedEvent]:
+            return sorted((e for part in parts for e in part), key=lambda e: e.key)
+
+        if kinds == "marks":
+            marks, saved = in_order(taken(self._marks), taken(self.drops)), taken(self._saved)
+            if newest:
+                marks = marks[-limit:]
+                room = limit - len(marks)
+                saved = saved[:: -(-len(saved) // room) or 1] if room else []
+            return in_order(marks, saved)[:limit]
+        most = limit if newest else None
+        found = in_order(
+            taken(self._events, most), taken(self._commits, most) if kinds == "all" else []
+        )
+        return found[-limit:] if newest else list(islice(found, limit))

@@ -1,0 +1,106 @@
+"""Files of a user that are named like Paceline's packages never run in their place."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.process.user_code import python_module
+from testbed.local_run import ROOT, Up, write_run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+
+PACKAGES = ("paceline", "controller", "policy_worker", "rollout_worker")
+MODULES = (
+    *("controller", "policy_worker", "rollout_worker"),
+    *("policy_worker.checkpoint.export", "rollout_worker.rewards.check"),
+)
+"""Those of our processes that answer --help. Ranks and scoring processes run in the whole fleet."""
+REWARD = """
+import pathlib, sys
+def digits(completion):
+    return float(completion[:1].isdigit())
+"""
+
+
+@pytest.fixture(scope="module", params=["source tree", "wheel"])
+def python(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Interpreter of an environment in which Paceline is installed that way."""
+    if request.param == "source tree":
+        return sys.executable
+    where = tmp_path_factory.mktemp("wheel")
+    tree = where / "tree"
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, tree / package)
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tree)
+    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
+    subprocess.run([*build, "-w", str(where), str(tree)], check=True, timeout=300)
+    venv.create(where / "venv", with_pip=False, symlinks=True)
+    site = next((where / "venv" / "lib").glob("python*/site-packages"))
+    (wheel,) = where.glob("paceline-*.whl")
+    with zipfile.ZipFile(wheel) as packed:
+        packed.extractall(site)
+    static = {path.name for path in (ROOT / "controller/rest/static").iterdir()}
+    assert {path.name for path in (site / "controller/rest/static").iterdir()} == static
+    # Everything that Paceline needs, but not the source tree that is installed beside it: a path
+    # that a .pth file names is searched, and .pth files in it are not read.
+    (site / "base.pth").write_text("\n".join(_package_directories()))
+    return str(where / "venv" / "bin" / "python")
+
+
+def _package_directories() -> list[str]:
+    here = sysconfig.get_path("purelib")
+    return [path for path in sys.path if path.endswith("site-packages") or path == here]
+
+
+@pytest.fixture
+def start_directory(tmp_path: Path) -> Iterator[Path]:
+    """Has a file, or a package, of every name of ours; running one of them leaves a mark."""
+    mark = f"open({str(tmp_path / 'ran')!r}, 'a').write(__file__)\n"
+    for name in PACKAGES:
+        (tmp_path / f"{name}.py").write_text(mark)
+    package = tmp_path / "controller"
+    package.mkdir()
+    for name in ("__init__.py", "__main__.py"):
+        (package / name).write_text(mark)
+    (tmp_path / "my_reward.py").write_text(REWARD)
+    yield tmp_path
+    assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_a_process_of_ours_is_ours(python: str, module: str, start_directory: Path) -> None:
+    _, *options = python_module(module)
+    shown = subprocess.run(
+        [python, *options, "--help"], cwd=start_directory, capture_output=True, text=True
+    )
+    assert shown.returncode == 0, shown.stderr
+    assert "usage: " in shown.stdout
+
+
+def test_a_whole_run_uses_our_roles_and_the_users_reward(
+    python: str, start_directory: Path
+) -> None:
+    config = write_run(
+        start_directory,
+        reward={"functions": ["my_reward:digits"], "processes": 1},
+        train={"steps": 2, "eval_every": 2, "checkpoint_every": 2},
+        fleet={"controllers": 1, "policy": 1, "policy_ranks": 2, "rollout": 1},
+    )
+    # As the console script starts it: without the start directory on the path.
+    up = Up(config, start_directory / "run", python=(python, "-P"), cwd=start_directory)
+    try:
+        assert up.wait() == 0, up.said()
+    finally:
+        up.close()
+    assert up.summary()["status"] == "finished"
+    assert (start_directory / "run" / "export" / "config.json").is_file()

@@ -1,0 +1,59 @@
+"""Modules of the start directory are found, and never in place of an installed one."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from paceline.process.user_code import (
+    SAFE_PATH,
+    hidden_file,
+    safe_path_for_children,
+    search_start_directory_last,
+)
+from rollout_worker.import_by_name import NotFound, find
+from testbed.local_run import ROOT
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    return tmp_path
+
+
+@pytest.mark.parametrize("first", ["", "the directory"])
+def test_the_start_directory_goes_from_the_front_to_the_end(here: Path, first: str) -> None:
+    sys.path.insert(0, str(here) if first else "")
+    before = sys.path[1:]
+    search_start_directory_last()
+    search_start_directory_last()
+    assert sys.path == [*before, *([] if str(ROOT) in before else [str(ROOT)]), str(here)]
+
+
+def test_a_name_that_an_installed_module_hides_is_explained(here: Path) -> None:
+    (here / "controller.py").write_text("def score(completion): return 1.0\n")
+    with pytest.raises(NotFound, match=r"controller has no 'score'. An installed module .* hides"):
+        find("controller:score")
+
+
+def test_only_a_file_that_is_there_and_not_found_is_hidden(here: Path) -> None:
+    (here / "only_mine.py").write_text("")
+    (here / "json").mkdir()
+    search_start_directory_last()
+    assert hidden_file("only_mine") is None
+    assert hidden_file("json.decoder") is None, "a directory without Python files"
+    (here / "json" / "mine.py").write_text("")
+    assert hidden_file("json.decoder") == here / "json"
+
+
+def test_children_of_a_library_get_the_safe_path_only_inside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(SAFE_PATH, raising=False)
+    with safe_path_for_children():
+        assert os.environ[SAFE_PATH] == "1"
+    assert SAFE_PATH not in os.environ
