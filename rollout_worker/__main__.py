@@ -1,46 +1,27 @@
-"""``python -m rollout_worker CONFIG --controllers host:port,... --id rollout-0``: one rollout worker."""
+"""One rollout worker: ``python -P -m rollout_worker CONFIG --controllers HOST:PORT,... --id rollout-0``.
+
+Exit status: 0 after the run has ended, 2 for bad input (one line on standard error), 3 if the engine
+died while it generated, else 1.
+"""
 
 from __future__ import annotations
 
 import argparse
-import os
-from pathlib import Path
 
-from paceline.process.process_exit import leave_after
-from paceline.process.user_code import search_start_directory_last
+from paceline.config.schema import Config
+from paceline.process.worker_command import worker_command
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Exit status: 0 after the run ended, 2 for bad input (one line on standard error), 3 where the
-    engine died at its work, else 1."""
-    parser = argparse.ArgumentParser(prog="rollout_worker", description=__doc__)
-    parser.add_argument("config", type=Path, help="TOML file of the run")
-    parser.add_argument("--controllers", required=True, help="host:port of each, comma-separated")
-    parser.add_argument("--id", default="rollout-0", help="stable name of this worker")
-    parser.add_argument("--set", action="append", default=[], metavar="a.b=c", dest="overrides")
-    parser.add_argument("--run-dir", type=Path, help="accepted for symmetry; nothing is written")
-    parser.add_argument(
-        "--tensor-host", help="address at which other workers reach this one; default: found out"
-    )
-    options = parser.parse_args(arguments)
-
-    from paceline.config.load import load_config
-
-    search_start_directory_last()
-    config = load_config(options.config, options.overrides)
-    # Before torch is imported: its thread pools are sized once.
-    threads = str(config.fleet.rollout_threads)
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = threads
-
+def run(config: Config, options: argparse.Namespace) -> int:
     from rollout_worker.main import run
 
     return run(
         config,
-        controllers=[a.strip() for a in options.controllers.split(",") if a.strip()],
+        controllers=options.controllers,
         worker_id=options.id,
         tensor_host=options.tensor_host,
     )
 
 
 if __name__ == "__main__":
-    leave_after(main, "rollout_worker")
+    worker_command("rollout", run)

@@ -44,7 +44,7 @@ from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import EngineError
-from rollout_worker.engine.transformers.model import pick_device
+from rollout_worker.engine.model import pick_device
 from rollout_worker.engine_rates import EngineRates
 from rollout_worker.environments.environment_runner import EnvironmentRunner
 from rollout_worker.lifecycle import Lifecycle

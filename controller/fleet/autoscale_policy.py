@@ -1,16 +1,15 @@
-"""How many workers a run could use, from what its workers wait for. Pure: measurements go in.
+"""Autoscaling policy: worker counts proposed from measured waiting times. Pure.
 
     step committed ──► measurement (mean over some steps) ──► propose ──► agreed so often? ──► proposal
                             ▲                                                 │
-                            └──── begins anew when the fleet changes ◄────────┘
+                            └──── restarts when the fleet changes ◄───────────┘
 
-- *starved* is the share of a step that replicas wait for groups, *throttled* the share of time that
-  rollout engines stand idle because the next task would be too stale. At most one is large.
-- Both measure one number, how much rollout capacity there is for each unit of trainer capacity. A
-  change is proposed only where, by that number, it leaves less waiting than there is: proposals
-  that are carried out get closer to balance each time, and so come to an end.
-- Of the two roles the one waited for grows; where it may not, the waiting one shrinks. In a constant
-  situation no role ever moves both ways.
+- *starved* is the fraction of a step that replicas wait for groups. *throttled* is the fraction of time
+  that rollout engines are idle because the next task would be too stale. At most one is large.
+- Both measure one number: rollout capacity per trainer capacity. A change is proposed only if, by that
+  number, it reduces the waiting. Applied proposals therefore approach balance and come to an end.
+- The role that is waited for grows. If its limit forbids that, the waiting role shrinks. In a constant
+  situation no role ever moves in both directions.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 LEAST_GAIN = 0.05
-"""Share of waiting that a change must save."""
+"""Fraction of time that a change must save."""
 LARGEST_SHARE = 0.9
-"""Measured waiting beyond this is not believed: it would ask for more than tenfold."""
+"""Cap of measured waiting: more would ask for over ten times the workers."""
 MOST_GROWTH = 2
-"""A role grows at most by this factor at once."""
+"""Largest growth factor of a role in one proposal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +36,7 @@ class WorkerCounts:
 
 @dataclass(frozen=True, slots=True)
 class ScaleBounds:
-    """Least and most workers by role; a most of None is no limit."""
+    """Minimum and maximum workers by role. A maximum of None is no limit."""
 
     policy: tuple[int, int | None]
     rollout: tuple[int, int | None]
@@ -45,7 +44,7 @@ class ScaleBounds:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """Shares of time, 0 to 1."""
+    """Fractions of time, 0 to 1."""
 
     starved: float
     throttled: float
@@ -60,7 +59,7 @@ class Proposal:
 def propose(
     now: WorkerCounts, limits: ScaleBounds, waits: Waits, *, high: float
 ) -> Proposal | None:
-    """A better fleet by this measurement; None where waiting is below ``high`` or none is better."""
+    """A better fleet by this measurement; None if waiting is below ``high`` or no fleet is better."""
     starved = min(waits.starved, LARGEST_SHARE)
     throttled = min(waits.throttled, LARGEST_SHARE)
     if max(starved, throttled) < high:
@@ -74,7 +73,7 @@ def propose(
         why = f"rollout engines are held back by staleness {throttled:.0%} of the time"
         moves = [_grow(now, "policy", limits.policy), _shrink(now, "rollout", limits.rollout)]
     for candidates in moves:
-        # Of equally good ones the cheapest: min keeps the first.
+        # Among equally good candidates min keeps the first, which is the smallest.
         ordered = sorted(candidates, key=lambda c: c.policy + c.rollout)
         best = min(ordered, key=lambda c: waiting(balance, now, c), default=now)
         if waiting(balance, now, best) <= waiting(balance, now, now) - LEAST_GAIN:
@@ -83,8 +82,11 @@ def propose(
 
 
 def waiting(balance: float, now: WorkerCounts, then: WorkerCounts) -> float:
-    """Share of time that the waiting role would wait with ``then`` workers, where ``balance`` is
-    rollout capacity over trainer capacity with ``now``. Capacity is proportional to workers."""
+    """Fraction of time that the waiting role would wait with ``then`` workers.
+
+    ``balance``: rollout capacity over trainer capacity with ``now`` workers. Capacity is assumed to be
+    proportional to workers.
+    """
     after = balance * (then.rollout / now.rollout) / (then.policy / now.policy)
     return 1.0 - min(after, 1.0 / after)
 
@@ -104,11 +106,11 @@ def _with(now: WorkerCounts, role: str, count: int) -> WorkerCounts:
 
 
 class Autoscaler:
-    """Proposals that hold for some time. ``observe`` once for every committed step."""
+    """Proposals from repeated measurements. Call ``observe`` once for every committed step."""
 
     def __init__(self, limits: ScaleBounds, *, steps: int, high: float, patience: int) -> None:
-        """``steps``: of one measurement, and skipped after a change of the fleet. ``patience``:
-        measurements in a row that must ask for the same move."""
+        """``steps``: steps of one measurement, and steps skipped after a change of the fleet.
+        ``patience``: consecutive measurements that must propose the same move."""
         self._limits = limits
         self._steps = steps
         self._high = high
@@ -119,10 +121,10 @@ class Autoscaler:
         self._move: tuple[int, int] | None = None
         self._agreed = 0
         self.proposal: Proposal | None = None
-        """What to change; None: nothing."""
+        """The current proposal; None if no change is proposed."""
 
     def observe(self, counts: WorkerCounts, waits: Waits, *, settled: bool) -> None:
-        """``counts``: wanted workers; ``settled``: exactly those are there and at work."""
+        """``counts``: desired workers. ``settled``: exactly these are active."""
         if counts != self._counts or not settled:
             if self._counts is not None:
                 self._skip = self._steps

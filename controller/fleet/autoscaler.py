@@ -1,7 +1,7 @@
-"""Measures who waits for whom, and proposes; with ``fleet.autoscale`` it also asks for the change.
+"""Autoscaler loop: measures waiting times, proposes worker counts and, if enabled, applies them.
 
-A replica's waiting is in the metrics of each step. A rollout engine is held back by staleness while
-it is idle and the ledger has no task that its weights would be fresh enough for; both are sampled.
+The metrics of each step contain the replicas' waiting time. A rollout engine is throttled while it is
+idle and the ledger has no task that its weights are fresh enough for; both are sampled.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Autoscaling:
         starved = metrics.get("time_wait_s", 0.0) / max(metrics.get("step_s", 0.0), 1e-6)
         throttled = 0.0
         if self._idle:
-            # An engine is also idle for want of weights: never more than the ledger was closed.
+            # Engines also idle while they wait for weights: only time without tasks counts.
             idle = sum(self._idle) / len(self._idle)
             throttled = min(idle, sum(self._closed) / len(self._closed))
         self._idle.clear()
@@ -86,15 +86,15 @@ class Autoscaling:
         found = self._autoscaler.proposal
         before, self._leader.proposal = self._leader.proposal, found
         if found is not None and (before is None or before.counts != found.counts):
-            wanted = f"policy={found.counts.policy} rollout={found.counts.rollout}"
-            event(log, "proposal", wanted=wanted, why=found.why, applied=self._apply)
+            desired = f"policy={found.counts.policy} rollout={found.counts.rollout}"
+            event(log, "proposal", desired=desired, why=found.why, applied=self._apply)
 
     async def _carry_out(self, state: State) -> None:
         found = self._leader.proposal
         if found is None or not self._apply:
             return
         counts = found.counts
-        # A retry, by whichever leader, is the same request.
+        # A retry, by any leader, has the same request id.
         request = f"autoscale-step{self._step}-policy{counts.policy}-rollout{counts.rollout}"
         desired = {"policy": counts.policy, "rollout": counts.rollout}
         try:
@@ -104,13 +104,13 @@ class Autoscaling:
 
 
 def limits_of(fleet: FleetConfig, groups_per_step: int) -> ScaleBounds:
-    """The fleet's bounds; more replicas than a step has groups would have nothing to do."""
+    """The fleet's limits. More replicas than groups of a step would have no work."""
     most = groups_per_step if fleet.policy_max is None else fleet.policy_max
     return ScaleBounds((fleet.policy_min, most), (fleet.rollout_min, fleet.rollout_max))
 
 
 def settled(state: State, counts: WorkerCounts) -> bool:
-    """Exactly the wanted workers are at work, and the end of the run is not what holds them back."""
+    """Whether exactly the desired workers are active and neither evaluations nor the run's end slow them."""
     at_work = WorkerCounts(
         sum(w.joinable for w in state.fleet.living(Role.POLICY)),
         sum(w.joinable and not w.spare for w in state.fleet.living(Role.ROLLOUT)),

@@ -1,10 +1,10 @@
-"""What the leader does for the fleet beside deciding: the provider's turns, the autoscaler's steps.
+"""Fleet loops of the leader: calls of the provider and of the autoscaler.
 
     desired counts ──► provisioning ──► provider ──► processes           (not with the local provider)
     committed steps ─► autoscaling ──► proposal ──► Scale, if fleet.autoscale
 
-Both are tasks of a term. Neither knows anything that the next leader could not find out, and a
-failure of either is logged and tried again: it never ends the term.
+Both are tasks of a term. They keep no state that the next leader could not recompute. A failure of
+either is logged and retried; it never ends the term.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 0.5
-"""How often the wanted and the living workers are compared with what the provider saw last."""
+POLL_S = 0.5
+"""Interval at which desired and living workers are compared with those of the last call."""
 TROUBLED_S = 3.0
 TURN_LIMIT_S = 120.0
 
 
 def keep_fleet(controller: Controller, leader: Leader) -> list[asyncio.Task[None]]:
-    """Starts the tasks; to be cancelled with the term."""
+    """Starts the tasks. The caller cancels them at the end of the term."""
     tasks = [_kept("autoscaling", Autoscaling(leader).run)]
 
     async def drain(worker: admin_pb2.WorkerStatus) -> None:
-        # One id for one process: every turn and every leader may ask again.
+        # One request id per process: every call and every leader may repeat it.
         request = f"surplus-{worker.worker_id}-{worker.incarnation}"
         await leader.execute(Drain(request, worker.worker_id, replace=True))
 
@@ -57,14 +57,14 @@ def _kept(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Ta
             try:
                 await run()
             except Exception:
-                log.exception("%s failed, beginning again", name)
+                log.exception("%s failed, retrying", name)
             await asyncio.sleep(TROUBLED_S)
 
     return asyncio.create_task(keep(), name=name)
 
 
 class Provisioning:
-    """Gives the provider its turns. ``status`` is taken anew for each."""
+    """Calls the provider repeatedly, each time with a new status."""
 
     def __init__(
         self, leader: Leader, provider: Provider, status: Callable[[], admin_pb2.StatusReply]
@@ -95,19 +95,19 @@ class Provisioning:
         except CommandRefused as refusal:
             trouble = f"a worker could not be drained: {refusal}"
         except TimeoutError:
-            trouble = f"the provider gave no answer for {TURN_LIMIT_S:g} s"
+            trouble = f"the provider did not answer for {TURN_LIMIT_S:g} s"
         if trouble != self._leader.provider_trouble:
             self._leader.provider_trouble = trouble
-            event(log, "provider", name=self._provider.name, says=trouble or "all there")
+            event(log, "provider", name=self._provider.name, status=trouble or "complete")
 
     async def _until_due(self, seen: object) -> None:
-        """Until something the provider goes by has changed, or it should look again anyway."""
+        """Waits until the provider's input has changed or its next call is due."""
         loop = asyncio.get_running_loop()
         due = loop.time() + (
             TROUBLED_S if self._leader.provider_trouble else self._provider.quiet_s
         )
         while loop.time() < due:
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(POLL_S)
             if self._signature(self._status()) != seen:
                 return
 

@@ -1,5 +1,6 @@
-"""The ``paceline`` command. One file for each group of commands; each imports what it needs when
-it runs, so that asking for help or a status never waits for torch.
+"""The ``paceline`` command, with one module for each group of commands.
+
+A command imports its dependencies when it runs, so that --help and status never wait for torch.
 
 Exit status: 0 done, 1 it failed or was refused, 2 bad input, 3 no controller answers,
 130 interrupted.
@@ -59,7 +60,7 @@ def main() -> None:
     except BrokenPipeError:
         _reader_has_gone()
     except SystemExit as left:
-        # typer makes a failure of it, and the error itself is only its context.
+        # typer exits with a failure; the broken pipe is the context of that.
         if isinstance(left.__context__, BrokenPipeError):
             _reader_has_gone()
         raise
@@ -76,6 +77,6 @@ def main() -> None:
 
 
 def _reader_has_gone() -> NoReturn:
-    """The reader of standard output (head, less) has read enough: nothing more to say to it."""
+    """The reader of standard output (head, less) has closed it: that is no failure."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     sys.exit(0)

@@ -1,8 +1,10 @@
-"""Arguments that several commands share, and how they find the controllers."""
+"""Options that several commands share, and the controllers that these options name."""
 
 from __future__ import annotations
 
 import asyncio
+import functools
+import inspect
 import json
 import math
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -22,51 +24,38 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+def _option(kind: Any, name: str, metavar: str, meaning: str) -> Any:
+    option = typer.Option(name, metavar=metavar, help=meaning, show_default=False)
+    return Annotated[kind | None, option]
+
+
 ConfigArgument = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="The run's TOML file.", show_default=False)
-]
-SetOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="A.B=C", help="Override a setting; may be repeated.", show_default=False
-    ),
-]
-RunDirOption = Annotated[
-    Path | None,
-    typer.Option("--run-dir", metavar="DIR", help="Directory of the run.", show_default=False),
-]
-ControllersOption = Annotated[
-    str | None,
-    typer.Option(
-        "--controllers",
-        metavar="HOST:PORT,...",
-        help="Addresses of the run's controllers.",
-        show_default=False,
-    ),
-]
-TokenOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--token-file",
-        metavar="FILE",
-        help="File with the bearer token (or set PACELINE_TOKEN).",
-        show_default=False,
-    ),
-]
-TlsOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--tls-ca",
-        metavar="FILE",
-        help="PEM root that verifies the controllers; turns TLS on.",
-        show_default=False,
-    ),
+    Path, typer.Argument(metavar="CONFIG", help="TOML file of the run.", show_default=False)
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
+if TYPE_CHECKING:
+    SetOption = list[str] | None
+    RunDirOption = Path | None
+else:
+    SetOption = _option(list[str], "--set", "A.B=C", "Override a setting; may be repeated.")
+    RunDirOption = _option(Path, "--run-dir", "DIR", "Directory of the run.")
+
+TARGET_OPTIONS = {
+    "run_dir": RunDirOption,
+    "controllers": _option(
+        str, "--controllers", "HOST:PORT,...", "Addresses of the run's controllers."
+    ),
+    "token_file": _option(
+        Path, "--token-file", "FILE", "File with the bearer token (or set PACELINE_TOKEN)."
+    ),
+    "tls_ca": _option(
+        Path, "--tls-ca", "FILE", "PEM root certificate of the controllers; turns TLS on."
+    ),
+}
 
 
 def is_number(text: str, least: int, most: int) -> bool:
-    """Whether ``text`` is a number in plain digits, in the range."""
+    """True for plain decimal digits whose value is in the range."""
     return text.isascii() and text.isdigit() and len(text) <= 20 and least <= int(text) <= most
 
 
@@ -82,21 +71,6 @@ def parse_addresses(text: str) -> list[str]:
     return addresses
 
 
-def run_addresses(run_dir: Path) -> list[str]:
-    """Addresses that the controllers of a run directory wrote there. Raises BadInput for none."""
-    found = []
-    for path in sorted((run_dir / "controllers").glob("*.json")):
-        try:
-            found.append(str(json.loads(path.read_text())["address"]))
-        except (OSError, ValueError, KeyError):
-            continue
-    if not found:
-        if not run_dir.is_dir():
-            raise BadInput(f"--run-dir: {run_dir}: no such directory")
-        raise BadInput(f"--run-dir: {run_dir}: no controller has been started in it")
-    return found
-
-
 def run_config(run_dir: Path) -> Config:
     """The resolved configuration that ``paceline up`` left in the run directory."""
     from paceline.config.load import load_config
@@ -107,111 +81,139 @@ def run_config(run_dir: Path) -> Config:
     return load_config(path)
 
 
+def run_addresses(run_dir: Path) -> list[str]:
+    """gRPC addresses that the controllers of a run directory wrote. Raises BadInput for none."""
+    found = _written_by_controllers(run_dir, "address")
+    if not found:
+        if not run_dir.is_dir():
+            raise BadInput(f"--run-dir: {run_dir}: no such directory")
+        raise BadInput(f"--run-dir: {run_dir}: no controller has been started in it")
+    return found
+
+
+def run_rest_urls(run_dir: Path) -> list[str]:
+    """REST addresses that the controllers of a run directory wrote; may be empty."""
+    return _written_by_controllers(run_dir, "rest")
+
+
+def _written_by_controllers(run_dir: Path, field: str) -> list[str]:
+    found = []
+    for path in sorted((run_dir / "controllers").glob("*.json")):
+        try:
+            found.append(str(json.loads(path.read_text()).get(field) or ""))
+        except (OSError, ValueError, AttributeError):
+            continue
+    return [text for text in found if text]
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The controllers that a command's arguments name, and how to speak to them."""
+    """The controllers that a command's options name, and how to speak to them."""
 
-    addresses: list[str]
-    auth: AuthConfig
+    run_dir: Path | None = None
+    controllers: str | None = None
+    token_file: Path | None = None
+    tls_ca: Path | None = None
+
+    def addresses(self) -> list[str]:
+        """Raises BadInput if the options name no controllers, or name them twice."""
+        if (self.run_dir is None) == (self.controllers is None):
+            raise BadInput("give either --run-dir DIR or --controllers HOST:PORT,...")
+        if self.run_dir is not None:
+            return run_addresses(self.run_dir)
+        return parse_addresses(self.controllers or "")
+
+    def auth(self, config: AuthConfig | None = None) -> AuthConfig:
+        """``config``, or that of the run directory, with what the options replace."""
+        from paceline.config.schema import AuthConfig
+
+        if config is None and self.run_dir and (self.run_dir / "config.toml").is_file():
+            config = run_config(self.run_dir).auth
+        given = {"token_file": self.token_file, "tls_ca": self.tls_ca}
+        return (config or AuthConfig()).model_copy(
+            update={name: str(value) for name, value in given.items() if value is not None}
+        )
 
     def control(self) -> ControlPlane:
-        """A client for one event loop. Raises AuthError and BadInput."""
-        from paceline.rpc.auth import read_token
+        """A client for one event loop. Raises BadInput."""
         from paceline.rpc.client import ControlPlane
 
-        return ControlPlane(self.addresses, token=read_token(self.auth), tls_ca=self._root())
+        addresses = self.addresses()
+        token, root = self._credentials()
+        return ControlPlane(addresses, token=token, tls_ca=root)
 
     def rest(self, urls: Sequence[str]) -> RestReader:
-        """A reader of the REST interfaces at ``urls``. Raises AuthError and BadInput."""
-        from paceline.rpc.auth import read_token
+        """A reader of the REST interfaces at ``urls``. Raises BadInput."""
         from paceline.rpc.rest_client import RestReader
 
-        return RestReader(urls, token=read_token(self.auth), tls_ca=self._root())
+        token, root = self._credentials()
+        return RestReader(urls, token=token, tls_ca=root)
 
-    def _root(self) -> Path | None:
+    def ask(self, work: Callable[[ControlPlane], Awaitable[T]]) -> T:
+        """Runs ``work`` with a client. If the run has ended, the error says how."""
+        from paceline.rpc.client import ControlPlaneUnavailable
+
+        async def session() -> T:
+            control = self.control()
+            try:
+                return await work(control)
+            finally:
+                await control.close()
+
+        try:
+            return asyncio.run(session())
+        except (ControlPlaneUnavailable, BadInput) as error:
+            if last := self.last_known():
+                message = f"the run in {self.run_dir} is not running: {last}"
+                raise ControlPlaneUnavailable(message) from error
+            raise
+
+    def last_known(self) -> str:
+        """How the run in ``run_dir`` ended, for a message; empty if it has no summary."""
+        from paceline.run_view.summary import read_summary
+
+        summary = read_summary(self.run_dir) if self.run_dir is not None else None
+        return f"{summary.get('status')} after {summary.get('steps')} steps" if summary else ""
+
+    def _credentials(self) -> tuple[str | None, Path | None]:
         import ssl
 
-        from paceline.rpc.auth import client_root
+        from paceline.rpc.auth import client_root, read_token
 
-        root = client_root(self.auth)
+        auth = self.auth()
+        root = client_root(auth)
         if root is not None:
             try:
                 ssl.create_default_context(cafile=str(root))
             except OSError as error:
                 why = error.strerror or error
                 raise BadInput(f"--tls-ca: {root} is no PEM file to be read: {why}") from error
-        return root
+        return read_token(auth), root
 
 
-def find_target(
-    run_dir: Path | None,
-    controllers: str | None,
-    token_file: Path | None = None,
-    tls_ca: Path | None = None,
-) -> Target:
-    """Raises BadInput where the arguments name no controllers, or two ways to find them."""
-    from paceline.config.schema import AuthConfig
+def takes_target(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options that find a run; ``command`` gets them as its argument ``target``."""
+    signature = inspect.signature(command, eval_str=True)
+    kind = inspect.Parameter.KEYWORD_ONLY
+    own = [p.replace(kind=kind) for n, p in signature.parameters.items() if n != "target"]
+    added = [
+        inspect.Parameter(name, kind, default=None, annotation=option)
+        for name, option in TARGET_OPTIONS.items()
+    ]
 
-    if (run_dir is None) == (controllers is None):
-        raise BadInput("give either --run-dir DIR or --controllers HOST:PORT,...")
-    auth = AuthConfig()
-    if run_dir is not None:
-        addresses = run_addresses(run_dir)
-        if (run_dir / "config.toml").is_file():
-            auth = run_config(run_dir).auth
-    else:
-        addresses = parse_addresses(controllers or "")
-    given: dict[str, Any] = {}
-    if token_file is not None:
-        given["token_file"] = str(token_file)
-    if tls_ca is not None:
-        given["tls_ca"] = str(tls_ca)
-    return Target(addresses, auth.model_copy(update=given))
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        target = Target(**{name: given.pop(name) for name in TARGET_OPTIONS})
+        command(target=target, **given)
 
-
-def with_control(
-    run_dir: Path | None,
-    controllers: str | None,
-    token_file: Path | None,
-    tls_ca: Path | None,
-    work: Callable[[ControlPlane], Awaitable[T]],
-) -> T:
-    """Runs ``work`` with a client of the controllers that the arguments name."""
-    target = find_target(run_dir, controllers, token_file, tls_ca)
-
-    async def session() -> T:
-        control = target.control()
-        try:
-            return await work(control)
-        finally:
-            await control.close()
-
-    return asyncio.run(session())
-
-
-def run_rest_urls(run_dir: Path) -> list[str]:
-    """Of the REST interfaces that controllers of ``run_dir`` serve or served; may be empty."""
-    found = []
-    for path in sorted((run_dir / "controllers").glob("*.json")):
-        try:
-            found.append(str(json.loads(path.read_text()).get("rest") or ""))
-        except (OSError, ValueError, AttributeError):
-            continue
-    return [url for url in found if url]
-
-
-def last_known(run_dir: Path) -> str:
-    """How the run in ``run_dir`` ended, for a message; empty where it has no summary."""
-    from paceline.run_view.summary import read_summary
-
-    summary = read_summary(run_dir)
-    if summary is None:
-        return ""
-    return f"{summary.get('status')} after {summary.get('steps')} steps"
+    # typer reads both.
+    run.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
+    return run
 
 
 def print_json(value: Any) -> None:
-    """``value`` on standard output; JSON has no NaN and no infinity: they become null."""
+    """``value`` on standard output; NaN and infinity, which JSON lacks, become null."""
     typer.echo(json.dumps(_finite(value), indent=2))
 
 

@@ -1,4 +1,4 @@
-"""``paceline completion``: the shell's part of completion; typer, which parses, does the rest."""
+"""``paceline completion``: scripts that make the shell ask this command for completions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 VARIABLE = "_PACELINE_COMPLETE"
-"""With it in its environment the command answers the shell's question and does nothing else."""
+"""If this variable is set, the command answers the shell's question and does nothing else."""
 
 
 class Shell(StrEnum):
@@ -35,7 +35,7 @@ def completion(
 
 
 def prepare() -> None:
-    """Makes the parser ready for the shell's question, if that is what it was started for."""
+    """Prepares typer if the shell has started this command to ask for completions."""
     if VARIABLE in os.environ:
         from typer.completion import completion_init  # type: ignore[attr-defined]
 

@@ -7,14 +7,14 @@ import typer
 from paceline.cli.common import ConfigArgument, JsonOption, SetOption, print_json
 
 config = typer.Typer(
-    help="Check a configuration; describe all settings.\n\nExample: paceline config check run.toml",
+    help="Check a configuration, or describe all settings.\n\nExample: paceline config check run.toml",
     no_args_is_help=True,
 )
 
 
 @config.command()
 def check(config: ConfigArgument, overrides: SetOption = None, as_json: JsonOption = False) -> None:
-    """Print the resolved configuration as TOML (or JSON), or say what is wrong with it.
+    """Print the resolved configuration as TOML or JSON, and warnings on standard error.
 
     Example: paceline config check demo.toml --set train.lr=3e-4
     """

@@ -8,15 +8,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from paceline.cli.common import (
-    ControllersOption,
     JsonOption,
-    RunDirOption,
     SetOption,
-    TlsOption,
-    TokenOption,
+    Target,
     parse_addresses,
     print_json,
     run_addresses,
+    takes_target,
 )
 
 if TYPE_CHECKING:
@@ -25,32 +23,32 @@ if TYPE_CHECKING:
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
+@takes_target
 def doctor(
+    target: Target,
     config: Annotated[
         Path | None,
-        typer.Argument(metavar="[CONFIG]", help="Check this run's needs too.", show_default=False),
+        typer.Argument(
+            metavar="[CONFIG]", help="Also check what this run needs.", show_default=False
+        ),
     ] = None,
     overrides: SetOption = None,
-    run_dir: RunDirOption = None,
-    controllers: ControllersOption = None,
     as_json: JsonOption = False,
-    token_file: TokenOption = None,
-    tls_ca: TlsOption = None,
 ) -> None:
-    """Check whether this machine is fit for a run, and say what to do where it is not.
+    """Check that this machine is ready for a run, and print a remedy for each problem.
 
-    Packages, GPUs, Redis, ports, shared memory, limits, disk, cores; with CONFIG, what that run needs;
-    with --controllers or --run-dir, whether they answer and whether the clocks agree. Starts nothing
-    that stays. Exit status 1 where a check fails; a warning is no failure.
+    Checks packages, GPUs, Redis, ports, shared memory, limits, disk and cores. With CONFIG, it checks
+    what that run needs. With --controllers or --run-dir, it also asks the controllers and compares
+    clocks. Exit status 1 if a check fails; a warning is not a failure.
 
     Example: paceline doctor run.toml --controllers a:7000,b:7000
     """
     from paceline.config.load import load_config
-    from paceline.config.schema import AuthConfig
     from paceline.preflight import machine_checks
 
     settings = load_config(config, overrides or ()) if config is not None else None
-    addresses = parse_addresses(controllers) if controllers else []
+    addresses = parse_addresses(target.controllers) if target.controllers else []
+    run_dir = target.run_dir
     if run_dir is not None:
         over = (run_dir / "summary.json").is_file()
         if not addresses and not over and (run_dir / "controllers").is_dir():
@@ -58,10 +56,7 @@ def doctor(
         kept = run_dir / "config.toml"
         if settings is None and kept.is_file():
             settings = load_config(kept)
-    given = {"token_file": token_file, "tls_ca": tls_ca}
-    auth = (settings.auth if settings else AuthConfig()).model_copy(
-        update={name: str(value) for name, value in given.items() if value is not None}
-    )
+    auth = target.auth(settings.auth if settings else None)
     checks: list[Check] = []
     for check in machine_checks(settings, auth, addresses, run_dir):
         checks.append(check)

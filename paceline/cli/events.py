@@ -11,16 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.common import (
-    ControllersOption,
-    JsonOption,
-    RunDirOption,
-    TlsOption,
-    TokenOption,
-    last_known,
-    print_json_line,
-    with_control,
-)
+from paceline.cli.common import JsonOption, Target, print_json_line, takes_target
 from paceline.console.terminal import printable
 from paceline.errors import BadInput
 
@@ -28,34 +19,33 @@ if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane
 
 OVER_S = 1.5
-"""Time limit for a controller to answer if the run directory has a summary."""
+"""Time for a controller to answer if the run directory says that the run has ended."""
 POSITION = r"(\d{1,20}(-\d{1,20})?)?"
 
 
+@takes_target
 def events(
+    target: Target,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Continue with new events as they happen.")
+        bool, typer.Option("--follow", "-f", help="Print new events as they happen.")
     ] = False,
     after: Annotated[
-        str, typer.Option("--after", metavar="POSITION", help="Journal position to start after.")
+        str, typer.Option("--after", metavar="POSITION", help="Start after this journal position.")
     ] = "",
     all_kinds: Annotated[
-        bool, typer.Option("--all", help="Include leases, votes and other frequent events.")
+        bool, typer.Option("--all", help="Print every journal event, leases and votes included.")
     ] = False,
-    run_dir: RunDirOption = None,
-    controllers: ControllersOption = None,
     as_json: JsonOption = False,
-    token_file: TokenOption = None,
-    tls_ca: TlsOption = None,
 ) -> None:
-    """Print the events of a run, oldest first.
+    """Print the events of a run, the oldest first.
 
-    Without --follow and --all a run directory is enough, even if the run has ended.
+    Without --follow and --all the run directory is enough, even after the run has ended.
 
     Example: paceline events --run-dir runs/demo --follow
     """
     if not re.fullmatch(POSITION, after):
-        raise BadInput(f"--after: {after} is not a journal position such as 1763711975123-0")
+        raise BadInput(f"--after: {after} is no journal position, such as 1763711975123-0")
+    run_dir = target.run_dir
     if run_dir is not None and not (follow or all_kinds):
         _from_file(run_dir, after, as_json)
         return
@@ -67,7 +57,7 @@ def events(
     async def watch(control: ControlPlane) -> None:
         async for position, event in records(control):
             if all_kinds or is_listed(event):
-                # The run files name it so.
+                # The run's files call it t.
                 at = {"t": round(event["at"], 3)} if "at" in event else {}
                 _print({"position": position, **at, **event}, as_json)
 
@@ -83,16 +73,15 @@ def events(
     async def look(control: ControlPlane) -> bool:
         return await answers(control, OVER_S) is not None
 
-    target = (run_dir, controllers, token_file, tls_ca)
-    if run_dir is not None and (last := last_known(run_dir)) and not with_control(*target, look):
-        # No event can follow: the files have them all.
+    if run_dir is not None and (last := target.last_known()) and not target.ask(look):
+        # The run is over: its files hold all of its listed events.
         if all_kinds:
             raise ControlPlaneUnavailable(
-                f"the run in {run_dir} is not running: {last}. Leave out --all to read its files"
+                f"the run in {run_dir} is not running: {last}. Its files have the events without --all"
             )
         _from_file(run_dir, after, as_json)
         return
-    with_control(*target, watch)
+    target.ask(watch)
 
 
 def _from_file(run_dir: Path, after: str, as_json: bool) -> None:
@@ -118,7 +107,7 @@ def _print(event: Mapping[str, Any], as_json: bool) -> None:
 
 
 def _clock(t: float) -> str:
-    """Time of day, with the date unless it is today's."""
+    """The time of day, with the date unless it is today: runs take days."""
     at = time.localtime(t)
     today = time.strftime("%Y-%m-%d", at) == time.strftime("%Y-%m-%d")
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", at)

@@ -13,17 +13,20 @@ from paceline.errors import BadInput
 
 def export(
     source: Annotated[
-        Path, typer.Argument(metavar="RUN_DIR|CHECKPOINT", help="A run, or one of its checkpoints.")
+        Path,
+        typer.Argument(
+            metavar="RUN_DIR|CHECKPOINT", help="Directory of a run, or of one of its checkpoints."
+        ),
     ],
     out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Where to write.", show_default=False)
+        Path, typer.Option("--out", metavar="DIR", help="Directory to write.", show_default=False)
     ],
     model: Annotated[
         str | None,
         typer.Option(
             "--model",
             metavar="PATH",
-            help="The model that the run started from, where it is not there any more.",
+            help="Model that the run started from, if it has moved.",
             show_default=False,
         ),
     ] = None,
@@ -43,8 +46,8 @@ def export(
 ) -> None:
     """Write a checkpoint as a Hugging Face directory of safetensors.
 
-    Of a run, its newest recorded checkpoint is taken; of a directory that holds only the checkpoints of
-    one, the newest that is complete.
+    For a run, the newest recorded checkpoint is exported. For a directory that has only the checkpoints
+    of a run, the newest complete one is exported.
 
     Example: paceline export runs/demo --out exported
     """
@@ -64,14 +67,14 @@ def _checkpoint(source: Path) -> Path:
     if not source.is_dir():
         raise BadInput(f"{source}: no such directory. Give a run directory or a checkpoint in one")
     if not (source / "events.jsonl").is_file():
-        # Roles started by hand may have directories of their own: then the events are a controller's.
+        # A policy worker that was started by hand may have a directory without the controller's events.
         complete = [path.parent for path in (source / "checkpoints").glob("step-*/meta.json")]
         return max(complete, key=lambda path: (len(path.name), path.name), default=source)
     recorded = RunRecords.read(source).history.checkpoints
     if not recorded:
         raise BadInput(f"{source}: the run has no checkpoint yet")
     path = Path(recorded[-1].path)
-    # A run directory that was moved takes its checkpoints along.
+    # The path was recorded before the run directory was moved.
     return path if path.is_dir() else source / "checkpoints" / path.name
 
 

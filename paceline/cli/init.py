@@ -42,10 +42,10 @@ def init(
         str,
         typer.Option("--size", metavar="NAME", help="tiny, small or 7b.", autocompletion=_sizes),
     ] = "tiny",
-    force: Annotated[bool, typer.Option("--force", help="Replace a file that is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a commented configuration for an algorithm and a model size, to be edited.
+    """Write a commented configuration for an algorithm and a model size.
 
     Example: paceline init --algorithm dr-grpo --size small run.toml
     """
@@ -67,11 +67,11 @@ def init(
     text = template(algorithm, size, str(out))
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        # Exclusive: a file that appears in this instant is not replaced either.
+        # Exclusive: a file that another process creates now is not replaced either.
         with out.open("w" if force else "x", encoding="utf-8") as file:
             file.write(text)
     except FileExistsError:
-        raise BadInput(f"{out} is there already: --force replaces it") from None
+        raise BadInput(f"{out} exists: --force replaces it") from None
     except OSError as error:
         raise BadInput(f"{out}: cannot be written: {error.strerror or error}") from None
     if as_json:

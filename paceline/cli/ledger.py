@@ -13,7 +13,7 @@ from paceline.cli.common import JsonOption, RunDirOption, print_json, run_config
 from paceline.errors import BadInput
 
 ledger = typer.Typer(
-    help="Look into a run's ledger.\n\nExample: paceline ledger verify --run-dir runs/demo",
+    help="Verify a run's ledger.\n\nExample: paceline ledger verify --run-dir runs/demo",
     no_args_is_help=True,
 )
 
@@ -23,7 +23,9 @@ def verify(
     run_dir: RunDirOption = None,
     redis_url: Annotated[
         str | None,
-        typer.Option("--redis-url", metavar="URL", help="Redis that holds it.", show_default=False),
+        typer.Option(
+            "--redis-url", metavar="URL", help="Redis that holds the ledger.", show_default=False
+        ),
     ] = None,
     run: Annotated[
         str | None,
@@ -33,8 +35,8 @@ def verify(
 ) -> None:
     """Replay the journal, check every invariant, and count every sample.
 
-    The embedded Redis of a run directory is started for the time of the check where it is not
-    running. Exit status 0 only if everything holds.
+    If the embedded Redis of the run directory is not running, it is started for the check. Exit status
+    1 if an invariant is violated.
 
     Example: paceline ledger verify --run-dir runs/demo
     """
@@ -75,7 +77,7 @@ def redis_of(run_dir: Path) -> AbstractContextManager[str]:
 
 @contextmanager
 def _redis(run_dir: Path | None, redis_url: str | None) -> Iterator[str]:
-    """URL of the Redis with the journal; what had to be started is stopped afterwards."""
+    """URL of the Redis with the journal; a server that had to be started is stopped afterwards."""
     from paceline.config.schema import RedisConfig
     from paceline.redis.server import ensure_redis, stop_redis
 

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.common import JsonOption, print_json, print_json_line
+from paceline.cli.common import JsonOption, RunDirOption, print_json, print_json_line
 from paceline.console.terminal import printable
 from paceline.errors import BadInput
 
@@ -29,34 +29,31 @@ def logs(
         str | None,
         typer.Argument(
             metavar="PROCESS",
-            help="Such as policy-0, controller-1 or redis; without it: who has a log.",
+            help="For example policy-0, controller-1 or redis. Default: list all that have a log.",
             show_default=False,
             autocompletion=_complete_names,
         ),
     ] = None,
-    run_dir: Annotated[
-        Path | None,
-        typer.Option("--run-dir", metavar="DIR", help="Directory of the run.", show_default=False),
-    ] = None,
+    run_dir: RunDirOption = None,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on as lines are added, until the run ends.")
+        bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")
     ] = False,
     lines: Annotated[
-        int, typer.Option("--lines", "-n", metavar="N", min=0, help="Begin with the last N lines.")
+        int, typer.Option("--lines", "-n", metavar="N", min=0, help="Start with the last N lines.")
     ] = DEFAULT_LINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Print what a process of the run wrote to its log.
+    """Print the log of a process.
 
-    The file outlives the process: it holds the lines of all that had this name, also of one that was
-    killed and started again. With --json a line is an object with process and line.
+    The file outlives the process: one that is killed and started again continues the same file. With
+    --json, each line is an object with the fields process and line.
 
     Example: paceline logs rollout-0 --run-dir runs/demo --follow
     """
     from paceline.run_view.log_files import last_lines, log_files, new_lines
 
     if run_dir is None:
-        raise BadInput("--run-dir DIR is missing: logs are in the directory of a run")
+        raise BadInput("give --run-dir DIR: logs are in the directory of a run")
     if not run_dir.is_dir():
         raise BadInput(f"--run-dir: {run_dir}: no such directory")
     known = log_files(run_dir)
@@ -91,7 +88,7 @@ def _list(known: dict[str, Path], as_json: bool) -> None:
 
 def _unknown(process: str, known: dict[str, Path], run_dir: Path) -> str:
     if not known:
-        return f"{run_dir} has no logs: no `paceline up` has started a process in it"
+        return f"{run_dir} has no logs: `paceline up` has not started a process in it"
     near = difflib.get_close_matches(process, known, 1)
     hint = f" Did you mean {near[0]}?" if near else ""
     return f"no process {process[:64]!r} wrote a log.{hint} There are: {', '.join(known)}"
@@ -102,7 +99,7 @@ def _over(run_dir: Path) -> Callable[[], bool]:
 
     def over() -> bool:
         record = FleetRecord.read(run_dir)
-        # Without a record the processes were started by hand: nobody knows when they are done.
+        # Without a record the processes were started by hand, and nothing tells when they are done.
         return record is not None and not record.supervisor.alive() and not record.survivors()
 
     return over

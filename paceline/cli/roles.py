@@ -20,13 +20,13 @@ Controllers = Annotated[
     typer.Option(
         "--controllers",
         metavar="HOST:PORT,...",
-        help="Addresses of all the run's controllers, the same list for every process.",
+        help="Addresses of all controllers of the run; every process gets the same list.",
         show_default=False,
     ),
 ]
 Identity = Annotated[
     str | None,
-    typer.Option("--id", help="Name of this process in the run, unique.", show_default=False),
+    typer.Option("--id", help="Name of this process, unique in the run.", show_default=False),
 ]
 
 
@@ -34,15 +34,18 @@ def controller(
     config: ConfigArgument,
     controllers: Controllers,
     index: Annotated[
-        int, typer.Option("--index", min=0, help="Which of the addresses this one is, from 0.")
+        int,
+        typer.Option(
+            "--index", min=0, help="Position of this controller in --controllers, from 0."
+        ),
     ] = 0,
     run_dir: RunDirOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Start one controller: the leader or a hot standby, as the election has it.
+    """Start one controller. The election decides whether it leads or stands by.
 
-    Controllers on several machines need redis.url, a controller.host that is not loopback, and
-    auth.token_file.
+    Controllers on several machines need redis.url, auth.token_file, and a controller.host that is not
+    loopback.
 
     Example: paceline controller run.toml --controllers a:7000,b:7000 --index 0
     """
@@ -51,10 +54,12 @@ def controller(
     settings = load_config(config, overrides or ())
     addresses = parse_addresses(controllers)
     if index >= len(addresses):
-        raise BadInput(f"--index {index}: --controllers names {len(addresses)} addresses, from 0")
-    where = run_dir or Path("runs") / settings.run.name
+        raise BadInput(
+            f"--index {index}: --controllers names {len(addresses)} addresses; the first has index 0"
+        )
+    directory = run_dir or Path("runs") / settings.run.name
     host, _, port = addresses[index].rpartition(":")
-    arguments = ["--run-dir", str(where), "--id", f"controller-{index}", "--port", port]
+    arguments = ["--run-dir", str(directory), "--id", f"controller-{index}", "--port", port]
     arguments += ["--advertise", host.strip("[]")]
     _become("controller", config, arguments, overrides, threads=1)
 
@@ -66,7 +71,7 @@ def policy(
     run_dir: RunDirOption = None,
     overrides: SetOption = None,
 ) -> None:
-    """Start one policy replica (all its ranks on this machine).
+    """Start one policy replica, with all its ranks on this machine.
 
     Example: paceline policy run.toml --controllers a:7000,b:7000 --id policy-2
     """
@@ -99,13 +104,13 @@ def _worker(
 
     settings = load_config(config, overrides or ())
     addresses = parse_addresses(controllers)
-    # The process id keeps two workers of one machine apart: equal names would replace each other.
+    # The process id: two workers of one name would replace each other.
     host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:40]
     name = identity or f"{role}-{host}-{os.getpid()}"
     if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
-        raise BadInput(f"--id {name}: letters, digits, '-', '_' and '.', at most 64")
-    where = run_dir or Path("runs") / settings.run.name
-    arguments = ["--controllers", ",".join(addresses), "--id", name, "--run-dir", str(where)]
+        raise BadInput(f"--id {name}: use at most 64 letters, digits, '-', '_' and '.'")
+    directory = run_dir or Path("runs") / settings.run.name
+    arguments = ["--controllers", ",".join(addresses), "--id", name, "--run-dir", str(directory)]
     fleet = settings.fleet
     threads = fleet.policy_threads if role == "policy" else fleet.rollout_threads
     _become(f"{role}_worker", config, arguments, overrides, threads)
@@ -117,9 +122,9 @@ def _become(
     """Replaces this process: signals and the exit status are the role's own."""
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, str(threads))
-    changed = [part for override in overrides or () for part in ("--set", override)]
+    settings = [part for override in overrides or () for part in ("--set", override)]
     sys.stdout.flush()
-    argv = [*python_module(module), str(config), *arguments, *changed]
+    argv = [*python_module(module), str(config), *arguments, *settings]
     os.execv(sys.executable, argv)
 
 

@@ -17,21 +17,21 @@ if TYPE_CHECKING:
     from paceline.run_view.runs import Run
 
 PLOT = Path("compare.png")
-TOLD = ("failed", "damaged")
-"""States shown with their reason."""
+WITH_REASON = ("failed", "damaged")
+"""States that are shown with their reason."""
 
 
 def runs(
     directory: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Searched three levels deep.")
+        Path, typer.Argument(metavar="DIR", help="Directory to search, three levels deep.")
     ] = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """List the runs in a directory and their results, the newest first.
+    """List the runs in a directory, the newest first, with their states.
 
-    States: running: a process of the run is alive on this machine. finished, failed, interrupted: from
-    its summary.json. ended: no process is alive here and there is no summary, so the run was killed or
-    is on another machine. damaged: its files cannot be read.
+    running: one of its processes runs on this machine. finished, failed, interrupted: the state in its
+    summary.json. ended: none of its processes runs here and it has no summary, because it was killed
+    or runs elsewhere. damaged: its files cannot be read.
 
     Example: paceline runs runs
     """
@@ -51,23 +51,23 @@ def runs(
 
 def compare(
     run_dirs: Annotated[
-        list[Path], typer.Argument(metavar="RUN_DIR...", help="Two or more run directories.")
+        list[Path], typer.Argument(metavar="RUN_DIR...", help="Directories of two or more runs.")
     ],
     out: Annotated[
         Path | None,
         typer.Option(
-            "--out", metavar="FILE", help=f"Plot to write; default: {PLOT}.", show_default=False
+            "--out", metavar="FILE", help=f"File of the plot; default: {PLOT}.", show_default=False
         ),
     ] = None,
     metric: Annotated[
-        str, typer.Option("--metric", metavar="NAME", help="Metric to plot over steps.")
+        str, typer.Option("--metric", metavar="NAME", help="Metric to plot over the steps.")
     ] = "reward_mean",
     as_json: JsonOption = False,
 ) -> None:
     """Plot a metric of several runs into one PNG, and print their final numbers.
 
-    Plotting needs matplotlib: pip install 'paceline[plot]'. With --json the numbers and the curves are
-    printed, and a plot is written only if --out names a file.
+    Plotting needs pip install 'paceline[plot]'. With --json, numbers and curves are printed, and a
+    plot is written only if --out is given.
 
     Example: paceline compare runs/a runs/b --metric eval_reward_mean --out rewards.png
     """
@@ -85,7 +85,9 @@ def compare(
     curves = [_curve(one, metric) for one in records]
     if not any(curves):
         known = sorted(set().union(*(one.names for one in records)))
-        raise BadInput(f"--metric {metric}: no run has it. There are: {', '.join(known) or 'none'}")
+        raise BadInput(
+            f"--metric {metric}: no run has it. Choose from: {', '.join(known) or 'none'}"
+        )
     found = [read_run(path) for path in run_dirs]
     target = out or (None if as_json else PLOT)
     labels = [str(path) for path in run_dirs]
@@ -119,7 +121,9 @@ def _print(found: list[Run], last: list[str], title: str = "changed") -> None:
     for column in ("run", "state", "steps", "reward", "held out", "samples/s", "took", title):
         table.add_column(column, justify="left" if column in ("run", "state") else "right")
     for run, cell in zip(found, last, strict=True):
-        state = f"{run.state}: {run.reason}" if run.state in TOLD and run.reason else run.state
+        state = (
+            f"{run.state}: {run.reason}" if run.state in WITH_REASON and run.reason else run.state
+        )
         table.add_row(
             Text(str(run.path)),
             Text(printable(state)),

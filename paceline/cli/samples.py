@@ -10,16 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.common import (
-    ControllersOption,
     JsonOption,
-    RunDirOption,
     Target,
-    TlsOption,
-    TokenOption,
-    find_target,
     print_json,
     run_config,
     run_rest_urls,
+    takes_target,
 )
 from paceline.console.terminal import printable
 from paceline.errors import BadInput
@@ -45,67 +41,62 @@ ORDER = {
     Sort.longest: "-length",
     Sort.stalest: "-staleness",
 }
-"""As the REST interface calls it, where that is another word."""
+"""Names of the REST interface that differ."""
 
 
+@takes_target
 def samples(
+    target: Target,
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, max=500, help="Groups at most.")
+        int, typer.Option("--limit", metavar="N", min=1, max=500, help="Number of groups, at most.")
     ] = 5,
     step: Annotated[
         int | None,
-        typer.Option("--step", min=1, help="Only those of this step.", show_default=False),
+        typer.Option("--step", min=1, help="Only groups of this step.", show_default=False),
     ] = None,
     sort: Annotated[
-        Sort, typer.Option("--sort", help="By the group's mean reward, length, or age.")
+        Sort, typer.Option("--sort", help="Order by mean reward, length, age or staleness.")
     ] = Sort.recent,
-    run_dir: RunDirOption = None,
-    controllers: ControllersOption = None,
     as_json: JsonOption = False,
-    token_file: TokenOption = None,
-    tls_ca: TlsOption = None,
 ) -> None:
-    """Read what the model wrote lately: prompts, their completions, and the reward of each.
+    """Print recent prompts, their completions, and the reward of each.
 
-    Samples are kept until a checkpoint covers their step. Of a run that is not running, those that
-    its journal still holds are shown.
+    Samples are kept until a checkpoint covers their step. For a run that is not running, the samples
+    in its journal are printed.
 
     Example: paceline samples --run-dir runs/demo --sort worst --limit 3
     """
     query = {"limit": limit, "step": step, "sort": ORDER.get(sort, str(sort))}
-    found = _from_controllers(run_dir, controllers, token_file, tls_ca, query)
+    found = _from_controllers(target, query)
     if found is None:
-        assert run_dir is not None
-        found = _from_journal(run_dir, query)
+        assert target.run_dir is not None
+        found = _from_journal(target.run_dir, query)
     if as_json:
         print_json(found)
         return
     for group in found["groups"]:
-        typer.echo(_told(group))
+        typer.echo(_text(group))
     if not found["groups"]:
         of_step = "" if step is None else f" of step {step}"
-        typer.echo(f"no samples{of_step} are kept: a checkpoint covers them, or none came yet")
+        typer.echo(f"no samples{of_step}: a checkpoint covers them, or there are none yet")
     elif found["total"] > len(found["groups"]):
         typer.echo(f"{found['total'] - len(found['groups'])} more groups: --limit N")
 
 
-def _from_controllers(
-    run_dir: Path | None,
-    controllers: str | None,
-    token_file: Path | None,
-    tls_ca: Path | None,
-    query: dict[str, Any],
-) -> dict[str, Any] | None:
-    """None where none answers and the run directory may tell instead."""
+def _from_controllers(target: Target, query: dict[str, Any]) -> dict[str, Any] | None:
+    """None if no controller answers and the run directory has a journal to read instead."""
     from paceline.rpc.auth import AuthError
     from paceline.rpc.client import ControlPlaneUnavailable
     from paceline.rpc.rest_client import RestRefused, RestUnavailable
 
+    run_dir = target.run_dir
     try:
-        target = find_target(run_dir, controllers, token_file, tls_ca)
+        target.addresses()
         urls = asyncio.run(_rest_urls(target)) if run_dir is None else run_rest_urls(run_dir)
         if not urls:
-            raise RestUnavailable("the controllers serve no REST interface (rest.enabled is off)")
+            raise RestUnavailable(
+                "the controllers serve no REST interface: set rest.enabled = true"
+            )
         return _ask(target.rest(urls), query)
     except RestRefused as error:
         if error.status in (401, 403):
@@ -154,12 +145,12 @@ def _from_journal(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:
     from paceline.cli.ledger import redis_of
 
     name = run_config(run_dir).run.name
-    wanted = Filter(step=query["step"])
+    chosen = Filter(step=query["step"])
     with redis_of(run_dir) as url:
-        return asyncio.run(kept_groups(url, name, wanted, query["sort"], query["limit"]))
+        return asyncio.run(kept_groups(url, name, chosen, query["sort"], query["limit"]))
 
 
-def _told(group: dict[str, Any]) -> str:
+def _text(group: dict[str, Any]) -> str:
     """A group as text: the prompt, then each completion under its reward."""
     step = f"step {group['step']}" if group["step"] else "no step yet"
     lines = [

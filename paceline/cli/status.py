@@ -4,46 +4,21 @@ from __future__ import annotations
 
 import typer
 
-from paceline.cli.common import (
-    ControllersOption,
-    JsonOption,
-    RunDirOption,
-    TlsOption,
-    TokenOption,
-    last_known,
-    print_json,
-    with_control,
-)
-from paceline.errors import BadInput
+from paceline.cli.common import JsonOption, Target, print_json, takes_target
 
 ANSWER_LIMIT_S = 3.0
 
 
-def status(
-    run_dir: RunDirOption = None,
-    controllers: ControllersOption = None,
-    as_json: JsonOption = False,
-    token_file: TokenOption = None,
-    tls_ca: TlsOption = None,
-) -> None:
+@takes_target
+def status(target: Target, as_json: JsonOption = False) -> None:
     """Show the state of a run: every process, the leader and its term, step and queue.
 
     Example: paceline status --run-dir runs/demo --json
     """
     from paceline.cli.messages import as_dict
-    from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
     from paceline.run_view.event_follower import leader_status
-    from paceline.v1 import admin_pb2
 
-    async def ask(control: ControlPlane) -> admin_pb2.StatusReply:
-        return await leader_status(control, ANSWER_LIMIT_S)
-
-    try:
-        reply = with_control(run_dir, controllers, token_file, tls_ca, ask)
-    except (ControlPlaneUnavailable, BadInput) as error:
-        if run_dir is not None and (last := last_known(run_dir)):
-            raise ControlPlaneUnavailable(f"the run in {run_dir} is not running: {last}") from error
-        raise
+    reply = target.ask(lambda control: leader_status(control, ANSWER_LIMIT_S))
     if as_json:
         print_json(as_dict(reply))
         return
@@ -56,9 +31,8 @@ def status(
     console.print(fleet_table(reply))
     for one in reply.controllers:
         if one.rest and one.state != "silent":
-            console.print(
-                f"dashboard ({one.controller_id}): {one.rest}", markup=False, highlight=False
-            )
+            line = f"dashboard ({one.controller_id}): {one.rest}"
+            console.print(line, markup=False, highlight=False)
 
 
 def register(app: typer.Typer) -> None:

@@ -1,74 +1,50 @@
-"""``paceline top``: the live view of ``paceline up`` for a fleet that runs somewhere."""
+"""``paceline top``: the live view of ``paceline up`` for a fleet that runs elsewhere."""
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.common import (
-    ControllersOption,
-    JsonOption,
-    RunDirOption,
-    TlsOption,
-    TokenOption,
-    find_target,
-    last_known,
-    print_json_line,
-)
+from paceline.cli.common import JsonOption, Target, print_json_line, takes_target
 from paceline.console.terminal import out_console
-from paceline.errors import BadInput
 
 if TYPE_CHECKING:
     from paceline.console.live_view import Console
+    from paceline.rpc.client import ControlPlane
     from paceline.run_view.run_watcher import RunPicture, Shown
 
 HISTORY = 48
 
 
+@takes_target
 def top(
+    target: Target,
     every: Annotated[
-        float, typer.Option("--every", metavar="SECONDS", min=0.1, help="Between two looks.")
+        float, typer.Option("--every", metavar="SECONDS", min=0.1, help="Refresh interval.")
     ] = 1.0,
-    once: Annotated[bool, typer.Option("--once", help="Look once and leave.")] = False,
-    run_dir: RunDirOption = None,
-    controllers: ControllersOption = None,
+    once: Annotated[bool, typer.Option("--once", help="Print the state once and end.")] = False,
     as_json: JsonOption = False,
-    token_file: TokenOption = None,
-    tls_ca: TlsOption = None,
 ) -> None:
     """Watch a running fleet: rewards, pace, time left, every process, the last events.
 
-    Redraws on a terminal, prints lines elsewhere, and with --json one object a look. Goes on when the
-    leader changes, and ends with the run: exit status 1 where the run failed.
+    A terminal is redrawn; otherwise lines are printed, or with --json one object per refresh. The view
+    survives a change of the leader and ends with the run. Exit status 1 if the run failed.
 
     Example: paceline top --run-dir runs/demo
     """
-    from paceline.rpc.client import ControlPlaneUnavailable
     from paceline.run_view.run_watcher import first_look, watch
 
-    async def session() -> str:
-        target = find_target(run_dir, controllers, token_file, tls_ca)
-        control = target.control()
-        try:
-            picture = await first_look(control, run_dir, target.rest)
-            if once:
-                _print_once(picture, as_json)
-                return ""
-            shown: Shown = _Objects() if as_json else _Console()
-            return await watch(control, picture, shown, every_s=every, run_dir=run_dir)
-        finally:
-            await control.close()
+    async def look_on(control: ControlPlane) -> str:
+        picture = await first_look(control, target.run_dir, target.rest)
+        if once:
+            _print_once(picture, as_json)
+            return ""
+        shown: Shown = _Objects() if as_json else _Console()
+        return await watch(control, picture, shown, every_s=every, run_dir=target.run_dir)
 
-    try:
-        end = asyncio.run(session())
-    except (ControlPlaneUnavailable, BadInput) as error:
-        if run_dir is not None and (last := last_known(run_dir)):
-            raise ControlPlaneUnavailable(f"the run in {run_dir} is not running: {last}") from error
-        raise
-    raise typer.Exit(1 if end == "failed" else 0)
+    raise typer.Exit(1 if target.ask(look_on) == "failed" else 0)
 
 
 def as_object(picture: RunPicture) -> dict[str, Any]:
@@ -101,7 +77,7 @@ def _print_once(picture: RunPicture, as_json: bool) -> None:
 
 
 class _Objects:
-    """One JSON object a look."""
+    """One JSON object per refresh."""
 
     def begin(self, picture: RunPicture) -> None:
         pass
@@ -120,7 +96,7 @@ class _Objects:
 
 
 class _Console:
-    """The live table, or lines where there is no terminal."""
+    """The live table, or lines if there is no terminal."""
 
     def __init__(self) -> None:
         self._console: Console | None = None
@@ -149,7 +125,7 @@ class _Console:
         assert self._console is not None
         if not self._silent:
             self._silent = True
-            self._console.note("no controller answers; looking on", time.time())
+            self._console.note("no controller answers; trying again", time.time())
 
     def close(self) -> None:
         if self._console is not None:

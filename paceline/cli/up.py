@@ -1,4 +1,4 @@
-"""``paceline up``."""
+"""``paceline up``: a whole fleet on this machine."""
 
 from __future__ import annotations
 

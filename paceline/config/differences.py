@@ -1,4 +1,4 @@
-"""Comparison of two configs, in words."""
+"""Differences between two configurations, as text for an error message."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 
 def differences(ours: str, theirs: str) -> str:
-    """Which fields of two canonical configs differ, in words: the run's value, then the other's."""
+    """The fields that differ between two canonical configs: the run's value, then the other's."""
     try:
         run, other = _flat(json.loads(ours)), _flat(json.loads(theirs))
     except (ValueError, AttributeError):

@@ -251,7 +251,8 @@ class RolloutConfig(Section):
     payloads."""
     environment: str | None = None
     """Environment that produces completions in several turns with the model: package.module:function.
-    If none, the model completes the prompt in one turn. See docs/environments.md."""
+    If none, the model completes the prompt in one turn. See
+    docs/environments.md."""
     environment_timeout_s: Seconds = 60.0
     """Time that an environment may take for one sample, in seconds, not counting its waits for
     the model. The attempt fails if it takes longer."""

@@ -1,1 +1,1 @@
-"""Operating-system processes: threads, exit, parent death, structured logs, resource use."""
+"""Operating-system processes: threads, exit, parent death, structured logs and resource use."""

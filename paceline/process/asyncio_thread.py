@@ -1,4 +1,4 @@
-"""An asyncio loop in a daemon thread, for programs whose main thread computes."""
+"""An asyncio event loop in a daemon thread, for programs whose main thread computes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 class BackgroundLoop:
-    """Runs coroutines for other threads. Usable from any thread but its own."""
+    """Runs coroutines for other threads. Call it from any thread but its own."""
 
     def __init__(self, name: str = "control-plane") -> None:
         self._loop = asyncio.new_event_loop()
@@ -28,22 +28,21 @@ class BackgroundLoop:
         return asyncio.run_coroutine_threadsafe(coro, self._loop)
 
     def run(self, coro: Coroutine[Any, Any, T], timeout_s: float | None = None) -> T:
-        """Blocks the calling thread for the result; TimeoutError after ``timeout_s`` seconds."""
+        """Blocks until the result is there. Raises TimeoutError after ``timeout_s`` seconds."""
         if threading.current_thread() is self._thread:
             coro.close()
-            raise RuntimeError("BackgroundLoop.run called on its own thread would wait for itself")
+            raise RuntimeError(
+                "BackgroundLoop.run was called on its own thread and would wait for itself"
+            )
         future = self.submit(coro)
         try:
             return future.result(timeout_s)
-        except concurrent.futures.TimeoutError:
-            future.cancel()
-            raise
-        except KeyboardInterrupt:
+        except (concurrent.futures.TimeoutError, KeyboardInterrupt):
             future.cancel()
             raise
 
     def close(self, timeout_s: float = 5.0) -> None:
-        """Cancels what still runs and ends the thread. Idempotent."""
+        """Cancels running coroutines and ends the thread. Idempotent."""
         if not self._thread.is_alive():
             return
         self._loop.call_soon_threadsafe(self._loop.stop)

@@ -1,4 +1,4 @@
-"""Ends with the process that started this one. Imports nothing slow: it is to hold from the start."""
+"""Parent death signal: a process that ends with its parent. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ _PR_SET_PDEATHSIG = 1
 
 
 def die_with(parent: int) -> None:
-    """From here on the kernel kills this process when ``parent``, the process id of the one that
-    started it, ends, however it ends; where it has ended already, this process exits.
+    """Has the kernel kill this process when ``parent``, the process that started it, ends.
 
-    The kernel goes by the thread that started this process: that thread must live as long as the
-    tie is to hold. On other systems than Linux only the check is made.
+    If the parent has ended already, this process exits. The kernel watches the thread that started
+    this process, so that thread must live as long as the process. On systems other than Linux this
+    only checks that the parent is still there.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""How a worker process ends once everything it had to do is done."""
+"""Exit of a worker process, without a slow teardown of the interpreter."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from typing import NoReturn
 from paceline.errors import Unreachable, UserError
 
 ENGINE_LOST = 3
-"""Exit status of a rollout worker whose engine died while it generated: perhaps of a prompt."""
+"""Exit status of a rollout worker whose engine died while it generated, perhaps because of a prompt."""
 
 
 def leave(status: int) -> NoReturn:
     """Ends the process with ``status`` at once.
 
-    To take an interpreter full of torch and its threads apart takes seconds, for which whoever
-    awaits the process would wait. Nothing may be left to be done: files are closed, children ended.
+    Tearing down an interpreter with torch and its threads takes seconds, and the supervisor would wait
+    for them. Files must be closed and children ended before the call.
     """
     logging.shutdown()
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except (OSError, ValueError):
-            # The reader has gone; there is nobody to tell.
+            # The reader of the stream has gone.
             pass
     os._exit(status)
 

@@ -1,4 +1,4 @@
-"""Waiting for the end of a process that may be anybody's child."""
+"""Waiting for the end of a process that need not be a child of this one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ POLL_S = 0.02
 
 
 def alive(process: psutil.Process) -> bool:
-    """True while that very process runs. One that has ended and is not reaped yet is dead."""
+    """Whether that process runs. A process that has ended but is not reaped yet is dead."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
@@ -20,10 +20,10 @@ def alive(process: psutil.Process) -> bool:
 
 
 def wait_ended(process: psutil.Process, timeout_s: float) -> bool:
-    """Blocks until ``process`` has ended, reaped or not; False after ``timeout_s`` seconds.
+    """Blocks until ``process`` has ended, reaped or not. Returns False after ``timeout_s`` seconds.
 
-    An orphan is reaped when it pleases its new parent, which may take seconds in a container:
-    waiting for its process id to vanish, as psutil does, would take as long.
+    psutil waits for the process id to vanish. In a container that may take seconds, because an
+    orphan's new parent reaps it late.
     """
     deadline = time.monotonic() + timeout_s
     try:
@@ -32,11 +32,11 @@ def wait_ended(process: psutil.Process, timeout_s: float) -> bool:
         return True
     except (AttributeError, OSError):
         while alive(process) and time.monotonic() < deadline:
-            # There is nothing to await: not our child, and no descriptor of it.
+            # The process is not a child and the system has no descriptors for it.
             time.sleep(POLL_S)
         return not alive(process)
     try:
-        # The id may have been reused before the descriptor was there.
+        # The id may have been reused before the descriptor was opened.
         if alive(process):
             poll = select.poll()
             poll.register(descriptor, select.POLLIN)

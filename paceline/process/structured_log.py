@@ -1,4 +1,4 @@
-"""Logs are events with fields: one line each, greppable by id."""
+"""Structured logs: events with fields, one line each."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def event(
 
 
 def first_line(error: BaseException | str | None) -> str:
-    """The first line of what an error says; of one without words, the name of its type."""
+    """The first line of an error's message; the name of its type if it has no message."""
     text = str(error or "").strip()
     if not text and isinstance(error, BaseException):
         text = type(error).__name__

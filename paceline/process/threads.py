@@ -1,8 +1,7 @@
-"""Daemon threads that are gone before the interpreter is.
+"""Daemon threads that end before the interpreter shuts down.
 
-A thread that comes back from C++ into an interpreter that is shutting down is unwound by force,
-which ends the whole process with an abort: exit status 134 instead of 0. So whoever runs torch in a
-thread starts it here, and has it stop when asked to.
+If a thread returns from C++ into an interpreter that is shutting down, the process aborts with exit
+status 134 instead of 0. Threads that run torch are therefore started here and stop when asked.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _hooks: list[weakref.WeakMethod[Callable[[], None]]] = []
 
 
 def start(target: Callable[..., object], name: str, args: Iterable[Any] = ()) -> threading.Thread:
-    """Starts a daemon thread that interpreter exit waits for, up to a limit."""
+    """Starts a daemon thread. The interpreter's exit waits for it, up to a limit."""
     thread = threading.Thread(target=target, name=name, args=tuple(args), daemon=True)
     _threads.add(thread)
     thread.start()
@@ -32,14 +31,16 @@ def start(target: Callable[..., object], name: str, args: Iterable[Any] = ()) ->
 
 
 def on_exit(method: Callable[[], None]) -> None:
-    """Bound ``method`` of an object that still lives at interpreter exit runs then, before threads
-    are waited for: it makes them stop."""
+    """Registers a bound method that makes threads stop.
+
+    It is called at interpreter exit, before the threads are waited for, if its object is still alive.
+    """
     _hooks[:] = [hook for hook in _hooks if hook() is not None]
     _hooks.append(weakref.WeakMethod(method))
 
 
 def join(threads: Iterable[threading.Thread], timeout_s: float) -> bool:
-    """Waits for all, except the calling thread; false at the timeout."""
+    """Waits for all but the calling thread. Returns whether they have ended."""
     deadline = time.monotonic() + timeout_s
     others = [t for t in threads if t is not threading.current_thread()]
     for thread in others:

@@ -1,4 +1,4 @@
-"""What a worker uses of its machine: memory of its processes, and GPUs where it has some."""
+"""Resource use of a worker: memory of its processes, and GPUs if it has any."""
 
 from __future__ import annotations
 
@@ -8,26 +8,28 @@ from typing import Any
 
 import psutil
 
-EVERY_S = 2.0
-"""Looking at all child processes costs milliseconds; reports come more often."""
+REFRESH_S = 2.0
+"""Reports are more frequent, and reading all child processes costs milliseconds."""
 
 
 class Resources:
-    """Gauges of this process, of its children, and of the GPUs it may use."""
+    """Gauges of this process, its children and the GPUs it may use."""
 
     def __init__(self, torch: Any = None) -> None:
-        """``torch``: the module, where it is not the one that is imported already."""
+        """``torch``: a replacement for the imported module."""
         self._process = psutil.Process()
         self._torch = torch
-        self._read_at = -EVERY_S
+        self._read_at = -REFRESH_S
         self._last: dict[str, float] = {}
 
     def read(self) -> dict[str, float]:
-        """rss_bytes (this process), memory_bytes (with its children; shared pages count in each),
-        and on CUDA gpu_memory_bytes (used on the visible devices, by whomever) and gpu_utilization
-        (0 to 1, their mean; only where NVML can be asked)."""
+        """rss_bytes (this process) and memory_bytes (with its children; shared pages count in each).
+
+        On CUDA also gpu_memory_bytes (used on the visible devices, by any process) and, if NVML
+        is installed, gpu_utilization (mean of the devices, 0 to 1).
+        """
         now = time.monotonic()
-        if now - self._read_at >= EVERY_S:
+        if now - self._read_at >= REFRESH_S:
             self._read_at = now
             self._last = {**self._memory(), **self._gpu()}
         return self._last
@@ -38,7 +40,7 @@ class Resources:
             try:
                 total += child.memory_info().rss
             except psutil.Error:
-                continue  # ended meanwhile
+                continue  # it has ended
         return {"rss_bytes": float(own), "memory_bytes": float(total)}
 
     def _gpu(self) -> dict[str, float]:
@@ -48,13 +50,13 @@ class Resources:
         found: dict[str, float] = {}
         devices = range(torch.cuda.device_count())
         try:
-            # By NVML, which makes no CUDA context: an engine in a child process is seen too.
+            # NVML needs no CUDA context and also sees an engine in a child process.
             found["gpu_memory_bytes"] = float(
                 sum(torch.cuda.device_memory_used(device) for device in devices)
             )
             busy = [torch.cuda.utilization(device) for device in devices]
             found["gpu_utilization"] = sum(busy) / len(busy) / 100
-        except Exception:  # NVML's package or driver is not there: each says so in its own way
+        except Exception:  # a missing NVML package and a missing driver raise different errors
             if "gpu_memory_bytes" not in found and torch.cuda.is_initialized():
                 free, total = torch.cuda.mem_get_info()
                 found["gpu_memory_bytes"] = float(total - free)

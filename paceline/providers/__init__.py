@@ -1,4 +1,4 @@
-"""Who starts and ends worker processes: one small interface, and those who carry it out."""
+"""Providers of worker processes: local, Kubernetes, Ray, or none."""
 
 from __future__ import annotations
 

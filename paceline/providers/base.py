@@ -1,11 +1,11 @@
-"""The interface of a provider, and what the providers have in common.
+"""The provider interface and functions that providers share.
 
     ledger's desired counts ──► status ──► converge ──► processes start, or are asked to leave
 
-- A provider is told what should be true, again and again; it keeps nothing that it could not find
-  out anew. So it survives failovers, and a lost or repeated turn does no harm.
-- It never ends a worker that has work: surplus workers are drained through the ledger, or by the
-  scheduler's own farewell (`paceline drain --wait` before the signal).
+- A provider receives the desired state repeatedly and keeps no state of its own. It therefore
+  survives failovers, and a lost or repeated call does no harm.
+- It never ends a worker that has tasks: surplus workers are drained through the ledger, or by the
+  scheduler's pre-stop hook (`paceline drain --wait`).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ ROLES = ("policy", "rollout")
 GONE = ("dead", "stopped")
 LEAVING = ("draining",)
 AT_WORK = ("waiting", "running", "paused")
-"""Phases of a run in which it wants workers."""
+"""Phases of a run in which it needs workers."""
 
 Drain = Callable[[admin_pb2.WorkerStatus], Awaitable[None]]
-"""Asks one worker to leave without lowering the wanted number. Idempotent for one process."""
+"""Asks one worker to leave without lowering the desired number. Idempotent for one process."""
 
 
 class Trouble(Exception):
-    """What keeps a provider from its work, in one line with the remedy where one is known."""
+    """A provider cannot act. The message is one line, with the remedy if one is known."""
 
 
 class Provider(ABC):
@@ -36,37 +36,39 @@ class Provider(ABC):
 
     name: str
     quiet_s: float = 10.0
-    """Where nothing has changed in the ledger, it looks again after this many seconds."""
+    """Interval of calls, in seconds, while nothing changes in the ledger."""
 
     @abstractmethod
     async def converge(self, status: admin_pb2.StatusReply) -> str:
-        """One turn towards ``status.desired``. Returns quickly; never blocks the event loop.
+        """Moves the fleet towards ``status.desired``. Returns quickly and never blocks the event loop.
 
-        The line it returns says what is still missing, for people; empty: nothing. Raises Trouble
-        where nothing can be done now: it is called again a little later.
+        Returns a line for people that names what is still missing; empty if nothing is. Raises
+        Trouble if it cannot act now; it is then called again a little later.
         """
 
-    async def close(self) -> None:  # noqa: B027  (most have nothing to let go of)
-        """Lets go of connections. What runs goes on running."""
+    async def close(self) -> None:  # noqa: B027  (optional)
+        """Closes connections. Workers keep running."""
 
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Of one role: how many to start, and which to let go."""
+    """Changes to the workers of one role: the number to start and the names to drain."""
 
     start: int
     drain: tuple[str, ...]
 
 
-def moves(wanted: int, staying: Iterable[str]) -> Moves:
-    """``staying``: names of the workers that are there, or coming, and not leaving. The youngest
-    leave first: those with the highest number."""
+def moves(desired: int, staying: Iterable[str]) -> Moves:
+    """Changes from ``staying`` to ``desired`` workers. Names with the highest numbers leave first.
+
+    ``staying``: names of the workers that run or start and are not leaving.
+    """
     names = sorted(staying, key=number, reverse=True)
-    return Moves(max(0, wanted - len(names)), tuple(names[: max(0, len(names) - wanted)]))
+    return Moves(max(0, desired - len(names)), tuple(names[: max(0, len(names) - desired)]))
 
 
 def number(name: str) -> tuple[int, str]:
-    """The number a name ends with, -1 for none; and the name, so that the order is total."""
+    """Sort key: the number at the end of the name (-1 if it has none), then the name."""
     found = re.search(r"(\d+)$", name)
     return (int(found[1]) if found else -1), name
 
@@ -76,7 +78,7 @@ def role_of(worker: admin_pb2.WorkerStatus) -> str:
 
 
 def desired_of(status: admin_pb2.StatusReply, role: str) -> int:
-    """Processes of a role: those wanted at work, and the spares."""
+    """Desired processes of a role: active workers and spares."""
     return int(status.desired[role]) + int(status.spares.get(role, 0))
 
 

@@ -1,4 +1,4 @@
-"""Which provider the leader runs."""
+"""Choice of the leader's provider, by ``fleet.provider``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from paceline.providers.base import Drain, Provider
 
 
 def leader_provider(config: Config, run_dir: str, drain: Drain) -> Provider | None:
-    """The provider of ``fleet.provider``; None for local, whose supervisor is its own process."""
+    """The leader's provider; None for local, which runs in the supervisor."""
     match config.fleet.provider:
         case "kubernetes":
             from paceline.providers.kubernetes import KubernetesProvider

@@ -1,11 +1,11 @@
-"""Kubernetes: the replicas of a role's workload follow the desired counts.
+"""Kubernetes provider: the replicas of each role's workload follow the desired counts.
 
     GET  .../statefulsets/NAME/scale ──► differs? ──► PATCH with the resourceVersion that was read
-                                                        409: someone was faster; read again
+                                                        409: another writer was faster; read again
 
-Only the scale subresource is touched, so the service account needs ``get`` and ``patch`` on it and
-nothing else. Pods leave gracefully by their own ``preStop`` (`paceline drain --wait`); which pod goes
-is the workload's choice: a StatefulSet's is the one with the highest ordinal.
+It uses only the scale subresource, so the service account needs ``get`` and ``patch`` on it and nothing
+else. Pods leave gracefully by their ``preStop`` hook (`paceline drain --wait`). The workload chooses
+the pod that leaves: a StatefulSet chooses the highest ordinal.
 """
 
 from __future__ import annotations
@@ -23,10 +23,9 @@ from paceline.config.schema import KubernetesConfig
 from paceline.providers.base import AT_WORK, ROLES, Provider, Trouble, desired_of
 from paceline.v1 import admin_pb2
 
-LIMIT_S = 10.0
-"""Of one request."""
+REQUEST_LIMIT_S = 10.0
 CONFLICTS = 5
-"""So many times in a row another writer may be faster before a turn ends."""
+"""Write conflicts in a row after which the provider gives up for this time."""
 NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
@@ -50,12 +49,12 @@ class KubernetesProvider(Provider):
         unfinished = []
         for role in ROLES:
             if role in status.desired:
-                # A thread each: the client blocks, the leader's loop must not.
+                # In a thread, because the client blocks and the leader's loop must not.
                 missing = await asyncio.to_thread(self._scale, role, desired_of(status, role))
                 unfinished.append(missing)
         return "; ".join(filter(None, unfinished))
 
-    def _scale(self, role: str, wanted: int) -> str:
+    def _scale(self, role: str, desired: int) -> str:
         """Blocks. Returns what the workload still lacks. Raises Trouble."""
         workload = str(getattr(self._config, role))
         path = self._path(workload)
@@ -63,24 +62,27 @@ class KubernetesProvider(Provider):
             for _ in range(CONFLICTS):
                 scale = self._ask("GET", path)
                 replicas = int(scale["spec"].get("replicas", 0))
-                if replicas == wanted:
+                if replicas == desired:
                     there = int(scale.get("status", {}).get("replicas", 0))
-                    return "" if there == wanted else f"{workload} has {there} of {wanted} pods"
+                    return "" if there == desired else f"{workload} has {there} of {desired} pods"
                 change = {
                     "metadata": {"resourceVersion": scale["metadata"]["resourceVersion"]},
-                    "spec": {"replicas": wanted},
+                    "spec": {"replicas": desired},
                 }
                 try:
                     self._ask("PATCH", path, change)
-                    return f"{workload} goes from {replicas} to {wanted} replicas"
+                    return f"{workload} is scaled from {replicas} to {desired} replicas"
                 except KubernetesRefused as refusal:
                     if refusal.status != 409:
                         raise
         except KubernetesRefused as refusal:
             raise Trouble(self._explained(workload, refusal)) from refusal
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise Trouble(f"the API server cannot be asked about {workload}: {error}") from error
-        raise Trouble(f"{workload} is changed by someone else all the time (an autoscaler?)")
+            raise Trouble(f"the API server does not answer for {workload}: {error}") from error
+        raise Trouble(
+            f"gave up after {CONFLICTS} write conflicts on {workload}: another controller (an HPA?) "
+            "is scaling it"
+        )
 
     def _path(self, workload: str) -> str:
         kind, _, name = workload.partition("/")
@@ -93,7 +95,7 @@ class KubernetesProvider(Provider):
             return Path(NAMESPACE_FILE).read_text().strip()
         except OSError:
             raise Trouble(
-                "kubernetes.namespace is not set, and this process is in no pod that has one"
+                "kubernetes.namespace is not set and this process is not in a pod: set it"
             ) from None
 
     def _base(self) -> str:
@@ -101,17 +103,17 @@ class KubernetesProvider(Provider):
             return self._config.api_url.rstrip("/")
         host = os.environ.get("KUBERNETES_SERVICE_HOST")
         if not host:
-            raise Trouble("kubernetes.api_url is not set, and this process is in no pod")
+            raise Trouble("kubernetes.api_url is not set and this process is not in a pod: set it")
         port = os.environ.get("KUBERNETES_SERVICE_PORT", "443")
         return f"https://[{host}]:{port}" if ":" in host else f"https://{host}:{port}"
 
     def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        # Both are read anew each time: the kubelet renews the token, an administrator the root.
+        # Token and root are read for every request: the kubelet renews the token.
         try:
             token = Path(self._config.token_file).read_text().strip()
         except OSError as error:
             raise Trouble(
-                f"kubernetes.token_file {self._config.token_file}: {error.strerror}"
+                f"kubernetes.token_file {self._config.token_file} cannot be read: {error.strerror}"
             ) from None
         headers = {"Authorization": f"Bearer {token}", "Accept": "application/json"}
         data = None
@@ -120,14 +122,18 @@ class KubernetesProvider(Provider):
             data = json.dumps(body).encode()
         url = self._base() + path
         if not url.startswith("https://"):
-            raise Trouble("kubernetes.api_url must be https: the token would be readable otherwise")
+            raise Trouble("kubernetes.api_url must be https, or the token could be read on the way")
         request = urllib.request.Request(url, data, headers, method=method)
         try:
             context = ssl.create_default_context(cafile=self._config.ca_file)
         except OSError as error:
-            raise Trouble(f"kubernetes.ca_file {self._config.ca_file}: {error}") from None
+            raise Trouble(
+                f"kubernetes.ca_file {self._config.ca_file} cannot be used: {error}"
+            ) from None
         try:
-            with urllib.request.urlopen(request, timeout=LIMIT_S, context=context) as answer:
+            with urllib.request.urlopen(
+                request, timeout=REQUEST_LIMIT_S, context=context
+            ) as answer:
                 found: dict[str, Any] = json.load(answer)
                 return found
         except urllib.error.HTTPError as error:
@@ -135,11 +141,11 @@ class KubernetesProvider(Provider):
 
     def _explained(self, workload: str, refusal: KubernetesRefused) -> str:
         remedy = {
-            401: "the service account's token is not accepted",
+            401: "the API server does not accept the service account's token",
             403: "the service account may not scale it: bind it to a role with get and patch on "
             f"{workload.partition('/')[0]}s/scale",
             404: f"there is no such workload: apply it, or set kubernetes.{self._role(workload)}",
-        }.get(refusal.status, "trying again")
+        }.get(refusal.status, "retrying")
         return f"{workload}: {refusal} ({remedy})"
 
     def _role(self, workload: str) -> str:
@@ -147,7 +153,7 @@ class KubernetesProvider(Provider):
 
 
 def _message(error: urllib.error.HTTPError) -> str:
-    """Of the Status object that the API server answers errors with."""
+    """The message of the Status object with which the API server reports an error."""
     try:
         return str(json.load(error).get("message", error.reason))
     except (ValueError, AttributeError, OSError):

@@ -1,4 +1,4 @@
-"""This machine: the supervisor of ``paceline up`` starts, restarts and ends the processes."""
+"""Local provider: the supervisor of ``paceline up`` starts, restarts and ends the processes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from paceline.v1 import admin_pb2
 
 
 class LocalProvider(Provider):
-    """``reconcile``: of the local fleet; it drains what is too much by itself."""
+    """``reconcile``: the local fleet's own method, which also drains surplus workers."""
 
     name = "local"
 

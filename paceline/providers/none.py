@@ -1,4 +1,4 @@
-"""Someone else starts processes: surplus workers are drained, missing ones are asked for."""
+"""No provider: surplus workers are drained, and missing ones are reported for others to start."""
 
 from __future__ import annotations
 
@@ -32,6 +32,6 @@ class NoProvider(Provider):
 
 
 def command(status: admin_pb2.StatusReply, role: str) -> str:
-    """What to type on a machine that is to have a worker of ``role``."""
+    """The command that starts a worker of ``role``."""
     addresses = ",".join(c.address for c in status.controllers if c.state != "silent")
     return f"paceline {role} CONFIG --controllers {addresses or 'HOST:PORT'}"

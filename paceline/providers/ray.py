@@ -1,12 +1,12 @@
-"""Ray: one placement group and one actor for each worker.
+"""Ray provider: one placement group and one actor for each worker.
 
     leader ──JSON lines──► driver process ──Ray──► placement group + actor ──► the worker's process
 
-- Ray places and notices; membership and state are the ledger's. An actor only starts the normal
-  worker command on its machine, says how it ended, and ends it when it is itself ended.
+- Ray places processes; membership and state belong to the ledger. An actor starts the normal worker
+  command on its machine, reports how it ended, and ends it when the actor itself is ended.
 - Actors and groups are detached: they outlive the driver, so a failover changes nothing. The next
-  leader's driver finds them by their names.
-- Ray lives in a process of its own: importing and calling it never delays the leader.
+  leader's driver finds them by name.
+- The Ray client runs in a process of its own, so it never delays the leader.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ OVER = ("finished", "failed")
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """An actor as the driver found it."""
+    """One actor in the driver's listing."""
 
     name: str
     role: str
     state: str
-    """pending: not placed yet; silent: placed, but not heard of; running; or ended."""
+    """pending: not placed yet. silent: placed, but the actor does not answer. running. ended."""
     pid: int = 0
     exit_code: int | None = None
 
@@ -66,7 +66,7 @@ class RayProvider(Provider):
         placed = [Placed(**one) for one in (await self._ask(op="list"))["placed"]]
         for one in placed:
             if one.state == "ended":
-                # Wanted or not: a worker still wanted is started anew below.
+                # If the worker is still desired, it is started again below.
                 await self._ask(op="remove", name=one.name)
         if status.phase in OVER:
             return ""
@@ -98,7 +98,7 @@ class RayProvider(Provider):
         for name in free_names(role, here, todo.start):
             await self._ask(op="start", **self._order(role, name, status))
         waiting = sorted((n for n, p in here.items() if p.state == "pending"), key=number)
-        return f"{', '.join(waiting)}: waiting for resources of the cluster" if waiting else ""
+        return f"{', '.join(waiting)}: waiting for cluster resources" if waiting else ""
 
     def _order(self, role: str, name: str, status: admin_pb2.StatusReply) -> dict[str, Any]:
         fleet, ray = self._config.fleet, self._config.ray
@@ -109,7 +109,7 @@ class RayProvider(Provider):
             "role": role,
             "cpus": threads * (fleet.policy_ranks if policy else 1),
             "gpus": ray.policy_gpus if policy else ray.rollout_gpus,
-            # By value: the machine may not have this file.
+            # The text of the file: the machine may not have the file.
             "config": to_toml(self._config),
             "module": f"{role}_worker",
             "arguments": [
@@ -134,7 +134,7 @@ class RayProvider(Provider):
             await process.wait()
 
     async def _ask(self, **request: Any) -> dict[str, Any]:
-        """The driver's answer. Raises Trouble where it has one, or is gone."""
+        """The driver's answer. Raises Trouble if the driver reports an error or has ended."""
         process = await self._driver()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -144,14 +144,14 @@ class RayProvider(Provider):
                 await process.stdin.drain()
                 line = await process.stdout.readline()
         except (OSError, TimeoutError, asyncio.CancelledError) as error:
-            # Its next line would be the answer to this request.
+            # Otherwise the answer to this request would be taken for that of the next.
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             self._process = None
             if isinstance(error, TimeoutError):
                 address = self._config.ray.address
                 raise Trouble(
-                    f"Ray at {address} gave no answer for {ANSWER_LIMIT_S:.0f} s: does "
+                    f"Ray at {address} did not answer for {ANSWER_LIMIT_S:.0f} s: does "
                     f"`ray status --address {address}` list the cluster?"
                 ) from None
             raise
@@ -179,6 +179,6 @@ class RayProvider(Provider):
 
 
 def free_names(role: str, taken: dict[str, Placed], count: int) -> list[str]:
-    """Names for ``count`` new workers, lowest numbers first."""
+    """Unused names for ``count`` new workers, lowest numbers first."""
     names = (f"{role}-{index}" for index in range(len(taken) + count))
     return [name for name in names if name not in taken][:count]

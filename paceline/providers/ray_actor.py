@@ -1,4 +1,4 @@
-"""What runs on a machine that Ray has chosen: the normal worker command, watched by an actor."""
+"""Ray actor: runs the normal worker command on the machine that Ray chose."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ LAUNCH = (
     "import os, sys; from paceline.process.parent_death_signal import die_with; die_with(int(sys.argv[1]));"
     "os.execv(sys.executable, [sys.executable, '-P', '-m', *sys.argv[2:]])"
 )
-"""The tie to the actor's process holds through the exec."""
+"""The parent death signal stays set across the exec."""
 
 
 class WorkerActor:
-    """Starts one worker. Ended, whatever the way, it takes the worker with it."""
+    """Starts one worker. The worker ends with the actor, however the actor ends."""
 
     def __init__(
         self,
@@ -28,7 +28,7 @@ class WorkerActor:
         environment: Mapping[str, str],
         log: str,
     ) -> None:
-        """``config``: text of the TOML file. ``log``: path to append to, if its directory is there."""
+        """``config``: text of the TOML file. ``log``: file to append to, if its directory exists."""
         with tempfile.NamedTemporaryFile("w", suffix=".toml", delete=False) as file:
             file.write(config)
         command = [module, file.name, *arguments]

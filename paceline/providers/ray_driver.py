@@ -1,7 +1,7 @@
-"""``python -m paceline.providers.ray_driver ADDRESS RUN``: does with Ray what the leader asks for.
+"""Ray driver process: ``python -m paceline.providers.ray_driver ADDRESS RUN``.
 
-One JSON object a line comes in, one goes out: list, start, remove. Ends with its input. Keeps
-nothing: what is placed is in Ray, under the namespace of the run.
+It reads one JSON request per line (list, start, remove) and writes one JSON answer per line, and ends
+with its input. It keeps no state: Ray holds the placement groups and actors, in the run's namespace.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import sys
 from typing import Any
 
 ANSWER_LIMIT_S = 5.0
-"""How long an actor may take to say how its worker is; one that is not placed yet says nothing."""
+"""Time for an actor to report its worker's state. An actor that is not placed yet does not answer."""
 
 
 class Driver:
-    """Raises what Ray raises; ``main`` turns it into a line."""
+    """Executes requests. Errors of Ray are raised; ``main`` reports them."""
 
     def __init__(self, address: str, run: str) -> None:
         import ray
@@ -42,10 +42,10 @@ class Driver:
         return {}
 
     def placed(self) -> list[dict[str, Any]]:
-        """Every worker that has a placement group: one whose actor is gone has ended.
+        """Every worker that has a placement group. If its actor is gone, the worker has ended.
 
-        pending: it has no place yet. silent: it has one, and its actor gave no answer in time:
-        it is being started, or its machine is busy or cut off; its worker may be at work.
+        pending: it is not placed yet. silent: it is placed, but its actor did not answer in time. The
+        actor may be starting, or its machine may be busy or unreachable; the worker may be running.
         """
         from ray.util import list_named_actors, placement_group_table
 
@@ -93,7 +93,7 @@ class Driver:
         bundle = {"CPU": float(order["cpus"])}
         if order["gpus"]:
             bundle["GPU"] = float(order["gpus"])
-        # All of a replica's ranks on one machine.
+        # STRICT_PACK: all ranks of a replica run on one machine.
         group = placement_group(
             [bundle],
             strategy="STRICT_PACK",
@@ -122,7 +122,7 @@ class Driver:
         try:
             self.ray.kill(self.ray.get_actor(name))
         except ValueError:
-            pass  # gone already
+            pass  # already gone
         try:
             remove_placement_group(get_placement_group(f"paceline-{self.run}:{name}"))
         except ValueError:
@@ -130,7 +130,7 @@ class Driver:
 
 
 def main() -> int:
-    # Answers go out through a descriptor of their own: Ray prints to standard output.
+    # Answers use a descriptor of their own, because Ray prints to standard output.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     driver: Driver | None = None
@@ -141,7 +141,7 @@ def main() -> int:
             answer = driver.answer(json.loads(line))
         except ImportError:
             answer = {"trouble": "Ray is not installed here: pip install 'paceline[ray]'"}
-        except Exception as error:  # whatever Ray says is for the leader to show
+        except Exception as error:  # the leader shows it
             first = (str(error).strip() or type(error).__name__).splitlines()[0]
             answer = {"trouble": f"Ray at {sys.argv[1]}: {first}"}
         answers.write(json.dumps(answer) + "\n")

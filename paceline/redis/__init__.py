@@ -1,1 +1,1 @@
-"""Redis: clients for every kind of URL, the embedded server, the leader's lease."""
+"""Redis: clients for every kind of URL, the embedded server and the leader's lease."""

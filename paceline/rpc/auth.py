@@ -1,4 +1,4 @@
-"""The bearer token and the TLS files of a run."""
+"""Bearer token and TLS files of a run."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ TOKEN_VARIABLE = "PACELINE_TOKEN"
 
 
 class AuthError(BadInput):
-    """The token or a TLS file cannot be used; the message names it and the remedy."""
+    """The token or a TLS file cannot be used. The message names it and the remedy."""
 
 
 def read_token(auth: AuthConfig) -> str | None:
-    """The token clients present: from the environment, else from the file, else none."""
+    """The token that clients present: from the environment, else from the file, else none."""
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if token:
         return _checked(token, TOKEN_VARIABLE)
@@ -36,14 +36,14 @@ def read_token(auth: AuthConfig) -> str | None:
 def _checked(token: str, where: str) -> str:
     if len(token) < 16 or not token.isascii() or any(c.isspace() for c in token):
         raise AuthError(
-            f"{where} must hold one line of at least 16 ASCII characters without blanks; "
+            f"{where} must be one line of at least 16 ASCII characters without spaces: "
             "`openssl rand -hex 24` makes one"
         )
     return token
 
 
 def client_root(auth: AuthConfig) -> Path | None:
-    """PEM file that clients verify controllers with; None where TLS is off."""
+    """PEM file with which clients verify controllers; None if TLS is off."""
     if auth.tls_cert is None and auth.tls_ca is None:
         return None
     return Path(auth.tls_ca or auth.tls_cert or "")

@@ -1,7 +1,7 @@
-"""The client side of the control plane: one object that always talks to the leader.
+"""Control-plane client: calls that always reach the leading controller.
 
-- Every request is idempotent, so a call whose reply was lost is simply made again.
-- A standby refuses and names the leader; a dead or hung controller is left for the next one.
+- Every request is idempotent, so a call whose reply was lost is made again.
+- A standby refuses and names the leader. If a controller is dead or hangs, the client tries the next.
 - A definite refusal (malformed, unknown, fenced, unauthenticated) is raised at once and never retried.
 """
 
@@ -28,10 +28,11 @@ from paceline.v1 import admin_pb2
 log = logging.getLogger(__name__)
 
 ATTEMPT_S = 3.0
-"""How long one controller may take to answer, beyond the wait that the request itself asks for."""
-ASK_S = 0.1
-ASKED_S = 0.5
-"""Between two questions to the other controllers who leads, and for one of them to answer."""
+"""Time for one controller to answer, in addition to the wait that the request asks for."""
+ASK_INTERVAL_S = 0.1
+"""Interval at which the other controllers are asked for the leader."""
+ASK_LIMIT_S = 0.5
+"""Time for one of them to answer."""
 FIRST_BACKOFF_S = 0.02
 LAST_BACKOFF_S = 0.25
 
@@ -41,17 +42,17 @@ RETRIED = frozenset(
         grpc.StatusCode.DEADLINE_EXCEEDED,
         grpc.StatusCode.CANCELLED,
         grpc.StatusCode.ABORTED,
-        # A connection reset in the middle of a message is reported so.
+        # gRPC reports a connection reset in the middle of a message as INTERNAL.
         grpc.StatusCode.INTERNAL,
     }
 )
 
 
 class RequestRefused(UserError):
-    """The leader refused the request for good; nothing has changed.
+    """The leader refused the request. Nothing has changed, and a retry would be refused too.
 
-    ``code`` is the name of the gRPC status, for example FAILED_PRECONDITION for a caller whose
-    incarnation is over.
+    ``code``: name of the gRPC status, for example FAILED_PRECONDITION if the caller's incarnation has
+    ended.
     """
 
     def __init__(self, code: str, message: str) -> None:
@@ -61,16 +62,16 @@ class RequestRefused(UserError):
 
     @property
     def bad_input(self) -> bool:
-        """Of a registration: the worker's config or token is not the run's, and will not become it."""
+        """Whether a registration failed because the worker's config or token differs from the run's."""
         return self.code in ("INVALID_ARGUMENT", "FAILED_PRECONDITION", "UNAUTHENTICATED")
 
 
 class ControlPlaneUnavailable(Unreachable):
-    """No controller answered in time. Whether the request had an effect is unknown: repeat it."""
+    """No controller answered in time. The request may or may not have had an effect: repeat it."""
 
 
 class ControlPlane:
-    """Talks to whichever of ``addresses`` leads. Belongs to the event loop it is first used on."""
+    """Calls whichever of ``addresses`` leads. Belongs to the event loop on which it is first used."""
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class ControlPlane:
 
     @classmethod
     def from_config(cls, config: Config, addresses: Sequence[str]) -> ControlPlane:
-        """With the token and TLS root of ``config``; raises AuthError where they are unreadable."""
+        """With the token and TLS root of ``config``. Raises AuthError if they cannot be read."""
         return cls(
             addresses,
             token=read_token(config.auth),
@@ -104,7 +105,7 @@ class ControlPlane:
 
     @property
     def address(self) -> str:
-        """The controller that the next call goes to."""
+        """The controller that receives the next call."""
         return self._current
 
     @property
@@ -114,7 +115,7 @@ class ControlPlane:
     async def call(self, method: str, request: Any, timeout_s: float | None = 30.0) -> Any:
         """Calls the unary "Service.Method" on the leader and returns its reply.
 
-        Waits out failovers. Raises RequestRefused on a definite refusal and
+        Retries during failovers. Raises RequestRefused on a definite refusal, and
         ControlPlaneUnavailable after ``timeout_s`` seconds (None: never).
         """
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
@@ -132,8 +133,8 @@ class ControlPlane:
             except grpc.aio.AioRpcError as error:
                 failure = self.failed(address, error)
             except asyncio.CancelledError:
-                # Cancelled by prefer(), because another controller leads: go there at once. The
-                # caller may have been cancelled in the same instant: that is not to be lost.
+                # prefer() cancelled the call because another controller leads: call that one. If
+                # the caller was cancelled in the same instant, its cancellation must not be lost.
                 task = asyncio.current_task()
                 if call not in self._moved or (task is not None and task.cancelling()):
                     raise
@@ -157,11 +158,11 @@ class ControlPlane:
         idle_s: float | None = 10.0,
         timeout_s: float | None = 60.0,
     ) -> AsyncGenerator[Any, None]:
-        """Yields the replies of a server stream, and goes on after what was already yielded when a
-        controller is lost in the middle.
+        """Yields the replies of a server stream. If the controller is lost, the stream continues at
+        another one after the last reply.
 
-        ``idle_s``: longest wait for the next message of one controller; ``timeout_s``: longest time
-        without any progress before ControlPlaneUnavailable.
+        ``idle_s``: longest wait for the next message of one controller. ``timeout_s``: longest time
+        without any progress; then ControlPlaneUnavailable is raised.
         """
         seen = 0
         last_progress = time.monotonic()
@@ -175,7 +176,7 @@ class ControlPlane:
                     async with asyncio.timeout(idle_s):
                         reply = await call.read()
                     if reply is grpc.aio.EOF:
-                        # The final status is raised by the read itself where it is an error.
+                        # If the final status is an error, the read itself raises it.
                         return
                     last_progress = time.monotonic()
                     if skip:
@@ -183,7 +184,7 @@ class ControlPlane:
                         continue
                     yield reply
                     positioned = hasattr(reply, "position") and hasattr(request, "after")
-                    # In the middle of a journal entry it comes again from the entry's beginning.
+                    # Within a journal entry the stream resumes at the beginning of the entry.
                     if positioned and reply.position != (request.after or "0-0"):
                         seen = 0
                         follow = type(request)()
@@ -196,7 +197,7 @@ class ControlPlane:
             except grpc.aio.AioRpcError as error:
                 failure = self.failed(address, error)
             except TimeoutError:
-                failure = f"{address} fell silent"
+                failure = f"{address} stopped answering"
                 self.leave(address)
             finally:
                 call.cancel()
@@ -205,7 +206,7 @@ class ControlPlane:
             await backoff.wait(None)
 
     def bind(self, address: str, method: str) -> Any:
-        """The callable of ``method`` at one controller; metadata is the caller's to add."""
+        """The callable of ``method`` at one controller. The caller adds the metadata."""
         key = (address, method)
         bound = self._bound.get(key)
         if bound is None:
@@ -222,9 +223,9 @@ class ControlPlane:
         return self._metadata
 
     def failed(self, address: str, error: grpc.aio.AioRpcError) -> str:
-        """Chooses the next controller after ``error``; raises RequestRefused where it is definite.
+        """Chooses the next controller after ``error``. Raises RequestRefused if the refusal is definite.
 
-        Returns a line that says what happened.
+        Returns a description of the error.
         """
         code = error.code()
         if code not in RETRIED:
@@ -240,14 +241,14 @@ class ControlPlane:
         return f"{address}: {code.name} {first_line(error.details())}"
 
     def leave(self, address: str) -> None:
-        """Goes on to the next controller, unless another call already did."""
+        """Switches to the next controller, unless another call already did."""
         if self._current != address:
             return
         following = (self._addresses.index(address) + 1) % len(self._addresses)
         self._current = self._addresses[following]
 
     def prefer(self, address: str) -> None:
-        """``address`` is known to lead: calls that wait on another controller move there now."""
+        """``address`` leads: pending calls to other controllers move to it now."""
         if address not in self._addresses:
             self._addresses.append(address)
         if self._current != address:
@@ -259,20 +260,24 @@ class ControlPlane:
                 call.cancel()
 
     async def newer_leader(self, besides: str, term: int) -> str:
-        """Asks all controllers but ``besides`` until one knows of a leader of a term after ``term``;
-        the leader's address."""
+        """Asks all controllers but ``besides`` until one knows a leader of a term after ``term``.
+
+        Returns the leader's address.
+        """
         while True:
             asked = [a for a in self._addresses if a != besides]
             for found in await asyncio.gather(*(self._leader_after(a, term) for a in asked)):
                 if found not in ("", besides):
                     return found
-            await asyncio.sleep(ASK_S * random.uniform(0.5, 1.0))
+            await asyncio.sleep(ASK_INTERVAL_S * random.uniform(0.5, 1.0))
 
     async def _leader_after(self, address: str, term: int) -> str:
-        """Empty where ``address`` does not answer or knows of none."""
+        """The leader that ``address`` knows; empty if it knows none or does not answer."""
         ask = self.bind(address, "AdminService.GetStatus")
         try:
-            status = await ask(admin_pb2.StatusRequest(), timeout=ASKED_S, metadata=self._metadata)
+            status = await ask(
+                admin_pb2.StatusRequest(), timeout=ASK_LIMIT_S, metadata=self._metadata
+            )
         except grpc.aio.AioRpcError:
             return ""
         if status.term <= term:
@@ -288,7 +293,7 @@ class ControlPlane:
 
 
 class Backoff:
-    """Jittered, doubling waits: a thousand clients must not return in the same instant."""
+    """Waits that double, with jitter: a thousand clients must not return in the same instant."""
 
     def __init__(self) -> None:
         self._next_s = FIRST_BACKOFF_S
@@ -302,7 +307,7 @@ class Backoff:
 
 
 def leader_hint(error: grpc.aio.AioRpcError) -> str:
-    """The leader's address in the trailing metadata of a refusal; empty for none."""
+    """The leader's address in the trailing metadata of a refusal; empty if there is none."""
     for key, value in error.trailing_metadata() or ():
         if key == LEADER_KEY:
             return value if isinstance(value, str) else value.decode()

@@ -1,4 +1,4 @@
-"""gRPC channels and the table of methods, for both sides of the contract."""
+"""gRPC channels and the table of methods, for clients and servers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from google.protobuf import message_factory
 from paceline.v1 import admin_pb2, policy_pb2, rollout_pb2, worker_pb2
 
 LEADER_KEY = "paceline-leader"
-"""Trailing metadata in which a controller that does not lead names the one that does."""
+"""Trailing metadata in which a standby names the leader."""
 
 TOKEN_KEY = "authorization"
 
@@ -59,7 +59,7 @@ METHODS: dict[str, Method] = _methods()
 def open_channel(
     address: str, *, tls_ca: Path | None = None, max_message_mb: int = 64
 ) -> grpc.aio.Channel:
-    """A channel to one controller that reconnects quickly, since a failover takes about a second."""
+    """A channel to one controller. It reconnects quickly, because a failover takes about a second."""
     options = [
         ("grpc.max_receive_message_length", max_message_mb << 20),
         ("grpc.max_send_message_length", max_message_mb << 20),
@@ -68,7 +68,7 @@ def open_channel(
         ("grpc.max_reconnect_backoff_ms", 500),
         ("grpc.enable_retries", 0),
         ("grpc.use_local_subchannel_pool", 1),
-        # A proxy set for the Internet must not see the control plane.
+        # An Internet proxy must not see the control plane.
         ("grpc.enable_http_proxy", 0),
     ]
     if tls_ca is None:
@@ -94,5 +94,5 @@ def bind_method(channel: grpc.aio.Channel, method: Method) -> Callable[..., Any]
 
 
 def call_metadata(token: str | None) -> tuple[tuple[str, str], ...]:
-    """What every call carries."""
+    """Metadata of every call."""
     return ((TOKEN_KEY, f"Bearer {token}"),) if token else ()

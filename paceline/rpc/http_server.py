@@ -1,4 +1,4 @@
-"""uvicorn inside a role's event loop. Imported only where and when it is needed: it is not light."""
+"""HTTP server (uvicorn) inside a role's event loop. Imported on demand: uvicorn is slow to import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import uvicorn
 
 
 class Http(uvicorn.Server):
-    """A server that leaves the process's signals to the role."""
+    """A server that leaves signal handling to the role."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -24,7 +24,7 @@ def http_server(
     tls_key: str | None = None,
     most_connections: int | None = 512,
 ) -> Http:
-    """``most_connections``: others are turned away; None: however many come."""
+    """``most_connections``: further connections are refused; None: no limit."""
     return Http(
         uvicorn.Config(
             app,

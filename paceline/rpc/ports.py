@@ -1,4 +1,4 @@
-"""Ports for servers that must find their port free again after a restart."""
+"""Port selection for servers that must get the same port again after a restart."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ _ATTEMPTS = 1000
 
 
 def free_ports(host: str, count: int) -> list[int]:
-    """``count`` different ports that nothing is bound to on ``host`` now.
+    """``count`` different ports of ``host`` to which nothing is bound.
 
-    Below the range that outgoing connections get theirs from: one of that range, free now, may be
-    the near end of some connection when the server comes to bind it, or to bind it again.
-    Raises OSError where none is free.
+    They lie below the ephemeral range: an outgoing connection may take a port of that range before
+    the server binds it, or binds it again. Raises OSError if no port is free.
     """
     draw = random.SystemRandom()
     probes: list[socket.socket] = []
@@ -31,7 +30,7 @@ def free_ports(host: str, count: int) -> list[int]:
             except OSError:
                 probe.close()
                 continue
-            # All are held until all are known: no two are equal.
+            # Every port is held until all are found, so that no two are equal.
             probes.append(probe)
         else:
             raise OSError(f"no free port on {host or 'any address'}")
@@ -64,5 +63,5 @@ def _first_ephemeral() -> int:
         first = int(_EPHEMERAL.read_text().split()[0])
     except (OSError, ValueError, IndexError):
         first = 32768
-    # Where a machine leaves no room below, any port is as good.
+    # If there is no room below the range, any port will do.
     return first if first > _LOWEST + 1000 else 65536

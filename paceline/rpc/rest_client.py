@@ -1,4 +1,4 @@
-"""Reading from the controllers' REST interfaces, with the standard library alone."""
+"""REST client that reads from any controller, with the standard library alone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class RestUnavailable(Unreachable):
 
 
 class RestRefused(UserError):
-    """A controller answered that it will not; the message is its own. ``status``: of HTTP."""
+    """A controller refused the request. The message is its own; ``status`` is the HTTP status."""
 
     def __init__(self, status: int, detail: str) -> None:
         super().__init__(detail)
@@ -30,7 +30,7 @@ class RestRefused(UserError):
 
 
 class RestReader:
-    """Asks whichever of ``urls`` answers: a standby reads as well as the leader does."""
+    """Reads from whichever of ``urls`` answers: standbys serve reads too."""
 
     def __init__(
         self, urls: Sequence[str], *, token: str | None = None, tls_ca: Path | None = None
@@ -39,15 +39,15 @@ class RestReader:
         self._urls = list(urls)
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         context = ssl.create_default_context(cafile=str(tls_ca)) if tls_ca else None
-        # A proxy set for the Internet must not see the control plane.
+        # An Internet proxy must not see the control plane.
         self._opener = urllib.request.build_opener(
             urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
         )
 
     def get(self, path: str, timeout_s: float = TIMEOUT_S, **query: Any) -> Any:
-        """The JSON at ``/api/v1/<path>``; a query value of None is left out. Blocks.
+        """The JSON at ``/api/v1/<path>``. Query values of None are omitted. Blocks.
 
-        Raises RestRefused, and RestUnavailable where no address answers.
+        Raises RestRefused, or RestUnavailable if no address answers.
         """
         given = {name: value for name, value in query.items() if value is not None}
         tail = f"/api/v1/{urllib.parse.quote(path)}"
@@ -65,7 +65,7 @@ class RestReader:
                 trouble = f"{url}: {_detail(error)}"
             except (OSError, ValueError, HTTPException) as error:
                 trouble = f"{url}: {getattr(error, 'reason', None) or error}"
-            # The next question begins with one that answers.
+            # The next request begins with another address.
             self._urls.append(self._urls.pop(0))
         raise RestUnavailable(f"no REST interface answers ({trouble})")
 

@@ -1,14 +1,14 @@
-"""A worker's membership in the fleet: registration, reports up, directives down.
+"""Worker session: registration, reports to the leader, directives from it.
 
     report() ──every heartbeat_s, or at once on poke()──► leader
     on_directive ◄── newest (term, seq) only ──────────── leader
 
-- Directives are desired state: a repeated, reordered or outdated one is ignored, a lost one is sent
-  again by the leader.
-- The leader answers every report, so a controller that hangs is noticed by its silence: after two
-  heartbeats the others are asked whether one of them leads by now, and after four it is left.
-- Declared dead (REJOIN), the process registers as a new incarnation and goes on; what it held in
-  the ledger belongs to others by then.
+- Directives are desired state. A repeated, reordered or outdated directive is ignored, and the leader
+  sends a lost one again.
+- The leader answers every report, so a hung controller is detected by its silence. After two
+  heartbeats the session asks the other controllers for the leader, and after four it leaves.
+- A worker that was declared dead (REJOIN) registers as a new incarnation. Its tasks belong to other
+  workers by then.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ DirectiveCallback = Callable[[worker_pb2.Directive], None]
 RejoinCallback = Callable[[worker_pb2.RegisterReply], None]
 
 SILENCE_S = 1.5
-"""A leader that answered nothing for this long, or for four heartbeats, is taken for lost."""
+"""A leader that has not answered for this long, and for four heartbeats, is considered lost."""
 DOUBT_S = 0.75
-"""After this, or two heartbeats, the other controllers are asked who leads. On a busy machine a
-leader may well be that late: asking costs little, leaving only where another leads, nothing."""
+"""After this time, and two heartbeats, the other controllers are asked for the leader. On a busy machine
+a leader may be that late: asking is cheap, and the session leaves only if another controller leads."""
 
 
 class WorkerSession:
-    """One worker's session. Lives on one event loop; ``poke`` may be called from any thread, and
-    ``directive`` and ``caller`` may be read from any thread."""
+    """One worker's session, on one event loop.
+
+    ``poke`` may be called and ``directive`` and ``caller`` may be read from any thread.
+    """
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class WorkerSession:
         tensor_host: str = "127.0.0.1",
         ranks: int = 1,
     ) -> None:
-        """``report`` is called on the event loop and must not block; caller and seq are filled in."""
+        """``report`` is called on the event loop and must not block. The session sets caller and seq."""
         self._control = control
         self._worker_id = worker_id
         self._role = role
@@ -73,9 +75,9 @@ class WorkerSession:
         self._heartbeat_s = config.fleet.heartbeat_s
         self._poked = asyncio.Event()
         self._closed = asyncio.Event()
-        """Set: one more report, and no word after it."""
+        """Set: one last report is due."""
         self._gone = asyncio.Event()
-        """Set: nothing more is awaited of the leader."""
+        """Set: the session no longer waits for the leader."""
         self._over = asyncio.Event()
         """Set once ``run`` has ended."""
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -83,17 +85,17 @@ class WorkerSession:
 
     @property
     def caller(self) -> common_pb2.Caller:
-        """Who this process is now; changes with every registration."""
+        """Identity of this process; it changes with every registration."""
         return common_pb2.Caller(worker_id=self._worker_id, incarnation=self._incarnation)
 
     @property
     def directive(self) -> worker_pb2.Directive | None:
-        """The newest directive of this incarnation. Not to be changed."""
+        """The newest directive of this incarnation. Do not modify it."""
         return self._directive
 
     @property
     def connected(self) -> bool:
-        """True while a leader has this session."""
+        """Whether a leader has this session."""
         return self._connected
 
     async def call(self, method: str, request: Any) -> Any:
@@ -105,16 +107,16 @@ class WorkerSession:
         self._directive_callbacks.append(callback)
 
     def on_rejoin(self, callback: RejoinCallback) -> None:
-        """Calls ``callback`` on the event loop after this process, declared dead, has registered as
-        a new incarnation: leases, plans and meshes of the old one are void."""
+        """Calls ``callback`` on the event loop after this process was declared dead and has registered
+        as a new incarnation: leases, plans and meshes of the old one are void."""
         self._rejoin_callbacks.append(callback)
 
     async def register(
         self, state_version: int = -1, *, timeout_s: float | None = None
     ) -> worker_pb2.RegisterReply:
-        """Registers this process as a new incarnation and returns the leader's answer.
+        """Registers this process as a new incarnation and returns the leader's reply.
 
-        Waits for a leader without limit by default. Raises RequestRefused where the fleet's config
+        By default it waits for a leader without limit. Raises RequestRefused if the fleet's config
         differs or the run has ended.
         """
         from paceline.config.load import fleet_digest
@@ -144,9 +146,9 @@ class WorkerSession:
         return reply
 
     async def run(self) -> None:
-        """Keeps the session until ``close``: across failovers, outages and rejoins.
+        """Keeps the session until ``close``, across failovers, outages and rejoins.
 
-        Raises RequestRefused only where the leader will never have this worker (wrong token).
+        Raises RequestRefused only if the leader will never accept this worker (wrong token).
         """
         self._loop = asyncio.get_running_loop()
         try:
@@ -173,7 +175,7 @@ class WorkerSession:
                         rejoin = True
                         break
                     self._publish(directive)
-                # The leader ended the stream in good order: it is stepping down or shutting down.
+                # The leader ended the stream: it is stepping down or shutting down.
                 if not rejoin:
                     self._control.leave(address)
             except grpc.aio.AioRpcError as error:
@@ -193,7 +195,7 @@ class WorkerSession:
     async def wait_directive(
         self, predicate: Callable[[worker_pb2.Directive], bool], timeout_s: float | None = None
     ) -> worker_pb2.Directive:
-        """The first directive for which ``predicate`` holds, the present one included.
+        """The first directive for which ``predicate`` holds, beginning with the current one.
 
         Raises TimeoutError after ``timeout_s`` seconds.
         """
@@ -209,16 +211,16 @@ class WorkerSession:
                 self._waiters.remove(entry)
 
     def poke(self) -> None:
-        """Something worth reporting changed: report now. Thread-safe, cheap, may be called often."""
+        """Sends a report now, because the state has changed. Thread-safe and cheap."""
         loop = self._loop
         if loop is not None and not loop.is_closed():
             loop.call_soon_threadsafe(self._poked.set)
 
     async def close(self, *, flush_s: float = 1.0) -> None:
-        """Ends ``run`` after a last report, which says the final lifecycle.
+        """Ends ``run`` after a last report with the final lifecycle.
 
-        Waits until the leader has ended the stream behind it, for ``flush_s`` seconds at most: a
-        report that was only written may be lost with the connection.
+        Waits at most ``flush_s`` seconds until the leader has ended the stream: a report that was
+        written but not read may be lost with the connection.
         """
         self._closed.set()
         self._poked.set()
@@ -227,11 +229,11 @@ class WorkerSession:
                 async with asyncio.timeout(flush_s):
                     await self._over.wait()
             except TimeoutError:
-                event(log, "goodbye not heard", logging.WARNING, worker=self._worker_id)
+                event(log, "last report not acknowledged", logging.WARNING, worker=self._worker_id)
         self._gone.set()
 
     async def _connect(self, address: str) -> Any:
-        """Yields the directives of one stream to one controller; reports go up meanwhile."""
+        """Yields the directives of one stream from one controller; sends reports meanwhile."""
         call = self._control.bind(address, "WorkerService.Session")(metadata=self._control.metadata)
         sender = asyncio.create_task(self._send_reports(call))
         gone = asyncio.create_task(self._gone.wait())
@@ -258,7 +260,7 @@ class WorkerSession:
     async def _heard(
         self, address: str, awaited: set[asyncio.Future[Any]]
     ) -> set[asyncio.Future[Any]]:
-        """Those of ``awaited`` that are done; none where ``address`` leads no more, or is silent."""
+        """Those of ``awaited`` that are done; none if ``address`` is silent or no longer leads."""
         doubt_s = max(DOUBT_S, 2 * self._heartbeat_s)
         first = asyncio.FIRST_COMPLETED
         done, _ = await asyncio.wait(awaited, timeout=doubt_s, return_when=first)
@@ -290,18 +292,18 @@ class WorkerSession:
                     await call.done_writing()
                     return
             except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
-                # The reading side sees why and decides.
+                # The reading side gets the error and handles it.
                 return
             try:
-                # Not wait_for: before Python 3.12 it swallows a cancellation that comes together
-                # with the event, and this loop would then never end.
+                # Not wait_for: before Python 3.12 it swallows a cancellation that coincides with
+                # the event, and this loop would never end.
                 async with asyncio.timeout(self._heartbeat_s):
                     await self._poked.wait()
             except TimeoutError:
                 pass
 
     def _accept(self, directive: worker_pb2.Directive) -> bool:
-        """False for what a deposed leader or a slow network sends late."""
+        """Whether the directive is newer than all before: a deposed leader may still send."""
         key = (directive.term, directive.seq)
         if key <= self._seen:
             return False

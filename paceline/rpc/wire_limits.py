@@ -1,12 +1,11 @@
-"""Bounds that both ends of the protocol keep to."""
+"""Limits of values on the wire, for senders and receivers."""
 
 from __future__ import annotations
 
 MAX_REWARD = 1e9
-"""Of a reward and of each of its components, in magnitude: far beyond any use, and sums of squares
-stay finite in float32."""
+"""Largest magnitude of a reward and its components: sums of squares stay finite in float32."""
 
 
 def usable_reward(value: float) -> bool:
-    """Finite and within MAX_REWARD. Of a NaN every comparison is false."""
+    """Whether ``value`` is finite and within MAX_REWARD. A NaN is not: its comparisons are false."""
     return abs(value) <= MAX_REWARD

@@ -1,7 +1,7 @@
-"""One process of the fleet: started in a session of its own, awaited, ended with all it started.
+"""One process of the fleet, in a session of its own that ends with it.
 
-``Adopted`` is one that an earlier supervisor started: known by its id and start time, awaited
-through a descriptor of the process, its exit status unknown.
+An ``Adopted`` process was started by an earlier supervisor. It is known by its id and start time and
+awaited through a process descriptor; its exit status is unknown.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import psutil
 from paceline.run_view.fleet_file import ProcessId
 
 UNSEEN = -1000
-"""Exit code of a process that is not our child: nobody tells it to us."""
+"""Exit code of an adopted process: the system reports it only to the parent."""
 WATCH_S = 0.2
-"""How often an adopted process is looked at where the system has no process descriptors."""
+"""Poll interval for an adopted process on a system without process descriptors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Child:
         try:
             identity = ProcessId.of(process.pid)
         except psutil.Error:
-            # It ended at once and has been reaped; its exit status says why.
+            # It has ended and been reaped already; its exit status says why.
             identity = ProcessId(process.pid, time.time())
         return cls(spec, process, offset, identity)
 
@@ -96,16 +96,16 @@ class Child:
         return time.monotonic() - self.began
 
     async def wait(self) -> int:
-        """Exit status, negative for a signal. What the process left in its session is ended."""
+        """Exit status, negative for a signal. Kills what the process left in its session."""
         assert self._process is not None
         code = await self._process.wait()
         self._signal_group(signal.SIGKILL)
         return code
 
     def terminate(self) -> None:
-        # It may have ended and been reaped before the event loop hears of it: then its id is free.
+        # It may have been reaped before the event loop notices: its id is then free.
         if self.running and self.identity.alive():
-            # The process alone: it ends its own ranks and pools in its own order.
+            # Only the process: it ends its own ranks and pools in order.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, signal.SIGTERM)
 
@@ -113,8 +113,8 @@ class Child:
         """Ends the process and everything in its session, at once."""
         self._signal_group(signal.SIGKILL)
 
-    def last_words(self) -> str:
-        """Last line the process wrote since it was started; empty where it wrote none."""
+    def last_line(self) -> str:
+        """Last line that the process has written since its start; empty if there is none."""
         try:
             with self.spec.log.open("rb") as log:
                 log.seek(0, os.SEEK_END)
@@ -136,7 +136,7 @@ class Adopted(Child):
     """A running process that an earlier supervisor started and left behind."""
 
     def __init__(self, spec: ChildSpec, identity: ProcessId) -> None:
-        """Raises ProcessLookupError where that very process is gone."""
+        """Raises ProcessLookupError if that very process has ended."""
         super().__init__(spec, None, 0, identity)
         self.began -= max(0.0, time.time() - identity.started)
         self._ended = asyncio.Event()
@@ -150,7 +150,7 @@ class Adopted(Child):
         return not self._ended.is_set() and self.identity.alive()
 
     async def wait(self) -> int:
-        """Always UNSEEN. What the process left in its session is ended."""
+        """Always UNSEEN. Kills what the process left in its session."""
         await self._ended.wait()
         self._signal_group(signal.SIGKILL)
         return UNSEEN
@@ -168,7 +168,7 @@ async def until_gone(identity: ProcessId) -> None:
         return
     except (AttributeError, OSError):
         while identity.alive():  # noqa: ASYNC110
-            # There is nothing to await: not our child, and no descriptor of it.
+            # Nothing to await: it is not our child and has no descriptor.
             await asyncio.sleep(WATCH_S)
         return
     loop = asyncio.get_running_loop()

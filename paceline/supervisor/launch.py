@@ -1,4 +1,4 @@
-"""The command line and environment of each process of a local fleet."""
+"""Command line and environment of each process of a local fleet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Launcher:
         run_dir: Path,
         ports: Sequence[int] | None = None,
     ) -> None:
-        """``ports``: of the controllers of a fleet that runs already; default: chosen now."""
+        """``ports``: those of controllers that already run; default: chosen now."""
         self._config = config
         self._config_path = config_path
         self._run_dir = run_dir
@@ -33,7 +33,7 @@ class Launcher:
 
     @property
     def addresses(self) -> list[str]:
-        """Where the controllers can be reached from this machine."""
+        """Addresses of the controllers as seen from this machine."""
         return [f"{_reachable(self._config.controller.host)}:{port}" for port in self.ports]
 
     def controller(self, index: int) -> ChildSpec:
@@ -73,7 +73,7 @@ class Launcher:
 
 
 def controller_ports(config: Config) -> list[int]:
-    """The configured port and those after it, or free ones; a restarted controller keeps its own."""
+    """The configured port and those after it, or free ones. A restarted controller keeps its port."""
     first, count = config.controller.port, config.fleet.controllers
     if first:
         return [first + index for index in range(count)]
@@ -81,7 +81,7 @@ def controller_ports(config: Config) -> list[int]:
 
 
 def _environment(threads: int) -> dict[str, str]:
-    # Pinned: several processes with a pool of all cores each slow one another down many times over.
+    # Pinned: processes that each use a thread pool of all cores slow one another down.
     pinned = dict.fromkeys(THREAD_VARIABLES, str(threads))
     return {**os.environ, **pinned, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
 

@@ -1,12 +1,12 @@
-"""The processes of a run on this machine, kept as the run wants them.
+"""Processes of a run on this machine, reconciled with the desired numbers of the ledger.
 
-    spawn ──► running ──► ended ──► told to the controller ──► decision ──► spawn again
-                ▲                                               │
-    reconcile ──┘ (more workers wanted)                         └──► gone, or the run fails
+    spawn ──► running ──► ended ──► reported to the controller ──► restart decision ──► spawn again
+                ▲                                                   │
+    reconcile ──┘ (more workers desired)                            └──► gone, or the run fails
 
-- One task tends one name: it alone starts, awaits and restarts the processes of that name.
-- Every process ever started is in the fleet record before anything else happens to it.
-- The desired number of workers is the ledger's; this is only its hands.
+- One task owns each name: it alone starts, awaits and restarts the processes of that name.
+- Every process is in the fleet record before anything else happens to it.
+- The ledger decides how many workers there are; this module only starts and drains them.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from paceline.v1 import admin_pb2
 
 REPORT_LIMIT_S = 10.0
 WHY_LIMIT_S = 5.0
-"""How long a controller may take to say why a worker has ended by itself."""
+"""Time for a controller to answer why a worker has ended by itself."""
 FAREWELL_LIMIT_S = 2.0
-"""How long a controller may take to hear how the workers of a run that stops have ended."""
+"""Time to report to a controller how the workers of a stopping run have ended."""
 ROLES = ("policy", "rollout")
 
 
 class LocalFleet:
-    """``failed`` is set, with one clear line, when the fleet cannot go on."""
+    """``failed`` gets one line as its result when the fleet cannot go on."""
 
     def __init__(
         self,
@@ -67,11 +67,11 @@ class LocalFleet:
         self._background: set[asyncio.Task[None]] = set()
         self._ending = asyncio.Event()
         self._killed = False
-        """Controllers, too: nobody is left to be told anything."""
+        """Controllers were killed as well, so that nothing can be reported any more."""
         self._host = socket.gethostname()
         self.redis_url = ""
         self.finished = False
-        """The run is over: a worker that exits with status 0 has done its part."""
+        """The run is over: a worker that exits with status 0 is done."""
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.record = FleetRecord(config.run.name, ProcessId.of(os.getpid()))
         if earlier is not None:
@@ -87,10 +87,10 @@ class LocalFleet:
                 self._tend_new(self._launcher.worker(role, index))
 
     def adopt_all(self) -> int:
-        """Takes over what lives of the earlier fleet, and starts the controllers that are missing.
+        """Takes over the living processes of the earlier fleet and starts missing controllers.
 
-        Missing workers are started by ``reconcile``, once the ledger says how many there should be:
-        of a run that ended meanwhile, none. Returns how many processes were taken over.
+        ``reconcile`` starts missing workers once the ledger says how many are desired, which is none
+        if the run has ended meanwhile. Returns the number of processes taken over.
         """
         living = {p.name: i for p in self.record.processes for i in p.ids if i.alive()}
         adopted = 0
@@ -121,36 +121,36 @@ class LocalFleet:
             return
         for worker in status.workers:
             child = self._children.get(worker.worker_id)
-            # By process: the last one of that name has left when another is started anew.
-            if _let_go(worker) and child is not None and child.pid == worker.pid:
+            # The pid: the ledger may still show the previous process of that name.
+            if _is_leaving(worker) and child is not None and child.pid == worker.pid:
                 self._leaving.add(worker.worker_id)
         for role in ROLES:
             if role not in status.desired:
                 continue
             staying = [n for n, r in self._roles.items() if r == role and n not in self._leaving]
-            wanted = desired_of(status, role) - self._abandoned[role]
-            for _ in range(wanted - len(staying)):
+            desired = desired_of(status, role) - self._abandoned[role]
+            for _ in range(desired - len(staying)):
                 index = self._next_index(role)
                 self._note(f"starting {role}-{index}")
                 self._tend_new(self._launcher.worker(role, index))
-            surplus = len(staying) - wanted
+            surplus = len(staying) - desired
             for name in sorted(staying, key=_index, reverse=True)[: max(0, surplus)]:
                 await self._drain(name)
 
     def worker_pids(self) -> dict[str, int]:
-        """Pid of every worker process that runs now."""
+        """Pid of every worker process that runs."""
         return {
             n: c.pid for n, c in self._children.items() if c.running and self._roles[n] in ROLES
         }
 
     async def wait_workers(self, names: Collection[str], limit_s: float) -> None:
-        """Until these workers have ended by themselves, at most ``limit_s`` seconds."""
+        """Waits until these workers have ended by themselves, at most ``limit_s`` seconds."""
         tends = [t for name, t in self._tends.items() if name in names and name in self._roles]
         if tends:
             await asyncio.wait(tends, timeout=limit_s)
 
     async def stop_workers(self, patience_s: float) -> None:
-        """The ledger is told how they ended: a run that goes on later must find nobody alive."""
+        """Reports to the ledger how they ended: a continued run must find none of them alive."""
         self._ending.set()
         names = [c.spec.name for c in self._running(*ROLES)]
         await end_all(self._running(*ROLES), patience_s)
@@ -165,7 +165,7 @@ class LocalFleet:
         await end_all(self._running("controller"), patience_s)
 
     async def close(self) -> None:
-        """After this no process of the fleet is left and no task of ours runs."""
+        """Ends every process of the fleet and every task of this object."""
         self._ending.set()
         self.kill_all()
         tasks = [*self._tends.values(), *self._background]
@@ -187,7 +187,7 @@ class LocalFleet:
         return [c for n, c in self._children.items() if c.running and c.spec.role in roles]
 
     def _tend_new(self, spec: ChildSpec, first: Child | None = None) -> None:
-        """``first``: the process of that name that runs already."""
+        """``first``: the process of that name that already runs."""
         self._roles[spec.name] = spec.role
         self._leaving.discard(spec.name)
         if first is not None:
@@ -203,7 +203,7 @@ class LocalFleet:
                 child = first or await Child.start(spec)
                 first = None
                 self._children[spec.name] = child
-                # Asked of the process before, which had ended already.
+                # The drain was meant for the previous process.
                 self._leaving.discard(spec.name)
                 if child.identity not in record.ids:
                     record.ids.append(child.identity)
@@ -231,18 +231,18 @@ class LocalFleet:
                 self._leaving.discard(spec.name)
 
     async def _is_done(self, spec: ChildSpec, child: Child, code: int) -> bool:
-        """A worker that ends by itself was told to: by the end of the run, or by a drain."""
+        """True if the worker has left for good: the run has ended, or it was drained."""
         if spec.role not in ROLES:
             return False
         if code != 0 and spec.name in self._leaving:
-            # Killed on its way out: it may have said no goodbye, and nobody waits for it to return.
+            # Killed while it was draining: it may not have deregistered, and is not restarted.
             self._report_exit(spec, child, code)
             self._note(f"{spec.name} ended while it was leaving")
             return True
         if code not in (0, UNSEEN):
             return False
         if not self.finished and spec.name not in self._leaving:
-            # What we know is a poll old; the process knew better.
+            # Our status is one poll old; the worker may know more.
             await self._ask_why(spec.name, child.pid)
         if self.finished:
             return True
@@ -262,7 +262,7 @@ class LocalFleet:
         if status.phase == "finished":
             self.finished = True
         for worker in status.workers:
-            if worker.worker_id == name and worker.pid == pid and _let_go(worker):
+            if worker.worker_id == name and worker.pid == pid and _is_leaving(worker):
                 self._leaving.add(name)
 
     async def _again(self, spec: ChildSpec, child: Child, code: int, record: ProcessRecord) -> bool:
@@ -272,11 +272,11 @@ class LocalFleet:
             how = "exit status unknown"
         match verdict:
             case GiveUp(reason):
-                words = child.last_words()
-                if code == 2 and words:
-                    self._fail(f"{spec.name}: {words}")
+                last = child.last_line()
+                if code == 2 and last:
+                    self._fail(f"{spec.name}: {last}")
                 else:
-                    said = f". Its last line: {words}" if words and code > 0 else ""
+                    said = f". Its last line: {last}" if last and code > 0 else ""
                     self._fail(f"{spec.name} ended ({how}) and {reason}{said} (see {spec.log})")
                 return False
             case Leave():
@@ -302,14 +302,14 @@ class LocalFleet:
                 release_dead, self.redis_url, run, spec.name, child.pid
             )
         else:
-            work = self._tell_exit(spec.name, child.pid, code)
+            work = self._send_exit_report(spec.name, child.pid, code)
         task = asyncio.create_task(_ignoring_result(work))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    async def _tell_exit(self, name: str, pid: int, code: int) -> None:
+    async def _send_exit_report(self, name: str, pid: int, code: int) -> None:
         report = admin_pb2.ExitReport(worker_id=name, pid=pid, host=self._host, exit_code=code)
-        # Where it does not arrive, the worker's lease runs out instead.
+        # If the report does not arrive, the worker's lease expires instead.
         with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):
             await self._control.call("AdminService.ReportExit", report, timeout_s=REPORT_LIMIT_S)
 
@@ -317,7 +317,7 @@ class LocalFleet:
         child = self._children.get(name)
         if child is None:
             return
-        # The wanted number is lower already.
+        # replace: the desired number is lower already.
         request = admin_pb2.DrainRequest(
             request_id=f"surplus-{name}-{child.pid}", worker_id=name, replace=True
         )
@@ -329,8 +329,8 @@ class LocalFleet:
             self._note(f"{name} could not be drained: {error}")
             return
         if not reply.accepted:
-            # The ledger does not know it yet, its model is still being loaded: it is asked again
-            # at every turn, and leaves once it has registered.
+            # It has not registered yet, because its model is still loading. The next poll repeats
+            # the request.
             return
         self._leaving.add(name)
         self._note(f"{name} is asked to leave")
@@ -356,7 +356,7 @@ class LocalFleet:
             self.failed.set_result(reason)
 
 
-def _let_go(worker: admin_pb2.WorkerStatus) -> bool:
+def _is_leaving(worker: admin_pb2.WorkerStatus) -> bool:
     return worker.state in ("draining", "stopped")
 
 

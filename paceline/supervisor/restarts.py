@@ -1,10 +1,10 @@
-"""Whether and when a process that ended is started again. Pure: time and evidence are handed in.
+"""Restart policy of a process that has ended. Pure: time and evidence are arguments.
 
-- Wrong input (exit status 2) does not get better by trying again: the run ends.
-- A process that was killed is started at once; one that keeps dying waits longer each time, though
-  never long where it was killed from outside: that is no fault of its own.
-- One that keeps failing right after its start, or too often in the window, ends the run. An engine
-  that dies at its work is given twice the time: a prompt that kills it is found and taken away.
+- Bad input (exit status 2) ends the run: a restart would fail again.
+- A process that ends for the first time restarts at once. Each further time it waits longer, up to a
+  limit that is short if it was killed from outside.
+- A process that keeps failing right after its start, or too often in the window, ends the run. An
+  engine that dies while it generates gets twice the attempts: the prompt that kills it is dropped.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ KILLED = (-signal.SIGKILL, -signal.SIGTERM)
 CALM_S = 60.0
 """A process that lived this long starts again without delay."""
 QUICK_FAILURES = 5
-"""So many failures in a row, each within CALM_S of the start, are a fault of the set-up."""
+"""This many failures in a row, each within CALM_S of the start, end the run."""
 
 BAD_INPUT = 2
 
@@ -57,7 +57,7 @@ class RestartPolicy:
         self._failed: dict[str, int] = defaultdict(int)
 
     def decide(self, name: str, exit_code: int, lived_s: float, now: float) -> Verdict:
-        """What to do about process ``name``, which ended with ``exit_code`` (negative: a signal)."""
+        """Verdict on process ``name``, which ended with ``exit_code`` (negative: a signal)."""
         if exit_code == BAD_INPUT:
             return GiveUp("it was given bad input")
         if not self._enabled:
@@ -72,7 +72,7 @@ class RestartPolicy:
                 f"{self._max_restarts})"
             )
         self._quick[name] = self._quick[name] + 1 if lived_s < CALM_S else 1
-        # Being killed is no sign of a faulty set-up; failing by itself, again and again, is.
+        # A signal is no sign of a faulty set-up; repeated failures of its own are.
         failed = exit_code > 0 and lived_s < CALM_S
         self._failed[name] = self._failed[name] + 1 if failed else 0
         limit = 2 * QUICK_FAILURES if exit_code == ENGINE_LOST else QUICK_FAILURES

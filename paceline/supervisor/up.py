@@ -1,14 +1,14 @@
-"""``paceline up``: one run on this machine, from the checks at the door to the summary.
+"""One run on this machine, from Redis to the summary.
 
-    check ──► Redis ──► controllers + workers ──► watch ──► finished ──► export ──► summary
-                                                   │  ├──► failed ─────────────────►─┤
-                                                   │  └──► Ctrl-C / SIGTERM ───────►─┤
-                                                   └ restarts, reconciliation        ▼
-                                              stop: workers, controllers, Redis; nothing is left
+    Redis ──► controllers + workers ──► watch ──► finished ──► export ──► summary
+                                         │  ├──► failed ─────────────────►─┤
+                                         │  └──► Ctrl-C / SIGTERM ───────►─┤
+                                         └ restarts, reconciliation        ▼
+                                    stop: workers, controllers, Redis; nothing is left
 
-- Whatever way a run ends, every process it started has ended before this returns.
-- An interrupted or failed run can go on: the ledger is told of neither, only its processes stop.
-- A second Ctrl-C kills at once; what was acknowledged is in the journal all the same.
+- However a run ends, every process it started has ended before ``run`` returns.
+- An interrupted or failed run can continue: its ledger stays as it is, only its processes stop.
+- A second Ctrl-C kills at once; acknowledged work is in the journal already.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from paceline.v1 import admin_pb2
 
 POLL_S = 0.5
 REDIS_AGAIN_S = 1.0
-"""Between two tries to start an embedded Redis that does not start."""
+"""Between two attempts to start an embedded Redis that does not start."""
 PATIENCE_S = 10.0
 """Between SIGTERM and SIGKILL."""
 CONTROLLER_PATIENCE_S = 5.0
@@ -69,7 +69,7 @@ class LocalRun:
         console: Console,
         earlier: FleetRecord | None = None,
     ) -> None:
-        """``earlier``: record of the run's fleet, which lost its supervisor and is taken over."""
+        """``earlier``: record of a fleet that has lost its supervisor and is taken over."""
         self._earlier = earlier
         self._config = config
         self._run_dir = run_dir
@@ -83,7 +83,7 @@ class LocalRun:
         self._fleet: LocalFleet | None = None
 
     async def run(self) -> Outcome:
-        """Runs to the end, whatever it is. Raises NoRedis or ConfigError before anything started."""
+        """Runs to the end. Raises NoRedis or ConfigError if nothing could be started."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
@@ -109,7 +109,7 @@ class LocalRun:
         except (NoRedis, ConfigError):
             raise
         except Exception as error:
-            # Who looks later finds how it ended, whatever it was.
+            # summary.json says how it ended, for later commands.
             self._sum_up("failed", f"paceline up failed: {error!r}", None, None)
             raise
         finally:
@@ -122,7 +122,7 @@ class LocalRun:
         return self._sum_up(status, reason, accounting, export)
 
     def _known_ports(self) -> list[int]:
-        """Ports of the controllers that are taken over: the workers know no others."""
+        """Ports of the controllers that are taken over: the running workers know only these."""
         if self._earlier is None:
             return []
         known = {p.name: p.address for p in self._earlier.processes if p.role == "controller"}
@@ -133,7 +133,7 @@ class LocalRun:
         self._interrupts += 1
         self._interrupted.set()
         if self._interrupts == 1:
-            self._console.note("stopping (once more: at once)")
+            self._console.note("stopping; press Ctrl-C again to kill at once")
         elif self._fleet is not None:
             self._at_once.set()
             self._fleet.kill_all()
@@ -154,7 +154,7 @@ class LocalRun:
     async def _watch(
         self, fleet: LocalFleet, watch: StatusPoller, provider: Provider
     ) -> tuple[str, str]:
-        """Until the run ends. Returns (status, reason)."""
+        """Watches the run until it ends. Returns (status, reason)."""
         stop = asyncio.create_task(self._interrupted.wait())
         redis = asyncio.create_task(self._keep_redis(fleet))
         waiting: list[asyncio.Future[Any]] = [stop, fleet.failed, redis]
@@ -163,9 +163,9 @@ class LocalRun:
                 if fleet.failed.done():
                     return "failed", fleet.failed.result()
                 if stop.done():
-                    return "interrupted", "stopped from outside"
+                    return "interrupted", "interrupted"
                 if await watch.poll() and watch.status is not None:
-                    self._tell_dashboard(watch.status)
+                    self._note_dashboard(watch.status)
                     self._console.show(watch.status)
                     phase = watch.status.phase
                     if phase == "finished":
@@ -187,14 +187,14 @@ class LocalRun:
             stop.cancel()
             redis.cancel()
 
-    def _tell_dashboard(self, status: admin_pb2.StatusReply) -> None:
+    def _note_dashboard(self, status: admin_pb2.StatusReply) -> None:
         urls = [c.rest for c in status.controllers if c.state == "leader" and c.rest]
         if urls and not self._dashboard:
             self._dashboard = urls[0]
             self._console.note(f"dashboard: {self._dashboard}")
 
     async def _keep_redis(self, fleet: LocalFleet) -> None:
-        """Starts the embedded Redis again whenever it ends. Never returns."""
+        """Restarts the embedded Redis whenever it ends. Never returns."""
         if not fleet.record.redis:
             await asyncio.Event().wait()
         while True:
@@ -209,10 +209,10 @@ class LocalRun:
     async def _wind_down(
         self, fleet: LocalFleet, watch: StatusPoller, status: str
     ) -> Accounting | None:
-        """Workers first, controllers last, then the accounting."""
+        """Stops workers, then controllers, then counts the samples."""
         if status == "finished" and watch.status is not None:
-            # Those that are still starting have nothing to finish. An interrupt ends the wait, not
-            # the run: all its steps are committed.
+            # Workers that are still starting have nothing to finish. An interrupt ends only the
+            # wait: all steps are committed.
             members = {w.worker_id for w in watch.status.workers if w.state != "dead"}
             waiting = asyncio.create_task(fleet.wait_workers(members, self._config.fleet.finish_s))
             stop = asyncio.create_task(self._interrupted.wait())
@@ -223,7 +223,7 @@ class LocalRun:
         return await asyncio.to_thread(replay, self._redis_url, self._config.run.name)
 
     async def _export(self) -> Path | None:
-        """The newest checkpoint as a Hugging Face directory; None where that failed."""
+        """The newest checkpoint as a Hugging Face directory; None if that fails."""
         checkpoints = RunRecords.read(self._run_dir).history.checkpoints
         if not checkpoints:
             self._console.note("no checkpoint to export")
@@ -278,12 +278,12 @@ class LocalRun:
 
 
 def replay(redis_url: str, run_id: str) -> Accounting | None:
-    """Counts of the run's journal; None where it cannot be read. Blocks."""
+    """Counts from the run's journal; None if it cannot be read. Blocks."""
     from controller.store.journal_audit import verify
 
     try:
         report = verify(redis_url, run_id)
-    except Exception:  # a summary on failure must not fail because the accounting did
+    except Exception:  # the summary must not fail with the accounting
         return None
     counts = report.counts
     return Accounting(

@@ -95,6 +95,21 @@ class SamplingParams:
             raise ValueError("top_p must be in (0, 1] and top_k at least 0")
 
 
+Spans = tuple[tuple[int, int], ...]
+"""(weight version, number of tokens), in order."""
+
+
+def merge_spans(spans: Iterable[tuple[int, int]]) -> Spans:
+    """Joins neighbours of one version and leaves out empty spans."""
+    merged: list[tuple[int, int]] = []
+    for version, length in spans:
+        if merged and merged[-1][0] == version:
+            merged[-1] = (version, merged[-1][1] + length)
+        elif length:
+            merged.append((version, length))
+    return tuple(merged)
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One completion, prompt excluded.
@@ -105,7 +120,7 @@ class Completion:
 
     tokens: NDArray[np.int32]
     logprobs: NDArray[np.float32]
-    versions: tuple[tuple[int, int], ...]
+    versions: Spans
     finish: Finish
     stop: str | None = None
 

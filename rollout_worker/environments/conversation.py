@@ -217,14 +217,15 @@ class Conversation:
             except BadPrompt as error:
                 raise BadTurn(str(error)) from error
             return np.array(tokens, np.int32), self.tokenizer.decode_all(tokens)
-        if not all(isinstance(item, int | np.integer) for item in items):
+        tokens = [int(item) for item in items if isinstance(item, int | np.integer)]
+        if len(tokens) < len(items):
             raise BadTurn("say text, a list of messages (dicts), or a list of token ids")
-        for item in items:
-            if not 0 <= item < self.engine.vocabulary:
+        for token in tokens:
+            if not 0 <= token < self.engine.vocabulary:
                 raise BadTurn(
-                    f"token id {item} is not in the model's vocabulary of {self.engine.vocabulary}"
+                    f"token id {token} is not in the model's vocabulary of {self.engine.vocabulary}"
                 )
-        return np.array(items, np.int32), self.tokenizer.decode_all(items)
+        return np.array(tokens, np.int32), self.tokenizer.decode_all(tokens)
 
     def _remember(self, said: Said, turn: Turn) -> None:
         messages = [] if isinstance(said, str) else [m for m in said if isinstance(m, dict)]

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_worker.engine.base import Completion, Finish
+from rollout_worker.engine.base import Completion, Finish, merge_spans
 from rollout_worker.environments.base import EnvironmentFailed
 from rollout_worker.environments.conversation import Conversation
 
@@ -72,7 +72,7 @@ def completion(conversation: Conversation, prompt: int) -> MaskedCompletion:
         Completion(
             np.concatenate(tokens),
             np.concatenate(logprobs),
-            _merged(spans),
+            merge_spans(spans),
             Finish.LENGTH if cut else Finish.STOP,
         ),
         np.concatenate(mask),
@@ -87,13 +87,3 @@ def readable(conversation: Conversation) -> list[dict[str, Any]]:
             entries.append({"from": "environment", "text": piece.said_text})
         entries.append({"from": "model", "text": piece.turn.text, "finish": piece.turn.finish})
     return entries
-
-
-def _merged(spans: Sequence[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    result: list[tuple[int, int]] = []
-    for version, length in spans:
-        if result and result[-1][0] == version:
-            result[-1] = (version, result[-1][1] + length)
-        elif length:
-            result.append((version, length))
-    return tuple(result)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from typing import Any
 
 from paceline.process.structured_log import event
 from paceline.rpc.client import RequestRefused
@@ -34,29 +33,19 @@ class Outbox:
         self._session = session
         self._held = held
         self._limit = max_message_bytes
-        self._groups: list[rollout_pb2.Group] = []
-        self._returns: list[rollout_pb2.ReturnedTask] = []
+        self._queue: dict[tuple[str, int], rollout_pb2.Group | rollout_pb2.ReturnedTask] = {}
         self._filled = asyncio.Event()
         self.submitted = 0
         """Groups acknowledged, accepted or not."""
 
     def __len__(self) -> int:
-        return len(self._groups) + len(self._returns)
+        return len(self._queue)
 
     def put(self, outcome: rollout_pb2.Group | rollout_pb2.ReturnedTask) -> None:
-        if isinstance(outcome, rollout_pb2.Group):
-            size = outcome.ByteSize()
-            if size > self._limit:
-                outcome = rollout_pb2.ReturnedTask(
-                    task=outcome.task,
-                    kind=rollout_pb2.RETURN_KIND_FAILED,
-                    reason="group_too_large",
-                    detail=f"{size} bytes, controller.max_message_mb allows {self._limit}",
-                )
-        if isinstance(outcome, rollout_pb2.Group):
-            self._groups.append(outcome)
-        else:
-            self._returns.append(outcome)
+        if isinstance(outcome, rollout_pb2.Group) and (size := outcome.ByteSize()) > self._limit:
+            detail = f"{size} bytes, controller.max_message_mb allows {self._limit}"
+            outcome = _failed(outcome.task, "group_too_large", detail)
+        if isinstance(outcome, rollout_pb2.ReturnedTask):
             event(
                 logger,
                 "task returned",
@@ -65,44 +54,47 @@ class Outbox:
                 reason=outcome.reason,
                 detail=outcome.detail,
             )
+        self._queue[key_of(outcome.task)] = outcome
         self._filled.set()
 
     def withdraw(self, task: common_pb2.TaskRef) -> None:
         """The task belongs to another worker now."""
-        self._drop({key_of(task)})
+        self._queue.pop(key_of(task), None)
 
     def clear(self) -> None:
         """This incarnation is over, and its groups would be refused."""
-        self._groups.clear()
-        self._returns.clear()
+        self._queue.clear()
 
     async def run(self) -> None:
         """Sends for as long as the worker lives."""
         while True:
             await self._filled.wait()
             self._filled.clear()
-            while self._groups or self._returns:
+            while self._queue:
                 if not await self._send():
                     await asyncio.sleep(_RETRY_S)
 
     async def _send(self) -> bool:
         """One request of each kind. False if the controller cannot take it at the moment."""
         caller = self._session.caller
-        groups = first_batch(self._groups[:_BATCH_TASKS], self._limit)
-        returns = self._returns[:_BATCH_TASKS]
+        waiting = list(self._queue.values())
+        groups = [item for item in waiting if isinstance(item, rollout_pb2.Group)]
+        groups = first_batch(groups[:_BATCH_TASKS], self._limit)
+        returns = [item for item in waiting if isinstance(item, rollout_pb2.ReturnedTask)]
+        returns = returns[:_BATCH_TASKS]
         try:
             if groups:
                 reply = await self._session.call(
                     "RolloutService.SubmitGroups",
                     rollout_pb2.SubmitRequest(caller=caller, groups=groups),
                 )
-                self._settle(caller, self._groups, reply.results)
+                self._settle(caller, reply.results)
             if returns:
                 reply = await self._session.call(
                     "RolloutService.ReturnTasks",
                     rollout_pb2.ReturnRequest(caller=caller, tasks=returns),
                 )
-                self._settle(caller, self._returns, reply.results)
+                self._settle(caller, reply.results)
         except RequestRefused as refused:
             if refused.code in _LATER:
                 event(logger, "submission postponed", logging.WARNING, why=refused.message)
@@ -111,49 +103,35 @@ class Outbox:
                 # Fenced: the session will soon receive that this incarnation is over. Any other
                 # refusal is this worker's own fault, and sending it again does not help.
                 event(logger, "submission refused", logging.ERROR, why=str(refused))
-                for item in [*groups, *returns]:
-                    self._held.release(item.task)
-                self._drop({key_of(item.task) for item in [*groups, *returns]})
+                for task in [*(g.task for g in groups), *(r.task for r in returns)]:
+                    self.withdraw(task)
+                    self._held.release(task)
         return True
 
     def _settle(
-        self,
-        caller: common_pb2.Caller,
-        queue: list[Any],
-        results: Sequence[rollout_pb2.SubmitResult],
+        self, caller: common_pb2.Caller, results: Sequence[rollout_pb2.SubmitResult]
     ) -> None:
         if self._session.caller != caller:
             return
-        was_groups = queue is self._groups
-        self._drop({key_of(result.task) for result in results}, queue)
         for result in results:
-            self._log(result)
-            if was_groups and result.verdict == rollout_pb2.VERDICT_INVALID:
-                self.put(
-                    rollout_pb2.ReturnedTask(
-                        task=result.task,
-                        kind=rollout_pb2.RETURN_KIND_FAILED,
-                        reason="invalid_group",
-                        detail=result.message[:1000],
-                    )
+            if result.verdict not in (rollout_pb2.VERDICT_ACCEPTED, rollout_pb2.VERDICT_DUPLICATE):
+                event(
+                    logger,
+                    "not accepted",
+                    task=result.task.task_id,
+                    attempt=result.task.attempt,
+                    verdict=rollout_pb2.Verdict.Name(result.verdict),
+                    why=result.message,
                 )
+            item = self._queue.pop(key_of(result.task), None)
+            is_group = isinstance(item, rollout_pb2.Group)
+            if is_group and result.verdict == rollout_pb2.VERDICT_INVALID:
+                self.put(_failed(result.task, "invalid_group", result.message[:1000]))
                 continue
-            self.submitted += was_groups
+            self.submitted += is_group
             self._held.release(result.task)
 
-    def _drop(self, keys: set[tuple[str, int]], *queues: list[Any]) -> None:
-        """From all queues if none is named."""
-        for queue in queues or (self._groups, self._returns):
-            queue[:] = [item for item in queue if key_of(item.task) not in keys]
 
-    def _log(self, result: rollout_pb2.SubmitResult) -> None:
-        if result.verdict in (rollout_pb2.VERDICT_ACCEPTED, rollout_pb2.VERDICT_DUPLICATE):
-            return
-        event(
-            logger,
-            "not accepted",
-            task=result.task.task_id,
-            attempt=result.task.attempt,
-            verdict=rollout_pb2.Verdict.Name(result.verdict),
-            why=result.message,
-        )
+def _failed(task: common_pb2.TaskRef, reason: str, detail: str) -> rollout_pb2.ReturnedTask:
+    kind = rollout_pb2.RETURN_KIND_FAILED
+    return rollout_pb2.ReturnedTask(task=task, kind=kind, reason=reason, detail=detail)

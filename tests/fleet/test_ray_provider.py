@@ -205,7 +205,7 @@ async def test_what_the_cluster_has_no_room_for_is_said_and_taken_back(
         await first_answer(provider, wanted(rollout=5))
         await placed_or_more(provider, 4)
         said = await provider.converge(wanted(rollout=5))
-        assert "waiting for resources of the cluster" in said
+        assert "waiting for cluster resources" in said
         assert await provider.converge(wanted(rollout=4)) is not None
         await placed(provider, 4)
 

@@ -115,7 +115,8 @@ class RunningBatch:
     def positions(self) -> NDArray[np.int64]:
         """Where the newest token of each row stands in its sequence: the next one to be fed."""
         state = self._state[: self.size]
-        return state["prompt"] + state["count"] - 1
+        positions: NDArray[np.int64] = state["prompt"] + state["count"] - 1
+        return positions
 
     def longest(self) -> int:
         """Tokens that the longest row may reach; 0 for an empty batch."""

@@ -37,12 +37,12 @@ from rollout_worker.engine.base import (
     OnPartial,
     Request,
 )
+from rollout_worker.engine.model import cache_budget, context_limit, end_tokens, load_model
 from rollout_worker.engine.stopping import Decode, EndTokens
 from rollout_worker.engine.transformers import fused_decoder
 from rollout_worker.engine.transformers.decoder import Decoder, largest_gap
 from rollout_worker.engine.transformers.fused_decoder import FusedDecoder
 from rollout_worker.engine.transformers.hf_decoder import HFDecoder
-from rollout_worker.engine.transformers.model import cache_budget, context_limit, load_model
 from rollout_worker.engine.transformers.scheduler import Ended, Scheduler
 from rollout_worker.engine.transformers.weights import WeightTable, copy_pairs
 
@@ -207,8 +207,8 @@ class TransformersEngine(Engine):
     def _build(self) -> None:
         torch.set_num_threads(self._config.fleet.rollout_threads)
         model = load_model(self._config)
-        vocabulary = self._vocabulary = model.get_output_embeddings().weight.shape[0]
-        self._max_context = context_limit(self._config, model)
+        vocabulary = self._vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        self._max_context = context_limit(self._config, model.config)
         self._decoder = self._pick_decoder(model, vocabulary)
         self._table = WeightTable(model)
         shape = self._decoder.shape
@@ -222,7 +222,7 @@ class TransformersEngine(Engine):
             self._decoder,
             slots=self._config.rollout.max_sequences,
             cache_tokens=cache_tokens,
-            end_tokens=EndTokens(_end_tokens(model, self._extra_end_tokens), vocabulary),
+            end_tokens=EndTokens({*self._extra_end_tokens, *end_tokens(model)}, vocabulary),
             decode_text=self._decode_text,
             vocabulary=vocabulary,
         )
@@ -383,12 +383,3 @@ class TransformersEngine(Engine):
 def _resolve(future: asyncio.Future[float], value: float) -> None:
     if not future.done():
         future.set_result(value)
-
-
-def _end_tokens(model: PreTrainedModel, extra: tuple[int, ...]) -> set[int]:
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    if configured is None:
-        configured = getattr(model.config, "eos_token_id", None)
-    if configured is None:
-        configured = []
-    return {*extra, *([configured] if isinstance(configured, int) else configured)}

@@ -67,7 +67,7 @@ class _SlotLayer(CacheLayerMixin):
         return self._length - 1
 
     def get_max_length(self) -> int:
-        return self.keys.shape[2]
+        return int(self.keys.shape[2])
 
 
 class HFDecoder:

@@ -29,7 +29,7 @@ class CacheShape:
     @property
     def bytes_per_token(self) -> int:
         per_head = (self.key_dim + self.value_dim) * self.dtype.itemsize
-        return self.layers * self.heads * per_head
+        return int(self.layers * self.heads * per_head)
 
 
 class SlotCache:
@@ -42,11 +42,11 @@ class SlotCache:
 
     @property
     def rows(self) -> int:
-        return self.keys.shape[1]
+        return int(self.keys.shape[1])
 
     @property
     def length(self) -> int:
-        return self.keys.shape[3]
+        return int(self.keys.shape[3])
 
     def reserve(self, rows: int, length: int, used_rows: int, used_length: int) -> None:
         """Makes room for ``rows`` sequences of ``length`` tokens; what is used is kept."""

@@ -6,15 +6,14 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import psutil
-from transformers import AutoConfig, PretrainedConfig
+import torch
+from transformers import PretrainedConfig
 
 from paceline.config.schema import Config
-from paceline.process.structured_log import first_line
 from rollout_worker.engine.base import EngineError
+from rollout_worker.engine.model import cache_budget, compute_dtype, context_limit, model_path
 from rollout_worker.engine.vllm.plugin import MARK
 
 _SET_BY = {
@@ -33,9 +32,6 @@ _SET_BY = {
     "data_parallel_size": "fleet.rollout",
 }
 """Arguments that Paceline sets; "": nothing else would work."""
-
-_CACHE_SHARE = 0.5
-"""Largest part of the free host memory that the key-value cache takes on a CPU."""
 
 
 def prepare_environment(config: Config) -> None:
@@ -64,12 +60,11 @@ def engine_arguments(config: Config, model: PretrainedConfig, *, cpu: bool) -> d
     given = dict(rollout.vllm)
     _check_names(given)
     context = context_limit(config, model)
-    path = config.model.path
     arguments: dict[str, Any] = {
-        "model": str(Path(path).expanduser()) if path.startswith("~") else path,
+        "model": model_path(config),
         "tokenizer": config.model.tokenizer,
         "trust_remote_code": config.model.trust_remote_code,
-        "dtype": config.model.dtype if rollout.dtype == "auto" else rollout.dtype,
+        "dtype": compute_dtype(config),
         "max_model_len": context,
         "max_num_seqs": rollout.max_sequences,
         "tensor_parallel_size": rollout.tensor_parallel,
@@ -113,29 +108,6 @@ def engine_environment(arguments: Mapping[str, Any], *, cpu: bool) -> None:
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 
-def load_model_config(config: Config) -> PretrainedConfig:
-    path = config.model.path
-    if path.startswith(("/", ".", "~")) and not Path(path).expanduser().is_dir():
-        raise EngineError(f"model.path: no such directory: {path}")
-    # Whatever transformers raises for a bad directory, name or file is bad input here.
-    try:
-        return AutoConfig.from_pretrained(
-            str(Path(path).expanduser()) if path.startswith("~") else path,
-            trust_remote_code=config.model.trust_remote_code,
-        )
-    except Exception as error:
-        raise EngineError(f"model.path: cannot load {path}: {first_line(error)}") from error
-
-
-def context_limit(config: Config, model: PretrainedConfig) -> int:
-    """Longest prompt plus completion, in tokens."""
-    wanted = config.rollout.max_context or (
-        config.data.max_prompt_tokens + config.rollout.max_tokens
-    )
-    limit = getattr(model.get_text_config(decoder=True), "max_position_embeddings", None)
-    return min(wanted, limit) if limit else wanted
-
-
 def cache_bytes(model: PretrainedConfig, context: int, sequences: int, dtype: str) -> int:
     """For ``sequences`` of ``context`` tokens each, within a share of the free memory."""
     text = model.get_text_config(decoder=True)
@@ -144,9 +116,8 @@ def cache_bytes(model: PretrainedConfig, context: int, sequences: int, dtype: st
     token = 2 * text.num_hidden_layers * heads * width * (4 if dtype == "float32" else 2)
     # Blocks are filled by one sequence each; 128 is the largest default block size.
     blocks = -(-(context + 1) // 128) + 1
-    wanted = token * 128 * blocks * sequences
-    free = int(psutil.virtual_memory().available * _CACHE_SHARE)
-    return max(min(wanted, free), token * 128 * (blocks + 1))
+    free = cache_budget(torch.device("cpu"))
+    return int(max(min(token * 128 * blocks * sequences, free), token * 128 * (blocks + 1)))
 
 
 def _check_names(given: Mapping[str, Any]) -> None:

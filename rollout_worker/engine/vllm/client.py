@@ -13,12 +13,13 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from paceline.config.schema import Config
 from paceline.process.structured_log import first_line
 from paceline.process.user_code import safe_path_for_children
 from rollout_worker.engine.base import EngineDied, EngineError
+from rollout_worker.engine.model import end_tokens, from_pretrained
 from rollout_worker.engine.transformers.weights import WeightTable
 from rollout_worker.engine.vllm import arguments, internals
 
@@ -54,7 +55,7 @@ class VLLMClient:
 
     def __init__(self, config: Config, overrides: Mapping[str, Any]) -> None:
         self._config = config
-        self._overrides = overrides
+        self._overrides = dict(overrides)
         self._thread: threading.Thread | None = None
         self._leave = threading.Event()
         self.llm: Any = None
@@ -148,7 +149,7 @@ class VLLMClient:
     def _build(self) -> tuple[Any, EngineSpec]:
         config = self._config
         arguments.prepare_environment(config)
-        model = arguments.load_model_config(config)
+        model = from_pretrained(AutoConfig.from_pretrained, config)
         try:
             from vllm.engine.arg_utils import AsyncEngineArgs
             from vllm.platforms import current_platform
@@ -197,22 +198,13 @@ def _facts(config: Config, model: PretrainedConfig, arguments: Mapping[str, Any]
         model=model,
         table=WeightTable(shape),
         vocabulary=int(shape.get_output_embeddings().weight.shape[0]),
-        end_tokens=frozenset(_end_tokens(shape)),
+        end_tokens=end_tokens(shape),
         max_context=arguments["max_model_len"],
         dtype=arguments["dtype"],
         ranks=config.rollout.tensor_parallel * int(arguments.get("pipeline_parallel_size", 1)),
         quantised=arguments.get("quantization") is not None,
         has_weights=arguments["load_format"] != "dummy",
     )
-
-
-def _end_tokens(model: Any) -> list[int]:
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    if configured is None:
-        configured = getattr(model.config, "eos_token_id", None)
-    if configured is None:
-        return []
-    return [configured] if isinstance(configured, int) else list(configured)
 
 
 def _settle(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from rollout_worker.engine.base import Completion, Finish, GenerationFailed
+from rollout_worker.engine.base import Completion, Finish, GenerationFailed, merge_spans
 from rollout_worker.engine.stopping import Decode, StopStrings
 
 _FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.PARTIAL}
@@ -32,11 +32,11 @@ def join(
     if prefix is None:
         if not len(tokens):
             return None
-        return Completion(tokens, logprobs, _merged(spans), finish, found)
+        return Completion(tokens, logprobs, merge_spans(spans), finish, found)
     whole = Completion(
         np.concatenate([prefix.tokens, tokens]),
         np.concatenate([prefix.logprobs, logprobs]),
-        _merged([*prefix.versions, *spans]),
+        merge_spans([*prefix.versions, *spans]),
         finish,
         found,
     )
@@ -93,15 +93,3 @@ def _first(spans: tuple[tuple[int, int], ...], count: int) -> tuple[tuple[int, i
             kept.append((version, min(length, count)))
         count -= length
     return tuple(kept)
-
-
-def _merged(spans: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    result: list[tuple[int, int]] = []
-    for version, length in spans:
-        if length == 0:
-            continue
-        if result and result[-1][0] == version:
-            result[-1] = (version, result[-1][1] + length)
-        else:
-            result.append((version, length))
-    return tuple(result)

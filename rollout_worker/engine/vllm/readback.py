@@ -171,7 +171,7 @@ class CopyPlan:
         for memory in self._memory:
             memory.fill_(float("nan"))
         self.apply(weights)
-        return weights_digest(model.named_parameters()) == expected
+        return bool(weights_digest(model.named_parameters()) == expected)
 
     def apply(self, weights: Mapping[str, Tensor]) -> None:
         """``weights``: of the names and shapes it was made for, laid out in rows."""
@@ -183,7 +183,7 @@ class CopyPlan:
 
 
 def _alike(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and one.stride() == other.stride()
+    return bool(one.shape == other.shape and one.stride() == other.stride())
 
 
 def _storages(model: nn.Module) -> set[int]:

@@ -1,9 +1,9 @@
 """Weights of one version in memory that the engine's processes share.
 
-    rollout worker: write() ──► Segment (sealed) ──► path ──► each rank: read() ──► tensors
+    rollout worker: write() ──► SharedWeights (sealed) ──► path ──► each rank: read() ──► tensors
 
-On Linux the memory has no name in any file system: it is gone with the last process that uses it,
-however that one ended, and nobody can change it once it is written.
+The memory has no name in any file system (memfd, Linux): it is freed with the last process that uses
+it, however that process ends, and it cannot be changed once it is written.
 """
 
 from __future__ import annotations
@@ -13,11 +13,8 @@ import itertools
 import json
 import mmap
 import os
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,19 +23,20 @@ from paceline.weights.tensor_checksum import checksum
 from paceline.weights.weight_manifest import Manifest
 
 _BUCKET_BYTES = 1 << 30
+_SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 _keys = itertools.count(1)
 
 
 class Damaged(Exception):
-    """The bytes are not those that were written."""
+    """The bytes differ from those that were written."""
 
 
 @dataclass
 class SharedWeights:
-    """``describe()`` is what a rank needs to read it while this process keeps it open.
+    """A rank reads it by ``describe()`` while this process keeps it open.
 
-    ``key``: another one for each segment of a process. Not the version: after a publisher's death
-    the same version may come again with other weights.
+    ``key``: unique within a process. The version is not: after a publisher's death the same version
+    may come again with other weights.
     """
 
     key: int
@@ -46,13 +44,12 @@ class SharedWeights:
     manifest: Manifest
     checksum: str
     _fd: int
-    _file: Any = None
 
     def describe(self) -> str:
         """JSON: it passes through vLLM's own message encoding unchanged."""
         return json.dumps(
             {
-                "path": f"/proc/{os.getpid()}/fd/{self._fd}" if self._file is None else self._file,
+                "path": f"/proc/{os.getpid()}/fd/{self._fd}",
                 "manifest": self.manifest.to_json(),
                 "checksum": self.checksum,
             }
@@ -62,15 +59,14 @@ class SharedWeights:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
-            if self._file is not None:
-                Path(self._file).unlink()
 
 
 def write(version: int, named: Iterable[tuple[str, Tensor]]) -> SharedWeights:
     """Copies tensors of any device and layout. Blocks for as long as that takes."""
     tensors = [(name, tensor.detach()) for name, tensor in named]
     manifest = Manifest.of(tensors, bucket_bytes=_BUCKET_BYTES)
-    fd, file = _memory(f"paceline-weights-{version}")
+    name = f"paceline-weights-{version}"
+    fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         size = max(manifest.total_bytes, 1)
         os.ftruncate(fd, size)
@@ -83,12 +79,11 @@ def write(version: int, named: Iterable[tuple[str, Tensor]]) -> SharedWeights:
             found = checksum(flat)
             # The mapping can be closed, and the memory sealed, once no tensor refers to it.
             del views, flat
-        if file is None:
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
     except BaseException:
         os.close(fd)
         raise
-    return SharedWeights(next(_keys), version, manifest, found, fd, file)
+    return SharedWeights(next(_keys), version, manifest, found, fd)
 
 
 def read(description: str) -> dict[str, Tensor]:
@@ -108,15 +103,3 @@ def read(description: str) -> dict[str, Tensor]:
     if checksum(flat) != value["checksum"]:
         raise Damaged("the weights do not match their checksum")
     return manifest.views(flat)
-
-
-if hasattr(os, "memfd_create"):
-    _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-    def _memory(name: str) -> tuple[int, str | None]:
-        return os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING), None
-
-else:
-
-    def _memory(name: str) -> tuple[int, str | None]:
-        return tempfile.mkstemp(prefix=name)

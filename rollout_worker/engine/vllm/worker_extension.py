@@ -85,9 +85,12 @@ class PacelineRank:
     def _paceline_fill_and_note(self: Any, weights: _Weights, tensors: dict[str, Tensor]) -> None:
         model = self.model_runner.model
 
+        notes = Readback(tensors)
+
         def fill() -> set[str] | None:
-            weights.notes = Readback(tensors)
-            with weights.notes:
+            nonlocal notes
+            notes = weights.notes = Readback(tensors)
+            with notes:
                 loaded: set[str] | None = self.paceline_fill(model, tensors)
             return loaded
 
@@ -96,7 +99,7 @@ class PacelineRank:
         # Of these something is computed from the weights once they are loaded.
         if loaded is None or self.model_config.quantization or self.model_config.use_mla:
             return
-        plan = None if _packed(model) else weights.notes.plan(model, loaded)
+        plan = None if _packed(model) else notes.plan(model, loaded)
         if plan is not None and plan.reproduces(model, tensors):
             weights.plan = plan
         elif plan is not None:

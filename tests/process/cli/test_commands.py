@@ -16,7 +16,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from paceline.cli import app, main
-from paceline.cli.common import find_target, parse_addresses
+from paceline.cli.common import Target, parse_addresses
 from paceline.config.errors import ConfigError
 from paceline.console.plot import NoPlot
 from paceline.dataset.rows import DataError
@@ -380,6 +380,6 @@ def test_a_damaged_line_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_a_file_that_is_no_certificate_is_named(tmp_path: Path) -> None:
     root = tmp_path / "root.pem"
     root.write_text("no certificate")
-    target = find_target(None, "127.0.0.1:1", None, root)
+    target = Target(controllers="127.0.0.1:1", tls_ca=root)
     with pytest.raises(BadInput, match=r"--tls-ca: .*root\.pem is no PEM file"):
         target.rest(["https://127.0.0.1:1"])

@@ -8,8 +8,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import AsyncIterator, Callable
+import threading
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from paceline.supervisor.local import LocalFleet
 from paceline.supervisor.run_dir_lock import clear, end_leftovers, locked
 from paceline.supervisor.up import LocalRun
 from paceline.v1 import admin_pb2
+from testbed.controllers import until
 
 FOREVER = "import time; time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -88,14 +89,7 @@ def recorded_state(run_dir: Path, name: str) -> str:
     return next((p.state for p in recorded(run_dir).processes if p.name == name), "")
 
 
-async def until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
-    deadline = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < deadline, "it never became true"
-        await asyncio.sleep(0.02)
-
-
-def wanted(phase: str = "running", **desired: int) -> admin_pb2.StatusReply:
+def desired(phase: str = "running", **desired: int) -> admin_pb2.StatusReply:
     return admin_pb2.StatusReply(phase=phase, desired=desired)
 
 
@@ -132,15 +126,15 @@ async def test_desired_counts_are_reached_both_ways(tmp_path: Path) -> None:
     async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, _):
         fleet.start_all()
         await until(lambda: len(fleet.worker_pids()) == 3)
-        await fleet.reconcile(wanted(policy=1, rollout=3))
+        await fleet.reconcile(desired(policy=1, rollout=3))
         await until(lambda: "rollout-2" in fleet.worker_pids())
         # A worker that the run lets go does not come back.
-        status = wanted(policy=1, rollout=2)
+        status = desired(policy=1, rollout=2)
         pid = fleet.worker_pids()["rollout-0"]
         status.workers.add(worker_id="rollout-0", state="draining", pid=pid)
         await fleet.reconcile(status)
         fleet._children["rollout-0"].kill()
-        await fleet.reconcile(wanted(policy=1, rollout=2))
+        await fleet.reconcile(desired(policy=1, rollout=2))
         assert set(fleet.worker_pids()) - {"rollout-0"} == {"policy-0", "rollout-1", "rollout-2"}
 
 
@@ -154,10 +148,10 @@ async def test_a_worker_that_is_killed_while_it_leaves_does_not_come_back(
         async def tell_exit(name: str, pid: int, code: int) -> None:
             told.append((name, pid, code))
 
-        monkeypatch.setattr(fleet, "_tell_exit", tell_exit)
+        monkeypatch.setattr(fleet, "_send_exit_report", tell_exit)
         fleet.start_all()
         await until(lambda: len(fleet.worker_pids()) == 3)
-        status = wanted(policy=1, rollout=1)
+        status = desired(policy=1, rollout=1)
         pid = fleet.worker_pids()["rollout-1"]
         status.workers.add(worker_id="rollout-1", state="draining", pid=pid)
         await fleet.reconcile(status)
@@ -168,7 +162,7 @@ async def test_a_worker_that_is_killed_while_it_leaves_does_not_come_back(
         assert told == [("rollout-1", pid, -signal.SIGKILL)]
         await until(fleet._tends["rollout-1"].done)
         # Wanted again, it is started as any other.
-        await fleet.reconcile(wanted(policy=1, rollout=2))
+        await fleet.reconcile(desired(policy=1, rollout=2))
         await until(lambda: fleet.worker_pids().get("rollout-1", pid) != pid)
 
 
@@ -187,7 +181,7 @@ async def test_a_worker_asked_to_leave_when_it_had_ended_is_asked_again_once_it_
         again = fleet._again
 
         async def asked_in_between(*arguments: Any) -> bool:
-            await fleet.reconcile(wanted(policy=1, rollout=1))
+            await fleet.reconcile(desired(policy=1, rollout=1))
             return await again(*arguments)
 
         fleet.start_all()
@@ -197,7 +191,7 @@ async def test_a_worker_asked_to_leave_when_it_had_ended_is_asked_again_once_it_
         before = fleet.worker_pids()["rollout-1"]
         os.kill(before, signal.SIGKILL)
         await until(lambda: fleet.worker_pids().get("rollout-1", before) != before)
-        await fleet.reconcile(wanted(policy=1, rollout=1))
+        await fleet.reconcile(desired(policy=1, rollout=1))
         now = fleet.worker_pids()["rollout-1"]
         assert asked == [f"surplus-rollout-1-{pid}" for pid in (before, now)]
         monkeypatch.undo()
@@ -217,11 +211,11 @@ async def test_a_surplus_worker_that_has_not_registered_yet_is_asked_to_leave_on
         fleet.start_all()
         await until(lambda: len(fleet.worker_pids()) == 3)
         monkeypatch.setattr(fleet._control, "call", answer)
-        await fleet.reconcile(wanted(policy=1, rollout=1))
+        await fleet.reconcile(desired(policy=1, rollout=1))
         assert asked == ["rollout-1"] and not notes
         known.add("rollout-1")
         for _ in range(2):
-            await fleet.reconcile(wanted(policy=1, rollout=1))
+            await fleet.reconcile(desired(policy=1, rollout=1))
         assert asked == ["rollout-1", "rollout-1"]
         assert notes == ["rollout-1 is asked to leave"]
         monkeypatch.undo()
@@ -233,7 +227,7 @@ async def test_a_new_process_of_a_name_that_left_is_not_taken_for_the_one_that_l
     async with fleet_of(tmp_path, settings(rollout=1)) as (fleet, _):
         fleet.start_all()
         await until(lambda: len(fleet.worker_pids()) == 2)
-        status = wanted(policy=1, rollout=2)
+        status = desired(policy=1, rollout=2)
         status.workers.add(worker_id="rollout-1", state="stopped", pid=1)
         await fleet.reconcile(status)
         await until(lambda: "rollout-1" in fleet.worker_pids())
@@ -252,7 +246,7 @@ async def test_a_worker_that_ends_well_before_the_end_is_polled_is_not_started_a
         fleet._ask_why = ask_why  # type: ignore[method-assign]
         fleet.start_all()
         await until(lambda: recorded_state(tmp_path, "rollout-0") == "ended")
-        await asyncio.sleep(0.2)
+        await asyncio.wait_for(fleet._tends["rollout-0"], 20)
         assert not any("starting it again" in note for note in notes)
         assert len(next(p for p in recorded(tmp_path).processes if p.name == "rollout-0").ids) == 1
 
@@ -264,7 +258,7 @@ async def test_restart_off_leaves_a_dead_worker_dead(tmp_path: Path) -> None:
         await until(lambda: len(fleet.worker_pids()) == 3)
         os.kill(fleet.worker_pids()["rollout-1"], signal.SIGKILL)
         await until(lambda: any("fleet.restart is off" in note for note in notes))
-        await fleet.reconcile(wanted(policy=1, rollout=2))
+        await fleet.reconcile(desired(policy=1, rollout=2))
         assert set(fleet.worker_pids()) == {"policy-0", "rollout-0"}
         os.kill(fleet.worker_pids()["rollout-0"], signal.SIGKILL)
         assert "the last rollout process" in await asyncio.wait_for(fleet.failed, 20)
@@ -314,11 +308,11 @@ async def test_what_a_killed_process_left_in_its_session_is_ended(tmp_path: Path
 async def test_a_child_that_ended_unheard_is_not_signalled(tmp_path: Path) -> None:
     child = await Child.start(Scripts(tmp_path)._spec("rollout", 0))
     child.kill()
-    # Its end, and another thread's word of it, pass while the event loop does nothing.
-    deadline = time.monotonic() + 10
-    while psutil.pid_exists(child.pid):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)  # noqa: ASYNC251
+    # asyncio's own thread reaps it while the event loop does nothing.
+    for thread in threading.enumerate():
+        if thread.name.startswith("asyncio-waitpid"):
+            thread.join(10)
+    assert not psutil.pid_exists(child.pid)
     assert child.running, "not heard of yet"
     await end_all([child], 5.0)
     assert not child.running
@@ -387,11 +381,11 @@ async def test_a_fleet_without_its_supervisor_is_taken_over(tmp_path: Path) -> N
     control = ControlPlane(["127.0.0.1:1"])
     fleet = LocalFleet(settings(), Scripts(tmp_path), tmp_path, control, notes.append, record)  # type: ignore[arg-type]
     assert fleet.adopt_all() == 3
-    await asyncio.sleep(0.1)
+    await until(lambda: len(fleet.worker_pids()) == 2)
     assert all(identity.alive() for identity in ids.values())
     assert fleet.worker_pids() == {n: ids[n].pid for n in ("policy-0", "rollout-0")}
     # The missing worker comes once the ledger says that it should be there.
-    await fleet.reconcile(wanted(policy=1, rollout=2))
+    await fleet.reconcile(desired(policy=1, rollout=2))
     await until(lambda: len(fleet.worker_pids()) == 3)
     # An adopted process that ends is noticed and started again, by this supervisor's own hands.
     os.kill(ids["policy-0"].pid, signal.SIGKILL)

@@ -219,7 +219,8 @@ async def test_a_quiet_run_is_followed_over_a_failover(tmp_path: Path) -> None:
 
         follower = asyncio.create_task(follow())
         await until(lambda: terms == ["controller-0"])
-        await asyncio.sleep(1.2)
+        done, _ = await asyncio.wait([follower], timeout=1.2)
+        assert not done, "it gave up in the quiet time"
         controllers.started[0].kill()
         await until(lambda: terms == ["controller-0", "controller-1"])
         follower.cancel()

@@ -227,7 +227,7 @@ async def test_a_second_fleet_neither_joins_nor_wipes_out_a_run_that_another_one
     async with leading(redis, "a"):
         with pytest.raises(BadInput, match=r"led by a at a:1 .* another run\.name"):
             await asyncio.to_thread(check_no_leader, config)
-        with pytest.raises(BadInput, match="another fleet has it"):
+        with pytest.raises(BadInput, match="another fleet runs it"):
             await asyncio.to_thread(clear, config, tmp_path)
         assert await redis.exists(KEYS.leader)
         assert (tmp_path / "summary.json").exists()

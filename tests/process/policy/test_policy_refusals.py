@@ -93,8 +93,10 @@ def test_a_worker_process_ends_as_soon_as_it_is_done(role, tmp_path) -> None:
     code = (
         "import atexit, json, sys, threading, time, torch\n"
         f"from {role} import __main__ as role\n"
+        "from paceline.process import worker_command\n"
         "from paceline.process.process_exit import leave, leave_after\n"
-        "assert role.leave_after is leave_after\n"
+        "assert role.worker_command is worker_command.worker_command\n"
+        "assert worker_command.leave_after is leave_after\n"
         "atexit.register(time.sleep, 5)\n"
         "threading.Thread(target=time.sleep, args=(5,)).start()\n"
         "print(json.dumps({'t': time.time()}))\n"

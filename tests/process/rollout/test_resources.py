@@ -16,7 +16,7 @@ from paceline.process.worker_resources import Resources
 def test_memory_of_children_counts_and_they_may_end_meanwhile(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(worker_resources, "EVERY_S", 0.0)
+    monkeypatch.setattr(worker_resources, "REFRESH_S", 0.0)
     found = Resources(torch=SimpleNamespace(cuda=SimpleNamespace(is_available=lambda: False)))
     alone = found.read()
     assert alone["memory_bytes"] >= alone["rss_bytes"] > 1e6

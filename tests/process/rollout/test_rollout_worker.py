@@ -14,6 +14,7 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from transformers import AutoModelForCausalLM
 
 from controller.store.journal_audit import verify
 from paceline.config.schema import Config
+from paceline.process.process_exit import exit_status
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker import main as worker_main
@@ -413,7 +415,8 @@ def test_an_engine_killed_while_it_starts_is_not_bad_input(
     monkeypatch.setattr(worker_main.logs, "setup", lambda worker_id: None)
     config = Config.model_validate({"model": {"path": str(model)}, "data": {"path": "unused"}})
     here = {"controllers": ["127.0.0.1:1"], "tensor_host": "127.0.0.1"}
-    assert worker_main.run(config, worker_id="rollout-0", **here) == status
+    run = partial(worker_main.run, config, worker_id="rollout-0", **here)
+    assert exit_status(run, "rollout_worker") == status
     left = [p for p in psutil.Process().children() if p.status() != psutil.STATUS_ZOMBIE]
     assert not [p for p in left if "rewards.child" in " ".join(p.cmdline())], "nor does it stay"
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 
 from paceline.config import ConfigError, load_config
+from paceline.process.process_exit import exit_status
 from paceline.v1 import rollout_pb2
 from rollout_worker import main as worker_main
 from rollout_worker.engine.base import Aborted
@@ -544,7 +546,8 @@ def test_a_worker_with_an_environment_that_is_none_ends_with_one_line(
 ) -> None:
     monkeypatch.setattr(worker_main.logs, "setup", lambda worker_id: None)
     config = stage_config(model, environment="nowhere:play")
-    assert worker_main.run(config, controllers=["127.0.0.1:1"], worker_id="rollout-0") == 2
+    run = partial(worker_main.run, config, controllers=["127.0.0.1:1"], worker_id="rollout-0")
+    assert exit_status(run, "rollout_worker") == 2
     (line,) = capsys.readouterr().err.splitlines()[-1:]
     assert line.startswith("rollout_worker: rollout.environment = 'nowhere:play': cannot import")
 

@@ -1,0 +1,56 @@
+"""Command line of a worker process: the arguments that policy and rollout workers share."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from paceline.process.process_exit import leave_after
+from paceline.process.user_code import search_start_directory_last
+
+if TYPE_CHECKING:
+    from paceline.config.schema import Config
+
+
+def worker_command(role: str, run: Callable[[Config, argparse.Namespace], int]) -> NoReturn:
+    """Parses the command line, calls ``run`` and ends the process with its exit status.
+
+    ``role``: policy or rollout. ``run`` imports torch itself: its thread pools are sized here, once.
+    """
+
+    def main() -> int:
+        options = _parser(role).parse_args()
+        search_start_directory_last()
+        from paceline.config.load import load_config
+
+        config = load_config(options.config, options.overrides)
+        threads = str(getattr(config.fleet, f"{role}_threads"))
+        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = threads
+        return run(config, options)
+
+    leave_after(main, f"{role}_worker")
+
+
+def _parser(role: str) -> argparse.ArgumentParser:
+    program = f"{role}_worker"
+    parser = argparse.ArgumentParser(
+        prog=program,
+        description=f"Starts one {role} worker. `paceline {role}` runs this command.",
+    )
+    parser.add_argument("config", type=Path, help="TOML file of the run")
+    parser.add_argument(
+        "--controllers",
+        required=True,
+        type=lambda text: [part.strip() for part in text.split(",") if part.strip()],
+        help="host:port of each controller, comma-separated",
+    )
+    parser.add_argument("--id", default=f"{role}-0", help="name of this worker, unique in the run")
+    parser.add_argument("--set", action="append", default=[], metavar="A.B=C", dest="overrides")
+    parser.add_argument("--run-dir", type=Path, help="default: the one that the controller names")
+    parser.add_argument(
+        "--tensor-host", help="address at which other workers reach this one; default: found out"
+    )
+    return parser
