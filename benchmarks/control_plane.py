@@ -1,23 +1,23 @@
-"""How much work the controller's leader takes, durably.
+"""Throughput of the controller's leader: durable groups per second.
 
     python -m benchmarks.control_plane [--clients 1 8 64] [--seconds 15] [--groups-total 100000]
 
-A real leader process with a real Redis (append-only file, fsync every second) on one side; on the
-other, in a process of its own, K rollout clients and one policy replica, each with its own
-connection and session. The closed loop:
+A real leader process with a real Redis (append-only file, fsync every second) serves a load
+generator, which is a process of its own with K rollout clients and one policy replica. Each client
+has a connection and a session of its own. The loop is closed:
 
-- a rollout client leases ``--tasks`` tasks in one request, then submits each group in a request of
-  its own, 16 completions of 256 (or 16) token ids with log-probabilities and a version span each,
-  waits for the verdict, and leases again when all are in;
-- the policy replica asks for the next plan, votes, records a checkpoint when one is wanted, and with
-  ``--fetch`` reads the payloads of its shard back before it votes, as a trainer does;
-- with ``--groups-a-submit`` more than 1, a client hands in that many groups in one request;
-- every reply leaves the leader only after its events are in Redis.
+- A rollout client leases ``--tasks`` tasks in one request. It submits each group in a request of its
+  own: 16 completions of 256 (or 16) token ids with log-probabilities and one version span each. It
+  waits for the verdict, and leases again when all groups are accepted.
+- The policy replica asks for the next plan, votes, and records a checkpoint when one is due. With
+  ``--fetch`` it reads the payloads of its shard before it votes, as a trainer does.
+- With ``--groups-a-submit`` above 1, a client submits that many groups in one request.
+- Every reply leaves the leader only after its events are in Redis.
 
-A step is 256 groups (4,096 samples). ``max_staleness`` is high, so that no lease waits for training. A group counts when its verdict came
-back within the measured window. Latencies are those of single requests; ``leader_cpu`` is the share
-of one core that the leader used, ``groups_per_cpu_s`` what it would reach with a core of its own.
-Load and leader share the machine's cores: the rate is what is left for the leader.
+A step is 256 groups (4,096 samples). ``max_staleness`` is high, so that no lease waits for training. A
+group counts if its verdict arrived within the measured window. Latencies are those of single requests.
+``leader_cpu`` is the leader's share of one core; ``groups_per_cpu_s`` is the rate that it would reach
+with a core of its own. Load generator and leader share the machine's cores.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""How long nobody leads after the leader is killed.
+"""Time without a leader after the leader is killed.
 
     python -m benchmarks.failover [--trials 20] [--hint]
 
-Two real controllers with the default lease and a real Redis. In each trial the leader gets kill -9
-while a client calls it in a closed loop (each call is a registration, so it is journalled); measured
-is the time from the kill to the first reply of the new leader. Then the killed controller is started
-again, and the next trial begins once it stands by. With ``--hint`` the lease of the dead process is
-released as a supervisor does that saw it end (paceline.redis.leader_lease.release_dead).
+Two real controllers run with the default lease and a real Redis. In each trial the leader gets
+kill -9 while a client calls it in a closed loop; each call is a registration, so it is journalled. The
+result is the time from the kill to the first reply of the new leader. Then the killed controller is
+started again, and the next trial begins when it stands by. With ``--hint`` the lease of the dead process
+is released, as a supervisor does that observed the exit (paceline.redis.leader_lease.release_dead).
 """
 
 from __future__ import annotations

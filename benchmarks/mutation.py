@@ -1,10 +1,10 @@
-"""Removes the guards the promises rest on, one at a time, and shows that the tests notice.
+"""Mutation check: each guard that a promise depends on is removed, and its tests must fail.
 
     python -m benchmarks.mutation [--only fence,owner] [--table]
 
 Works on a scratch copy of the tree; the tree itself is never changed. For each guard the copy is
-patched, the tests that are there for it are run, and the patch is undone; first the same tests must
-pass on the unchanged copy. Exit status 0 only if every removal turns its tests red. The result is
+patched, the tests that cover it run, and the patch is undone. Before that, the same tests must pass
+on the unchanged copy. Exit status 0 only if every removal turns its tests red. The result is
 written to benchmarks/results/mutation.json and into docs/fault-tolerance.md.
 """
 

@@ -1,9 +1,9 @@
-"""The tables of the documentation, from the results that benchmarks wrote.
+"""Tables of the documentation, rendered from the results of benchmarks.
 
     python -m benchmarks.render_docs_tables            writes them between their marks in docs/
-    python -m benchmarks.render_docs_tables --check    exit status 1 where a page says something else
+    python -m benchmarks.render_docs_tables --check    exit status 1 if a page differs
 
-``benchmarks.recovery --table`` and ``benchmarks.mutation`` write their own.
+``benchmarks.recovery --table`` and ``benchmarks.mutation`` write their own tables.
 """
 
 from __future__ import annotations
@@ -116,8 +116,8 @@ def control_plane() -> str:
 def failover() -> str:
     rows = []
     for name, what in (
-        ("failover", "standbys notice by themselves"),
-        ("failover_hint", "told by the supervisor, which saw the process end"),
+        ("failover", "noticed by the standbys"),
+        ("failover_hint", "reported by the supervisor, which saw the process exit"),
     ):
         found = results(name)
         rows.append([what, found["trials"], f"{found['median_s']:.2f}", f"{found['max_s']:.2f}"])
@@ -249,9 +249,9 @@ def headline() -> str:
         [
             f"- Samples per second against TRL's `GRPOTrainer`: {default} parameters; {whole} when samples of zero",
             "  advantage, which TRL computes, are computed too.",
-            f"- Against its own synchronous mode: {_gain(overlapped['waiting']['modes']):.1f} × where a reward waits "
+            f"- Against its own synchronous mode: {_gain(overlapped['waiting']['modes']):.1f} × with a reward that waits "
             "(log-normal, median 0.1 s),",
-            f"  {_gain(overlapped['as_is']['modes']):.1f} × where nothing does.",
+            f"  {_gain(overlapped['as_is']['modes']):.1f} × without waiting.",
             f"- The controller takes {large['groups_per_s']:,.0f} durable groups of 16 × 256 tokens per second from 64 clients, "
             f"99 % of",
             f"  replies within {large['p99_ms']:.0f} ms, in {large['rss_mb']:.0f} MB.",

@@ -1,23 +1,23 @@
-"""What a rollout worker's engine costs on vLLM: against bare vLLM, against transformers ``generate``.
+"""Cost of a rollout worker's engine on vLLM: against plain vLLM, and against transformers ``generate``.
 
     python -m benchmarks.rollout [--rounds 9] [--json FILE]
 
 Needs vLLM (``make bench`` installs it). 256 sequences a round (32 prompts of the digit-sort demo, 8
-completions each), at most 24 new tokens, sampled at temperature 1, float32, one thread a process:
+completions each), at most 24 new tokens, sampled at temperature 1, float32, one thread per process:
 
-- bare: vLLM's own asynchronous engine, one request with n = 8 a prompt, tokens only;
+- bare: vLLM's own asynchronous engine, one request with n = 8 per prompt, only tokens;
 - bare with log-probs: the same, with the log-probability of each token;
-- engine: Paceline's engine on that very vLLM, as a worker uses it: log-probs and versions;
-- engine, swaps: the same, and new weights are loaded in the middle of every round;
+- engine: Paceline's engine on the same vLLM, as a worker uses it: log-probs and versions;
+- engine, swaps: the same, with new weights loaded in the middle of every round;
 - generate: transformers, all 256 as one static batch.
 
-The ways take turns, round by round, and each ratio is of one round; medians over rounds. Wall time,
-and CPU seconds of all processes together: on a machine with other work only the latter mean much.
+They take turns. Each ratio is of one round; the result is the median over rounds. Wall time, and CPU
+seconds of all processes together; on a machine with other work only CPU seconds are meaningful.
 The 0.1 M model is the demo's, whose completions are short; the others have random weights. With models
-this small vLLM's Python work per token is nearly all there is: the cost of log-probs, of a swap and of
-Paceline's own work are at their largest here, and shrink as the model grows. A round is as many samples
-as a step of the demo has, so a swap a round is a swap a step, of a trainer that never keeps it waiting.
-Each model is measured in a process of its own; process start to first token includes its imports.
+this small, nearly all time is vLLM's Python work per token. The costs of log-probs, of a swap and of
+Paceline's own work are therefore at their largest, and shrink as the model grows. A round has as many
+samples as a step of the demo, so a swap a round is a swap a step. Each model is measured in a process
+of its own; the time from process start to first token includes its imports.
 """
 
 from __future__ import annotations

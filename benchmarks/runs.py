@@ -1,4 +1,4 @@
-"""Runs ``paceline up`` for a benchmark and says how fast it went and where CPU time went.
+"""Runs of ``paceline up`` for benchmarks: their rates and CPU times.
 
 The clock starts at the commit of the last warm-up step and stops at the commit of the last step:
 imports, start-up, the first weights transfer and the export at the end are no part of it.

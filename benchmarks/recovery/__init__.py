@@ -1,1 +1,1 @@
-"""How long a real fleet takes to get over each fault: ``python -m benchmarks.recovery``."""
+"""Recovery times of a real fleet after each fault: ``python -m benchmarks.recovery``."""

@@ -1,13 +1,13 @@
-"""How long a real fleet takes to get over each fault.
+"""Recovery times of a real fleet after each fault.
 
     python -m benchmarks.recovery [--faults leader-kill,policy-reduce] [--trials 20] [--table]
 
-A whole fleet of a tiny model with the default leases: Redis, 2 controllers, 2 policy replicas (or as
-many as the fault is about), 2 rollout workers, restarted by its supervisor; for faults of the network,
-one that was started by hand, every process in a network namespace of its own (needs root). Each trial
-waits until the fleet is whole, makes one fault, and reads the journal for what followed: times are the
-leader's own, from the fault to the event that shows detection and to the event that shows recovery.
-``--table`` only writes the table of docs/fault-tolerance.md from the results there are. Results of
+The fleet has a tiny model and the default leases: Redis, 2 controllers, 2 policy replicas (or as many
+as the fault needs) and 2 rollout workers, restarted by a supervisor. For faults of the network, every
+process is started by hand in a network namespace of its own (needs root). Each trial waits until the
+fleet is complete, injects one fault, and reads the journal. Times are the leader's own, from the
+fault to the event that shows detection and to the event that shows recovery.
+``--table`` only writes the table of docs/fault-tolerance.md from the existing results. Results of
 faults that are not measured this time are kept.
 """
 

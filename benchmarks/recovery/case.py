@@ -1,4 +1,4 @@
-"""A fault of the table, and one trial of it."""
+"""A fault of the recovery table, and one trial of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testbed.fleet import Event, Fleet
 SERVE_LIMIT_S = 90.0
 """A process starts anew and loads its model, on busy cores."""
 
-EXIT = "process exit, told by the supervisor"
+EXIT = "process exit, reported by the supervisor"
 LEASE = "lease (5 s) runs out"
 COMMIT = "next commit"
 RELEASED = "its tasks leased to others"

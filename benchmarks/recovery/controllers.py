@@ -1,4 +1,4 @@
-"""Controllers fall, or their network does."""
+"""Faults of controllers and of their network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fleets that faults are put into. Cases of equal grounds share one, one after the other."""
+"""Fleets for the trials. Cases with equal settings share a fleet, one after the other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every fault of the table, in its order."""
+"""List of all faults, in the order of the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Policy replicas fall, or their network does."""
+"""Faults of policy replicas and of their network."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ CASES = {
     "policy-stop": Case(
         replica_falls("reduce", signal.SIGSTOP),
         *("one of two replicas: SIGSTOP in the all-reduce", LEASE, COMMIT),
-        "the step takes a lease longer; awake, it is taken back and seeded",
+        "the step takes a lease longer; awake, it rejoins and receives the state",
     ),
     "policy-three": Case(
         replica_falls("reduce"),
@@ -174,7 +174,7 @@ CASES = {
     "policy-cut": Case(
         replica_cut_off,
         *("network: one of two replicas cut off from the controllers", LEASE, COMMIT),
-        "the step takes a lease longer; reachable again, it is taken back and seeded",
+        "the step takes a lease longer; reachable again, it rejoins and receives the state",
         HOSTS,
     ),
     "policies-apart": Case(

@@ -1,4 +1,4 @@
-"""Redis falls, hangs, is full, or is far away."""
+"""Faults of Redis: killed, stopped, full, slow, unreachable."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rollout workers fall, starve, are cut off, or are given a poisoned task."""
+"""Faults of rollout workers: killed, starved, cut off, or given a poisoned task."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``paceline up`` falls, or everything at once."""
+"""Faults of ``paceline up``, and power cuts."""
 
 from __future__ import annotations
 

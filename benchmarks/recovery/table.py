@@ -1,4 +1,4 @@
-"""Results of the trials, and the table that docs/fault-tolerance.md shows of them."""
+"""Results of the trials, and their table in docs/fault-tolerance.md."""
 
 from __future__ import annotations
 

@@ -156,7 +156,7 @@ def test_pods_leave_gracefully_before_they_are_ended() -> None:
     for spec, container in workers:
         farewell = container["lifecycle"]["preStop"]["exec"]["command"][-1]
         wait_s = float(re.findall(r"--wait (\d+)", farewell)[0])
-        assert "--replace" in farewell, "the provider has lowered the wanted number already"
+        assert "--replace" in farewell, "the provider has lowered the desired count already"
         assert spec["terminationGracePeriodSeconds"] > wait_s + 15
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
@@ -28,3 +29,48 @@ def test_every_link_between_documents_has_a_target() -> None:
             if "://" not in target and not (page.parent / target).exists():
                 broken.append(f"{page.relative_to(ROOT)}: {target}")
     assert broken == []
+
+
+PACKAGES = ("paceline", "controller", "policy_worker", "rollout_worker")
+RIDDLE = re.compile(r"(What|Who|Whose|Whether|Where|When|How|Which|From|Does|Do|Is|Are|Has|Can)\b")
+"""Openings of sentences that hide their subject: a first line is a noun phrase of the field."""
+NAMED_TWICE_ON_PURPOSE: dict[str, set[str]] = {
+    "Worker": {"controller/ledger/fleet.py", "controller/rest/schemas.py"},
+    "VersionEpoch": {"controller/ledger/versions.py", "controller/rest/schemas.py"},
+    "Checkpoint": {"controller/ledger/versions.py", "controller/rest/schemas.py"},
+}
+"""One idea in the ledger and in the answers of the REST interface."""
+
+
+def modules(*folders: str) -> dict[str, ast.Module]:
+    """Parsed modules by path, without generated stubs."""
+    paths = [path for folder in folders for path in sorted((ROOT / folder).rglob("*.py"))]
+    return {
+        path.relative_to(ROOT).as_posix(): ast.parse(path.read_text())
+        for path in paths
+        if "_pb2" not in path.name
+    }
+
+
+def test_every_module_opens_with_a_noun_phrase() -> None:
+    found = {}
+    for path, module in modules(*PACKAGES, "testbed", "benchmarks").items():
+        text = ast.get_docstring(module) or ""
+        if not text or RIDDLE.match(text):
+            found[path] = text.partition("\n")[0] or "(no docstring)"
+    assert not found, "\n".join(f"{path}: {line}" for path, line in found.items())
+
+
+def test_no_two_unrelated_classes_have_one_name() -> None:
+    where: dict[str, set[str]] = {}
+    for path, module in modules(*PACKAGES).items():
+        for node in module.body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                where.setdefault(node.name, set()).add(path)
+    twice = {name: paths for name, paths in where.items() if len(paths) > 1}
+    unrelated = {
+        name: paths
+        for name, paths in twice.items()
+        if not paths <= NAMED_TWICE_ON_PURPOSE.get(name, set())
+    }
+    assert not unrelated, unrelated
