@@ -28,7 +28,7 @@ PAGE = REPOSITORY / "docs" / "fault-tolerance.md"
 BEGIN, END = "<!-- mutation table: begin -->", "<!-- mutation table: end -->"
 COPIED = (
     *("benchmarks", "controller", "examples", "paceline", "policy_worker", "proto"),
-    *("rollout_worker", "tests", "pyproject.toml"),
+    *("rollout_worker", "testbed", "tests", "pyproject.toml"),
 )
 LIMIT_S = 300.0
 
@@ -52,8 +52,8 @@ class Guard:
     """Expression for pytest -k."""
 
 
-LEASING = "controller/ledger/lease_decisions.py"
-STEPPING = "controller/ledger/step_decisions.py"
+LEASING = "controller/ledger/decisions/leases.py"
+STEPPING = "controller/ledger/decisions/steps.py"
 TASKS = "controller/ledger/tasks.py"
 TASK_TESTS = "tests/unit/ledger/test_ledger_tasks.py"
 STEP_TESTS = "tests/unit/ledger/test_ledger_steps.py"
@@ -99,6 +99,19 @@ GUARDS = (
         ),
         ("tests/process/controller/test_embedded_redis.py",),
         "middle_of_a_sync",
+    ),
+    Guard(
+        "sweep",
+        "a deposed leader deletes no payload",
+        (
+            Patch(
+                "controller/housekeeping.py",
+                "            if not await self._context.election.renew(self._term):\n",
+                "            if False:\n",
+            ),
+        ),
+        ("tests/process/controller/test_leader_start.py",),
+        "deposed_leader",
     ),
     Guard(
         "durable",
@@ -196,7 +209,7 @@ GUARDS = (
         "a death is charged only to a task that its owner held alone",
         (
             Patch(
-                "controller/ledger/membership_decisions.py",
+                "controller/ledger/decisions/membership.py",
                 "    counts = suspected and len(worker.held) == 1\n",
                 "    counts = suspected\n",
             ),
@@ -214,7 +227,7 @@ GUARDS = (
         "a process of an earlier incarnation is refused",
         (
             Patch(
-                "controller/ledger/decider.py",
+                "controller/ledger/decisions/decider.py",
                 "    if worker.incarnation != incarnation:\n",
                 "    if False:\n",
             ),

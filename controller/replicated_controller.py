@@ -37,7 +37,7 @@ from paceline.config.schema import Config
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.redis.server import NoRedis, ensure_redis
-from paceline.rpc.refusal_code import RefusalCode
+from paceline.refusal_code import RefusalCode
 
 log = logging.getLogger(__name__)
 

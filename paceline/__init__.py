@@ -1,0 +1,1 @@
+"""Paceline: asynchronous, fault-tolerant reinforcement learning for language models."""

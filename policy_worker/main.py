@@ -50,7 +50,7 @@ from policy_worker.refusal_limit import RefusalLimit
 from policy_worker.step.gradients import StepSpec
 from policy_worker.step.stats import Stats
 from policy_worker.trainer import EpochMesh, Trainer
-from policy_worker.worker_report import WorkerReport
+from policy_worker.worker_report import PolicyReport
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ class PolicyWorker:
         self.worker_id = worker_id
         self.run_dir = run_dir
         self.host = tensor_host or own_address(controllers[0])
-        self.worker_report = WorkerReport()
+        self.worker_report = PolicyReport()
         self.admitted = False
         """The controller took this worker's config and token."""
         self.outlets: PublishAndCheckpoint | None = None

@@ -32,7 +32,7 @@ from paceline.v1 import rollout_pb2
 from paceline.weights.tensor_checksum import weights_digest
 from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointInfo
 from policy_worker.model import load_reference
-from policy_worker.ranks.commands import Command
+from policy_worker.ranks.commands import RankCommand
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.sharding import (
     gathered_weights,
@@ -99,7 +99,7 @@ class Trainer:
 
     def attach(self, run_dir: Path) -> None:
         """Sets the run directory for checkpoints, which the controller names."""
-        self.replica.announce(Command.ATTACH, run_dir=str(run_dir))
+        self.replica.announce(RankCommand.ATTACH, run_dir=str(run_dir))
         self._checkpointer = Checkpointer(run_dir, self._config, self.replica)
 
     @property
@@ -122,7 +122,7 @@ class Trainer:
 
         Raises EpochCancelled or MeshError; this replica has no mesh then.
         """
-        self.replica.announce(Command.FORM, epoch=asdict(epoch), timeout_s=timeout_s)
+        self.replica.announce(RankCommand.FORM, epoch=asdict(epoch), timeout_s=timeout_s)
         self._leave_mesh()
         self._epoch = epoch.number
 
@@ -151,7 +151,7 @@ class Trainer:
         if self._mesh is None:
             return
         self.replica.end_epoch(self._epoch)
-        self.replica.announce(Command.ABANDON)
+        self.replica.announce(RankCommand.ABANDON)
         self._leave_mesh()
 
     # -- state --------------------------------------------------------------------------------
@@ -161,7 +161,7 @@ class Trainer:
 
         Raises CheckpointError or ModelError; the state is unusable then.
         """
-        self.replica.announce(Command.RESTORE, path=path, step=step, version=version)
+        self.replica.announce(RankCommand.RESTORE, path=path, step=step, version=version)
         self._forget_step()
         self.state.version = NO_VERSION
         if path:
@@ -179,7 +179,7 @@ class Trainer:
 
     def send_state(self, peers: Sequence[int]) -> None:
         """Sends the whole state to mesh ranks ``peers``. Raises EpochCancelled or MeshError."""
-        self.replica.announce(Command.SEND_STATE, peers=list(peers))
+        self.replica.announce(RankCommand.SEND_STATE, peers=list(peers))
         self._on_all_ranks(
             lambda: send_state(self._need_mesh(), self.state, list(peers), self._progress)
         )
@@ -189,7 +189,7 @@ class Trainer:
 
         Raises EpochCancelled or MeshError; the state is void then (version -1).
         """
-        self.replica.announce(Command.RECEIVE_STATE, source=source)
+        self.replica.announce(RankCommand.RECEIVE_STATE, source=source)
         self._forget_step()
         self._initial = False
         self._on_all_ranks(
@@ -199,7 +199,7 @@ class Trainer:
     def digest(self) -> str:
         """Digest of the weights, equal on replicas whose weights are equal bit for bit."""
         if self._digest[0] != self.state.version:
-            self.replica.announce(Command.DIGEST)
+            self.replica.announce(RankCommand.DIGEST)
             parts: list[str] = self.replica.gather(weights_digest(local_weights(self.state)))
             whole = hashlib.sha256("".join(parts).encode()).hexdigest()
             self._digest = (self.state.version, parts[0] if len(parts) == 1 else whole)
@@ -209,7 +209,7 @@ class Trainer:
 
     def begin(self, spec: StepSpec, shard: Sequence[GroupKey]) -> list[GroupKey]:
         """Opens or continues a step; returns the groups of ``shard`` that are still to be added."""
-        self.replica.announce(Command.BEGIN, spec=asdict(spec), shard=list(shard))
+        self.replica.announce(RankCommand.BEGIN, spec=asdict(spec), shard=list(shard))
         return self.gradients.begin(spec, shard)
 
     def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
@@ -218,7 +218,7 @@ class Trainer:
         Raises BadGroup if a payload contradicts itself; no rank has added anything then.
         """
         if groups:
-            self.replica.announce(Command.ADD, groups=groups)
+            self.replica.announce(RankCommand.ADD, groups=groups)
             self.gradients.add(groups)
 
     def reduce(self) -> Stats:
@@ -227,7 +227,7 @@ class Trainer:
         Local gradients are untouched. Returns this replica's stats of the step, grad_norm (before
         clipping) and lr included. Raises EpochCancelled or MeshError.
         """
-        self.replica.announce(Command.REDUCE)
+        self.replica.announce(RankCommand.REDUCE)
         if self._scratch is None:
             self._scratch = torch.zeros(
                 self.gradients.size, dtype=torch.float32, device=self.device
@@ -261,7 +261,7 @@ class Trainer:
 
     def commit(self, version: Version) -> None:
         """Applies the reduced gradients: the state is now ``version``, one step further."""
-        self.replica.announce(Command.COMMIT, version=version)
+        self.replica.announce(RankCommand.COMMIT, version=version)
         if self._scratch is None:
             raise RuntimeError("nothing was reduced")
         apply_update(self.state, self.gradients, self._scratch, self._norm, version)
@@ -271,12 +271,12 @@ class Trainer:
 
     def save(self) -> Future[CheckpointInfo]:
         """Copies the state and writes it in the background; see Checkpointer.save_async."""
-        self.replica.announce(Command.SAVE)
+        self.replica.announce(RankCommand.SAVE)
         return self.checkpointer.save_async(self.state)
 
     def whole_weights(self) -> Iterable[tuple[str, Tensor]]:
         """Full weights by Hugging Face name; to be exhausted before any other operation is called."""
-        self.replica.announce(Command.GATHER)
+        self.replica.announce(RankCommand.GATHER)
         return gathered_weights(self.state)
 
     def close(self) -> None:
@@ -291,7 +291,7 @@ class Trainer:
     def follow(self) -> None:
         """Ranks above 0: executes what rank 0 announces, until it announces the end."""
         operations = self._operations()
-        while (announced := self.replica.next_command())[0] != Command.STOP:
+        while (announced := self.replica.next_command())[0] != RankCommand.STOP:
             command, arguments = announced
             try:
                 operations[command](**arguments)
@@ -302,7 +302,7 @@ class Trainer:
         if self._checkpointer is not None:
             self._checkpointer.close()
 
-    def _operations(self) -> dict[Command, Callable[..., object]]:
+    def _operations(self) -> dict[RankCommand, Callable[..., object]]:
         """The operation behind each announcement; its arguments come as JSON values."""
 
         def form(epoch: dict[str, Any], timeout_s: float) -> None:
@@ -313,19 +313,19 @@ class Trainer:
             self.begin(StepSpec.from_json(spec), [(task, attempt) for task, attempt in shard])
 
         return {
-            Command.ATTACH: lambda run_dir: self.attach(Path(run_dir)),
-            Command.FORM: form,
-            Command.ABANDON: self.abandon,
-            Command.RESTORE: self.restore,
-            Command.SEND_STATE: self.send_state,
-            Command.RECEIVE_STATE: self.receive_state,
-            Command.DIGEST: self.digest,
-            Command.BEGIN: begin,
-            Command.ADD: self.add,
-            Command.REDUCE: self.reduce,
-            Command.COMMIT: self.commit,
-            Command.SAVE: self.save,
-            Command.GATHER: lambda: [None for _ in self.whole_weights()],
+            RankCommand.ATTACH: lambda run_dir: self.attach(Path(run_dir)),
+            RankCommand.FORM: form,
+            RankCommand.ABANDON: self.abandon,
+            RankCommand.RESTORE: self.restore,
+            RankCommand.SEND_STATE: self.send_state,
+            RankCommand.RECEIVE_STATE: self.receive_state,
+            RankCommand.DIGEST: self.digest,
+            RankCommand.BEGIN: begin,
+            RankCommand.ADD: self.add,
+            RankCommand.REDUCE: self.reduce,
+            RankCommand.COMMIT: self.commit,
+            RankCommand.SAVE: self.save,
+            RankCommand.GATHER: lambda: [None for _ in self.whole_weights()],
         }
 
     # -- inside an operation ------------------------------------------------------------------

@@ -9,7 +9,7 @@ from paceline.process.worker_resources import Resources
 from paceline.v1 import worker_pb2
 
 
-class WorkerReport:
+class PolicyReport:
     """``progress`` rises only if the training thread completed some work. ``busy`` means that it has
     work to do: a worker that is busy without progress is wedged."""
 

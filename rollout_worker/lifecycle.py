@@ -32,7 +32,7 @@ class EngineLost(EngineFailed):
     exit_status = ENGINE_LOST
 
 
-class Lifecycle:
+class WorkerLifecycle:
     """``drain_s``: a draining worker works on its tasks for this long, then hands the rest back.
 
     ``leaving``: no new tasks are taken. ``ended``: the worker's loops stop."""

@@ -47,7 +47,7 @@ from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.model import pick_device
 from rollout_worker.engine_rates import EngineRates
 from rollout_worker.environments.environment_runner import EnvironmentRunner
-from rollout_worker.lifecycle import Lifecycle
+from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.rewards.scoring import Scorer
 from rollout_worker.tasks.group_producer import GroupProducer, longest_prompt
 from rollout_worker.tasks.held_tasks import HeldTasks
@@ -59,7 +59,7 @@ from rollout_worker.tasks.task_runner import TaskRunner
 from rollout_worker.tokenizer import PromptTokenizer
 from rollout_worker.weight_loading import WeightLoader
 from rollout_worker.weight_receiver import WeightReceiver
-from rollout_worker.worker_report import WorkerReport
+from rollout_worker.worker_report import RolloutReport
 
 log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class RolloutWorker:
         self.scorer = Scorer(config.reward)
         self.control = ControlPlane.from_config(config, controllers)
         self.held = HeldTasks()
-        self.lifecycle = Lifecycle(self.held, config.fleet.drain_s)
+        self.lifecycle = WorkerLifecycle(self.held, config.fleet.drain_s)
         self.receiver: WeightReceiver | None = None
         self.admitted = False
         """The controller has accepted this worker's config and token."""
@@ -199,7 +199,7 @@ class RolloutWorker:
         )
         self.loading = WeightLoader(engine, self.session, held, self.tasks, self.lifecycle)
         self.leasing = LeaseLoop(self.session, self, held.room)
-        self.reports = WorkerReport(
+        self.reports = RolloutReport(
             self.lifecycle, engine, self.rates, self.producer, held, self.outbox, self.leasing
         )
 

@@ -11,8 +11,8 @@ import logging
 from paceline.process.structured_log import event
 from paceline.rpc.session import WorkerSession
 from paceline.weights.weight_transfer import StagedWeights
-from rollout_worker.engine.base import Engine, EngineError, SwapFailed, WeightsRefused
-from rollout_worker.lifecycle import Lifecycle
+from rollout_worker.engine.base import Engine, EngineError, SwapFailed, WeightMismatch
+from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.tasks.held_tasks import HeldTasks, Stage
 from rollout_worker.tasks.task_runner import TaskRunner
 
@@ -30,7 +30,7 @@ class WeightLoader:
         session: WorkerSession,
         held: HeldTasks,
         tasks: TaskRunner,
-        lifecycle: Lifecycle,
+        lifecycle: WorkerLifecycle,
     ) -> None:
         self._engine = engine
         self._session = session
@@ -55,7 +55,7 @@ class WeightLoader:
         try:
             pause_s = await self._engine.load_weights(staged.version, staged.tensors)
             self._failed = 0
-        except WeightsRefused as error:
+        except WeightMismatch as error:
             self._lifecycle.engine_failed(
                 f"weights {staged.version} do not fit model.path: {error}"
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from paceline.v1 import rollout_pb2, worker_pb2
 from rollout_worker.engine.base import Engine
 from rollout_worker.engine_rates import EngineRates
-from rollout_worker.lifecycle import Lifecycle
+from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.tasks.group_producer import GroupProducer
 from rollout_worker.tasks.held_tasks import HeldTasks, Stage
 from rollout_worker.tasks.lease_loop import LeaseLoop
@@ -16,8 +16,8 @@ from rollout_worker.weight_receiver import WeightReceiver
 
 
 @dataclass
-class WorkerReport:
-    lifecycle: Lifecycle
+class RolloutReport:
+    lifecycle: WorkerLifecycle
     engine: Engine
     rates: EngineRates
     producer: GroupProducer

@@ -13,7 +13,7 @@ from controller.errors import NotLeading
 from controller.fleet.autoscale_policy import Autoscaler, ScaleBounds, Waits, WorkerCounts
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, Role, Scale
-from controller.ledger.lease_decisions import admissible
+from controller.ledger.decisions.leases import admissible
 from controller.ledger.state import Phase, State
 from controller.store.journal import Deposed
 from paceline.config.schema import FleetConfig

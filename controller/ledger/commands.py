@@ -25,7 +25,7 @@ from controller.ledger.facts import LeasedTask as LeasedTask
 from controller.ledger.facts import RunSpec as RunSpec
 from controller.ledger.facts import StatValue as StatValue
 from paceline.ids import MeshEpoch, Step, TaskId, Version
-from paceline.rpc.refusal_code import RefusalCode
+from paceline.refusal_code import RefusalCode
 
 
 class CommandRefused(Exception):

@@ -17,21 +17,14 @@ from collections.abc import Callable
 from typing import Any
 
 from controller.ledger import commands as cmd
-from controller.ledger import (
-    decider,
-    lease_decisions,
-    membership_decisions,
-    mesh_decisions,
-    run_decisions,
-    standby_workers,
-    step_decisions,
-)
+from controller.ledger import standby_workers
+from controller.ledger.decisions import decider, leases, membership, mesh, run, steps
 from controller.ledger.events import Event
 from controller.ledger.fleet import Worker
 from controller.ledger.invariants import check, check_counts
 from controller.ledger.state import Phase, State, apply, dump, load
 from paceline.ids import TaskId
-from paceline.rpc.refusal_code import RefusalCode
+from paceline.refusal_code import RefusalCode
 
 
 class BrokenInvariant(Exception):
@@ -100,39 +93,39 @@ class Ledger:
         return decider.caller(self.state, worker_id, incarnation)
 
     def settle_fleet(self, now: float) -> None:
-        mesh_decisions.settle_mesh(self)
-        step_decisions.settle_step(self, now)
+        mesh.settle_mesh(self)
+        steps.settle_step(self, now)
         standby_workers.settle_spares(self)
-        mesh_decisions.settle_links(self)
+        mesh.settle_links(self)
         self.settle_evals(now)
 
     def settle_evals(self, now: float) -> None:
-        run_decisions.settle_evals(self, now)
-        run_decisions.settle_end(self, now)
+        run.settle_evals(self, now)
+        run.settle_end(self, now)
 
     def mend_mesh(self, now: float) -> None:
-        mesh_decisions.mend_mesh(self)
+        mesh.mend_mesh(self)
         self.settle_fleet(now)
 
 
 _HANDLERS: dict[type[Any], Callable[[Ledger, Any, float], Any]] = {
-    cmd.StartRun: run_decisions.start_run,
-    cmd.BeginTerm: run_decisions.begin_term,
-    cmd.Register: membership_decisions.register,
-    cmd.DeclareDead: membership_decisions.declare_dead,
-    cmd.Observe: membership_decisions.observe,
-    cmd.LeaseTasks: lease_decisions.lease,
-    cmd.AcceptGroup: lease_decisions.accept,
-    cmd.ReturnTask: lease_decisions.give_back,
-    cmd.ExpireLease: lease_decisions.expire,
-    cmd.BreakMesh: mesh_decisions.break_mesh,
-    cmd.FormMesh: mesh_decisions.form_mesh,
-    cmd.BreakLink: mesh_decisions.break_link,
-    cmd.CastVote: step_decisions.vote,
-    cmd.RecordCheckpoint: step_decisions.record_checkpoint,
-    cmd.Scale: run_decisions.scale,
-    cmd.Drain: membership_decisions.drain,
-    cmd.Pause: run_decisions.pause,
-    cmd.RequestCheckpoint: run_decisions.request_checkpoint,
-    cmd.Stop: run_decisions.stop,
+    cmd.StartRun: run.start_run,
+    cmd.BeginTerm: run.begin_term,
+    cmd.Register: membership.register,
+    cmd.DeclareDead: membership.declare_dead,
+    cmd.Observe: membership.observe,
+    cmd.LeaseTasks: leases.lease,
+    cmd.AcceptGroup: leases.accept,
+    cmd.ReturnTask: leases.give_back,
+    cmd.ExpireLease: leases.expire,
+    cmd.BreakMesh: mesh.break_mesh,
+    cmd.FormMesh: mesh.form_mesh,
+    cmd.BreakLink: mesh.break_link,
+    cmd.CastVote: steps.vote,
+    cmd.RecordCheckpoint: steps.record_checkpoint,
+    cmd.Scale: run.scale,
+    cmd.Drain: membership.drain,
+    cmd.Pause: run.pause,
+    cmd.RequestCheckpoint: run.request_checkpoint,
+    cmd.Stop: run.stop,
 }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from controller.ledger.commands import CommandRefused
 from controller.ledger.enums import Role
-from paceline.rpc.refusal_code import RefusalCode
+from paceline.refusal_code import RefusalCode
 
 MOST_WORKERS = 10_000
 

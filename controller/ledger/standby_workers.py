@@ -8,7 +8,7 @@ one with the highest name stands by once it has finished its tasks.
 
 from __future__ import annotations
 
-from controller.ledger.decider import Decider
+from controller.ledger.decisions.decider import Decider
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.events import SpareSet
 from controller.ledger.fleet import Worker

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from controller.ledger import decider, views
+from controller.ledger import views
+from controller.ledger.decisions import decider
 from controller.services.rollout import MAX_GROUPS
 from controller.services.validation import Invalid, InvalidGroup, check_caller, check_partial
 from controller.store.partial_rollouts import Partial

@@ -21,7 +21,7 @@ from controller.services.validation import (
 )
 from paceline.ids import MeshEpoch, Step, Version
 from paceline.process.structured_log import event
-from paceline.rpc.refusal_code import RefusalCode
+from paceline.refusal_code import RefusalCode
 from paceline.v1 import policy_pb2
 
 if TYPE_CHECKING:

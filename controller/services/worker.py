@@ -14,7 +14,7 @@ from controller.proto_encoding import ROLES
 from controller.services.validation import MAX_TASKS, Invalid, check_caller, check_text
 from paceline.config.differences import differences
 from paceline.ids import MeshEpoch, Version
-from paceline.rpc.refusal_code import RefusalCode
+from paceline.refusal_code import RefusalCode
 from paceline.v1 import worker_pb2
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ import traceback
 from collections import Counter
 
 from controller.simulator.faults import run_schedule
-from controller.simulator.plan import Fleet, forecast, parse, show
+from controller.simulator.plan import PlannedFleet, forecast, parse, show
 
 
 def main() -> int:
@@ -43,7 +43,7 @@ def _plan(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int
     names += ["groups_per_step", "max_staleness", "steps"]
     given = {n: value for n in names if (value := getattr(arguments, n)) is not None}
     try:
-        fleet = Fleet(**parse(arguments.plan), **given)
+        fleet = PlannedFleet(**parse(arguments.plan), **given)
     except ValueError as error:
         parser.error(str(error))
     print(show(fleet, forecast(fleet, arguments.seed)))

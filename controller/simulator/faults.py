@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from controller.ledger import commands as cmd
 from controller.services import admin
-from controller.simulator.policy import PolicyWorker
+from controller.simulator.policy import SimulatedPolicyWorker
 from controller.simulator.virtual_time import Process
 from controller.simulator.world import Shape, World
 from paceline.v1 import admin_pb2
@@ -211,7 +211,7 @@ def _flip_bit(world: World) -> None:
         return
     member = mesh.members[world.rng.randrange(1, len(mesh.members))]
     worker = world.workers.get(member.worker_id)
-    if isinstance(worker, PolicyWorker) and worker.alive and worker.state:
+    if isinstance(worker, SimulatedPolicyWorker) and worker.alive and worker.state:
         world.oracle.corrupt()
         worker.state += "!"
 

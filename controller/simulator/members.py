@@ -15,7 +15,7 @@ from controller.simulator.virtual_time import settle
 from paceline.v1 import worker_pb2
 
 if TYPE_CHECKING:
-    from controller.simulator.policy import PolicyWorker
+    from controller.simulator.policy import SimulatedPolicyWorker
     from controller.simulator.world import World
 
 ERROR = "error"
@@ -31,7 +31,7 @@ class Weights:
 class Collective:
     """One rendezvous or one all-reduce of an epoch."""
 
-    parts: dict[str, tuple[PolicyWorker, asyncio.Future[Any], frozenset[str]]] = field(
+    parts: dict[str, tuple[SimulatedPolicyWorker, asyncio.Future[Any], frozenset[str]]] = field(
         default_factory=dict
     )
     done: bool = False
@@ -45,7 +45,10 @@ class SimulatedEpoch:
         self.seeds: dict[str, str] = {}
 
     def join(
-        self, worker: PolicyWorker, key: tuple[int, int], part: frozenset[str] = frozenset()
+        self,
+        worker: SimulatedPolicyWorker,
+        key: tuple[int, int],
+        part: frozenset[str] = frozenset(),
     ) -> asyncio.Future[Any]:
         """Takes part in collective ``key``. The value: ``ERROR``, or the union of all parts."""
         collective = self.collectives.setdefault(key, Collective())
@@ -95,7 +98,7 @@ class SimulatedEpoch:
             if n == 0 or self.world.rng.random() < 0.5:
                 worker.call_later(0.03, settle, future, ERROR)
 
-    def _healthy(self, workers: list[PolicyWorker]) -> bool:
+    def _healthy(self, workers: list[SimulatedPolicyWorker]) -> bool:
         connected = self.world.network.connected
         return all(w.alive and not w.stopped for w in workers) and all(
             connected(a.name, b.name) for a in workers for b in workers if a.name < b.name

@@ -16,7 +16,7 @@ from controller.simulator.world import Shape, World
 
 
 @dataclass(frozen=True)
-class Fleet:
+class PlannedFleet:
     """Times in seconds."""
 
     policy: int = 1
@@ -51,7 +51,7 @@ class Forecast:
     """Of the slower side alone."""
 
 
-def forecast(fleet: Fleet, seed: int = 0) -> Forecast:
+def forecast(fleet: PlannedFleet, seed: int = 0) -> Forecast:
     """Simulates ``fleet`` and says what it would reach. Deterministic for a seed."""
     group_s = fleet.step_s / fleet.groups_per_step
     location = math.log(fleet.generate_s) - fleet.spread**2 / 2
@@ -121,7 +121,7 @@ def parse(words: list[str]) -> dict[str, int]:
     return values
 
 
-def show(fleet: Fleet, result: Forecast) -> str:
+def show(fleet: PlannedFleet, result: Forecast) -> str:
     """A few lines for people."""
     share = result.steps_per_s / result.ideal_steps_per_s
     return "\n".join(

@@ -31,7 +31,7 @@ WAIT_S = 2.0
 """How long a request for a plan or a vote may be held."""
 
 
-class PolicyWorker(SimulatedWorker):
+class SimulatedPolicyWorker(SimulatedWorker):
     role = common_pb2.ROLE_POLICY
 
     def __init__(self, world: World, worker_id: str) -> None:

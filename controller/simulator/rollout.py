@@ -12,7 +12,7 @@ from controller.simulator.worker import Fenced, SimulatedWorker
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 
 if TYPE_CHECKING:
-    from controller.simulator.policy import PolicyWorker
+    from controller.simulator.policy import SimulatedPolicyWorker
     from controller.simulator.world import World
 
 WAIT_S = 1.0
@@ -21,7 +21,7 @@ PATIENCE_S = 1.5
 """A worker that has waited so long for its answer asks for other tasks instead."""
 
 
-class RolloutWorker(SimulatedWorker):
+class SimulatedRolloutWorker(SimulatedWorker):
     role = common_pb2.ROLE_ROLLOUT
 
     def __init__(self, world: World, worker_id: str) -> None:
@@ -140,7 +140,7 @@ class RolloutWorker(SimulatedWorker):
         request = rollout_pb2.ReturnRequest(caller=caller, tasks=[returned])
         await self.call(rollout_service.return_tasks, request)
 
-    def receive(self, sender: PolicyWorker, link_epoch: int, version: int) -> None:
+    def receive(self, sender: SimulatedPolicyWorker, link_epoch: int, version: int) -> None:
         """Weights arrived over a link; loaded and acknowledged if the link is still ours."""
         view = self.directive
         if view is None or all(link.epoch != link_epoch for link in view.links):

@@ -21,7 +21,7 @@ EPOCH_S = 1.7e9
 """Unix time at which every simulated run begins."""
 
 
-class Handle:
+class VirtualHandle:
     """A callback to run at ``due``; in a process, if it has one."""
 
     __slots__ = ("args", "callback", "context", "due", "process")
@@ -58,15 +58,15 @@ class Timeline:
         self.rng = rng
         self.now = 0.0
         self.processes: list[Process] = []
-        self._heap: list[tuple[float, int, Handle]] = []
-        self._ready: deque[Handle] = deque()
+        self._heap: list[tuple[float, int, VirtualHandle]] = []
+        self._ready: deque[VirtualHandle] = deque()
         self._count = 0
 
     def after(self, delay: float, callback: Callable[..., Any], *args: Any) -> None:
         """Runs ``callback`` outside all processes: a fault, or a message on its way."""
-        self.add(delay, Handle(self.now + delay, None, callback, args, None))
+        self.add(delay, VirtualHandle(self.now + delay, None, callback, args, None))
 
-    def add(self, delay: float, handle: Handle) -> None:
+    def add(self, delay: float, handle: VirtualHandle) -> None:
         if delay <= 0.0:
             self._ready.append(handle)
         else:
@@ -134,7 +134,7 @@ class Process:
         self.name = name
         self.alive = True
         self.stopped = False
-        self.waiting: list[Handle] = []
+        self.waiting: list[VirtualHandle] = []
         """What came due while the process was stopped."""
         self.tasks: set[asyncio.Task[Any]] = set()
         self._skew_s = skew_s
@@ -174,20 +174,20 @@ class Process:
 
     def call_soon(
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> Handle:
+    ) -> VirtualHandle:
         return self.call_later(0.0, callback, *args, context=context)
 
     def call_later(
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> Handle:
+    ) -> VirtualHandle:
         due = self.timeline.now + delay
-        handle = Handle(due, self, callback, args, context or copy_context())
+        handle = VirtualHandle(due, self, callback, args, context or copy_context())
         self.timeline.add(delay, handle)
         return handle
 
     def call_at(
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> Handle:
+    ) -> VirtualHandle:
         return self.call_later(when - self.timeline.now, callback, *args, context=context)
 
     def create_future(self) -> asyncio.Future[Any]:
@@ -315,7 +315,7 @@ class Network:
                 fn(*args)
 
         due = self.timeline.now + delay
-        self.timeline.add(delay, Handle(due, target, arrive, (), _EMPTY))
+        self.timeline.add(delay, VirtualHandle(due, target, arrive, (), _EMPTY))
 
 
 _EMPTY = Context()

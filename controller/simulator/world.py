@@ -14,8 +14,8 @@ from controller.simulator.controller_process import ControllerProcess
 from controller.simulator.members import SimulatedEpoch, Weights
 from controller.simulator.memory_store import Landed, MemoryRedis
 from controller.simulator.oracle import Oracle, Violation
-from controller.simulator.policy import PolicyWorker
-from controller.simulator.rollout import RolloutWorker
+from controller.simulator.policy import SimulatedPolicyWorker
+from controller.simulator.rollout import SimulatedRolloutWorker
 from controller.simulator.virtual_time import Network, Process, Timeline
 from controller.simulator.worker import Client, Fenced, SimulatedWorker
 from controller.store.ledger_follower import LedgerFollower
@@ -128,7 +128,7 @@ class World:
         before = self.workers.get(worker_id)
         if before is not None and before.alive and not before.exited:
             return
-        kind = PolicyWorker if worker_id.startswith("policy") else RolloutWorker
+        kind = SimulatedPolicyWorker if worker_id.startswith("policy") else SimulatedRolloutWorker
         self.workers[worker_id] = kind(self, worker_id)
 
     def crash(self, worker: SimulatedWorker, *, restart_s: float | None = None) -> None:
@@ -229,10 +229,10 @@ class World:
         return group
 
     def send_weights(
-        self, sender: PolicyWorker, link: worker_pb2.WeightsLink, version: int
+        self, sender: SimulatedPolicyWorker, link: worker_pb2.WeightsLink, version: int
     ) -> None:
         receiver = self.workers.get(link.receiver.worker_id)
-        if isinstance(receiver, RolloutWorker):
+        if isinstance(receiver, SimulatedRolloutWorker):
             self.network.send(sender.name, receiver, receiver.receive, sender, link.epoch, version)
 
     # ---- the run --------------------------------------------------------------------------

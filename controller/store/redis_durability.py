@@ -1,4 +1,4 @@
-"""Whether what was written to Redis would survive the loss of its master."""
+"""Redis durability: would an append survive the loss of its master, and has it reached the disk?"""
 
 from __future__ import annotations
 

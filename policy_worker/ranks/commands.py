@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum, auto
 
 
-class Command(StrEnum):
+class RankCommand(StrEnum):
     """Each is executed by the Trainer's method of that name, except GATHER and STOP."""
 
     ATTACH = auto()

@@ -38,7 +38,7 @@ from paceline.errors import UserError
 from paceline.process.structured_log import event
 from paceline.process.user_code import python_module
 from paceline.v1 import rollout_pb2
-from policy_worker.ranks.commands import Command
+from policy_worker.ranks.commands import RankCommand
 from policy_worker.ranks.follower_bootstrap import RANK_SETTINGS, die_with_parent
 
 log = logging.getLogger(__name__)
@@ -73,11 +73,11 @@ class RankGroup:
         return self.rank == 0
 
     def announce(
-        self, command: Command, groups: Sequence[rollout_pb2.Group] = (), **arguments: Any
+        self, command: RankCommand, groups: Sequence[rollout_pb2.Group] = (), **arguments: Any
     ) -> None:
         """Rank 0: hands the command and its JSON arguments to the others, where it has no effect."""
 
-    def next_command(self) -> tuple[Command, dict[str, Any]]:
+    def next_command(self) -> tuple[RankCommand, dict[str, Any]]:
         """Ranks above 0: blocks until rank 0 announces the next command."""
         raise ReplicaBroken("a replica of one rank has nobody to take commands from")
 
@@ -146,7 +146,7 @@ class MultiRankGroup(RankGroup):
             self.mesh = dist.init_device_mesh(device_type, (size,), mesh_dim_names=("shard",))
 
     def announce(
-        self, command: Command, groups: Sequence[rollout_pb2.Group] = (), **arguments: Any
+        self, command: RankCommand, groups: Sequence[rollout_pb2.Group] = (), **arguments: Any
     ) -> None:
         if not self.leads:
             return
@@ -155,12 +155,12 @@ class MultiRankGroup(RankGroup):
             packed = rollout_pb2.SubmitRequest(groups=groups)
             self.broadcast_bytes(packed.SerializeToString())
 
-    def next_command(self) -> tuple[Command, dict[str, Any]]:
+    def next_command(self) -> tuple[RankCommand, dict[str, Any]]:
         command, arguments, groups = json.loads(self.broadcast_bytes(None))
         if groups:
             packed = self.broadcast_bytes(None)
             arguments["groups"] = rollout_pb2.SubmitRequest.FromString(packed).groups
-        return Command(command), arguments
+        return RankCommand(command), arguments
 
     def agree(self, ok: bool) -> bool:
         flag = torch.tensor([int(ok)], dtype=torch.int32)
@@ -206,7 +206,7 @@ class MultiRankGroup(RankGroup):
         self._closing.set()
         if self.leads:
             with contextlib.suppress(ReplicaBroken):
-                self.announce(Command.STOP)
+                self.announce(RankCommand.STOP)
             for child in self._children:
                 try:
                     child.wait(10.0)

@@ -44,7 +44,7 @@ class EngineDied(EngineError):
     exit_status = 1
 
 
-class WeightsRefused(EngineError):
+class WeightMismatch(EngineError):
     """Staged weights do not fit the model; nothing was loaded."""
 
 

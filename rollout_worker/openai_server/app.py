@@ -35,7 +35,7 @@ from rollout_worker.environments.base import (
 from rollout_worker.environments.conversation import FULL, Conversation
 from rollout_worker.openai_server import history
 from rollout_worker.openai_server.api_errors import UNSUPPORTED, ApiError
-from rollout_worker.openai_server.replies import Reply, sse
+from rollout_worker.openai_server.replies import ChatReply, sse
 from rollout_worker.openai_server.requests import ChatRequest
 from rollout_worker.tokenizer import BadPrompt, PromptTokenizer
 
@@ -92,7 +92,7 @@ class ChatApp:
         self._check_model(asked.model)
         self._check_tools(conversation, asked)
         call_ids = f"call_{conversation.request_id}" if asked.reports_calls else ""
-        reply = Reply(self._model, self._tokenizer, asked.logprobs, call_ids)
+        reply = ChatReply(self._model, self._tokenizer, asked.logprobs, call_ids)
         turn = self._begin_turn(request, conversation, asked)
         # A request that can be refused is refused now, before a stream has begun.
         await asyncio.sleep(0)
@@ -189,7 +189,7 @@ class ChatApp:
 class _Stream(StreamingResponse):
     """Takes the turn back if the client disconnects before the end of it."""
 
-    def __init__(self, turn: asyncio.Future[Turn], reply: Reply, *, usage: bool) -> None:
+    def __init__(self, turn: asyncio.Future[Turn], reply: ChatReply, *, usage: bool) -> None:
         events = _events(turn, reply, usage)
         super().__init__(events, media_type="text/event-stream")
         self.headers["cache-control"] = "no-store"
@@ -202,7 +202,9 @@ class _Stream(StreamingResponse):
             self._turn.cancel()
 
 
-async def _events(turn: asyncio.Future[Turn], reply: Reply, usage: bool) -> AsyncIterator[bytes]:
+async def _events(
+    turn: asyncio.Future[Turn], reply: ChatReply, usage: bool
+) -> AsyncIterator[bytes]:
     yield reply.first_event()
     while not (await asyncio.wait({turn}, timeout=_KEEP_ALIVE_S))[0]:
         yield b": waiting for the model\n\n"

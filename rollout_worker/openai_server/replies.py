@@ -15,7 +15,7 @@ from rollout_worker.tokenizer import PromptTokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ChatReply:
     """``call_ids``: prefix of the ids of tool calls; empty: calls stay part of the text."""
 
     model: str

@@ -15,8 +15,8 @@ import asyncio
 import time
 from typing import Any, Protocol
 
+from paceline.refusal_code import RefusalCode
 from paceline.rpc.client import RequestRefused
-from paceline.rpc.refusal_code import RefusalCode
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from rollout_worker.engine.base import WeightsRefused
+from rollout_worker.engine.base import WeightMismatch
 
 
 class WeightTable:
@@ -28,16 +28,16 @@ class WeightTable:
         """Pairs (target, staged) that a swap copies. Raises WeightsRefused; changes nothing."""
         unknown = [n for n in tensors if n not in self._by_name and n not in self._buffers]
         if unknown:
-            raise WeightsRefused(f"weights unknown to the model: {_some(unknown)}")
+            raise WeightMismatch(f"weights unknown to the model: {_some(unknown)}")
         missing = [
             names[0] for names in self._names.values() if not any(n in tensors for n in names)
         ]
         if missing:
-            raise WeightsRefused(f"weights missing: {_some(missing)}")
+            raise WeightMismatch(f"weights missing: {_some(missing)}")
         targets = self._by_name | self._buffers
         for name, staged in tensors.items():
             if staged.shape != targets[name].shape:
-                raise WeightsRefused(
+                raise WeightMismatch(
                     f"{name} has shape {tuple(staged.shape)}, the model {tuple(targets[name].shape)}"
                 )
         pairs = [(self._buffers[n], t) for n, t in tensors.items() if n in self._buffers]
@@ -46,7 +46,7 @@ class WeightTable:
             first = tensors[given[0]]
             for other in given[1:]:
                 if tensors[other] is not first and not torch.equal(tensors[other], first):
-                    raise WeightsRefused(f"{other} and {given[0]} are tied but differ")
+                    raise WeightMismatch(f"{other} and {given[0]} are tied but differ")
             pairs.append((self._by_name[given[0]], first))
         return pairs
 

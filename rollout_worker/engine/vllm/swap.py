@@ -32,7 +32,7 @@ from rollout_worker.engine.base import (
     EngineError,
     Request,
     SwapFailed,
-    WeightsRefused,
+    WeightMismatch,
 )
 from rollout_worker.engine.vllm import internals, parity, readback, shared_weights
 from rollout_worker.engine.vllm.client import VLLMClient
@@ -205,7 +205,7 @@ class WeightSwap:
         limit = parity.tolerance(spec.dtype, scale, quantised=spec.quantised)
         if not gap <= limit:
             self.usable = False
-            raise WeightsRefused(
+            raise WeightMismatch(
                 f"after the first sync vLLM's log-probs differ from those of the weights sent by "
                 f"{gap:.3g} on average, rounding explains {limit:.3g}"
             )
@@ -229,6 +229,6 @@ class WeightSwap:
             return await asyncio.to_thread(readback.compare, ranks, named)
         except readback.Differs as error:
             self.usable = False
-            raise WeightsRefused(
+            raise WeightMismatch(
                 f"after the first sync vLLM's parameters differ from the weights sent: {error}"
             ) from error

@@ -148,6 +148,24 @@ async def test_payloads_of_groups_that_may_still_be_handed_in_survive_the_sweep(
     assert set(await leader.context.payloads.list()) == tries
 
 
+async def test_the_sweep_of_a_deposed_leader_deletes_nothing(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its successor may have accepted groups that it has never heard of."""
+    context = leader.context
+    pipe = context.journal._redis.pipeline(transaction=False)
+    await context.payloads.put({("t900", 1): b"a group of the successor's"}, pipe)
+    await pipe.execute()
+    monkeypatch.setattr(leader.group_commit, "durable", lambda: asyncio.sleep(0))
+    await context.election.release()
+    successor = LeaderIdentity("d", "d:1", socket.gethostname(), os.getpid(), "other")
+    stores = redis_stores(context.config, successor, context.redis_url)
+    assert await stores.election.acquire(leader.term) is not None
+    await leader.housekeeping.sweep_orphans()
+    assert await context.payloads.list() == [("t900", 1)]
+    await stores.close()
+
+
 @pytest.mark.parametrize(
     "refusal", [Invalid("version 228, newest is 219"), CommandRefused("unknown", "?")]
 )

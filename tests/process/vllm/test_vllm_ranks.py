@@ -20,7 +20,7 @@ from rollout_worker.engine.base import (
     Request,
     SamplingParams,
     SwapFailed,
-    WeightsRefused,
+    WeightMismatch,
 )
 from rollout_worker.engine.vllm import readback
 from testbed.controllers import until
@@ -75,11 +75,11 @@ async def faulty(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Faul
 @in_one_loop
 async def test_wrong_parameters_are_noticed_at_the_first_sync(faulty: Faulty) -> None:
     faulty.fault.write_text("a wrong last layer")
-    with pytest.raises(WeightsRefused, match=r"parameters differ .*norm.* on rank 0"):
+    with pytest.raises(WeightMismatch, match=r"parameters differ .*norm.* on rank 0"):
         await faulty.load(faulty.models[0])
     assert faulty.engine.version == -1
     faulty.fault.write_text("kernels that compute something else")
-    with pytest.raises(WeightsRefused, match="log-probs differ"):
+    with pytest.raises(WeightMismatch, match="log-probs differ"):
         await faulty.load(faulty.models[0])
     assert faulty.engine.version == -1
     faulty.fault.write_text("")

@@ -22,7 +22,7 @@ from rollout_worker.engine.base import (
     GenerationFailed,
     Request,
     SamplingParams,
-    WeightsRefused,
+    WeightMismatch,
 )
 from rollout_worker.engine.transformers import engine as transformers_engine
 from rollout_worker.engine.transformers import scheduler
@@ -302,7 +302,7 @@ async def test_refused_weights_change_nothing(engine: Engine, reference: Referen
             "tied",
         ),
     ):
-        with pytest.raises(WeightsRefused, match=words):
+        with pytest.raises(WeightMismatch, match=words):
             await engine.load_weights(version + 1, bad)
     assert engine.version == version
     again = await engine.generate(ask("b", PROMPTS[0], count=2, seed=1))

@@ -477,7 +477,7 @@ def test_a_failed_run_keeps_its_reason() -> None:
     run.do(cmd.Stop("s", "policy-0 died 20 times", failed=True))
     status = views.status(run.state)
     assert (status.phase, status.reason) == ("failed", "policy-0 died 20 times")
-    assert status.counts.dropped == {"run_ended": 4}
+    assert status.tasks.dropped == {"run_ended": 4}
     with pytest.raises(cmd.CommandRefused) as refused:
         run.do(cmd.Pause("p", True))
     assert refused.value.code == "stopped"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from controller.ledger import commands as cmd
+from controller.ledger.decisions.membership import _next_lifecycle
 from controller.ledger.enums import LIFECYCLE_TRANSITIONS, Lifecycle
-from controller.ledger.membership_decisions import _next_lifecycle
 from controller.ledger.state import PHASE_TRANSITIONS, Phase, State
 from tests.fixtures.ledgers import Driven
 

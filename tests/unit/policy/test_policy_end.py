@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from paceline.v1 import policy_pb2, worker_pb2
 from policy_worker.main import PolicyWorker
-from policy_worker.worker_report import WorkerReport
+from policy_worker.worker_report import PolicyReport
 
 
 class StoppedWhileAsking:
@@ -31,7 +31,7 @@ class StoppedWhileAsking:
 def test_stopped_that_overtakes_the_answer_finished_is_not_slept_through():
     worker = PolicyWorker.__new__(PolicyWorker)
     worker.control = StoppedWhileAsking()
-    worker.worker_report = WorkerReport()
+    worker.worker_report = PolicyReport()
     worker.outlets = None
     worker.trainer = SimpleNamespace(state=SimpleNamespace(step=3, version=3))
     worker.followed = worker.control.directive

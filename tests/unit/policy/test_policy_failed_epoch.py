@@ -11,7 +11,7 @@ from paceline.mesh.elastic_mesh import MeshError
 from paceline.v1 import common_pb2, worker_pb2
 from policy_worker import main
 from policy_worker.main import PolicyWorker
-from policy_worker.worker_report import WorkerReport
+from policy_worker.worker_report import PolicyReport
 
 
 class Deaf:
@@ -45,7 +45,7 @@ def test_a_failure_is_reported_again_until_another_epoch_is_named(
     monkeypatch.setattr(main, "REPORT_AGAIN_S", 0.05)
     worker = PolicyWorker.__new__(PolicyWorker)
     worker.control = control = Deaf(misses=2)
-    worker.worker_report = WorkerReport()
+    worker.worker_report = PolicyReport()
     worker.outlets = SimpleNamespace(serve=lambda: None)
     worker.trainer = SimpleNamespace(abandon=lambda: None)
     worker.ended_epoch = 0

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from controller.simulator.plan import Fleet, forecast, parse
+from controller.simulator.plan import PlannedFleet, forecast, parse
 
 
 def test_a_fleet_bound_by_training_runs_at_the_trainers_pace() -> None:
-    fleet = Fleet(
+    fleet = PlannedFleet(
         policy=1,
         rollout=8,
         slots=8,
@@ -27,7 +27,7 @@ def test_a_fleet_bound_by_training_runs_at_the_trainers_pace() -> None:
 
 def test_staleness_buys_throughput_where_generation_has_a_long_tail() -> None:
     def speed(max_staleness: int) -> float:
-        fleet = Fleet(
+        fleet = PlannedFleet(
             rollout=4,
             slots=8,
             groups_per_step=8,
@@ -43,7 +43,7 @@ def test_staleness_buys_throughput_where_generation_has_a_long_tail() -> None:
 
 
 def test_a_forecast_depends_on_nothing_but_fleet_and_seed() -> None:
-    assert forecast(Fleet(steps=5), seed=3) == forecast(Fleet(steps=5), seed=3)
+    assert forecast(PlannedFleet(steps=5), seed=3) == forecast(PlannedFleet(steps=5), seed=3)
 
 
 @pytest.mark.parametrize("word", ["policy", "policy=x", "trainer=2", "rollout=-1"])

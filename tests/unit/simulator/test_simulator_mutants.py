@@ -8,22 +8,14 @@ from typing import Any
 import pytest
 
 from controller.fleet.liveness import Liveness
-from controller.housekeeping import Housekeeping
 from controller.ledger import commands as cmd
-from controller.ledger import (
-    decider,
-    invariants,
-    lease_decisions,
-    membership_decisions,
-    standby_workers,
-    step_decisions,
-)
+from controller.ledger import invariants, standby_workers
 from controller.ledger import ledger as ledger_module
 from controller.ledger import state as state_module
+from controller.ledger.decisions import decider, leases, membership, steps
 from controller.ledger.steps import StepBook, assign_shards
 from controller.ledger.tasks import Task
 from controller.ledger.versions import Versions
-from controller.ledger.views import live_payloads, running_attempts
 from controller.simulator.faults import run_schedule
 from controller.store.group_commit import GroupCommit
 
@@ -45,7 +37,7 @@ def no_lease_idempotency(patch: pytest.MonkeyPatch) -> None:
         fresh = cmd.LeaseTasks(
             c.worker_id, c.incarnation, worker.lease_seq + 1, c.max_tasks, c.loaded_version
         )
-        return lease_decisions.lease(d, fresh, now)
+        return leases.lease(d, fresh, now)
 
     patch.setitem(ledger_module._HANDLERS, cmd.LeaseTasks, lease)
 
@@ -72,23 +64,23 @@ def no_staleness_check(patch: pytest.MonkeyPatch) -> None:
         ready = tuple(d.state.tasks.ready)
         return ready[:wanted] if len(ready) >= wanted else None
 
-    patch.setattr(step_decisions, "_choose", choose)
+    patch.setattr(steps, "_choose", choose)
 
 
 def no_admission_limit(patch: pytest.MonkeyPatch) -> None:
     """Without the limit work is thrown away as stale; staleness itself is still refused."""
     no_staleness_check(patch)
-    patch.setattr(lease_decisions, "admissible", lambda state, loaded: 8)
+    patch.setattr(leases, "admissible", lambda state, loaded: 8)
 
 
 def no_commit_vote(patch: pytest.MonkeyPatch) -> None:
     """The first vote commits."""
 
     def vote(d: Any, c: cmd.CastVote, now: float) -> Any:
-        result = step_decisions.vote(d, c, now)
+        result = steps.vote(d, c, now)
         if result.outcome != "pending":
             return result
-        step_decisions._commit(d, d.state.steps.open, now)
+        steps._commit(d, d.state.steps.open, now)
         return cmd.VoteResult("committed", d.state.versions.version)
 
     patch.setitem(ledger_module._HANDLERS, cmd.CastVote, vote)
@@ -99,13 +91,13 @@ def no_memory_of_commits(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_digest_comparison(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(step_decisions, "diverged", lambda mesh, step: ())
+    patch.setattr(steps, "diverged", lambda mesh, step: ())
 
 
 def no_stickiness_of_shards(patch: pytest.MonkeyPatch) -> None:
     """A lost member's step is resharded from scratch."""
     patch.setattr(
-        step_decisions,
+        steps,
         "assign_shards",
         lambda costs, members, kept=None: assign_shards(costs, members[::-1]),
     )
@@ -122,17 +114,6 @@ def no_payloads_after_commit(patch: pytest.MonkeyPatch) -> None:
     patch.setitem(state_module._APPLY, state_module.ev.StepCommitted, forget)
 
 
-def no_fence_on_the_sweep_of_payloads(patch: pytest.MonkeyPatch) -> None:
-    """A deposed leader takes what its successor has accepted for orphans, and deletes it."""
-
-    async def sweep(self: Housekeeping) -> None:
-        found = await self._context.payloads.list()
-        needed = live_payloads(self._ledger.state) | running_attempts(self._ledger.state)
-        await self.delete([ref for ref in found if ref not in needed])
-
-    patch.setattr(Housekeeping, "sweep_orphans", sweep)
-
-
 def no_lease_expiry(patch: pytest.MonkeyPatch) -> None:
     """Silent workers live for ever."""
     patch.setattr(Liveness, "_verdict", lambda self, state, key, pulse, now: None)
@@ -147,11 +128,9 @@ def every_death_charged_to_all_that_were_held(patch: pytest.MonkeyPatch) -> None
     """Whoever happened to be on the same worker as a poisoned task is quarantined with it."""
 
     def release(*arguments: Any, counts: bool, suspected: bool = False, **named: Any) -> None:
-        lease_decisions.release(
-            *arguments, counts=counts or suspected, suspected=suspected, **named
-        )
+        leases.release(*arguments, counts=counts or suspected, suspected=suspected, **named)
 
-    patch.setattr(membership_decisions, "release", release)
+    patch.setattr(membership, "release", release)
 
 
 def suspects_in_company(patch: pytest.MonkeyPatch) -> None:
@@ -182,7 +161,6 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     no_digest_comparison,
     no_stickiness_of_shards,
     no_payloads_after_commit,
-    no_fence_on_the_sweep_of_payloads,
     no_lease_expiry,
     no_expiry_of_unnamed_leases,
     every_death_charged_to_all_that_were_held,

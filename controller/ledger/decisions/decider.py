@@ -8,7 +8,7 @@ from controller.ledger.commands import CommandRefused
 from controller.ledger.events import Event
 from controller.ledger.fleet import Worker
 from controller.ledger.state import State
-from paceline.rpc.refusal_code import RefusalCode
+from paceline.refusal_code import RefusalCode
 
 
 class Decider(Protocol):

@@ -15,7 +15,7 @@ from controller.ledger.commands import (
     RecordCheckpoint,
     VoteResult,
 )
-from controller.ledger.decider import Decider
+from controller.ledger.decisions.decider import Decider
 from controller.ledger.enums import DropReason, MeshEnd, Role, VoteOutcome
 from controller.ledger.events import (
     CheckpointRecorded,
@@ -32,7 +32,7 @@ from controller.ledger.metrics import step_metrics
 from controller.ledger.state import Phase, State
 from controller.ledger.steps import OpenStep, assign_shards
 from paceline.ids import Step, TaskId, Version
-from paceline.rpc.refusal_code import RefusalCode
+from paceline.refusal_code import RefusalCode
 
 
 def settle_step(d: Decider, now: float) -> None:

@@ -25,7 +25,8 @@ from controller.ledger.commands import (
     ReturnTask,
     Verdict,
 )
-from controller.ledger.decider import Decider
+from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.steps import settle_step
 from controller.ledger.enums import (
     DropReason,
     EmptyReason,
@@ -45,11 +46,10 @@ from controller.ledger.events import (
 from controller.ledger.facts import GroupFacts, LeasedTask
 from controller.ledger.fleet import Worker
 from controller.ledger.state import Phase, State
-from controller.ledger.step_decisions import settle_step
 from controller.ledger.tasks import Task, TaskState
 from paceline.dataset.row_sampler import task_row, task_seed
 from paceline.ids import Step, TaskId, Version
-from paceline.rpc.refusal_code import RefusalCode
+from paceline.refusal_code import RefusalCode
 
 
 def lease(d: Decider, c: LeaseTasks, now: float) -> LeaseResult:

@@ -13,7 +13,9 @@ from controller.ledger.commands import (
     StartRun,
     Stop,
 )
-from controller.ledger.decider import Decider
+from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.leases import drop
+from controller.ledger.decisions.mesh import roll_back
 from controller.ledger.enums import DropReason, VerdictCode
 from controller.ledger.events import (
     BoundsSet,
@@ -29,13 +31,11 @@ from controller.ledger.events import (
     StopRequested,
     TermBegun,
 )
-from controller.ledger.lease_decisions import drop
-from controller.ledger.mesh_decisions import roll_back
 from controller.ledger.scale_limits import check_desired, within
 from controller.ledger.state import Phase, State, desired_in_words
 from controller.ledger.tasks import TaskState
 from paceline.ids import Step
-from paceline.rpc.refusal_code import RefusalCode
+from paceline.refusal_code import RefusalCode
 
 FRUITLESS_BATCHES = 3
 FRUITLESS_TASKS = 20

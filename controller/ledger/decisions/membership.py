@@ -13,7 +13,9 @@ from controller.ledger.commands import (
     Observe,
     Register,
 )
-from controller.ledger.decider import Decider
+from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.leases import release
+from controller.ledger.decisions.mesh import abort_hopeless_step, assign_link, mend_mesh
 from controller.ledger.enums import (
     LIFECYCLE_TRANSITIONS,
     DeathCause,
@@ -30,12 +32,10 @@ from controller.ledger.events import (
     WorkerRegistered,
 )
 from controller.ledger.fleet import Worker
-from controller.ledger.lease_decisions import release
-from controller.ledger.mesh_decisions import abort_hopeless_step, assign_link, mend_mesh
 from controller.ledger.scale_limits import bounds_of
 from controller.ledger.standby_workers import desired_spares
 from paceline.ids import Version
-from paceline.rpc.refusal_code import RefusalCode
+from paceline.refusal_code import RefusalCode
 
 
 def register(d: Decider, c: Register, now: float) -> None:

@@ -11,13 +11,13 @@
 from __future__ import annotations
 
 from controller.ledger.commands import BreakLink, BreakMesh, FormMesh
-from controller.ledger.decider import Decider
+from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.steps import reshard
 from controller.ledger.enums import MeshEnd, Role
 from controller.ledger.events import LinkAssigned, MeshBroken, MeshFormed, RolledBack, StepAborted
 from controller.ledger.facts import Member
 from controller.ledger.fleet import Worker
 from controller.ledger.state import Phase
-from controller.ledger.step_decisions import reshard
 from paceline.ids import MeshEpoch, Version
 
 
