@@ -198,29 +198,19 @@ class Trap:
 
             return produce
 
-        self._replace(_module("rollout_worker.tasks.group_producer").Producer, "produce", make)
+        self._replace(_module("rollout_worker.tasks.group_producer").GroupProducer, "produce", make)
 
     def _submit(self) -> None:
         def make(whole: Any) -> Any:
-            async def call(worker: Any, method: str, request: Any) -> Any:
+            async def call(session: Any, method: str, request: Any) -> Any:
                 if method == "RolloutService.SubmitGroups":
                     self._soon(0.002)
-                return await whole(worker, method, request)
+                return await whole(session, method, request)
 
             return call
 
-        worker = _module("rollout_worker.main").RolloutWorker
-        self._replace(worker, "call", make)
-        # The outbox holds the bound method: it is looked up anew only through the class.
-        self._through_class(worker)
-
-    def _through_class(self, worker: Any) -> None:
-        import gc
-
-        for outbox in gc.get_objects():
-            if type(outbox).__name__ == "Outbox" and hasattr(outbox, "_call"):
-                owner = outbox._call.__self__
-                outbox._call = lambda m, r, owner=owner: worker.call(owner, m, r)
+        _module("rollout_worker.main")
+        self._replace(_module("paceline.rpc.session").WorkerSession, "call", make)
 
     def _receive(self) -> None:
         def make(whole: Any) -> Any:

@@ -78,9 +78,10 @@ class Fleet:
     def await_stopped(self, name):
         """Returns once the process has stopped itself; it is the fork server's child, not ours."""
         process, deadline = psutil.Process(self.pid(name)), time.monotonic() + 60
-        while process.status() != psutil.STATUS_STOPPED:
+        while process.is_running() and process.status() != psutil.STATUS_STOPPED:
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.01)
+        assert process.is_running(), self.logs()
 
     def finish(self, *names):
         """Waits for these to exit 0; their weights."""
@@ -88,6 +89,10 @@ class Fleet:
             self.processes[name].join(100)
             assert self.processes[name].exitcode == 0, self.logs()
         return [load_file(self.out / f"{name}.safetensors") for name in names]
+
+    def assert_fell(self, instant):
+        """A worker fell at that instant, and nowhere before it."""
+        assert list(self.out.glob(f"*.{instant}.fallen")), self.logs()
 
     def logs(self):
         return "\n".join(p.read_text()[-3000:] for p in sorted(Path(self.out).glob("*.log")))
@@ -156,6 +161,7 @@ def test_a_member_lost_in_the_all_reduce_costs_no_step(start_fleet, undisturbed,
         weights = fleet.finish("policy-0", "policy-1", "policy-2")
     else:
         weights = fleet.finish("policy-0", "policy-1")
+    fleet.assert_fell("reduce")
     same_bits(weights)
     same_step(weights[0], undisturbed[-1])
     assert_committed_once(controller)
@@ -172,6 +178,7 @@ def test_a_member_killed_at(start_fleet, undisturbed, size, instant):
     fleet.start(*survivors)
     fleet.start(f"policy-{size - 1}", falls_at=instant, step=2)
     weights = fleet.finish(*survivors)
+    fleet.assert_fell(instant)
     assert controller.deaths[0] == f"policy-{size - 1}"
     same_bits(weights)
     same_step(weights[0], undisturbed[-1])
@@ -192,6 +199,7 @@ def test_a_member_killed_while_it_seeds_a_joiner_is_replaced_as_the_source(
     controller.wait(lambda: [w.state_version for w in controller.workers.values()] == [1, 1])
     controller.change(lambda: setattr(controller, "pause_after", STEPS))
     weights = fleet.finish("policy-1", "policy-2")
+    fleet.assert_fell("seed")
     same_bits(weights)
     same_step(weights[0], undisturbed[-1])
     assert_committed_once(controller)
