@@ -100,7 +100,7 @@ async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
             assert killed_at <= generated < length
 
             async def stored() -> int:
-                return int(await redis.hget(keys.partial("t0"), "t1") or 0)
+                return int(await redis.hget(keys.partial("t0"), "tokens") or 0)
 
             await until(lambda: _exceeds(stored(), 2 * (generated - every)))
             of_victim = psutil.Process(victim.pid).children(recursive=True)
