@@ -131,15 +131,15 @@ def _judge(run_dir: Path) -> dict[str, Any]:
 
 
 def _digests(url: str, run: str) -> tuple[list[int], int]:
-    """Steps in which replicas of one round voted with different digests, and votes compared."""
+    """Steps in which replicas of one mesh epoch voted with different digests, and votes compared."""
     unequal: set[int] = set()
     votes = 0
-    seen: dict[tuple[int, int, int], str] = {}
+    seen: dict[tuple[int, int], str] = {}
     for event in _events(url, run):
         if event["type"] != "VoteCast":
             continue
         votes += 1
-        key = (event["step"], event["round"], event["mesh_epoch"])
+        key = (event["step"], event["mesh_epoch"])
         if seen.setdefault(key, event["digest"]) != event["digest"]:
             unequal.add(event["step"])
     return sorted(unequal), votes

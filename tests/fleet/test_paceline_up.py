@@ -153,7 +153,8 @@ def test_a_worker_that_cannot_start_ends_the_run_with_its_line(
 
 
 def test_pause_scale_and_resume_while_the_run_goes_on(start: Start) -> None:
-    up = start(train={"steps": 20, "eval_every": 20}, fleet={"policy": 1, "rollout": 1})
+    # So many steps that the run cannot end before it is paused, and few enough to await the end.
+    up = start(train={"steps": 60, "eval_every": 60}, fleet={"policy": 1, "rollout": 1})
     where = ("--run-dir", str(up.run_dir))
     up.until(lambda: up.step() >= 1)
     assert paceline("pause", *where).returncode == 0
@@ -164,7 +165,7 @@ def test_pause_scale_and_resume_while_the_run_goes_on(start: Start) -> None:
     up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerChanged")))
     assert paceline("resume", *where).returncode == 0
     assert up.wait() == 0, up.said()
-    assert_sound(up, steps=20)
+    assert_sound(up, steps=60)
     record = FleetRecord.read(up.run_dir)
     assert record is not None
     surplus = next(p for p in record.processes if p.name == "rollout-1")
