@@ -190,7 +190,10 @@ def test_a_script_that_looked_too_early_changes_nothing(fleet: Controllers) -> N
     assert asked("scale", f"rollout={wanted + 1}", *saw, *target)["accepted"]
     other = str(int(worker["incarnation"]) ^ 1)
     for late, why in (
-        (["scale", f"rollout={wanted + 5}", *saw], f"rollout={wanted + 1}; re-read the status and retry"),
+        (
+            ["scale", f"rollout={wanted + 5}", *saw],
+            f"rollout={wanted + 1}; re-read the status and retry",
+        ),
         (["drain", worker["worker_id"], "--incarnation", other], "is another process now"),
     ):
         shown = CliRunner().invoke(app, [*late, "--json", *target])
