@@ -71,7 +71,12 @@ class WeightPublisher(LinkEnd):
 
     def set_links(self, links: Sequence[worker_pb2.WeightsLink]) -> None:
         """Converges to these links: new epochs are formed, others withdrawn. Does not block."""
-        self._converge({k.epoch: WeightLink(k.epoch, k.receiver.worker_id) for k in links})
+        self._converge(
+            {
+                (k.epoch, k.receiver.incarnation): WeightLink(k.epoch, k.receiver.worker_id)
+                for k in links
+            }
+        )
 
     def transfer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
         has = await_hello(mesh)

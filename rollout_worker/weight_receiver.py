@@ -58,8 +58,8 @@ class WeightReceiver(LinkEnd):
         if link is None:
             self._converge({})
         else:
-            publisher = link.publisher.worker_id
-            self._converge({link.epoch: WeightLink(link.epoch, publisher, newest)})
+            key = (link.epoch, link.publisher.incarnation)
+            self._converge({key: WeightLink(link.epoch, link.publisher.worker_id, newest)})
 
     def transfer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
         # Behind the lock: a hand-over by the previous link's thread counts.

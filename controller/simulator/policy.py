@@ -43,8 +43,8 @@ class SimulatedPolicyWorker(SimulatedWorker):
         self.saved = (0, 0)
         """Term and step of the newest record: a later leader may have lost it, and asks again."""
         self.saving = False
-        self.sent: dict[int, int] = {}
-        """Newest version acknowledged, by link epoch."""
+        self.sent: dict[tuple[int, int], int] = {}
+        """Newest version acknowledged, by link epoch and incarnation of the receiver."""
         super().__init__(world, worker_id)
 
     def rejoin(self) -> None:
@@ -253,9 +253,11 @@ class SimulatedPolicyWorker(SimulatedWorker):
             for link in view.links if view else ():
                 if link.publisher.worker_id != self.worker_id or self.state_version < 0:
                     continue
-                if self.sent.get(link.epoch, -1) < self.state_version:
+                key = (link.epoch, link.receiver.incarnation)
+                if self.sent.get(key, -1) < self.state_version:
                     self.world.send_weights(self, link, self.state_version)
             await asyncio.sleep(0.4)
 
-    def acknowledged(self, link_epoch: int, version: int) -> None:
-        self.sent[link_epoch] = max(version, self.sent.get(link_epoch, -1))
+    def acknowledged(self, link: tuple[int, int], version: int) -> None:
+        """``link``: epoch and incarnation of the receiver."""
+        self.sent[link] = max(version, self.sent.get(link, -1))

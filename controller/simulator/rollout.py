@@ -150,5 +150,6 @@ class SimulatedRolloutWorker(SimulatedWorker):
             self.progress += 1
             self._send_report()
         self.world.network.send(
-            self.name, sender, sender.acknowledged, link_epoch, self.loaded_version
+            *(self.name, sender, sender.acknowledged),
+            *((link_epoch, self.incarnation), self.loaded_version),
         )

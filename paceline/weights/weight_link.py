@@ -25,6 +25,10 @@ _log = logging.getLogger(__name__)
 
 _CLOSE_S = 5.0
 
+LinkKey = tuple[int, int]
+"""Epoch and incarnation of the peer. A failover of Redis that loses the newest entries of the journal
+lets an epoch be counted again, for another process."""
+
 
 class WeightLink:
     """One link, as one of its ends sees it."""
@@ -66,7 +70,7 @@ class LinkEnd(ABC):
         self._host = host
         self._on_link_error = on_link_error
         self._changed = threading.Condition()
-        self._links: dict[int, WeightLink] = {}
+        self._links: dict[LinkKey, WeightLink] = {}
         self._threads: list[threading.Thread] = []
         self.last_transfer_s = 0.0
         """Duration of the newest complete transfer."""
@@ -80,21 +84,21 @@ class LinkEnd(ABC):
     def formed_epochs(self) -> list[int]:
         """Epochs of the links that are formed and healthy."""
         with self._changed:
-            return sorted(epoch for epoch, link in self._links.items() if link.formed)
+            return sorted(link.epoch for link in self._links.values() if link.formed)
 
     def close(self) -> None:
         """Withdraws all links and waits for their threads, which end at once."""
         self._withdraw()
         threads.join(self._threads, _CLOSE_S)
 
-    def _converge(self, desired: Mapping[int, WeightLink]) -> None:
-        """Withdraws the links whose epoch is not desired, and starts the new ones."""
+    def _converge(self, desired: Mapping[LinkKey, WeightLink]) -> None:
+        """Withdraws the links that are not desired, and starts the new ones."""
         with self._changed:
-            for epoch in self._links.keys() - desired.keys():
-                self._links.pop(epoch).withdrawn.set()
-            for epoch in desired.keys() - self._links.keys():
-                link = self._links[epoch] = desired[epoch]
-                thread = threads.start(self._serve, f"{self.thread_name}-{epoch}", [link])
+            for key in self._links.keys() - desired.keys():
+                self._links.pop(key).withdrawn.set()
+            for key in desired.keys() - self._links.keys():
+                link = self._links[key] = desired[key]
+                thread = threads.start(self._serve, f"{self.thread_name}-{link.epoch}", [link])
                 self._threads = [t for t in self._threads if t.is_alive()] + [thread]
             self._changed.notify_all()
 
