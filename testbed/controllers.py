@@ -44,7 +44,7 @@ async def status(control: ControlPlane) -> admin_pb2.StatusReply:
     return await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), 20.0)
 
 
-async def until(condition: Callable[[], Any], timeout_s: float = 20.0) -> None:
+async def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
     """Returns once ``condition`` (maybe async) holds; TimeoutError otherwise."""
     async with asyncio.timeout(timeout_s):
         while True:

@@ -128,7 +128,7 @@ async def test_groups_with_masks_are_accepted_and_trained_on(tmp_path: Path) -> 
             await worker.loading.load(StagedWeights(0, weights))
             await until(lambda: policy.timings.steps >= 2)
             worker.lifecycle.leaving.set()
-            await asyncio.wait_for(running, 20)
+            await asyncio.wait_for(running, 60)
         finally:
             training.cancel()
             worker.stop()

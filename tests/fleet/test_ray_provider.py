@@ -75,7 +75,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         for process in family:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.terminate()
-        _, left = psutil.wait_procs(family, timeout=5)
+        _, left = psutil.wait_procs(family, timeout=60)
         for process in left:
             process.kill()
 

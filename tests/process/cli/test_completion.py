@@ -33,7 +33,7 @@ def complete(words: str, directory: Path | None = None) -> list[str]:
         cwd=directory,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
         check=True,
     )
     return done.stdout.split()
@@ -59,7 +59,7 @@ def test_each_shell_has_a_script_it_can_read(shell: str) -> None:
     text = script(shell)
     assert VARIABLE in text
     if shutil.which(shell):
-        subprocess.run([shell, "-n"], input=text, text=True, check=True, timeout=30)
+        subprocess.run([shell, "-n"], input=text, text=True, check=True, timeout=60)
 
 
 def test_a_real_bash_completes_with_the_script(tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ async def test_bad_input_of_a_worker_ends_the_run_with_its_last_line(tmp_path: P
     says = "import sys; print('noise'); print('model.path: no such directory'); sys.exit(2)"
     async with fleet_of(tmp_path, settings(), policy=says) as (fleet, _):
         fleet.start_all()
-        reason = await asyncio.wait_for(fleet.failed, 20)
+        reason = await asyncio.wait_for(fleet.failed, 60)
         assert reason == "policy-0: model.path: no such directory"
 
 
@@ -118,7 +118,7 @@ async def test_the_last_line_is_of_this_start_not_of_an_earlier_one(tmp_path: Pa
     (tmp_path / "logs" / "policy-0.log").write_text("an old complaint\n")
     async with fleet_of(tmp_path, settings(), policy="import sys; sys.exit(2)") as (fleet, _):
         fleet.start_all()
-        reason = await asyncio.wait_for(fleet.failed, 20)
+        reason = await asyncio.wait_for(fleet.failed, 60)
         assert "an old complaint" not in reason
 
 
@@ -246,7 +246,7 @@ async def test_a_worker_that_ends_well_before_the_end_is_polled_is_not_started_a
         fleet._ask_why = ask_why  # type: ignore[method-assign]
         fleet.start_all()
         await until(lambda: recorded_state(tmp_path, "rollout-0") == "ended")
-        await asyncio.wait_for(fleet._tends["rollout-0"], 20)
+        await asyncio.wait_for(fleet._tends["rollout-0"], 60)
         assert not any("starting it again" in note for note in notes)
         assert len(next(p for p in recorded(tmp_path).processes if p.name == "rollout-0").ids) == 1
 
@@ -261,7 +261,7 @@ async def test_restart_off_leaves_a_dead_worker_dead(tmp_path: Path) -> None:
         await fleet.reconcile(desired(policy=1, rollout=2))
         assert set(fleet.worker_pids()) == {"policy-0", "rollout-0"}
         os.kill(fleet.worker_pids()["rollout-0"], signal.SIGKILL)
-        assert "the last rollout process" in await asyncio.wait_for(fleet.failed, 20)
+        assert "the last rollout process" in await asyncio.wait_for(fleet.failed, 60)
 
 
 async def test_a_worker_that_ignores_sigterm_is_killed_after_the_patience(tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ async def test_a_leader_told_to_end_hands_over_at_once(tmp_path: Path) -> None:
         leader = controllers.started[0]
         leader.process.terminate()
         assert await asyncio.to_thread(leader.process.wait, 10) == 0
-        await until(lambda: _follows(control, "controller-1"), 10.0)
+        await until(lambda: _follows(control, "controller-1"))
         await control.close()
 
 

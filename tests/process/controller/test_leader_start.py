@@ -51,7 +51,7 @@ async def leader(tmp_path: Path) -> AsyncIterator[Leader]:
 async def leading(leader: Leader) -> AsyncIterator[asyncio.Task[None]]:
     task = asyncio.create_task(leader.run())
     try:
-        async with asyncio.timeout(20.0):
+        async with asyncio.timeout(60):
             yield task
     finally:
         task.cancel()

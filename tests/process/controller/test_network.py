@@ -58,12 +58,12 @@ async def test_a_leader_cut_off_from_redis_but_not_from_its_workers_is_succeeded
         async with working_fleet(controllers) as (policies, rollouts):
             await until(lambda: policies[0].timings.steps >= 3)
             getattr(proxies[0], way)()
-            await until(lambda: leads(controllers.started[1]), 15.0)
+            await until(lambda: leads(controllers.started[1]))
             done = policies[0].timings.steps
             await until(lambda: policies[0].timings.steps >= done + 5)
             # Healed, the deposed one finds the fence and follows.
             proxies[0].heal()
-            await until(lambda: follows(controllers.started[0], "controller-1"), 15.0)
+            await until(lambda: follows(controllers.started[0], "controller-1"))
             done = policies[0].timings.steps
             await until(lambda: policies[0].timings.steps >= done + 5)
             assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]

@@ -108,7 +108,7 @@ async def test_a_goodbye_is_heard_before_the_session_ends(tmp_path: Path) -> Non
         await until(lambda: worker.session.connected)
         control = ControlPlane(addresses(controllers))
         await worker.stop()
-        await until(lambda: _state(control, "rollout-0", "stopped"), 3.0)
+        await until(lambda: _state(control, "rollout-0", "stopped"))
         await control.close()
 
 

@@ -30,7 +30,7 @@ def start(config: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "controller", str(config), *arguments],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
 
 
@@ -178,4 +178,4 @@ async def test_tls_encrypts_and_names_the_controller(tmp_path: Path) -> None:
                 response_deserializer=admin_pb2.StatusReply.FromString,
             )
             with pytest.raises(grpc.aio.AioRpcError):
-                await call(admin_pb2.StatusRequest(), timeout=3)
+                await call(admin_pb2.StatusRequest(), timeout=60)

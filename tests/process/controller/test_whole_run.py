@@ -33,7 +33,7 @@ async def test_every_group_is_trained_once_and_payloads_go_with_checkpoints(tmp_
         async with working_fleet(controllers, policies=2, rollouts=2) as (policies, _):
             for policy in policies:
                 policy.fetch = True
-            await until(lambda: _phase(policies[0], "finished"), 40.0)
+            await until(lambda: _phase(policies[0], "finished"))
             state = await status(policies[0].control)
             assert state.step == 12 and state.tasks.trained == 48
             trained = Counter(t for p in policies for _, shard in p.trained for t in shard)
@@ -51,7 +51,7 @@ async def test_every_group_is_trained_once_and_payloads_go_with_checkpoints(tmp_
             return [json.loads(line)["step"] for line in lines]
 
         # The files follow the journal by a fraction of a second.
-        await until(lambda: len(steps()) >= 12, 5.0)
+        await until(lambda: len(steps()) >= 12)
         assert steps() == list(range(1, 13))
 
 
@@ -66,10 +66,10 @@ async def test_as_many_checkpoints_stay_as_are_to_be_kept(tmp_path: Path) -> Non
             return [e["path"] for e in events if e["type"] == "CheckpointRecorded"]
 
         async with working_fleet(controllers) as (policies, _):
-            await until(lambda: _phase(policies[0], "finished"), 40.0)
+            await until(lambda: _phase(policies[0], "finished"))
             # The files follow the journal by a fraction of a second, and so may the last answer.
-            await until(lambda: "checkpoints/step-12" in recorded_paths(), 5.0)
-            await until(lambda: policies[0].obsolete >= set(recorded_paths()[:-3]), 5.0)
+            await until(lambda: "checkpoints/step-12" in recorded_paths())
+            await until(lambda: policies[0].obsolete >= set(recorded_paths()[:-3]))
         recorded = recorded_paths()
     assert len(recorded) > 3
     assert policies[0].obsolete == set(recorded[:-3])

@@ -24,7 +24,7 @@ async def _train_and_ask(controllers: Controllers) -> dict[str, Any]:
     worker = FakeRollout(config, where, "rollout-0", tokens=8)
     await worker.start()
     working = asyncio.create_task(worker.work(lambda: False))
-    async with httpx.AsyncClient(base_url=rest_url(controllers) + "/api/v1", timeout=20) as client:
+    async with httpx.AsyncClient(base_url=rest_url(controllers) + "/api/v1", timeout=60) as client:
 
         async def get(path: str) -> Any:
             return (await client.get(path)).json()

@@ -30,7 +30,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         yield driver
 
 
-def wait(condition: Callable[[], Any], what: str, timeout_s: float = 20.0) -> Any:
+def wait(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
     async def held() -> Any:
         async with asyncio.timeout(timeout_s):
             while True:
@@ -55,7 +55,7 @@ def open_page(page: Any, url: str, tab: str) -> None:
 
 
 def api(url: str, path: str) -> Any:
-    return httpx.get(f"{url}/api/v1/{path}", timeout=20).json()
+    return httpx.get(f"{url}/api/v1/{path}", timeout=60).json()
 
 
 def rows_of(page: Any, table: str) -> list[list[str]]:

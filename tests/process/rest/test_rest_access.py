@@ -181,7 +181,7 @@ def test_a_bind_that_cannot_be_is_one_clear_line(
         ],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=60,
     )
     lines = [x for x in ended.stderr.splitlines() if x.startswith("controller: ")]
     assert ended.returncode == 2 and len(lines) == 1 and "Traceback" not in ended.stderr

@@ -39,14 +39,14 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture
 async def leader(served: Controllers) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=rest_url(served), timeout=20) as client:
+    async with httpx.AsyncClient(base_url=rest_url(served), timeout=60) as client:
         await until(lambda: _ready(client))
         yield client
 
 
 @pytest.fixture
 async def standby(served: Controllers) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(base_url=rest_url(served, 1), timeout=20) as client:
+    async with httpx.AsyncClient(base_url=rest_url(served, 1), timeout=60) as client:
         await until(lambda: _ready(client))
         yield client
 
@@ -332,7 +332,7 @@ async def _stream(
     found: list[tuple[str, Any]] = []
     headers = {"Last-Event-ID": after} if after else {}
     async with (
-        asyncio.timeout(20),
+        asyncio.timeout(60),
         client.stream("GET", "/api/v1/events/stream", headers=headers) as stream,
     ):
         assert stream.headers["content-type"].startswith("text/event-stream")

@@ -21,7 +21,7 @@ async def test_everything_goes_over_tls(tmp_path: Path) -> None:
         url = rest_url(controllers)
         assert url.startswith("https://")
         trust = ssl.create_default_context(cafile=str(certificate))
-        async with httpx.AsyncClient(base_url=url, verify=trust, timeout=20) as client:
+        async with httpx.AsyncClient(base_url=url, verify=trust, timeout=60) as client:
 
             async def leads() -> bool:
                 return bool((await client.get("/api/v1/run")).json()["leader"] == "controller-0")
@@ -41,7 +41,7 @@ async def test_everything_goes_over_tls(tmp_path: Path) -> None:
             (seen,) = (await client.get("/api/v1/run")).json()["controllers"]
             assert seen["rest"] == url
         # A stranger's certificate is not taken, and without TLS nothing is said.
-        async with httpx.AsyncClient(timeout=5) as stranger:
+        async with httpx.AsyncClient(timeout=60) as stranger:
             with pytest.raises(httpx.ConnectError):
                 await stranger.get(f"{url}/healthz")
             with pytest.raises(httpx.HTTPError):

@@ -7,7 +7,6 @@ import contextlib
 import os
 import sys
 import textwrap
-import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -56,6 +55,20 @@ REWARDS = """
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", completion])
             time.sleep(60)
         return 1.0
+
+    def meet(count):
+        met = asyncio.Barrier(count)
+
+        async def reward(completion):
+            # 1.0 once ``count`` completions are scored at the same time
+            if completion == "hang":
+                await asyncio.sleep(60)
+            await met.wait()
+            return 1.0
+
+        return reward
+
+    three_meet, sixty_meet = meet(3), meet(60)
 
     async def waits(completion, answer):
         if completion == "cancel":
@@ -150,11 +163,9 @@ async def test_weighted_sum_and_components(make: Any, module: str, processes: in
 
 @pytest.mark.parametrize("processes", [0, 1])
 async def test_batch_async_and_context_forms(make: Any, module: str, processes: int) -> None:
-    scorer = await make([f"{module}:{f}" for f in ("ranks", "waits", "context")], processes)
-    started = time.monotonic()
-    scores = await scorer.score(job("b", "12", "c"))
-    assert time.monotonic() - started < 0.2 * 3, "coroutines of a group wait together"
-    assert [list(c.values()) for c in scores.components] == [[1, 0, 5], [0, 1, 5], [2, 0, 5]]
+    functions = [f"{module}:{f}" for f in ("ranks", "three_meet", "context")]
+    scores = await (await make(functions, processes)).score(job("b", "12", "c"))
+    assert [list(c.values()) for c in scores.components] == [[1, 1, 5], [0, 1, 5], [2, 1, 5]]
 
 
 @pytest.mark.parametrize("processes", [0, 1])
@@ -171,7 +182,7 @@ async def test_a_waiting_reward_that_is_cancelled_fails_and_holds_nobody(
 ) -> None:
     """A cancellation that nobody asked for once left the group held for ever."""
     scorer = await make("waits", processes)
-    async with asyncio.timeout(20.0):
+    async with asyncio.timeout(60):
         assert await reason(scorer, "12", "cancel") == "reward_error"
         assert (await scorer.score(job("12"))).rewards == [1.0]
 
@@ -195,11 +206,10 @@ async def test_a_reward_that_kills_its_process_fails_alone(make: Any, word: str)
 @pytest.mark.parametrize("word", ["hang", "hold"])
 async def test_a_reward_that_hangs_is_cut_off_and_others_are_scored(make: Any, word: str) -> None:
     scorer = await make("by_word")
-    started = time.monotonic()
-    fates = await asyncio.gather(reason(scorer, "fine", word), scorer.score(job("fine")))
+    async with asyncio.timeout(50):  # the reward itself ends after 60 s
+        fates = await asyncio.gather(reason(scorer, "fine", word), scorer.score(job("fine")))
     assert fates[0] == "reward_timeout"
     assert fates[1].rewards == [1.0]
-    assert time.monotonic() - started < TIMEOUT_S + 6
 
 
 async def test_the_time_limit_is_per_call_not_per_group(make: Any, module: str) -> None:
@@ -208,14 +218,13 @@ async def test_the_time_limit_is_per_call_not_per_group(make: Any, module: str) 
 
 
 async def test_a_waiting_reward_that_takes_too_long_fails_alone(make: Any) -> None:
-    scorer = await make("waits")
-    started = time.monotonic()
+    """Groups of waiting rewards are scored side by side: these wait for one another."""
+    scorer = await make("sixty_meet")
     fates = await asyncio.gather(
         reason(scorer, "hang"), *(scorer.score(job("12", "x")) for _ in range(30))
     )
     assert fates[0] == "reward_timeout"
-    assert all(fate.rewards == [1.0, 0.0] for fate in fates[1:])
-    assert time.monotonic() - started < 3, "groups of waiting rewards are scored side by side"
+    assert all(fate.rewards == [1.0, 1.0] for fate in fates[1:])
 
 
 def pool_process(scorer: Scorer) -> ScoringProcess:
@@ -248,7 +257,7 @@ async def test_room_that_dropped_jobs_took_is_given_back(make: Any, module: str)
     await until(lambda: pool_process(scorer).jobs == 2)
     for task in dropped:
         task.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         assert (await scorer.score(job("fine"))).rewards == [1.0]
 
 
@@ -259,7 +268,7 @@ async def test_a_scoring_process_that_dies_idle_is_replaced(make: Any) -> None:
     process.kill()
     # No job is there to notice.
     await until(lambda: pool_process(scorer) is not lost)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(60):
         assert (await scorer.score(job("fine"))).rewards == [1.0]
 
 
@@ -295,7 +304,7 @@ async def test_what_a_reward_started_ends_with_a_worker_that_is_killed(
     await until(lambda: len(_processes(mark)) == 2, 30.0)  # the worker, and what the reward started
     worker.kill()
     await worker.wait()
-    await until(lambda: _processes(mark) == [], 10.0)
+    await until(lambda: _processes(mark) == [])
 
 
 async def test_close_leaves_no_process(make: Any) -> None:

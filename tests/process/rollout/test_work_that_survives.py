@@ -49,7 +49,7 @@ async def loaded(worker: RolloutWorker, model: Path, version: int = 0) -> None:
 
 
 @pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=needs_vllm)])
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
     engine: str, model: Path, tmp_path: Path
 ) -> None:
@@ -92,7 +92,7 @@ async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
         running = asyncio.create_task(survivor.run())
         try:
             assert victim.stdout is not None
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(300):  # the start of two engines
                 # vLLM prints lines of its own.
                 while not (said := await victim.stdout.readline()).startswith(b'{"tokens"'):
                     assert said, "it ended before it stood still"
@@ -108,7 +108,7 @@ async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
                 # The engine's process, which stands still, its ranks, perhaps a resource tracker.
                 assert len(of_victim) >= 1 + ranks
             victim.kill()
-            _, left = await asyncio.to_thread(psutil.wait_procs, of_victim, timeout=20)
+            _, left = await asyncio.to_thread(psutil.wait_procs, of_victim, timeout=60)
             for process in left:
                 process.kill()
             assert not left
@@ -191,7 +191,7 @@ async def scene(model: Path) -> AsyncIterator[Scene]:
         yield scene
     finally:
         scene.worker.stop()
-        await asyncio.wait([scene.ended], timeout=10)
+        await asyncio.wait([scene.ended], timeout=60)
         await controller.close()
 
 
@@ -202,7 +202,7 @@ async def test_a_worker_that_leaves_hands_back_the_newest_of_its_work(
     task = controller.lease("t0")
     await until(lambda: task in controller.partials)
     scene.worker.stop()
-    await asyncio.wait_for(scene.ended, 20)
+    await asyncio.wait_for(scene.ended, 60)
     assert controller.returns[task].kind == rollout_pb2.RETURN_KIND_HAND_BACK
     left = controller.partials[task]
     made = scene.worker.engine.stats().tokens

@@ -33,7 +33,7 @@ def curve(run_dir: Path, tag: str) -> list[int]:
 
 
 def metric(url: str, name: str) -> dict[str, float]:
-    text = httpx.get(f"{url}/metrics", timeout=20).text
+    text = httpx.get(f"{url}/metrics", timeout=60).text
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name == name:
@@ -73,7 +73,7 @@ def test_a_new_leader_goes_on_and_bad_sinks_delay_nobody(tmp_path: Path) -> None
         failing = metric(url, "paceline_sink_failing")
         assert failing[SINKS[3]] == 1 and failing["tensorboard"] == 0
         assert metric(url, "paceline_sink_points_total")["tensorboard"] > 0
-        told = {s["name"]: s for s in httpx.get(f"{url}/api/v1/run", timeout=20).json()["sinks"]}
+        told = {s["name"]: s for s in httpx.get(f"{url}/api/v1/run", timeout=60).json()["sinks"]}
         assert "sink.example" in told[SINKS[3]]["trouble"] and not told["tensorboard"]["trouble"]
         # A process with a sink that never comes back still ends when it is told to.
         last = controllers.started[1]

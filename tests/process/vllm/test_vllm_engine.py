@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
@@ -368,9 +367,7 @@ async def test_close_leaves_nobody_waiting(paths: tuple[Path, Path]) -> None:
         waiting = asyncio.create_task(engine.generate(ask("x", count=8, max_tokens=300)))
         await until(waiting, lambda: engine.stats().running > 0)
     finally:
-        started = time.monotonic()
-        await engine.close()
-    assert time.monotonic() - started < 20
+        await asyncio.wait_for(engine.close(), 60)
     with pytest.raises(EngineError, match="closed"):
         await engine.generate(ask("y"))
     assert waiting.done() or await asyncio.wait({waiting}, timeout=1)

@@ -136,7 +136,7 @@ async def test_an_engine_that_dies_while_idle_or_staging_says_so(faulty: Faulty)
         process.kill()
     for waiting in told, loading:
         with pytest.raises(EngineError, match="engine process ended"):
-            await asyncio.wait_for(waiting, 30)
+            await asyncio.wait_for(waiting, 60)
 
 
 async def test_where_loading_is_copying_a_swap_is_those_copies(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_every_kind_of_tensor_arrives_bit_for_bit(link: Pair, bucket_bytes: int)
     sending = Sending(publisher, WeightSnapshot.take(3, weights.items(), bucket_bytes=bucket_bytes))
     staged = receive_snapshot(receiver)
     acknowledge(receiver, staged.version)
-    sending.join(timeout=10)
+    sending.join(timeout=60)
     assert sending.error is None
     assert staged.version == 3
     assert list(staged.tensors) == list(weights)
@@ -112,7 +112,7 @@ def test_no_weights_at_all_arrive_too(link: Pair) -> None:
     sending = Sending(publisher, WeightSnapshot.take(0, []))
     staged = receive_snapshot(receiver)
     acknowledge(receiver, 0)
-    sending.join(timeout=10)
+    sending.join(timeout=60)
     assert (staged.version, staged.tensors, sending.error) == (0, {}, None)
 
 

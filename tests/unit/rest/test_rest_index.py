@@ -91,14 +91,13 @@ async def test_a_hundred_thousand_steps_are_read_once_and_answered_at_once(tmp_p
     began = time.perf_counter()
     curves = await index.ask(lambda i: i.metrics.curves(NAMES, since=0, until=1 << 53, points=500))
     answering_s = time.perf_counter() - began
-    print(f"loading {loading_s:.2f} s, curves {answering_s * 1000:.0f} ms")
     assert len(curves["x"]) == 500 and curves["x"][-1] == 100_000
     # One step in a hundred thousand, and still on the curve.
     assert max(curves["high"]["loss"]) == 99.0
     assert min(curves["low"]["reward_mean"]) == pytest.approx(1e-5)
     faults = await index.ask(lambda i: i.history.after(None, limit=9, kinds="faults"))
     assert [(e.step, e.commit_s) for e in faults] == [(33_333, 1.0)]
-    assert answering_s < 1.0 and loading_s < 30.0
+    assert answering_s < loading_s / 3, "the file is read once, not for each answer"
     index.close()
 
 
