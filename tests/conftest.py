@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -11,13 +10,21 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.__main__ import COUNTS_FILE
 from tests.fixtures import skips
 from tests.fixtures.shared import record_failure
 
 # The default run is the same every time; HYPOTHESIS_PROFILE=default draws new examples.
 settings.register_profile("same", derandomize=True, database=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+
+
+LONGEST_FIRST = ("fleet", "process/vllm", "process/policy", "unit/simulator", "process", "unit")
+"""Folders in the order in which they run: short tests then fill up the end of a parallel run."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    root = Path(__file__).parent
+    items.sort(key=lambda i: [not i.path.is_relative_to(root / f) for f in LONGEST_FIRST])
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,9 +59,6 @@ def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    if counts_file := os.environ.get(COUNTS_FILE):
-        counts = {name: len(reports) for name, reports in terminalreporter.stats.items() if name}
-        Path(counts_file).write_text(json.dumps(counts))
     reasons = [skips.reason_of(report) for report in _reports(config, "skipped")]
     if not reasons:
         return
