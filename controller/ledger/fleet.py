@@ -9,18 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 
+from controller.ledger import events as ev
 from controller.ledger.enums import Lifecycle, MeshEnd, Role
-from controller.ledger.events import (
-    Drained,
-    LinkAssigned,
-    MeshBroken,
-    MeshFormed,
-    SpareSet,
-    TasksLeased,
-    WorkerChanged,
-    WorkerDied,
-    WorkerRegistered,
-)
 from controller.ledger.facts import LeasedTask, Member, MeshSpec
 from paceline.ids import MeshEpoch, TaskId, Version
 
@@ -109,7 +99,7 @@ class Fleet:
     mesh_rebuilds: int = 0
     """Epochs formed because the one before broke."""
     rebuild_due: bool = False
-    links: dict[str, LinkAssigned] = field(default_factory=dict)
+    links: dict[str, ev.LinkAssigned] = field(default_factory=dict)
     """By receiver."""
     link_epoch: int = 0
 
@@ -187,7 +177,7 @@ class Fleet:
         limit_s = HOLDER_S if failures.seeded else JOINER_S
         return failures.epochs >= tries and failures.for_s >= limit_s
 
-    def apply_registered(self, event: WorkerRegistered) -> None:
+    def apply_registered(self, event: ev.WorkerRegistered) -> None:
         before = self.workers.pop(event.worker_id, None)
         worker = Worker(
             worker_id=event.worker_id,
@@ -211,13 +201,13 @@ class Fleet:
             del self.workers[worker_id]
             self.retired.pop(worker_id, None)
 
-    def apply_died(self, event: WorkerDied) -> None:
+    def apply_died(self, event: ev.WorkerDied) -> None:
         self._leave(self.workers[event.worker_id], Lifecycle.DEAD)
 
-    def apply_spare(self, event: SpareSet) -> None:
+    def apply_spare(self, event: ev.SpareSet) -> None:
         self.workers[event.worker_id].spare = event.spare
 
-    def apply_changed(self, event: WorkerChanged) -> None:
+    def apply_changed(self, event: ev.WorkerChanged) -> None:
         worker = self.workers[event.worker_id]
         worker.state_version = event.state_version
         worker.loaded_version = event.loaded_version
@@ -235,17 +225,17 @@ class Fleet:
             if worker.worker_id in (link.publisher, link.receiver):
                 del self.links[receiver]
 
-    def apply_leased(self, event: TasksLeased) -> None:
+    def apply_leased(self, event: ev.TasksLeased) -> None:
         worker = self.workers[event.worker_id]
         worker.lease_seq = event.lease_seq
         worker.lease_reply = event.leases
         for lease in event.leases:
             worker.held[lease.task_id] = None
 
-    def apply_drained(self, event: Drained) -> None:
+    def apply_drained(self, event: ev.Drained) -> None:
         self.workers[event.worker_id].drain = True
 
-    def apply_mesh_broken(self, event: MeshBroken) -> None:
+    def apply_mesh_broken(self, event: ev.MeshBroken) -> None:
         assert self.mesh is not None
         if event.reason is MeshEnd.PEER_ERROR:
             for worker in self.blamed():
@@ -257,7 +247,7 @@ class Fleet:
             worker.diverged_version = max(worker.diverged_version, worker.state_version)
             worker.state_version = Version(-1)
 
-    def apply_mesh_formed(self, event: MeshFormed) -> None:
+    def apply_mesh_formed(self, event: ev.MeshFormed) -> None:
         self.mesh_rebuilds += self.rebuild_due
         self.rebuild_due = False
         self.mesh_epoch = event.epoch
@@ -280,6 +270,6 @@ class Fleet:
                 worker.state_version = version
                 worker.failures = Failures()
 
-    def apply_link(self, event: LinkAssigned) -> None:
+    def apply_link(self, event: ev.LinkAssigned) -> None:
         self.link_epoch = event.epoch
         self.links[event.receiver] = event

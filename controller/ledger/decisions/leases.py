@@ -16,15 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import islice
 
-from controller.ledger.commands import (
-    AcceptGroup,
-    CommandRefused,
-    ExpireLease,
-    LeaseResult,
-    LeaseTasks,
-    ReturnTask,
-    Verdict,
-)
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.decisions.steps import settle_step
 from controller.ledger.enums import (
@@ -36,13 +29,6 @@ from controller.ledger.enums import (
     Role,
     VerdictCode,
 )
-from controller.ledger.events import (
-    EvalTaskDone,
-    GroupAccepted,
-    TaskDropped,
-    TaskReleased,
-    TasksLeased,
-)
 from controller.ledger.facts import GroupFacts, LeasedTask
 from controller.ledger.fleet import Worker
 from controller.ledger.state import Phase, State
@@ -52,28 +38,28 @@ from paceline.ids import Step, TaskId, Version
 from paceline.refusal_code import RefusalCode
 
 
-def lease(d: Decider, c: LeaseTasks, now: float) -> LeaseResult:
+def lease(d: Decider, c: cmd.LeaseTasks, now: float) -> cmd.LeaseResult:
     worker = d.caller(c.worker_id, c.incarnation)
     state = d.state
     if c.lease_seq == worker.lease_seq and worker.lease_reply:
-        return LeaseResult(worker.lease_reply)
+        return cmd.LeaseResult(worker.lease_reply)
     if c.lease_seq <= worker.lease_seq:
-        raise CommandRefused(
+        raise cmd.CommandRefused(
             RefusalCode.INVALID, f"lease_seq {c.lease_seq} is older than {worker.lease_seq}"
         )
     # The weights of a commit that Redis has lost do not count: others are on their way.
     loaded = c.loaded_version if c.loaded_version <= state.versions.version else Version(-1)
     if state.phase is not Phase.OPEN or worker.leaving:
-        return LeaseResult((), EmptyReason.STOPPED)
+        return cmd.LeaseResult((), EmptyReason.STOPPED)
     if state.paused:
-        return LeaseResult((), EmptyReason.PAUSED)
+        return cmd.LeaseResult((), EmptyReason.PAUSED)
     if worker.spare:
-        return LeaseResult((), EmptyReason.SPARE)
+        return cmd.LeaseResult((), EmptyReason.SPARE)
     if any(state.tasks.records[task_id].suspect for task_id in worker.held):
-        return LeaseResult((), EmptyReason.ISOLATED)
+        return cmd.LeaseResult((), EmptyReason.ISOLATED)
     suspects = _suspects(state, loaded) if _takes_suspects(state, worker) else []
     if suspects and worker.held:
-        return LeaseResult((), EmptyReason.ISOLATED)
+        return cmd.LeaseResult((), EmptyReason.ISOLATED)
     if suspects:
         leases = suspects[:1]
     else:
@@ -83,11 +69,11 @@ def lease(d: Decider, c: LeaseTasks, now: float) -> LeaseResult:
             leases.extend(_train_leases(state, rest))
     if not leases:
         if loaded < 0 or admissible(state, state.versions.version) > 0:
-            return LeaseResult((), EmptyReason.WEIGHTS)
-        return LeaseResult((), EmptyReason.STALENESS)
-    event = TasksLeased(c.worker_id, c.incarnation, c.lease_seq, tuple(leases))
+            return cmd.LeaseResult((), EmptyReason.WEIGHTS)
+        return cmd.LeaseResult((), EmptyReason.STALENESS)
+    event = ev.TasksLeased(c.worker_id, c.incarnation, c.lease_seq, tuple(leases))
     d.emit(event)
-    return LeaseResult(event.leases)
+    return cmd.LeaseResult(event.leases)
 
 
 def admissible(state: State, loaded_version: Version) -> int:
@@ -155,32 +141,34 @@ def _lease_of(state: State, task: Task) -> LeasedTask:
     return LeasedTask(task.task_id, task.attempt + 1, task.kind, epoch, index, seed)
 
 
-def accept(d: Decider, c: AcceptGroup, now: float) -> Verdict:
+def accept(d: Decider, c: cmd.AcceptGroup, now: float) -> cmd.Verdict:
     d.caller(c.worker_id, c.incarnation)
     state, group = d.state, c.group
     task = state.tasks.records.get(group.task_id)
     if task is None:
         return _finished(state, group.task_id, group.attempt)
     if problem := _implausible(state, task, group):
-        return Verdict(VerdictCode.INVALID, problem)
+        return cmd.Verdict(VerdictCode.INVALID, problem)
     if not task.leased_as(group.attempt, c.worker_id):
         return _not_running(task, group.attempt)
     if task.kind is Kind.EVAL:
-        d.emit(EvalTaskDone(task.task_id, task.attempt, c.worker_id, group.reward_mean))
+        d.emit(ev.EvalTaskDone(task.task_id, task.attempt, c.worker_id, group.reward_mean))
         d.settle_evals(now)
-        return Verdict(VerdictCode.ACCEPTED)
+        return cmd.Verdict(VerdictCode.ACCEPTED)
     next_step = state.next_step
     staleness = state.versions.staleness(group.min_version, next_step)
     if staleness > state.run.max_staleness:
         detail = f"{staleness} steps old at the earliest step {next_step}"
         drop(d, task, DropReason.STALE, detail, VerdictCode.TOO_STALE)
-        return Verdict(VerdictCode.TOO_STALE, detail)
+        return cmd.Verdict(VerdictCode.TOO_STALE, detail)
     if state.run.filter_uninformative and group.reward_std == 0.0:
         drop(d, task, DropReason.UNINFORMATIVE, "all rewards are equal")
-        return Verdict(VerdictCode.ACCEPTED, "uninformative: its rewards are all equal; dropped")
-    d.emit(GroupAccepted(c.worker_id, group))
+        return cmd.Verdict(
+            VerdictCode.ACCEPTED, "uninformative: its rewards are all equal; dropped"
+        )
+    d.emit(ev.GroupAccepted(c.worker_id, group))
     settle_step(d, now)
-    return Verdict(VerdictCode.ACCEPTED)
+    return cmd.Verdict(VerdictCode.ACCEPTED)
 
 
 def _implausible(state: State, task: Task, group: GroupFacts) -> str:
@@ -196,7 +184,7 @@ def _implausible(state: State, task: Task, group: GroupFacts) -> str:
     return ""
 
 
-def give_back(d: Decider, c: ReturnTask, now: float) -> Verdict:
+def give_back(d: Decider, c: cmd.ReturnTask, now: float) -> cmd.Verdict:
     worker = d.caller(c.worker_id, c.incarnation)
     task = d.state.tasks.records.get(c.task_id)
     if task is None:
@@ -210,10 +198,10 @@ def give_back(d: Decider, c: ReturnTask, now: float) -> Verdict:
     else:
         release(d, task, worker, ReleaseReason.HAND_BACK, counts=False, detail=c.reason)
     d.settle_evals(now)
-    return Verdict(VerdictCode.ACCEPTED)
+    return cmd.Verdict(VerdictCode.ACCEPTED)
 
 
-def expire(d: Decider, c: ExpireLease, now: float) -> None:
+def expire(d: Decider, c: cmd.ExpireLease, now: float) -> None:
     task = d.state.tasks.records.get(c.task_id)
     if task is not None and task.leased and task.attempt == c.attempt:
         owner = d.state.fleet.workers[task.owner]
@@ -237,7 +225,7 @@ def release(
         drop(d, task, DropReason.QUARANTINED, "; ".join(tries))
         return
     who = (task.task_id, task.attempt, worker.worker_id)
-    d.emit(TaskReleased(*who, reason, counts, detail, suspected))
+    d.emit(ev.TaskReleased(*who, reason, counts, detail, suspected))
 
 
 def drop(
@@ -248,31 +236,37 @@ def drop(
     verdict: VerdictCode = VerdictCode.DUPLICATE,
 ) -> None:
     """Finishes the task without training it."""
-    d.emit(TaskDropped(task.task_id, task.attempt, reason, detail, verdict))
+    d.emit(ev.TaskDropped(task.task_id, task.attempt, reason, detail, verdict))
 
 
-def _not_running(task: Task, attempt: int) -> Verdict:
+def _not_running(task: Task, attempt: int) -> cmd.Verdict:
     if attempt > task.attempt or attempt < 1:
-        return Verdict(VerdictCode.UNKNOWN_TASK, f"{task.task_id} was never tried {attempt} times")
+        return cmd.Verdict(
+            VerdictCode.UNKNOWN_TASK, f"{task.task_id} was never tried {attempt} times"
+        )
     if task.group is not None and attempt == task.attempt:
-        return Verdict(VerdictCode.DUPLICATE, "this attempt was accepted before")
+        return cmd.Verdict(VerdictCode.DUPLICATE, "this attempt was accepted before")
     if task.state is TaskState.PENDING:
-        return Verdict(VerdictCode.SUPERSEDED, "this lease is over; the task waits for another try")
-    return Verdict(VerdictCode.SUPERSEDED, f"the task is at attempt {task.attempt}")
+        return cmd.Verdict(
+            VerdictCode.SUPERSEDED, "this lease is over; the task waits for another try"
+        )
+    return cmd.Verdict(VerdictCode.SUPERSEDED, f"the task is at attempt {task.attempt}")
 
 
-def _finished(state: State, task_id: TaskId, attempt: int) -> Verdict:
+def _finished(state: State, task_id: TaskId, attempt: int) -> cmd.Verdict:
     outcome = state.tasks.outcomes.get(task_id)
     if outcome is not None:
         last, verdict = outcome
         if attempt == last:
-            return Verdict(verdict, "this attempt is finished")
+            return cmd.Verdict(verdict, "this attempt is finished")
         if attempt > last or attempt < 1:
-            return Verdict(VerdictCode.UNKNOWN_TASK, f"{task_id} was never tried {attempt} times")
-        return Verdict(VerdictCode.SUPERSEDED, "the task is finished")
+            return cmd.Verdict(
+                VerdictCode.UNKNOWN_TASK, f"{task_id} was never tried {attempt} times"
+            )
+        return cmd.Verdict(VerdictCode.SUPERSEDED, "the task is finished")
     if was_dispatched(state, task_id):
-        return Verdict(VerdictCode.SUPERSEDED, "the task is finished")
-    return Verdict(VerdictCode.UNKNOWN_TASK, f"there is no task {task_id!r}")
+        return cmd.Verdict(VerdictCode.SUPERSEDED, "the task is finished")
+    return cmd.Verdict(VerdictCode.UNKNOWN_TASK, f"there is no task {task_id!r}")
 
 
 def was_dispatched(state: State, task_id: TaskId) -> bool:

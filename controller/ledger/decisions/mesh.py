@@ -10,18 +10,18 @@
 
 from __future__ import annotations
 
-from controller.ledger.commands import BreakLink, BreakMesh, FormMesh
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.decisions.steps import reshard
 from controller.ledger.enums import MeshEnd, Role
-from controller.ledger.events import LinkAssigned, MeshBroken, MeshFormed, RolledBack, StepAborted
 from controller.ledger.facts import Member
 from controller.ledger.fleet import Worker
 from controller.ledger.state import Phase
 from paceline.ids import MeshEpoch, Version
 
 
-def break_mesh(d: Decider, c: BreakMesh, now: float) -> None:
+def break_mesh(d: Decider, c: cmd.BreakMesh, now: float) -> None:
     d.caller(c.worker_id, c.incarnation)
     mesh = d.state.fleet.mesh
     if mesh is None or mesh.broken or mesh.epoch != c.epoch:
@@ -38,10 +38,10 @@ def break_mesh(d: Decider, c: BreakMesh, now: float) -> None:
                     f"; {failures.epochs} epochs of {worker.worker_id} and {source} failed in a row: "
                     f"{worker.worker_id} is left out. Check the network between them, then restart it"
                 )
-        d.emit(MeshBroken(mesh.epoch, MeshEnd.PEER_ERROR, detail, broken_t=now))
+        d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.PEER_ERROR, detail, broken_t=now))
 
 
-def form_mesh(d: Decider, c: FormMesh, now: float) -> None:
+def form_mesh(d: Decider, c: cmd.FormMesh, now: float) -> None:
     mesh = d.state.fleet.mesh
     # The run may have ended since the evidence was looked at.
     if mesh is not None and mesh.broken and not d.state.ended:
@@ -72,7 +72,7 @@ def abort_hopeless_step(d: Decider) -> None:
     members = mesh.members if mesh else ()
     survivors = [w for m in members if (w := s.fleet.member(m)) is not None]
     if all(w.state_version != s.versions.version for w in survivors):
-        d.emit(StepAborted(step.step, "no living member holds the state before it"))
+        d.emit(ev.StepAborted(step.step, "no living member holds the state before it"))
 
 
 def settle_mesh(d: Decider) -> None:
@@ -94,7 +94,7 @@ def settle_mesh(d: Decider) -> None:
         stays = any(w.state_version == s.versions.version for w in survivors)
         if stays and (s.phase is Phase.STOPPING or s.versions.step >= s.run.steps):
             return  # the last checkpoint needs no new member
-        d.emit(MeshBroken(mesh.epoch, MeshEnd.MEMBERSHIP))
+        d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.MEMBERSHIP))
     _form(d, members)
 
 
@@ -137,7 +137,7 @@ def _form(d: Decider, workers: list[Worker]) -> None:
     )
     source = next((r for r, w in enumerate(workers) if w.state_version == version), -1)
     d.emit(
-        MeshFormed(
+        ev.MeshFormed(
             epoch=MeshEpoch(s.fleet.mesh_epoch + 1),
             members=members,
             state_version=version,
@@ -157,7 +157,7 @@ def roll_back(d: Decider) -> None:
     if newest == s.versions.restore_version and lost <= newest:
         return
     d.emit(
-        RolledBack(
+        ev.RolledBack(
             step=s.versions.checkpoint.step,
             # A worker may still hold a lost commit: its version must not be given to another state.
             version=Version(max(newest, lost) + 1),
@@ -182,7 +182,7 @@ def settle_links(d: Decider) -> None:
             assign_link(d, publisher, receiver)
 
 
-def _serves(d: Decider, link: LinkAssigned) -> bool:
+def _serves(d: Decider, link: ev.LinkAssigned) -> bool:
     """A link stays with its publisher while that is a member and holds the newest state."""
     s = d.state
     fleet = s.fleet
@@ -196,7 +196,7 @@ def _serves(d: Decider, link: LinkAssigned) -> bool:
     )
 
 
-def break_link(d: Decider, c: BreakLink, now: float) -> None:
+def break_link(d: Decider, c: cmd.BreakLink, now: float) -> None:
     d.caller(c.worker_id, c.incarnation)
     fleet = d.state.fleet
     link = next((x for x in fleet.links.values() if x.epoch == c.epoch), None)
@@ -210,7 +210,7 @@ def break_link(d: Decider, c: BreakLink, now: float) -> None:
 
 def assign_link(d: Decider, publisher: Worker, receiver: Worker) -> None:
     d.emit(
-        LinkAssigned(
+        ev.LinkAssigned(
             epoch=d.state.fleet.link_epoch + 1,
             publisher=publisher.worker_id,
             publisher_incarnation=publisher.incarnation,
