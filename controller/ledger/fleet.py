@@ -103,6 +103,11 @@ class Fleet:
     """By receiver."""
     link_epoch: int = 0
 
+    @property
+    def whole_mesh(self) -> Mesh | None:
+        """The newest epoch, unless it is over."""
+        return None if self.mesh is None or self.mesh.broken else self.mesh
+
     def current(self, worker_id: str, incarnation: int) -> Worker | None:
         """The worker, if this incarnation of it is the living one."""
         worker = self.workers.get(worker_id)
@@ -120,13 +125,18 @@ class Fleet:
         """Living policy replicas that hold the state of ``version``."""
         return [w for w in self.living(Role.POLICY) if w.state_version == version]
 
+    def members(self) -> list[Worker]:
+        """Living members of the newest epoch, in rank order."""
+        members = self.mesh.members if self.mesh else ()
+        return [worker for m in members if (worker := self.member(m)) is not None]
+
+    def in_mesh(self, worker_id: str, incarnation: int) -> bool:
+        """Whether it is a member of the newest epoch, which may be over."""
+        return self.mesh is not None and self.mesh.rank(worker_id, incarnation) >= 0
+
     def publisher(self, version: Version) -> Worker | None:
         """The replica that sends weights: the lowest-rank living member that holds the state."""
-        for member in self.mesh.members if self.mesh else ():
-            worker = self.member(member)
-            if worker is not None and worker.state_version == version:
-                return worker
-        return None
+        return next((w for w in self.members() if w.state_version == version), None)
 
     def unseeded(self) -> list[Worker]:
         """Living members of the present epoch that still lack its state."""
@@ -142,9 +152,8 @@ class Fleet:
         needy, mesh = self.unseeded(), self.mesh
         if needy or mesh is None:
             return needy
-        living = [w for m in mesh.members if (w := self.member(m)) is not None]
-        idle = all(w.state_version <= mesh.state_version for w in living)
-        others = [w for w in living if w.incarnation != self._source()]
+        idle = all(w.state_version <= mesh.state_version for w in self.members())
+        others = [w for w in self.members() if w.incarnation != self._source()]
         return others[-1:] if idle else []
 
     def after_failure(self, worker: Worker, now: float) -> Failures:
@@ -167,9 +176,8 @@ class Fleet:
     def hopeless(self, worker: Worker, failures: Failures, newest: Version) -> bool:
         """As ``left_out``, for the given failures."""
         there = self.holders(newest) or self.living(Role.POLICY)
-        source = next(
-            (w for w in there if w.incarnation == failures.source and w is not worker), None
-        )
+        others = (w for w in there if w is not worker)
+        source = next((w for w in others if w.incarnation == failures.source), None)
         if source is None:
             return False
         # If the source is asked to leave, its possible successor gets a second chance.
@@ -252,10 +260,8 @@ class Fleet:
         self.rebuild_due = False
         self.mesh_epoch = event.epoch
         before = self.mesh
-        again = (
-            before is not None and before.restore and before.state_version == event.state_version
-        )
-        if event.restore and not again:
+        restored = before.state_version if before is not None and before.restore else None
+        if event.restore and restored != event.state_version:
             # All members restore: earlier faults of the network say nothing about now.
             for worker in self.workers.values():
                 worker.failures = Failures()
@@ -263,12 +269,9 @@ class Fleet:
 
     def apply_committed(self, version: Version) -> None:
         """All members voted: from here on each holds the new state, or has lost its state."""
-        assert self.mesh is not None
-        for member in self.mesh.members:
-            worker = self.member(member)
-            if worker is not None:
-                worker.state_version = version
-                worker.failures = Failures()
+        for worker in self.members():
+            worker.state_version = version
+            worker.failures = Failures()
 
     def apply_link(self, event: ev.LinkAssigned) -> None:
         self.link_epoch = event.epoch

@@ -49,7 +49,11 @@ class Ledger:
             raise cmd.CommandRefused(RefusalCode.UNKNOWN, "no run has been started")
         events: list[Event] = []
         self._events = events
-        reply = _HANDLERS[type(command)](self, command, now)
+        decide = _HANDLERS[type(command)]
+        if isinstance(command, cmd.AdminCommand):
+            reply = run.answer(self, decide, command, now)
+        else:
+            reply = decide(self, command, now)
         return tuple(events), reply
 
     def apply(self, event: Event) -> None:

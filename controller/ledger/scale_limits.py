@@ -27,24 +27,21 @@ def within(bounds: Mapping[str, int], desired: Mapping[str, int]) -> dict[str, i
 
 def check_desired(bounds: Mapping[str, int], desired: Mapping[str, int]) -> None:
     """Raises CommandRefused, with the limit in its message, if a count is not allowed."""
+    problem = _problem(bounds, desired)
+    if problem:
+        raise CommandRefused(RefusalCode.INVALID, problem)
+
+
+def _problem(bounds: Mapping[str, int], desired: Mapping[str, int]) -> str:
     roles = [str(role) for role in Role]
     for role, count in desired.items():
         if role not in roles:
-            raise CommandRefused(
-                RefusalCode.INVALID, f"there is no role {role!r}: one of {', '.join(roles)}"
-            )
+            return f"there is no role {role!r}: one of {', '.join(roles)}"
         if not 1 <= count <= MOST_WORKERS:
-            raise CommandRefused(
-                RefusalCode.INVALID, f"{role}={count}: at least 1, at most {MOST_WORKERS}"
-            )
+            return f"{role}={count}: at least 1, at most {MOST_WORKERS}"
         least, most = bounds_of(bounds, role)
         if count < least:
-            raise CommandRefused(
-                RefusalCode.INVALID, f"{role}={count} is below fleet.{role}_min = {least}"
-            )
+            return f"{role}={count} is below fleet.{role}_min = {least}"
         if count > most:
-            raise CommandRefused(
-                RefusalCode.INVALID, f"{role}={count} is above fleet.{role}_max = {most}"
-            )
-    if not desired:
-        raise CommandRefused(RefusalCode.INVALID, "no count given: policy=N, rollout=N")
+            return f"{role}={count} is above fleet.{role}_max = {most}"
+    return "" if desired else "no count given: policy=N, rollout=N"

@@ -10,7 +10,7 @@ from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.decisions.leases import release
-from controller.ledger.decisions.mesh import abort_hopeless_step, assign_link, mend_mesh
+from controller.ledger.decisions.mesh import assign_link, lose_member
 from controller.ledger.enums import (
     LIFECYCLE_TRANSITIONS,
     DeathCause,
@@ -121,14 +121,9 @@ def _disown(d: Decider, worker: Worker, version: Version) -> None:
     s = d.state
     who = (worker.worker_id, worker.incarnation)
     d.emit(ev.WorkerChanged(*who, worker.lifecycle, Version(-1), Version(-1), version))
-    mesh = s.fleet.mesh
-    if mesh is not None and mesh.rank(*who) >= 0:
-        if not mesh.broken:
-            detail = f"{worker.worker_id} holds version {version}, the newest is"
-            d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.LOST_COMMIT, f"{detail} {s.versions.version}"))
-            mend_mesh(d)
-        else:
-            abort_hopeless_step(d)
+    if s.fleet.in_mesh(*who):
+        detail = f"{worker.worker_id} holds version {version}, the newest is {s.versions.version}"
+        lose_member(d, MeshEnd.LOST_COMMIT, detail)
     publisher = s.fleet.publisher(s.versions.version)
     if worker.role is Role.ROLLOUT and publisher is not None:
         # A new link begins with what its receiver should have.
@@ -141,10 +136,7 @@ def _next_lifecycle(now: Lifecycle, reported: Lifecycle) -> Lifecycle:
     return reported if newer else now
 
 
-def drain(d: Decider, c: cmd.Drain, now: float) -> str:
-    requests = d.state.requests
-    if c.request_id in requests:
-        return requests[c.request_id]
+def drain(d: Decider, c: cmd.Drain, now: float) -> None:
     worker = d.state.fleet.workers.get(c.worker_id)
     if worker is None or not worker.alive:
         raise cmd.CommandRefused(RefusalCode.UNKNOWN, f"no living worker is named {c.worker_id!r}")
@@ -156,7 +148,6 @@ def drain(d: Decider, c: cmd.Drain, now: float) -> str:
     fewer = {} if c.replace or worker.leaving else _one_fewer(d, worker)
     d.emit(ev.Drained(c.request_id, c.worker_id, fewer))
     d.settle_fleet(now)
-    return requests[c.request_id]
 
 
 def _one_fewer(d: Decider, worker: Worker) -> dict[str, int]:
@@ -191,14 +182,6 @@ def _depart(
         detail = event.how if isinstance(event, ev.WorkerDied) else ""
         reason = ReleaseReason.OWNER_DIED if died else ReleaseReason.OWNER_STOPPED
         release(d, task, worker, reason, counts=counts, detail=detail, suspected=suspected)
-    mesh = s.fleet.mesh
-    member = mesh is not None and mesh.rank(worker.worker_id, worker.incarnation) >= 0
     d.emit(event)
-    if not member or s.ended:
-        return
-    assert mesh is not None
-    if not mesh.broken:
-        d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.MEMBER_DIED, worker.worker_id))
-        mend_mesh(d)
-    else:
-        abort_hopeless_step(d)
+    if s.fleet.in_mesh(worker.worker_id, worker.incarnation) and not s.ended:
+        lose_member(d, MeshEnd.MEMBER_DIED, worker.worker_id)

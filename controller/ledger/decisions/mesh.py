@@ -23,11 +23,11 @@ from paceline.ids import MeshEpoch, Version
 
 def break_mesh(d: Decider, c: cmd.BreakMesh, now: float) -> None:
     d.caller(c.worker_id, c.incarnation)
-    mesh = d.state.fleet.mesh
-    if mesh is None or mesh.broken or mesh.epoch != c.epoch:
+    fleet = d.state.fleet
+    mesh = fleet.whole_mesh
+    if mesh is None or mesh.epoch != c.epoch:
         return
     if mesh.rank(c.worker_id, c.incarnation) >= 0:
-        fleet = d.state.fleet
         detail = f"{c.worker_id}: {c.detail}"
         newest = d.state.versions.version
         for worker in fleet.blamed():
@@ -54,24 +54,31 @@ def mend_mesh(d: Decider) -> None:
     s = d.state
     mesh = s.fleet.mesh
     assert mesh is not None and mesh.broken
-    abort_hopeless_step(d)
+    _abort_hopeless_step(d)
     if s.steps.open is None:
         _form(d, _next_members(d) or [])
         return
-    survivors = [w for m in mesh.members if (w := s.fleet.member(m)) is not None]
-    _form(d, [w for w in survivors if not s.fleet.left_out(w, s.versions.version)])
+    newest = s.versions.version
+    _form(d, [w for w in s.fleet.members() if not s.fleet.left_out(w, newest)])
     assert s.fleet.mesh is not None
     reshard(d, s.fleet.mesh)
 
 
-def abort_hopeless_step(d: Decider) -> None:
+def lose_member(d: Decider, end: MeshEnd, detail: str) -> None:
+    """A member of the newest epoch has left it, or has lost its state."""
+    mesh = d.state.fleet.mesh
+    assert mesh is not None
+    if mesh.broken:
+        _abort_hopeless_step(d)
+    else:
+        d.emit(ev.MeshBroken(mesh.epoch, end, detail))
+        mend_mesh(d)
+
+
+def _abort_hopeless_step(d: Decider) -> None:
     s = d.state
-    mesh, step = s.fleet.mesh, s.steps.open
-    if step is None:
-        return
-    members = mesh.members if mesh else ()
-    survivors = [w for m in members if (w := s.fleet.member(m)) is not None]
-    if all(w.state_version != s.versions.version for w in survivors):
+    step = s.steps.open
+    if step is not None and s.fleet.publisher(s.versions.version) is None:
         d.emit(ev.StepAborted(step.step, "no living member holds the state before it"))
 
 
@@ -81,8 +88,7 @@ def settle_mesh(d: Decider) -> None:
     if s.ended or s.steps.open is not None:
         return
     mesh = s.fleet.mesh
-    survivors = [w for m in mesh.members if (w := s.fleet.member(m))] if mesh else []
-    if mesh is not None and mesh.broken and survivors:
+    if mesh is not None and mesh.broken and s.fleet.members():
         return  # liveness sends FormMesh once the evidence is in
     members = _next_members(d)
     if members is None:
@@ -91,7 +97,7 @@ def settle_mesh(d: Decider) -> None:
         current = [(m.worker_id, m.incarnation) for m in mesh.members]
         if current == [(w.worker_id, w.incarnation) for w in members]:
             return
-        stays = any(w.state_version == s.versions.version for w in survivors)
+        stays = s.fleet.publisher(s.versions.version) is not None
         if stays and (s.phase is Phase.STOPPING or s.versions.step >= s.run.steps):
             return  # the last checkpoint needs no new member
         d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.MEMBERSHIP))
@@ -101,8 +107,7 @@ def settle_mesh(d: Decider) -> None:
 def _next_members(d: Decider) -> list[Worker] | None:
     """Members of the next epoch in rank order; None: the mesh stays as it is for now."""
     s = d.state
-    mesh = s.fleet.mesh
-    staying = [w for m in (mesh.members if mesh else ()) if (w := s.fleet.member(m))]
+    staying = s.fleet.members()
     others = sorted(
         (w for w in s.fleet.living(Role.POLICY) if w not in staying), key=lambda w: w.worker_id
     )
@@ -190,8 +195,7 @@ def _serves(d: Decider, link: ev.LinkAssigned) -> bool:
     return (
         sender is not None
         and sender.state_version == s.versions.version
-        and fleet.mesh is not None
-        and fleet.mesh.rank(sender.worker_id, sender.incarnation) >= 0
+        and fleet.in_mesh(sender.worker_id, sender.incarnation)
         and fleet.current(link.receiver, link.receiver_incarnation) is not None
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 
 from controller.ledger import commands as cmd
@@ -11,7 +12,7 @@ from controller.ledger.decisions.leases import drop
 from controller.ledger.decisions.mesh import roll_back
 from controller.ledger.enums import DropReason, VerdictCode
 from controller.ledger.scale_limits import check_desired, within
-from controller.ledger.state import Phase, State, desired_in_words
+from controller.ledger.state import Phase, desired_in_words
 from controller.ledger.tasks import TaskState
 from paceline.ids import Step
 from paceline.refusal_code import RefusalCode
@@ -118,11 +119,18 @@ def _fail(d: Decider, request_id: str, reason: str, now: float) -> None:
     d.emit(ev.RunFailed(request_id, reason, now))
 
 
-def scale(d: Decider, c: cmd.Scale, now: float) -> str:
-    requests = d.state.requests
-    if c.request_id in requests:
-        return requests[c.request_id]
-    _refuse_if_over(d.state)
+def answer(d: Decider, decide: Callable[..., None], c: cmd.AdminCommand, now: float) -> str:
+    """The reply to a person's request. A repeated request gets its first reply and decides nothing."""
+    s = d.state
+    if c.request_id not in s.requests:
+        # The workers of a run that has ended may still be asked to leave.
+        if s.ended and not isinstance(c, cmd.Drain):
+            raise cmd.CommandRefused(RefusalCode.STOPPED, f"the run has {s.phase}")
+        decide(d, c, now)
+    return s.requests[c.request_id]
+
+
+def scale(d: Decider, c: cmd.Scale, now: float) -> None:
     check_desired(d.state.bounds, c.desired)
     if any(d.state.desired.get(role) != count for role, count in c.expected.items()):
         raise cmd.CommandRefused(
@@ -132,46 +140,23 @@ def scale(d: Decider, c: cmd.Scale, now: float) -> str:
         )
     d.emit(ev.Scaled(c.request_id, dict(c.desired)))
     d.settle_fleet(now)
-    return requests[c.request_id]
 
 
-def pause(d: Decider, c: cmd.Pause, now: float) -> str:
-    requests = d.state.requests
-    if c.request_id in requests:
-        return requests[c.request_id]
-    _refuse_if_over(d.state)
+def pause(d: Decider, c: cmd.Pause, now: float) -> None:
     d.emit(ev.Paused(c.request_id, c.paused))
     d.settle_fleet(now)
-    return requests[c.request_id]
 
 
-def request_checkpoint(d: Decider, c: cmd.RequestCheckpoint, now: float) -> str:
+def request_checkpoint(d: Decider, c: cmd.RequestCheckpoint, now: float) -> None:
     s = d.state
-    if c.request_id in s.requests:
-        return s.requests[c.request_id]
-    _refuse_if_over(s)
-    step = s.steps.open
     # Replicas that are voting may get the directive only after their commit.
-    late = step is not None and bool(step.votes)
+    late = s.steps.open is not None and bool(s.steps.open.votes)
     d.emit(ev.CheckpointRequested(c.request_id, Step(min(s.versions.step + 1 + late, s.run.steps))))
-    return s.requests[c.request_id]
 
 
-def stop(d: Decider, c: cmd.Stop, now: float) -> str:
-    s = d.state
-    if c.request_id in s.requests:
-        return s.requests[c.request_id]
-    _refuse_if_over(s)
+def stop(d: Decider, c: cmd.Stop, now: float) -> None:
     if c.failed:
         _fail(d, c.request_id, c.reason, now)
     else:
         d.emit(ev.StopRequested(c.request_id, c.reason))
         d.settle_fleet(now)
-    return s.requests[c.request_id]
-
-
-def _refuse_if_over(s: State) -> None:
-    if s.phase is Phase.NONE:
-        raise cmd.CommandRefused(RefusalCode.UNKNOWN, "no run has been started")
-    if s.ended:
-        raise cmd.CommandRefused(RefusalCode.STOPPED, f"the run has {s.phase}")

@@ -25,8 +25,8 @@ from paceline.refusal_code import RefusalCode
 def settle_step(d: Decider, now: float) -> None:
     """Opens the next step if everything for it is there."""
     s = d.state
-    mesh = s.fleet.mesh
-    if s.phase is not Phase.OPEN or s.paused or s.steps.open or mesh is None or mesh.broken:
+    mesh = s.fleet.whole_mesh
+    if s.phase is not Phase.OPEN or s.paused or s.steps.open or mesh is None:
         return
     step = Step(s.versions.step + 1)
     if step > s.run.steps:
@@ -87,11 +87,10 @@ def vote(d: Decider, c: cmd.CastVote, now: float) -> cmd.VoteResult:
     commit = s.steps.committed(c.step, c.mesh_epoch)
     if commit is not None and (c.worker_id, c.incarnation) in commit.members:
         return cmd.VoteResult(VoteOutcome.COMMITTED, commit.version)
-    step, mesh = s.steps.open, s.fleet.mesh
+    step, mesh = s.steps.open, s.fleet.whole_mesh
     if (
         step is None
         or mesh is None
-        or mesh.broken
         or (c.step, c.mesh_epoch) != (step.step, step.mesh_epoch)
         or c.mesh_epoch != mesh.epoch
         or mesh.rank(c.worker_id, c.incarnation) < 0
@@ -138,8 +137,7 @@ def record_checkpoint(d: Decider, c: cmd.RecordCheckpoint, now: float) -> tuple[
     """Paths that no rollback needs any more, oldest first; the new one if it came too late."""
     worker = d.caller(c.worker_id, c.incarnation)
     s = d.state
-    mesh = s.fleet.mesh
-    member = mesh is not None and mesh.rank(c.worker_id, c.incarnation) >= 0
+    member = s.fleet.in_mesh(c.worker_id, c.incarnation)
     # A replica that leaves, or was declared dead and is back, wrote it while it was a member.
     wrote = member or worker.leaving or worker.state_version >= c.version
     if worker.role is not Role.POLICY or not wrote:
