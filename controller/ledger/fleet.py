@@ -7,11 +7,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 
 from controller.ledger import events as ev
 from controller.ledger.enums import Lifecycle, MeshEnd, Role
-from controller.ledger.facts import LeasedTask, Member, MeshSpec
+from controller.ledger.facts import LeasedTask, Member, MeshSpec, WorkerSpec, values
 from paceline.ids import MeshEpoch, TaskId, Version
 
 _RETIRED_KEPT = 64
@@ -50,13 +50,13 @@ class Worker:
     pid: int
     tensor_host: str
     ranks: int
+    state_version: Version
+    """Policy: version of the state it holds; -1 for none."""
     lifecycle: Lifecycle = Lifecycle.STARTING
     drain: bool = False
     """It was asked to leave."""
     spare: bool = False
     """Rollout: it stands by, with its model loaded and weights coming in, and leases nothing."""
-    state_version: Version = Version(-1)
-    """Policy: version of the state it holds; -1 for none."""
     loaded_version: Version = Version(-1)
     """Rollout: version its engine serves; -1 for none."""
     diverged_version: Version = Version(-1)
@@ -187,17 +187,7 @@ class Fleet:
 
     def apply_registered(self, event: ev.WorkerRegistered) -> None:
         before = self.workers.pop(event.worker_id, None)
-        worker = Worker(
-            worker_id=event.worker_id,
-            incarnation=event.incarnation,
-            role=event.role,
-            host=event.host,
-            pid=event.pid,
-            tensor_host=event.tensor_host,
-            ranks=event.ranks,
-            state_version=event.state_version,
-            spare=event.spare,
-        )
+        worker = Worker(*values(WorkerSpec, event), spare=event.spare)
         if before is not None:
             retired = self.retired.setdefault(event.worker_id, [])
             retired.append(before.incarnation)
@@ -265,7 +255,7 @@ class Fleet:
             # All members restore: earlier faults of the network say nothing about now.
             for worker in self.workers.values():
                 worker.failures = Failures()
-        self.mesh = Mesh(*(getattr(event, f.name) for f in fields(MeshSpec)))
+        self.mesh = Mesh(*values(MeshSpec, event))
 
     def apply_committed(self, version: Version) -> None:
         """All members voted: from here on each holds the new state, or has lost its state."""

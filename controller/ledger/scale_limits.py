@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from controller.ledger.commands import CommandRefused
 from controller.ledger.enums import Role
-from paceline.refusal_code import RefusalCode
 
 MOST_WORKERS = 10_000
 
@@ -25,14 +23,8 @@ def within(bounds: Mapping[str, int], desired: Mapping[str, int]) -> dict[str, i
     return allowed
 
 
-def check_desired(bounds: Mapping[str, int], desired: Mapping[str, int]) -> None:
-    """Raises CommandRefused, with the limit in its message, if a count is not allowed."""
-    problem = _problem(bounds, desired)
-    if problem:
-        raise CommandRefused(RefusalCode.INVALID, problem)
-
-
-def _problem(bounds: Mapping[str, int], desired: Mapping[str, int]) -> str:
+def problem_of(bounds: Mapping[str, int], desired: Mapping[str, int]) -> str:
+    """Why these counts are not allowed, with the limit; empty if they are."""
     roles = [str(role) for role in Role]
     for role, count in desired.items():
         if role not in roles:

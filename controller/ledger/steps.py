@@ -8,10 +8,10 @@ one attempt at it, as a reshard always follows a new epoch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from controller.ledger.events import StepCommitted, StepOpened, StepResharded, VoteCast
-from controller.ledger.facts import StatValue
+from controller.ledger.facts import StatValue, StepSpec, values
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 
 _COMMITS_KEPT = 16
@@ -23,16 +23,8 @@ class Vote:
     stats: Mapping[str, StatValue]
 
 
-@dataclass(slots=True)
-class OpenStep:
-    step: Step
-    version: Version
-    """Of the state before it."""
-    groups: tuple[TaskId, ...]
-    shards: Mapping[str, tuple[int, ...]]
-    """Worker id to positions in ``groups``."""
-    mesh_epoch: MeshEpoch
-    replay: bool = False
+@dataclass(frozen=True, slots=True)
+class OpenStep(StepSpec):
     votes: dict[str, Vote] = field(default_factory=dict)
 
 
@@ -72,20 +64,11 @@ class StepBook:
     def apply_opened(self, event: StepOpened) -> None:
         if event.replay:
             del self.replay[event.step]
-        self.open = OpenStep(
-            step=event.step,
-            version=event.version,
-            groups=event.groups,
-            shards=event.shards,
-            mesh_epoch=event.mesh_epoch,
-            replay=event.replay,
-        )
+        self.open = OpenStep(*values(StepSpec, event))
 
     def apply_resharded(self, event: StepResharded) -> None:
         assert self.open is not None
-        self.open.mesh_epoch = event.mesh_epoch
-        self.open.shards = event.shards
-        self.open.votes = {}
+        self.open = replace(self.open, mesh_epoch=event.mesh_epoch, shards=event.shards, votes={})
 
     def apply_vote(self, event: VoteCast) -> None:
         assert self.open is not None

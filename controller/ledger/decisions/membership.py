@@ -6,6 +6,8 @@ again at once.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
@@ -19,6 +21,7 @@ from controller.ledger.enums import (
     ReleaseReason,
     Role,
 )
+from controller.ledger.facts import WorkerSpec, values
 from controller.ledger.fleet import Worker
 from controller.ledger.scale_limits import bounds_of
 from controller.ledger.standby_workers import desired_spares
@@ -53,14 +56,7 @@ def register(d: Decider, c: cmd.Register, now: float) -> None:
             )
     d.emit(
         ev.WorkerRegistered(
-            worker_id=c.worker_id,
-            incarnation=c.incarnation,
-            role=c.role,
-            host=c.host,
-            pid=c.pid,
-            tensor_host=c.tensor_host,
-            ranks=c.ranks,
-            state_version=believed,
+            *values(WorkerSpec, replace(c, state_version=believed)),
             spare=c.role is Role.ROLLOUT and desired_spares(d.state) > 0,
         )
     )

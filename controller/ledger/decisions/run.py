@@ -11,7 +11,7 @@ from controller.ledger.decisions.decider import Decider
 from controller.ledger.decisions.leases import drop
 from controller.ledger.decisions.mesh import roll_back
 from controller.ledger.enums import DropReason, VerdictCode
-from controller.ledger.scale_limits import check_desired, within
+from controller.ledger.scale_limits import problem_of, within
 from controller.ledger.state import Phase, desired_in_words
 from controller.ledger.tasks import TaskState
 from paceline.ids import Step
@@ -131,7 +131,8 @@ def answer(d: Decider, decide: Callable[..., None], c: cmd.AdminCommand, now: fl
 
 
 def scale(d: Decider, c: cmd.Scale, now: float) -> None:
-    check_desired(d.state.bounds, c.desired)
+    if problem := problem_of(d.state.bounds, c.desired):
+        raise cmd.CommandRefused(RefusalCode.INVALID, problem)
     if any(d.state.desired.get(role) != count for role, count in c.expected.items()):
         raise cmd.CommandRefused(
             RefusalCode.CHANGED,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import field
 
-from controller.ledger.enums import DeathCause, Lifecycle, MeshEnd, Role
+from controller.ledger.enums import DeathCause, Lifecycle, MeshEnd
 from controller.ledger.events.event import (
     Event,
     Severity,
@@ -14,23 +14,16 @@ from controller.ledger.events.event import (
     event,
     reason_in_words,
 )
-from controller.ledger.facts import MeshSpec
+from controller.ledger.facts import MeshSpec, WorkerSpec
 from paceline.ids import MeshEpoch, Version
 
 _LEASES = frozenset({Topic.LEASE, Topic.ISOLATED})
 
 
 @event
-class WorkerRegistered(Event):
-    worker_id: str
-    incarnation: int
-    role: Role
-    host: str
-    pid: int
-    tensor_host: str
-    ranks: int
-    state_version: Version
-    """As believed: -1 if the worker claims a state that it was found to have wrong."""
+class WorkerRegistered(WorkerSpec, Event):
+    """``state_version`` is as believed: -1 if the worker claims a state that it was found to have wrong."""
+
     spare: bool = False
     """Rollout: it leases nothing until it is put to work."""
 

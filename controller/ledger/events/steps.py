@@ -6,24 +6,14 @@ import math
 from collections.abc import Mapping
 
 from controller.ledger.events.event import Event, Severity, Topic, event
-from controller.ledger.facts import Ballot
-from paceline.ids import MeshEpoch, Step, TaskId, Version
+from controller.ledger.facts import Ballot, StepSpec
+from paceline.ids import MeshEpoch, Step, Version
 
 _LEASES = frozenset({Topic.LEASE, Topic.ISOLATED})
 
 
 @event
-class StepOpened(Event):
-    step: Step
-    version: Version
-    mesh_epoch: MeshEpoch
-    groups: tuple[TaskId, ...]
-    """The batch, in the order in which the groups were chosen."""
-    shards: Mapping[str, tuple[int, ...]]
-    """Worker id to positions in ``groups``."""
-    replay: bool
-    """A composition that an abandoned step had already trained."""
-
+class StepOpened(StepSpec, Event):
     wakes = frozenset({Topic.PLAN})
     directs = False
     listed = False
