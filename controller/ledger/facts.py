@@ -159,6 +159,17 @@ class MeshSpec:
         return -1
 
 
-def values(kind: type, source: Any) -> list[Any]:
-    """The fields of the dataclass ``kind`` in ``source``, which shares them, in order."""
-    return [getattr(source, f.name) for f in fields(kind)]
+@dataclass(frozen=True, slots=True)
+class LinkSpec:
+    """A weights link; replaces the receiver's earlier one."""
+
+    epoch: int
+    publisher: str
+    publisher_incarnation: int
+    receiver: str
+    receiver_incarnation: int
+
+
+def values(kind: type, source: Any) -> dict[str, Any]:
+    """The fields of the dataclass ``kind`` in ``source``, which has them too."""
+    return {f.name: getattr(source, f.name) for f in fields(kind)}

@@ -7,11 +7,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from controller.ledger import events as ev
-from controller.ledger.enums import Lifecycle, MeshEnd, Role
-from controller.ledger.facts import LeasedTask, Member, MeshSpec, WorkerSpec, values
+from controller.ledger.enums import Lifecycle, Role
+from controller.ledger.facts import LeasedTask, LinkSpec, Member, MeshSpec
 from paceline.ids import MeshEpoch, TaskId, Version
 
 _RETIRED_KEPT = 64
@@ -99,7 +98,7 @@ class Fleet:
     mesh_rebuilds: int = 0
     """Epochs formed because the one before broke."""
     rebuild_due: bool = False
-    links: dict[str, ev.LinkAssigned] = field(default_factory=dict)
+    links: dict[str, LinkSpec] = field(default_factory=dict)
     """By receiver."""
     link_epoch: int = 0
 
@@ -185,84 +184,23 @@ class Fleet:
         limit_s = HOLDER_S if failures.seeded else JOINER_S
         return failures.epochs >= tries and failures.for_s >= limit_s
 
-    def apply_registered(self, event: ev.WorkerRegistered) -> None:
-        before = self.workers.pop(event.worker_id, None)
-        worker = Worker(*values(WorkerSpec, event), spare=event.spare)
+    def register(self, worker: Worker) -> None:
+        before = self.workers.pop(worker.worker_id, None)
         if before is not None:
-            retired = self.retired.setdefault(event.worker_id, [])
+            retired = self.retired.setdefault(worker.worker_id, [])
             retired.append(before.incarnation)
             del retired[:-_RETIRED_KEPT]
             worker.diverged_version = before.diverged_version
-        self.workers[event.worker_id] = worker
+        self.workers[worker.worker_id] = worker
         gone = [w.worker_id for w in self.workers.values() if not w.alive]
         for worker_id in gone[: max(0, len(gone) - _GONE_KEPT)]:
             del self.workers[worker_id]
             self.retired.pop(worker_id, None)
 
-    def apply_died(self, event: ev.WorkerDied) -> None:
-        self._leave(self.workers[event.worker_id], Lifecycle.DEAD)
-
-    def apply_spare(self, event: ev.SpareSet) -> None:
-        self.workers[event.worker_id].spare = event.spare
-
-    def apply_changed(self, event: ev.WorkerChanged) -> None:
-        worker = self.workers[event.worker_id]
-        worker.state_version = event.state_version
-        worker.loaded_version = event.loaded_version
-        worker.diverged_version = max(worker.diverged_version, event.diverged_version)
-        if event.lifecycle is Lifecycle.STOPPED:
-            self._leave(worker, event.lifecycle)
-        else:
-            worker.lifecycle = event.lifecycle
-
-    def _leave(self, worker: Worker, lifecycle: Lifecycle) -> None:
+    def leave(self, worker: Worker, lifecycle: Lifecycle) -> None:
         worker.lifecycle = lifecycle
         worker.lease_reply = ()
         worker.state_version = worker.loaded_version = Version(-1)
         for receiver, link in list(self.links.items()):
             if worker.worker_id in (link.publisher, link.receiver):
                 del self.links[receiver]
-
-    def apply_leased(self, event: ev.TasksLeased) -> None:
-        worker = self.workers[event.worker_id]
-        worker.lease_seq = event.lease_seq
-        worker.lease_reply = event.leases
-        for lease in event.leases:
-            worker.held[lease.task_id] = None
-
-    def apply_drained(self, event: ev.Drained) -> None:
-        self.workers[event.worker_id].drain = True
-
-    def apply_mesh_broken(self, event: ev.MeshBroken) -> None:
-        assert self.mesh is not None
-        if event.reason is MeshEnd.PEER_ERROR:
-            for worker in self.blamed():
-                worker.failures = self.after_failure(worker, event.broken_t)
-        self.mesh = replace(self.mesh, broken=True)
-        self.rebuild_due = self.rebuild_due or event.reason is not MeshEnd.MEMBERSHIP
-        for worker_id in event.diverged:
-            worker = self.workers[worker_id]
-            worker.diverged_version = max(worker.diverged_version, worker.state_version)
-            worker.state_version = Version(-1)
-
-    def apply_mesh_formed(self, event: ev.MeshFormed) -> None:
-        self.mesh_rebuilds += self.rebuild_due
-        self.rebuild_due = False
-        self.mesh_epoch = event.epoch
-        before = self.mesh
-        restored = before.state_version if before is not None and before.restore else None
-        if event.restore and restored != event.state_version:
-            # All members restore: earlier faults of the network say nothing about now.
-            for worker in self.workers.values():
-                worker.failures = Failures()
-        self.mesh = Mesh(*values(MeshSpec, event))
-
-    def apply_committed(self, version: Version) -> None:
-        """All members voted: from here on each holds the new state, or has lost its state."""
-        for worker in self.members():
-            worker.state_version = version
-            worker.failures = Failures()
-
-    def apply_link(self, event: ev.LinkAssigned) -> None:
-        self.link_epoch = event.epoch
-        self.links[event.receiver] = event

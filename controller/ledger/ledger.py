@@ -1,9 +1,5 @@
 """Ledger: everything that the service promises, as a pure state machine.
 
-    command ──► decide ──► events ──► apply ──► state
-                  ▲                               │
-                  └───────── reads ───────────────┘
-
 ``execute`` decides a command and everything that follows from it (a step that can open, a mesh that
 can form, a run that is complete). It reads no clock, does no I/O and draws no random number: the
 same commands at the same times give the same events, and applying the events to an empty ledger
@@ -18,11 +14,13 @@ from typing import Any
 
 from controller.ledger import commands as cmd
 from controller.ledger import standby_workers
+from controller.ledger.codec import decode, encode
 from controller.ledger.decisions import decider, leases, membership, mesh, run, steps
+from controller.ledger.enums import Phase
 from controller.ledger.events import Event
 from controller.ledger.fleet import Worker
 from controller.ledger.invariants import check, check_counts
-from controller.ledger.state import Phase, State, apply, dump, load
+from controller.ledger.state import State
 from paceline.ids import TaskId
 from paceline.refusal_code import RefusalCode
 
@@ -58,7 +56,7 @@ class Ledger:
 
     def apply(self, event: Event) -> None:
         """Makes an event of the journal true. Events must come in journal order, each once."""
-        apply(self.state, event)
+        event.apply(self.state)
         if self.checked:
             problems = check_counts(self.state)
             if problems:
@@ -75,12 +73,12 @@ class Ledger:
 
     def to_snapshot(self) -> dict[str, Any]:
         """The state as JSON-able values; shares nothing with it that changes later."""
-        return dump(self.state)
+        return encode(self.state)
 
     @classmethod
     def from_snapshot(cls, data: dict[str, Any], *, checked: bool = False) -> Ledger:
         ledger = cls(checked=checked)
-        ledger.state = load(data)
+        ledger.state = decode(State, data)
         return ledger
 
     def fingerprint(self) -> str:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from controller.ledger.enums import DesiredLifecycle, Kind, PlanState, Role
+from controller.ledger.enums import DesiredLifecycle, Kind, Phase, PlanState, Role
 from controller.ledger.facts import Member, MeshSpec
 from controller.ledger.fleet import Worker
-from controller.ledger.state import Phase, State
+from controller.ledger.state import State
 from controller.ledger.tasks import TaskState
 from controller.ledger.versions import VersionEpoch
 from paceline.ids import MeshEpoch, Step, TaskId, Version

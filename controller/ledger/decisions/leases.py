@@ -24,6 +24,7 @@ from controller.ledger.enums import (
     DropReason,
     EmptyReason,
     Kind,
+    Phase,
     ReleaseReason,
     ReturnKind,
     Role,
@@ -31,7 +32,7 @@ from controller.ledger.enums import (
 )
 from controller.ledger.facts import GroupFacts, LeasedTask
 from controller.ledger.fleet import Worker
-from controller.ledger.state import Phase, State
+from controller.ledger.state import State
 from controller.ledger.tasks import Task, TaskState
 from paceline.dataset.row_sampler import task_row, task_seed
 from paceline.ids import Step, TaskId, Version

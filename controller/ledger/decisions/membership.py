@@ -56,7 +56,7 @@ def register(d: Decider, c: cmd.Register, now: float) -> None:
             )
     d.emit(
         ev.WorkerRegistered(
-            *values(WorkerSpec, replace(c, state_version=believed)),
+            **values(WorkerSpec, replace(c, state_version=believed)),
             spare=c.role is Role.ROLLOUT and desired_spares(d.state) > 0,
         )
     )

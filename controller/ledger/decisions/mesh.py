@@ -14,10 +14,9 @@ from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.decisions.steps import reshard
-from controller.ledger.enums import MeshEnd, Role
-from controller.ledger.facts import Member
+from controller.ledger.enums import MeshEnd, Phase, Role
+from controller.ledger.facts import LinkSpec, Member
 from controller.ledger.fleet import Worker
-from controller.ledger.state import Phase
 from paceline.ids import MeshEpoch, Version
 
 
@@ -187,7 +186,7 @@ def settle_links(d: Decider) -> None:
             assign_link(d, publisher, receiver)
 
 
-def _serves(d: Decider, link: ev.LinkAssigned) -> bool:
+def _serves(d: Decider, link: LinkSpec) -> bool:
     """A link stays with its publisher while that is a member and holds the newest state."""
     s = d.state
     fleet = s.fleet

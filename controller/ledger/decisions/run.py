@@ -10,9 +10,8 @@ from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.decisions.leases import drop
 from controller.ledger.decisions.mesh import roll_back
-from controller.ledger.enums import DropReason, VerdictCode
+from controller.ledger.enums import DropReason, Phase, VerdictCode
 from controller.ledger.scale_limits import problem_of, within
-from controller.ledger.state import Phase, desired_in_words
 from controller.ledger.tasks import TaskState
 from paceline.ids import Step
 from paceline.refusal_code import RefusalCode
@@ -136,7 +135,7 @@ def scale(d: Decider, c: cmd.Scale, now: float) -> None:
     if any(d.state.desired.get(role) != count for role, count in c.expected.items()):
         raise cmd.CommandRefused(
             RefusalCode.CHANGED,
-            f"conflict: desired counts are now {desired_in_words(d.state)}; "
+            f"conflict: desired counts are now {d.state.desired_in_words()}; "
             "re-read the status and retry",
         )
     d.emit(ev.Scaled(c.request_id, dict(c.desired)))

@@ -12,11 +12,11 @@ from collections import Counter
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
-from controller.ledger.enums import DropReason, MeshEnd, Role, VoteOutcome
+from controller.ledger.enums import DropReason, MeshEnd, Phase, Role, VoteOutcome
 from controller.ledger.facts import GroupFacts
 from controller.ledger.fleet import Mesh
 from controller.ledger.metrics import step_metrics
-from controller.ledger.state import Phase, State
+from controller.ledger.state import State
 from controller.ledger.steps import OpenStep, assign_shards
 from paceline.ids import Step, TaskId, Version
 from paceline.refusal_code import RefusalCode

@@ -9,9 +9,9 @@ import pytest
 
 from controller.fleet.liveness import Liveness
 from controller.ledger import commands as cmd
+from controller.ledger import events as ev
 from controller.ledger import invariants, standby_workers
 from controller.ledger import ledger as ledger_module
-from controller.ledger import state as state_module
 from controller.ledger.decisions import decider, leases, membership, steps
 from controller.ledger.steps import StepBook, assign_shards
 from controller.ledger.tasks import Task
@@ -104,14 +104,14 @@ def no_stickiness_of_shards(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_payloads_after_commit(patch: pytest.MonkeyPatch) -> None:
-    committed = state_module._committed
+    committed = ev.StepCommitted.apply
 
-    def forget(s: Any, e: Any) -> None:
+    def forget(e: Any, s: Any) -> None:
         groups = s.steps.open.groups
-        committed(s, e)
+        committed(e, s)
         s.garbage.extend((t, s.tasks.records[t].attempt) for t in groups)
 
-    patch.setitem(state_module._APPLY, state_module.ev.StepCommitted, forget)
+    patch.setattr(ev.StepCommitted, "apply", forget)
 
 
 def no_lease_expiry(patch: pytest.MonkeyPatch) -> None:
