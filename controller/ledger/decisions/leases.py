@@ -13,6 +13,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 
@@ -38,6 +39,9 @@ from paceline.dataset.row_sampler import task_row, task_seed
 from paceline.ids import Step, TaskId, Version
 from paceline.refusal_code import RefusalCode
 
+_NUMBER = "(0|[1-9][0-9]{0,17})"
+_TASK_ID = re.compile(rf"t{_NUMBER}|e{_NUMBER}\.{_NUMBER}")
+
 
 def lease(d: Decider, c: cmd.LeaseTasks, now: float) -> cmd.LeaseResult:
     worker = d.caller(c.worker_id, c.incarnation)
@@ -62,19 +66,20 @@ def lease(d: Decider, c: cmd.LeaseTasks, now: float) -> cmd.LeaseResult:
     if suspects and worker.held:
         return cmd.LeaseResult((), EmptyReason.ISOLATED)
     if suspects:
-        leases = suspects[:1]
+        tasks = suspects[:1]
     else:
-        leases = _eval_leases(state, loaded, c.max_tasks)
-        rest = min(c.max_tasks - len(leases), admissible(state, loaded))
+        evals = (t for t in _pending_evals(state, loaded) if not t.suspect)
+        tasks = list(islice(evals, c.max_tasks))
+        rest = min(c.max_tasks - len(tasks), admissible(state, loaded))
         if rest > 0:
-            leases.extend(_train_leases(state, rest))
-    if not leases:
+            tasks.extend(_train_tasks(state, rest))
+    if not tasks:
         if loaded < 0 or admissible(state, state.versions.version) > 0:
             return cmd.LeaseResult((), EmptyReason.WEIGHTS)
         return cmd.LeaseResult((), EmptyReason.STALENESS)
-    event = ev.TasksLeased(c.worker_id, c.incarnation, c.lease_seq, tuple(leases))
-    d.emit(event)
-    return cmd.LeaseResult(event.leases)
+    leases = tuple(_lease_of(state, task) for task in tasks)
+    d.emit(ev.TasksLeased(c.worker_id, c.incarnation, c.lease_seq, leases))
+    return cmd.LeaseResult(leases)
 
 
 def admissible(state: State, loaded_version: Version) -> int:
@@ -94,12 +99,12 @@ def _takes_suspects(state: State, worker: Worker) -> bool:
     return min(able, key=lambda w: w.worker_id, default=None) is worker
 
 
-def _suspects(state: State, loaded_version: Version) -> list[LeasedTask]:
+def _suspects(state: State, loaded_version: Version) -> list[Task]:
     """Suspect tasks that wait and may be leased to an engine that serves ``loaded_version``."""
     tasks = [t for t in _pending_evals(state, loaded_version) if t.suspect]
     if admissible(state, loaded_version) > 0:
         tasks.extend(t for t in _pending_train(state) if t.suspect)
-    return [_lease_of(state, t) for t in tasks]
+    return tasks
 
 
 def _pending_evals(state: State, loaded_version: Version) -> Iterator[Task]:
@@ -115,25 +120,16 @@ def _pending_train(state: State) -> Iterator[Task]:
         yield state.tasks.records[TaskId(f"t{ordinal}")]
 
 
-def _eval_leases(state: State, loaded_version: Version, limit: int) -> list[LeasedTask]:
-    tasks = (t for t in _pending_evals(state, loaded_version) if not t.suspect)
-    return [_lease_of(state, t) for t in islice(tasks, limit)]
-
-
-def _train_leases(state: State, count: int) -> list[LeasedTask]:
-    run, book = state.run, state.tasks
-    again = (t for t in _pending_train(state) if not t.suspect)
-    leases = [_lease_of(state, t) for t in islice(again, count)]
-    for ordinal in range(book.cursor, book.cursor + count - len(leases)):
-        task_id = TaskId(f"t{ordinal}")
-        epoch, index = task_row(run.seed, ordinal, run.dataset_rows, run.shuffle)
-        seed = task_seed(run.seed, task_id)
-        leases.append(LeasedTask(task_id, 1, Kind.TRAIN, epoch, index, seed))
-    return leases
+def _train_tasks(state: State, count: int) -> list[Task]:
+    """Tasks that were dispatched before, then new ones."""
+    tasks = list(islice((t for t in _pending_train(state) if not t.suspect), count))
+    cursor = state.tasks.cursor
+    new = range(cursor, cursor + count - len(tasks))
+    return tasks + [Task(TaskId(f"t{ordinal}"), Kind.TRAIN, ordinal) for ordinal in new]
 
 
 def _lease_of(state: State, task: Task) -> LeasedTask:
-    """The next try at a task that was dispatched before, or at a prompt of an evaluation."""
+    """The next try at the task."""
     run = state.run
     epoch, index = 0, task.ordinal
     if task.kind is Kind.TRAIN:
@@ -271,18 +267,10 @@ def _finished(state: State, task_id: TaskId, attempt: int) -> cmd.Verdict:
 
 
 def was_dispatched(state: State, task_id: TaskId) -> bool:
-    kind, rest = task_id[:1], task_id[1:]
-    if kind == "t" and _number(rest):
-        return int(rest) < state.tasks.cursor
-    step, dot, row = rest.partition(".")
-    return (
-        kind == "e"
-        and dot == "."
-        and _number(step)
-        and _number(row)
-        and state.evals.knows(Step(int(step)), int(row))
-    )
-
-
-def _number(text: str) -> bool:
-    return 0 < len(text) <= 18 and text.isascii() and text.isdigit() and text == str(int(text))
+    found = _TASK_ID.fullmatch(task_id)
+    if found is None:
+        return False
+    ordinal, step, row = found.groups()
+    if ordinal is not None:
+        return int(ordinal) < state.tasks.cursor
+    return state.evals.knows(Step(int(step)), int(row))
