@@ -15,10 +15,10 @@ from typing import Any
 from controller.ledger import commands as cmd
 from controller.ledger import standby_workers
 from controller.ledger.codec import decode, encode
-from controller.ledger.decisions import decider, leases, membership, mesh, run, steps
+from controller.ledger.decisions import leases, membership, mesh, run, steps
+from controller.ledger.decisions.decider import Decider
 from controller.ledger.enums import Phase
 from controller.ledger.events import Event
-from controller.ledger.fleet import Worker
 from controller.ledger.invariants import check, check_counts
 from controller.ledger.state import State
 from paceline.ids import TaskId
@@ -29,7 +29,7 @@ class BrokenInvariant(Exception):
     """The ledger would have broken a promise. A bug: never survivable."""
 
 
-class Ledger:
+class Ledger(Decider):
     """``checked``: verify the cheap invariants after every event, and raise BrokenInvariant."""
 
     def __init__(self, *, checked: bool = False) -> None:
@@ -85,14 +85,11 @@ class Ledger:
         """Equal for equal states, order of everything included."""
         return json.dumps(self.to_snapshot(), separators=(",", ":"))
 
-    # ---- interface of the decisions: ledger.decider -----------------------------------------
+    # ---- interface of the decisions: Decider -----------------------------------------
 
     def emit(self, event: Event) -> None:
         self.apply(event)
         self._events.append(event)
-
-    def caller(self, worker_id: str, incarnation: int) -> Worker:
-        return decider.caller(self.state, worker_id, incarnation)
 
     def settle_fleet(self, now: float) -> None:
         mesh.settle_mesh(self)

@@ -12,7 +12,8 @@ from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger import invariants, standby_workers
 from controller.ledger import ledger as ledger_module
-from controller.ledger.decisions import decider, leases, membership, steps
+from controller.ledger.decisions import leases, membership, steps
+from controller.ledger.decisions.decider import Decider
 from controller.ledger.steps import StepBook, assign_shards
 from controller.ledger.tasks import Task
 from controller.ledger.versions import Versions
@@ -52,7 +53,7 @@ def no_owner_check(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_incarnation_fence(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(decider, "caller", lambda state, w, i: state.fleet.workers[w])
+    patch.setattr(Decider, "caller", lambda d, w, i: d.state.fleet.workers[w])
 
 
 def no_staleness_check(patch: pytest.MonkeyPatch) -> None:
