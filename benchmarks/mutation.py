@@ -133,7 +133,7 @@ GUARDS = (
             Patch(
                 LEASING,
                 "if c.lease_seq == worker.lease_seq and worker.lease_reply:\n"
-                "        return LeaseResult(worker.lease_reply)\n"
+                "        return cmd.LeaseResult(worker.lease_reply)\n"
                 "    if c.lease_seq <= worker.lease_seq:",
                 "if c.lease_seq < worker.lease_seq:",
             ),
@@ -158,7 +158,7 @@ GUARDS = (
         (
             Patch(
                 STEPPING,
-                "    if len(step.votes) < len(mesh.members):\n        return VoteResult(VoteOutcome.PENDING)\n"
+                "    if len(step.votes) < len(mesh.members):\n        return cmd.VoteResult(VoteOutcome.PENDING)\n"
                 "    wrong = diverged(mesh, step)\n",
                 "    wrong = ()\n",
             ),

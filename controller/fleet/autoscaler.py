@@ -14,7 +14,8 @@ from controller.fleet.autoscale_policy import Autoscaler, ScaleBounds, Waits, Wo
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, Role, Scale
 from controller.ledger.decisions.leases import admissible
-from controller.ledger.state import Phase, State
+from controller.ledger.enums import Phase
+from controller.ledger.state import State
 from controller.store.journal import Deposed
 from paceline.config.schema import FleetConfig
 from paceline.process.structured_log import event

@@ -1,6 +1,7 @@
 """JSON encoding of dataclasses, derived from the types of their fields.
 
 ``encoder`` and ``decoder`` compile one function for a type; None means that a value is JSON already.
+``encode`` and ``decode`` apply them to a whole dataclass.
 
     int, float, str, None, StrEnum    as they are
     tuple, list                       array
@@ -20,11 +21,26 @@ from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import UnionType
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 Convert = Callable[[Any], Any]
+_T = TypeVar("_T")
 
 TRANSIENT = {"transient": True}
+
+
+def encode(value: Any) -> dict[str, Any]:
+    """``value``, a dataclass, as JSON-able values that share nothing with it that changes later."""
+    kind: Any = type(value)
+    encoded: dict[str, Any] = _apply(encoder(kind), value)
+    return encoded
+
+
+def decode(kind: type[_T], data: Mapping[str, Any]) -> _T:
+    """Inverse of ``encode``. Raises KeyError for a missing field."""
+    made: Any = kind
+    decoded: _T = _apply(decoder(made), data)
+    return decoded
 
 
 @cache

@@ -19,7 +19,7 @@ from controller.ledger.enums import (
 )
 from controller.ledger.enums import Kind as Kind
 from controller.ledger.enums import Role as Role
-from controller.ledger.facts import Ballot
+from controller.ledger.facts import Ballot, WorkerSpec
 from controller.ledger.facts import GroupFacts as GroupFacts
 from controller.ledger.facts import LeasedTask as LeasedTask
 from controller.ledger.facts import RunSpec as RunSpec
@@ -72,15 +72,8 @@ class BeginTerm(Command):
 
 
 @dataclass(frozen=True, slots=True)
-class Register(WorkerCommand):
+class Register(WorkerSpec, Command):
     """A process of a worker announces itself. Reply: None. Idempotent per incarnation."""
-
-    role: Role
-    host: str
-    pid: int
-    tensor_host: str
-    ranks: int = 1
-    state_version: Version = Version(-1)
 
 
 @dataclass(frozen=True, slots=True)

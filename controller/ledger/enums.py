@@ -10,6 +10,25 @@ class Role(StrEnum):
     ROLLOUT = "rollout"
 
 
+class Phase(StrEnum):
+    """Phase of the run."""
+
+    NONE = "none"  # no run yet
+    OPEN = "open"  # tasks are leased and steps open
+    STOPPING = "stopping"  # asked to end: no new step, no new lease
+    FINISHED = "finished"  # ended as planned or as asked
+    FAILED = "failed"  # ended because it could not go on
+
+
+PHASE_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
+    Phase.NONE: frozenset({Phase.OPEN}),
+    Phase.OPEN: frozenset({Phase.STOPPING, Phase.FINISHED, Phase.FAILED}),
+    Phase.STOPPING: frozenset({Phase.STOPPING, Phase.FINISHED, Phase.FAILED}),
+    Phase.FINISHED: frozenset(),
+    Phase.FAILED: frozenset(),
+}
+
+
 class Kind(StrEnum):
     """Kind of a task."""
 

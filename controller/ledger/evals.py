@@ -9,7 +9,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-from controller.ledger.events import EvalRecorded, EvalScheduled
 from paceline.ids import Step
 
 
@@ -40,10 +39,6 @@ class Evals:
         rows = self.rounds[step].rows if step in self.rounds else self.done.get(step, 0)
         return 0 <= row < rows
 
-    def apply_scheduled(self, event: EvalScheduled) -> None:
-        rows = list(range(event.rows))
-        self.rounds[event.step] = EvalRound(event.step, event.rows, rows, event.rows)
-
     def lease(self, step: Step, row: int) -> None:
         pending = self.rounds[step].pending
         del pending[bisect_left(pending, row)]
@@ -62,6 +57,3 @@ class Evals:
         round_.open -= 1
         if row in round_.pending:
             round_.pending.remove(row)
-
-    def apply_recorded(self, event: EvalRecorded) -> None:
-        self.done[event.step] = self.rounds.pop(event.step).rows

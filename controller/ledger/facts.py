@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
-from controller.ledger.enums import Kind
+from controller.ledger.enums import Kind, Role
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 
 
@@ -82,6 +83,21 @@ class StatValue:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One process of a worker, as it announces itself."""
+
+    worker_id: str
+    incarnation: int
+    role: Role
+    host: str
+    pid: int
+    tensor_host: str
+    ranks: int = 1
+    state_version: Version = Version(-1)
+    """Policy: version of the state it holds; -1 for none."""
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     """One replica of a mesh epoch, or one end of a weights link."""
 
@@ -101,6 +117,22 @@ class Ballot:
     mesh_epoch: MeshEpoch
     digest: str
     stats: Mapping[str, StatValue] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StepSpec:
+    """One attempt at a step: its batch, and the part of each replica."""
+
+    step: Step
+    version: Version
+    """Of the state before it."""
+    mesh_epoch: MeshEpoch
+    groups: tuple[TaskId, ...]
+    """The batch, in the order in which the groups were chosen."""
+    shards: Mapping[str, tuple[int, ...]]
+    """Worker id to positions in ``groups``."""
+    replay: bool
+    """A composition that an abandoned step had already trained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,3 +157,19 @@ class MeshSpec:
             if member.worker_id == worker_id and member.incarnation == incarnation:
                 return rank
         return -1
+
+
+@dataclass(frozen=True, slots=True)
+class LinkSpec:
+    """A weights link; replaces the receiver's earlier one."""
+
+    epoch: int
+    publisher: str
+    publisher_incarnation: int
+    receiver: str
+    receiver_incarnation: int
+
+
+def values(kind: type, source: Any) -> dict[str, Any]:
+    """The fields of the dataclass ``kind`` in ``source``, which has them too."""
+    return {f.name: getattr(source, f.name) for f in fields(kind)}

@@ -7,21 +7,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field
 
-from controller.ledger.enums import Lifecycle, MeshEnd, Role
-from controller.ledger.events import (
-    Drained,
-    LinkAssigned,
-    MeshBroken,
-    MeshFormed,
-    SpareSet,
-    TasksLeased,
-    WorkerChanged,
-    WorkerDied,
-    WorkerRegistered,
-)
-from controller.ledger.facts import LeasedTask, Member, MeshSpec
+from controller.ledger.enums import Lifecycle, Role
+from controller.ledger.facts import LeasedTask, LinkSpec, Member, MeshSpec
 from paceline.ids import MeshEpoch, TaskId, Version
 
 _RETIRED_KEPT = 64
@@ -60,13 +49,13 @@ class Worker:
     pid: int
     tensor_host: str
     ranks: int
+    state_version: Version
+    """Policy: version of the state it holds; -1 for none."""
     lifecycle: Lifecycle = Lifecycle.STARTING
     drain: bool = False
     """It was asked to leave."""
     spare: bool = False
     """Rollout: it stands by, with its model loaded and weights coming in, and leases nothing."""
-    state_version: Version = Version(-1)
-    """Policy: version of the state it holds; -1 for none."""
     loaded_version: Version = Version(-1)
     """Rollout: version its engine serves; -1 for none."""
     diverged_version: Version = Version(-1)
@@ -109,9 +98,14 @@ class Fleet:
     mesh_rebuilds: int = 0
     """Epochs formed because the one before broke."""
     rebuild_due: bool = False
-    links: dict[str, LinkAssigned] = field(default_factory=dict)
+    links: dict[str, LinkSpec] = field(default_factory=dict)
     """By receiver."""
     link_epoch: int = 0
+
+    @property
+    def whole_mesh(self) -> Mesh | None:
+        """The newest epoch, unless it is over."""
+        return None if self.mesh is None or self.mesh.broken else self.mesh
 
     def current(self, worker_id: str, incarnation: int) -> Worker | None:
         """The worker, if this incarnation of it is the living one."""
@@ -130,13 +124,18 @@ class Fleet:
         """Living policy replicas that hold the state of ``version``."""
         return [w for w in self.living(Role.POLICY) if w.state_version == version]
 
+    def members(self) -> list[Worker]:
+        """Living members of the newest epoch, in rank order."""
+        members = self.mesh.members if self.mesh else ()
+        return [worker for m in members if (worker := self.member(m)) is not None]
+
+    def in_mesh(self, worker_id: str, incarnation: int) -> bool:
+        """Whether it is a member of the newest epoch, which may be over."""
+        return self.mesh is not None and self.mesh.rank(worker_id, incarnation) >= 0
+
     def publisher(self, version: Version) -> Worker | None:
         """The replica that sends weights: the lowest-rank living member that holds the state."""
-        for member in self.mesh.members if self.mesh else ():
-            worker = self.member(member)
-            if worker is not None and worker.state_version == version:
-                return worker
-        return None
+        return next((w for w in self.members() if w.state_version == version), None)
 
     def unseeded(self) -> list[Worker]:
         """Living members of the present epoch that still lack its state."""
@@ -152,9 +151,8 @@ class Fleet:
         needy, mesh = self.unseeded(), self.mesh
         if needy or mesh is None:
             return needy
-        living = [w for m in mesh.members if (w := self.member(m)) is not None]
-        idle = all(w.state_version <= mesh.state_version for w in living)
-        others = [w for w in living if w.incarnation != self._source()]
+        idle = all(w.state_version <= mesh.state_version for w in self.members())
+        others = [w for w in self.members() if w.incarnation != self._source()]
         return others[-1:] if idle else []
 
     def after_failure(self, worker: Worker, now: float) -> Failures:
@@ -177,9 +175,8 @@ class Fleet:
     def hopeless(self, worker: Worker, failures: Failures, newest: Version) -> bool:
         """As ``left_out``, for the given failures."""
         there = self.holders(newest) or self.living(Role.POLICY)
-        source = next(
-            (w for w in there if w.incarnation == failures.source and w is not worker), None
-        )
+        others = (w for w in there if w is not worker)
+        source = next((w for w in others if w.incarnation == failures.source), None)
         if source is None:
             return False
         # If the source is asked to leave, its possible successor gets a second chance.
@@ -187,99 +184,23 @@ class Fleet:
         limit_s = HOLDER_S if failures.seeded else JOINER_S
         return failures.epochs >= tries and failures.for_s >= limit_s
 
-    def apply_registered(self, event: WorkerRegistered) -> None:
-        before = self.workers.pop(event.worker_id, None)
-        worker = Worker(
-            worker_id=event.worker_id,
-            incarnation=event.incarnation,
-            role=event.role,
-            host=event.host,
-            pid=event.pid,
-            tensor_host=event.tensor_host,
-            ranks=event.ranks,
-            state_version=event.state_version,
-            spare=event.spare,
-        )
+    def register(self, worker: Worker) -> None:
+        before = self.workers.pop(worker.worker_id, None)
         if before is not None:
-            retired = self.retired.setdefault(event.worker_id, [])
+            retired = self.retired.setdefault(worker.worker_id, [])
             retired.append(before.incarnation)
             del retired[:-_RETIRED_KEPT]
             worker.diverged_version = before.diverged_version
-        self.workers[event.worker_id] = worker
+        self.workers[worker.worker_id] = worker
         gone = [w.worker_id for w in self.workers.values() if not w.alive]
         for worker_id in gone[: max(0, len(gone) - _GONE_KEPT)]:
             del self.workers[worker_id]
             self.retired.pop(worker_id, None)
 
-    def apply_died(self, event: WorkerDied) -> None:
-        self._leave(self.workers[event.worker_id], Lifecycle.DEAD)
-
-    def apply_spare(self, event: SpareSet) -> None:
-        self.workers[event.worker_id].spare = event.spare
-
-    def apply_changed(self, event: WorkerChanged) -> None:
-        worker = self.workers[event.worker_id]
-        worker.state_version = event.state_version
-        worker.loaded_version = event.loaded_version
-        worker.diverged_version = max(worker.diverged_version, event.diverged_version)
-        if event.lifecycle is Lifecycle.STOPPED:
-            self._leave(worker, event.lifecycle)
-        else:
-            worker.lifecycle = event.lifecycle
-
-    def _leave(self, worker: Worker, lifecycle: Lifecycle) -> None:
+    def leave(self, worker: Worker, lifecycle: Lifecycle) -> None:
         worker.lifecycle = lifecycle
         worker.lease_reply = ()
         worker.state_version = worker.loaded_version = Version(-1)
         for receiver, link in list(self.links.items()):
             if worker.worker_id in (link.publisher, link.receiver):
                 del self.links[receiver]
-
-    def apply_leased(self, event: TasksLeased) -> None:
-        worker = self.workers[event.worker_id]
-        worker.lease_seq = event.lease_seq
-        worker.lease_reply = event.leases
-        for lease in event.leases:
-            worker.held[lease.task_id] = None
-
-    def apply_drained(self, event: Drained) -> None:
-        self.workers[event.worker_id].drain = True
-
-    def apply_mesh_broken(self, event: MeshBroken) -> None:
-        assert self.mesh is not None
-        if event.reason is MeshEnd.PEER_ERROR:
-            for worker in self.blamed():
-                worker.failures = self.after_failure(worker, event.broken_t)
-        self.mesh = replace(self.mesh, broken=True)
-        self.rebuild_due = self.rebuild_due or event.reason is not MeshEnd.MEMBERSHIP
-        for worker_id in event.diverged:
-            worker = self.workers[worker_id]
-            worker.diverged_version = max(worker.diverged_version, worker.state_version)
-            worker.state_version = Version(-1)
-
-    def apply_mesh_formed(self, event: MeshFormed) -> None:
-        self.mesh_rebuilds += self.rebuild_due
-        self.rebuild_due = False
-        self.mesh_epoch = event.epoch
-        before = self.mesh
-        again = (
-            before is not None and before.restore and before.state_version == event.state_version
-        )
-        if event.restore and not again:
-            # All members restore: earlier faults of the network say nothing about now.
-            for worker in self.workers.values():
-                worker.failures = Failures()
-        self.mesh = Mesh(*(getattr(event, f.name) for f in fields(MeshSpec)))
-
-    def apply_committed(self, version: Version) -> None:
-        """All members voted: from here on each holds the new state, or has lost its state."""
-        assert self.mesh is not None
-        for member in self.mesh.members:
-            worker = self.member(member)
-            if worker is not None:
-                worker.state_version = version
-                worker.failures = Failures()
-
-    def apply_link(self, event: LinkAssigned) -> None:
-        self.link_epoch = event.epoch
-        self.links[event.receiver] = event

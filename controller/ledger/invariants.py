@@ -13,7 +13,7 @@ from controller.ledger.enums import Kind
 from controller.ledger.standby_workers import missing_at_work
 from controller.ledger.state import State
 from controller.ledger.tasks import TaskState
-from paceline.ids import TaskId
+from paceline.ids import Step, TaskId
 
 
 def check_counts(s: State) -> list[str]:
@@ -87,14 +87,19 @@ def _owners(s: State) -> Iterator[str]:
     yield from (f"{task_id} is held by {names} and finished" for task_id, names in held.items())
 
 
+def _compositions(s: State) -> Iterator[tuple[str, Step, tuple[TaskId, ...]]]:
+    """(name, step, groups) of every step whose groups are in memory."""
+    yield from ((f"step {n}", n, groups) for n, groups in s.steps.history.items())
+    for n, groups in s.steps.replay.items():
+        yield f"step {n}, to be trained again", n, groups
+    if s.steps.open is not None:
+        yield f"open step {s.steps.open.step}", s.steps.open.step, s.steps.open.groups
+
+
 def _steps(s: State) -> Iterator[str]:
     seen: dict[str, str] = {}
-    compositions = [(f"step {n}", g) for n, g in s.steps.history.items()]
-    compositions += [(f"step {n}, to be trained again", g) for n, g in s.steps.replay.items()]
     step = s.steps.open
-    if step is not None:
-        compositions.append((f"open step {step.step}", step.groups))
-    for name, groups in compositions:
+    for name, _, groups in _compositions(s):
         if len(groups) != s.run.groups_per_step:
             yield f"{name} has {len(groups)} groups"
         for task_id in groups:
@@ -122,10 +127,7 @@ def _steps(s: State) -> Iterator[str]:
 
 
 def _staleness(s: State) -> Iterator[str]:
-    batches = [(n, g) for n, g in [*s.steps.history.items(), *s.steps.replay.items()]]
-    if s.steps.open is not None:
-        batches.append((s.steps.open.step, s.steps.open.groups))
-    for n, groups in batches:
+    for _, n, groups in _compositions(s):
         for task_id in groups:
             task = s.tasks.records.get(task_id)
             if task is None or task.group is None:

@@ -1,9 +1,5 @@
 """Ledger: everything that the service promises, as a pure state machine.
 
-    command ──► decide ──► events ──► apply ──► state
-                  ▲                               │
-                  └───────── reads ───────────────┘
-
 ``execute`` decides a command and everything that follows from it (a step that can open, a mesh that
 can form, a run that is complete). It reads no clock, does no I/O and draws no random number: the
 same commands at the same times give the same events, and applying the events to an empty ledger
@@ -18,11 +14,13 @@ from typing import Any
 
 from controller.ledger import commands as cmd
 from controller.ledger import standby_workers
-from controller.ledger.decisions import decider, leases, membership, mesh, run, steps
+from controller.ledger.codec import decode, encode
+from controller.ledger.decisions import leases, membership, mesh, run, steps
+from controller.ledger.decisions.decider import Decider
+from controller.ledger.enums import Phase
 from controller.ledger.events import Event
-from controller.ledger.fleet import Worker
 from controller.ledger.invariants import check, check_counts
-from controller.ledger.state import Phase, State, apply, dump, load
+from controller.ledger.state import State
 from paceline.ids import TaskId
 from paceline.refusal_code import RefusalCode
 
@@ -31,7 +29,7 @@ class BrokenInvariant(Exception):
     """The ledger would have broken a promise. A bug: never survivable."""
 
 
-class Ledger:
+class Ledger(Decider):
     """``checked``: verify the cheap invariants after every event, and raise BrokenInvariant."""
 
     def __init__(self, *, checked: bool = False) -> None:
@@ -49,12 +47,16 @@ class Ledger:
             raise cmd.CommandRefused(RefusalCode.UNKNOWN, "no run has been started")
         events: list[Event] = []
         self._events = events
-        reply = _HANDLERS[type(command)](self, command, now)
+        decide = _HANDLERS[type(command)]
+        if isinstance(command, cmd.AdminCommand):
+            reply = run.answer(self, decide, command, now)
+        else:
+            reply = decide(self, command, now)
         return tuple(events), reply
 
     def apply(self, event: Event) -> None:
         """Makes an event of the journal true. Events must come in journal order, each once."""
-        apply(self.state, event)
+        event.apply(self.state)
         if self.checked:
             problems = check_counts(self.state)
             if problems:
@@ -71,26 +73,23 @@ class Ledger:
 
     def to_snapshot(self) -> dict[str, Any]:
         """The state as JSON-able values; shares nothing with it that changes later."""
-        return dump(self.state)
+        return encode(self.state)
 
     @classmethod
     def from_snapshot(cls, data: dict[str, Any], *, checked: bool = False) -> Ledger:
         ledger = cls(checked=checked)
-        ledger.state = load(data)
+        ledger.state = decode(State, data)
         return ledger
 
     def fingerprint(self) -> str:
         """Equal for equal states, order of everything included."""
         return json.dumps(self.to_snapshot(), separators=(",", ":"))
 
-    # ---- interface of the decisions: ledger.decider -----------------------------------------
+    # ---- interface of the decisions: Decider -----------------------------------------
 
     def emit(self, event: Event) -> None:
         self.apply(event)
         self._events.append(event)
-
-    def caller(self, worker_id: str, incarnation: int) -> Worker:
-        return decider.caller(self.state, worker_id, incarnation)
 
     def settle_fleet(self, now: float) -> None:
         mesh.settle_mesh(self)

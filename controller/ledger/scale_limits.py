@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from controller.ledger.commands import CommandRefused
 from controller.ledger.enums import Role
-from paceline.refusal_code import RefusalCode
 
 MOST_WORKERS = 10_000
 
@@ -25,26 +23,17 @@ def within(bounds: Mapping[str, int], desired: Mapping[str, int]) -> dict[str, i
     return allowed
 
 
-def check_desired(bounds: Mapping[str, int], desired: Mapping[str, int]) -> None:
-    """Raises CommandRefused, with the limit in its message, if a count is not allowed."""
+def problem_of(bounds: Mapping[str, int], desired: Mapping[str, int]) -> str:
+    """Why these counts are not allowed, with the limit; empty if they are."""
     roles = [str(role) for role in Role]
     for role, count in desired.items():
         if role not in roles:
-            raise CommandRefused(
-                RefusalCode.INVALID, f"there is no role {role!r}: one of {', '.join(roles)}"
-            )
+            return f"there is no role {role!r}: one of {', '.join(roles)}"
         if not 1 <= count <= MOST_WORKERS:
-            raise CommandRefused(
-                RefusalCode.INVALID, f"{role}={count}: at least 1, at most {MOST_WORKERS}"
-            )
+            return f"{role}={count}: at least 1, at most {MOST_WORKERS}"
         least, most = bounds_of(bounds, role)
         if count < least:
-            raise CommandRefused(
-                RefusalCode.INVALID, f"{role}={count} is below fleet.{role}_min = {least}"
-            )
+            return f"{role}={count} is below fleet.{role}_min = {least}"
         if count > most:
-            raise CommandRefused(
-                RefusalCode.INVALID, f"{role}={count} is above fleet.{role}_max = {most}"
-            )
-    if not desired:
-        raise CommandRefused(RefusalCode.INVALID, "no count given: policy=N, rollout=N")
+            return f"{role}={count} is above fleet.{role}_max = {most}"
+    return "" if desired else "no count given: policy=N, rollout=N"

@@ -7,11 +7,10 @@ one attempt at it, as a reshard always follows a new epoch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from controller.ledger.events import StepCommitted, StepOpened, StepResharded, VoteCast
-from controller.ledger.facts import StatValue
+from controller.ledger.facts import StatValue, StepSpec
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 
 _COMMITS_KEPT = 16
@@ -23,16 +22,8 @@ class Vote:
     stats: Mapping[str, StatValue]
 
 
-@dataclass(slots=True)
-class OpenStep:
-    step: Step
-    version: Version
-    """Of the state before it."""
-    groups: tuple[TaskId, ...]
-    shards: Mapping[str, tuple[int, ...]]
-    """Worker id to positions in ``groups``."""
-    mesh_epoch: MeshEpoch
-    replay: bool = False
+@dataclass(frozen=True, slots=True)
+class OpenStep(StepSpec):
     votes: dict[str, Vote] = field(default_factory=dict)
 
 
@@ -69,41 +60,19 @@ class StepBook:
                 return commit
         return None
 
-    def apply_opened(self, event: StepOpened) -> None:
-        if event.replay:
-            del self.replay[event.step]
-        self.open = OpenStep(
-            step=event.step,
-            version=event.version,
-            groups=event.groups,
-            shards=event.shards,
-            mesh_epoch=event.mesh_epoch,
-            replay=event.replay,
-        )
-
-    def apply_resharded(self, event: StepResharded) -> None:
+    def commit(self, commit: Commit, t: float, metrics: Mapping[str, float]) -> None:
+        """Closes the open step, which every member has voted for."""
         assert self.open is not None
-        self.open.mesh_epoch = event.mesh_epoch
-        self.open.shards = event.shards
-        self.open.votes = {}
-
-    def apply_vote(self, event: VoteCast) -> None:
-        assert self.open is not None
-        self.open.votes[event.worker_id] = Vote(event.digest, event.stats)
-
-    def apply_committed(self, event: StepCommitted, members: Iterable[tuple[str, int]]) -> None:
-        step = self.open
-        assert step is not None
+        self.history[commit.step] = self.open.groups
         self.open = None
-        self.history[event.step] = step.groups
-        self.commits.append(Commit(event.step, event.version, step.mesh_epoch, tuple(members)))
+        self.commits.append(commit)
         del self.commits[:-_COMMITS_KEPT]
-        self.last_commit_t = event.t
-        self.metrics = dict(event.metrics)
-        self.samples_trained += int(event.metrics.get("samples", 0))
-        self.tokens_trained += int(event.metrics.get("tokens", 0))
+        self.last_commit_t = t
+        self.metrics = dict(metrics)
+        self.samples_trained += int(metrics.get("samples", 0))
+        self.tokens_trained += int(metrics.get("tokens", 0))
 
-    def apply_rollback(self, to_step: Step) -> list[TaskId]:
+    def roll_back(self, to_step: Step) -> list[TaskId]:
         """Moves the compositions after ``to_step`` to ``replay``; the task ids in them."""
         lost = sorted(step for step in self.history if step > to_step)
         moved: list[TaskId] = []
@@ -113,8 +82,8 @@ class StepBook:
         self.commits.clear()
         return moved
 
-    def apply_checkpoint(self, step: Step) -> list[TaskId]:
-        """Task ids that a checkpoint of ``step`` covers."""
+    def cover(self, step: Step) -> list[TaskId]:
+        """Forgets the compositions that a checkpoint of ``step`` covers; the task ids in them."""
         covered = sorted(s for s in self.history if s <= step)
         return [task_id for s in covered for task_id in self.history.pop(s)]
 

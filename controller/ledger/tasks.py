@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from controller.ledger.enums import DropReason, Kind, VerdictCode
-from controller.ledger.events import GroupAccepted, TaskDropped, TaskReleased
 from controller.ledger.facts import GroupFacts, LeasedTask
 from paceline.ids import Step, TaskId
 
@@ -113,86 +112,33 @@ class TaskBook:
         """Groups that are trained or on their way: a new task queues behind them."""
         return self.trained + self.in_step + len(self.ready) + self.leased
 
-    def apply_leased(self, lease: LeasedTask, owner: str) -> None:
+    def lease(self, lease: LeasedTask, owner: str) -> Task:
         task = self.records.get(lease.task_id)
         if task is None:
             task = Task(lease.task_id, Kind.TRAIN, self.cursor)
             self.records[lease.task_id] = task
             self.cursor += 1
-        elif task.kind is Kind.TRAIN:
-            self._unqueue(task.ordinal)
-        self._move(task, TaskState.LEASED)
+        self.move(task, TaskState.LEASED)
         task.attempt, task.owner = lease.attempt, owner
-        if task.kind is Kind.TRAIN:
-            self.leased += 1
+        return task
 
-    def apply_accepted(self, event: GroupAccepted) -> None:
-        task = self.records[event.group.task_id]
-        self._move(task, TaskState.READY)
-        self.leased -= 1
-        self.fruitless = 0
-        task.group = event.group
-        self.ready[task.task_id] = None
-
-    def apply_released(self, event: TaskReleased) -> None:
-        task = self.records[event.task_id]
-        if event.counts:
-            task.failures += (f"{event.worker_id}: {event.reason} {event.detail}".strip(),)
-        task.deaths += event.suspected
-        self._move(task, TaskState.PENDING)
-        if task.kind is Kind.TRAIN:
-            self.leased -= 1
-            insort(self.pending, task.ordinal)
-
-    def apply_dropped(self, event: TaskDropped) -> None:
-        task = self.records[event.task_id]
-        before = task.state
-        self._move(task, None)
-        if task.kind is Kind.TRAIN:
-            if before is TaskState.PENDING:
-                self._unqueue(task.ordinal)
-            elif before is TaskState.LEASED:
-                self.leased -= 1
-            else:
-                del self.ready[task.task_id]
-            self.dropped[event.reason] += 1
-            if event.reason == DropReason.UNINFORMATIVE:
-                self.fruitless = 0
-            elif event.reason not in _NO_FAILURE:
-                self.fruitless += 1
-                self.last_failure = f"{event.reason}: {event.detail}"
-        self.forget(task, event.verdict)
-
-    def take_into_step(self, task_ids: Iterable[TaskId]) -> None:
-        for task_id in task_ids:
-            self._move(self.records[task_id], TaskState.IN_STEP)
-            del self.ready[task_id]
-            self.in_step += 1
-
-    def back_to_ready(self, task_ids: Iterable[TaskId]) -> None:
-        for task_id in task_ids:
-            self._move(self.records[task_id], TaskState.READY)
-            self.ready[task_id] = None
-            self.in_step -= 1
-
-    def train(self, task_ids: Iterable[TaskId]) -> None:
-        for task_id in task_ids:
-            self._move(self.records[task_id], TaskState.TRAINED)
-            self.in_step -= 1
-            self.trained += 1
-
-    def untrain(self, task_ids: Iterable[TaskId]) -> None:
-        """The step they were trained in is lost; they are kept for the same step again."""
-        for task_id in task_ids:
-            self._move(self.records[task_id], TaskState.IN_STEP)
-            self.trained -= 1
-            self.in_step += 1
+    def drop(self, task: Task, reason: str, detail: str, verdict: VerdictCode) -> None:
+        self.move(task, None)
+        self.forget(task, verdict)
+        if task.kind is Kind.EVAL:
+            return
+        self.dropped[reason] += 1
+        if reason == DropReason.UNINFORMATIVE:
+            self.fruitless = 0
+        elif reason not in _NO_FAILURE:
+            self.fruitless += 1
+            self.last_failure = f"{reason}: {detail}"
 
     def cover(self, task_ids: Iterable[TaskId]) -> None:
         """A checkpoint covers their step: nothing can bring them back."""
         for task_id in task_ids:
             task = self.records[task_id]
-            self._move(task, None)
+            self.move(task, None)
             self.forget(task, VerdictCode.DUPLICATE)
 
     def forget(self, task: Task, verdict: VerdictCode) -> None:
@@ -202,12 +148,35 @@ class TaskBook:
         if len(self.outcomes) > _OUTCOMES_KEPT:
             del self.outcomes[next(iter(self.outcomes))]
 
-    def _unqueue(self, ordinal: int) -> None:
-        del self.pending[bisect_left(self.pending, ordinal)]
+    def move_all(self, task_ids: Iterable[TaskId], to: TaskState) -> None:
+        for task_id in task_ids:
+            self.move(self.records[task_id], to)
 
-    @staticmethod
-    def _move(task: Task, to: TaskState | None) -> None:
-        assert to in TRANSITIONS[task.state] or task.kind is Kind.EVAL, (
-            f"{task.task_id}: {task.state} to {to}"
-        )
-        task.state = to
+    def move(self, task: Task, to: TaskState | None) -> None:
+        """Changes the task's state, and with it the queues and counts of the training tasks."""
+        before, task.state = task.state, to
+        if task.kind is Kind.EVAL:
+            return
+        assert to in TRANSITIONS[before], f"{task.task_id}: {before} to {to}"
+        match before:
+            case TaskState.PENDING:
+                del self.pending[bisect_left(self.pending, task.ordinal)]
+            case TaskState.LEASED:
+                self.leased -= 1
+            case TaskState.READY:
+                del self.ready[task.task_id]
+            case TaskState.IN_STEP:
+                self.in_step -= 1
+            case TaskState.TRAINED if to is not None:  # a covered task stays trained
+                self.trained -= 1
+        match to:
+            case TaskState.PENDING:
+                insort(self.pending, task.ordinal)
+            case TaskState.LEASED:
+                self.leased += 1
+            case TaskState.READY:
+                self.ready[task.task_id] = None
+            case TaskState.IN_STEP:
+                self.in_step += 1
+            case TaskState.TRAINED:
+                self.trained += 1

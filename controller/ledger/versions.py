@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from controller.ledger.events import CheckpointRecorded, RolledBack
 from paceline.ids import Step, Version
 
 _KEPT_CHECKPOINTS = 64
@@ -95,18 +94,13 @@ class Versions:
         newest = self.checkpoint.step
         return Step(0 if newest >= steps else min((newest // every + 1) * every, steps))
 
-    def commit(self, version: Version) -> None:
-        self.step = Step(self.step + 1)
-        self.version = version
-
-    def apply_rollback(self, event: RolledBack) -> None:
-        self.step = event.step
-        self.version = event.version
-        self.restore_version = event.version
-        self.epochs.append(VersionEpoch(event.version, event.version - event.step))
+    def roll_back(self, step: Step, version: Version) -> None:
+        self.step = step
+        self.version = self.restore_version = version
+        self.epochs.append(VersionEpoch(version, version - step))
         self.rollbacks += 1
 
-    def apply_checkpoint(self, event: CheckpointRecorded) -> None:
-        self.checkpoints.append(Checkpoint(event.step, event.version, event.path))
+    def record(self, checkpoint: Checkpoint) -> None:
+        self.checkpoints.append(checkpoint)
         del self.checkpoints[:-_KEPT_CHECKPOINTS]
-        self.restore_version = event.version
+        self.restore_version = checkpoint.version

@@ -8,15 +8,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from controller.ledger.enums import DesiredLifecycle, Kind, PlanState, Role
+from controller.ledger.enums import DesiredLifecycle, Kind, Phase, PlanState, Role
 from controller.ledger.facts import Member, MeshSpec
 from controller.ledger.fleet import Worker
-from controller.ledger.state import Phase, State
+from controller.ledger.state import State
 from controller.ledger.tasks import TaskState
 from controller.ledger.versions import VersionEpoch
 from paceline.ids import MeshEpoch, Step, TaskId, Version
-
-MeshView = MeshSpec
 
 Ref = tuple[TaskId, int]
 """(task id, attempt)."""
@@ -34,7 +32,7 @@ class DirectiveView:
     """Desired state of one worker."""
 
     lifecycle: DesiredLifecycle
-    mesh: MeshView | None
+    mesh: MeshSpec | None
     links: tuple[LinkView, ...]
     version: Version
     cancelled: tuple[Ref, ...]
@@ -100,22 +98,20 @@ class StatusView:
 
 
 def directive(
-    state: State,
-    worker_id: str,
-    incarnation: int,
-    held: Iterable[Ref] = (),
+    state: State, worker_id: str, incarnation: int, held: Iterable[Ref] = ()
 ) -> DirectiveView:
     """``held``: the leases that the worker's last report named."""
-    worker = state.fleet.current(worker_id, incarnation)
+    fleet = state.fleet
+    worker = fleet.current(worker_id, incarnation)
     version = state.versions.version
-    cancelled = tuple(ref for ref in held if not _owns(state, worker_id, *ref))
+    cancelled = tuple(ref for ref in held if not is_leased(state, worker_id, *ref))
     if worker is None or state.ended:
         over = state.ended or _succeeded(state, worker_id, incarnation)
         lifecycle = DesiredLifecycle.STOPPED if over else DesiredLifecycle.REJOIN
         return DirectiveView(lifecycle, None, (), version, cancelled, state.paused, Step(0))
     return DirectiveView(
         lifecycle=_lifecycle(state, worker),
-        mesh=_mesh(state, worker),
+        mesh=fleet.whole_mesh if fleet.in_mesh(worker_id, incarnation) else None,
         links=_links(state, worker),
         version=version,
         cancelled=cancelled,
@@ -143,7 +139,8 @@ def due_checkpoint(state: State) -> Step:
     return regular
 
 
-def _owns(state: State, worker_id: str, task_id: TaskId, attempt: int) -> bool:
+def is_leased(state: State, worker_id: str, task_id: TaskId, attempt: int) -> bool:
+    """Whether this attempt at the task is leased to this worker."""
     task = state.tasks.records.get(task_id)
     return task is not None and task.leased_as(attempt, worker_id)
 
@@ -157,18 +154,10 @@ def _lifecycle(state: State, worker: Worker) -> DesiredLifecycle:
 
 def _in_mesh(state: State, worker: Worker) -> bool:
     """Whether the mesh counts on the replica: as a member, or for the epoch after a broken one."""
-    mesh = state.fleet.mesh
-    if mesh is None or mesh.rank(worker.worker_id, worker.incarnation) < 0:
+    if not state.fleet.in_mesh(worker.worker_id, worker.incarnation):
         return False
     holds = worker.state_version == state.versions.version
-    return not mesh.broken or state.steps.open is not None or holds
-
-
-def _mesh(state: State, worker: Worker) -> MeshView | None:
-    mesh = state.fleet.mesh
-    if mesh is None or mesh.broken or mesh.rank(worker.worker_id, worker.incarnation) < 0:
-        return None
-    return mesh
+    return state.fleet.whole_mesh is not None or state.steps.open is not None or holds
 
 
 def _links(state: State, worker: Worker) -> tuple[LinkView, ...]:
@@ -196,11 +185,11 @@ def plan(
 ) -> tuple[PlanState, PlanView | None]:
     """The plan, if one is open, for a replica that formed ``mesh_epoch`` and holds the state of
     ``state_version``."""
-    mesh = state.fleet.mesh
+    mesh = state.fleet.whole_mesh
     if state.ended or state.versions.step >= state.run.steps:
         return PlanState.FINISHED, None
     rank = mesh.rank(worker_id, incarnation) if mesh is not None else -1
-    if mesh is None or mesh.broken or mesh.epoch != mesh_epoch or rank < 0:
+    if mesh is None or mesh.epoch != mesh_epoch or rank < 0:
         return PlanState.EPOCH_OVER, None
     step = state.steps.open
     if step is None or state_version != step.version:
@@ -243,8 +232,7 @@ def phase(state: State) -> str:
         return str(state.phase)
     if state.paused:
         return "paused"
-    mesh = state.fleet.mesh
-    return "running" if mesh is not None and not mesh.broken else "waiting"
+    return "running" if state.fleet.whole_mesh else "waiting"
 
 
 def status(state: State) -> StatusView:
@@ -278,11 +266,6 @@ def payload_ref(state: State, task_id: TaskId) -> Ref | None:
     if task is None or task.kind is not Kind.TRAIN or task.group is None:
         return None
     return task_id, task.attempt
-
-
-def is_leased(state: State, worker_id: str, task_id: TaskId, attempt: int) -> bool:
-    """Whether this attempt at the task is leased to this worker."""
-    return _owns(state, worker_id, task_id, attempt)
 
 
 def unfinished(state: State, task_id: TaskId) -> bool:

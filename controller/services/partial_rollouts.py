@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from controller.ledger import views
-from controller.ledger.decisions import decider
 from controller.services.rollout import MAX_GROUPS
 from controller.services.validation import Invalid, InvalidGroup, check_caller, check_partial
 from controller.store.partial_rollouts import Partial
@@ -25,7 +24,7 @@ async def report_partials(
     if len(request.groups) > MAX_GROUPS:
         raise Invalid(f"more than {MAX_GROUPS} groups in one request")
     await leader.ready()
-    decider.caller(leader.ledger.state, worker_id, incarnation)
+    leader.ledger.caller(worker_id, incarnation)
     reply = rollout_pb2.PartialReply()
     partials, results = [], []
     for group in request.groups:

@@ -15,7 +15,7 @@ from typing import Any
 from controller.ledger import events as ev
 from controller.simulator.virtual_time import TIMEOUT, Network, Process, ProcessClock, settle
 from controller.store.election import Election
-from controller.store.journal import START, Entry, Journal, Position, decode_entry
+from controller.store.journal import START, Entry, Journal, Position, decode_entry, order
 from controller.store.partial_rollouts import Kept, Partial
 from controller.store.payloads import Payloads, Ref, Refs
 from controller.store.run_registry import RunRegistry
@@ -164,12 +164,6 @@ class MemoryRedis:
         self.payloads = {ref: at for ref, at in self.payloads.items() if at < kept}
         self.term = self.entries[-1].term if self.entries else 0
         self.holder, self.expires = "", 0.0
-
-
-def order(position: str) -> tuple[int, int]:
-    """Of stream ids."""
-    time, _, number = position.partition("-")
-    return int(time), int(number)
 
 
 class Link:

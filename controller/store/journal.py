@@ -295,3 +295,9 @@ def decode_entry(position: bytes, fields: Mapping[bytes, bytes]) -> Entry:
     raw = json.loads(fields[b"e"])
     at = Position(position.decode(), int(fields[b"n"]), fields[b"b"].decode())
     return Entry(at, int(raw["term"]), float(raw["t"]), raw["events"])
+
+
+def order(position: str) -> tuple[int, int]:
+    """Of stream ids."""
+    time, _, number = position.partition("-")
+    return int(time), int(number)

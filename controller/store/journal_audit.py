@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ import redis
 from controller.ledger import BrokenInvariant, Ledger
 from controller.ledger.events import from_json
 from controller.ledger.views import counts, live_payloads
-from controller.store.journal import START, Entry, check_format, decode_entry
+from controller.store.journal import START, Entry, check_format, decode_entry, order
 from controller.store.payloads import FilePayloads
 from controller.store.redis_keys import Keys
 from paceline.ids import Step, TaskId
@@ -89,7 +89,7 @@ def _verify(client: Any, keys: Keys) -> Report:
             return report
         replay.begin_at(snapshot)
     for entry in _entries(client, keys, replay.after):
-        if _before(end, entry.at.entry):
+        if order(end) < order(entry.at.entry):
             break
         replay.take(entry)
         if snapshot is not None and entry.at.entry == snapshot["at"][0]:
@@ -180,28 +180,19 @@ class _Replay:
         state = self.ledger.state
         for line in self.ledger.check():
             self.report.problem(line)
-        seen: set[str] = set()
-        duplicates = 0
-        for groups in self._trained.values():
-            duplicates += sum(1 for task_id in groups if task_id in seen)
-            seen.update(groups)
+        trained = [task_id for groups in self._trained.values() for task_id in groups]
+        duplicates = len(trained) - len(set(trained))
         if duplicates:
             self.report.problem(f"{duplicates} groups were trained twice")
         view = counts(state)
-        whereabouts = view.pending + view.leased + view.ready + view.in_step + view.trained
-        lost = view.dispatched - whereabouts - sum(view.dropped.values())
+        kept = view.pending + view.leased + view.ready + view.in_step + view.trained
+        lost = view.dispatched - kept - sum(view.dropped.values())
         if lost:
             self.report.problem(f"{lost} tasks are nowhere")
         if not self.broken:
             self._check_payloads(client, keys)
         self.report.counts = {
-            "dispatched": view.dispatched,
-            "pending": view.pending,
-            "leased": view.leased,
-            "ready": view.ready,
-            "in_step": view.in_step,
-            "trained": view.trained,
-            "dropped": dict(view.dropped),
+            **asdict(view),
             "duplicates": duplicates,
             "lost": lost,
             "steps": state.versions.step,
@@ -235,9 +226,3 @@ def _entries(client: Any, keys: Keys, after: str, count: int = READ_COUNT) -> It
         for position, fields in rows:
             yield decode_entry(position, fields)
         after = rows[-1][0].decode()
-
-
-def _before(end: str, position: str) -> bool:
-    """Whether ``end`` comes before ``position``."""
-    left = tuple(int(part) for part in end.split("-"))
-    return left < tuple(int(part) for part in position.split("-"))

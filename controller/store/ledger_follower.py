@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from controller.ledger import events as ev
+from controller.ledger.events import from_json
 from controller.ledger.ledger import Ledger
 from controller.store.journal import Entry, Journal, JournalGap, LedgerSnapshot, Position
 
@@ -57,13 +56,8 @@ class LedgerFollower:
 
     def apply(self, entries: Sequence[Entry]) -> None:
         for entry in entries:
-            apply_all(self.ledger, entry.events)
+            for event in entry.events:
+                self.ledger.apply(from_json(event))
             self.at = entry.at
         # Deleting payloads is the leader's business.
         self.ledger.take_garbage()
-
-
-def apply_all(ledger: Ledger, events: Sequence[Mapping[str, Any]]) -> None:
-    """Replays journalled events."""
-    for event in events:
-        ledger.apply(ev.from_json(event))

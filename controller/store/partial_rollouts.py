@@ -32,6 +32,7 @@ from controller.ledger.events import EvalTaskDone, Event, GroupAccepted, TaskDro
 from controller.ledger.state import State
 from controller.ledger.views import may_continue, unfinished
 from controller.store.lua_scripts import Script
+from controller.store.payloads import unlink
 from controller.store.redis_keys import Keys
 from paceline.ids import TaskId, Version
 from paceline.process.structured_log import event
@@ -148,17 +149,11 @@ class FilePartials:
         return True
 
     async def get(self, task_ids: Sequence[TaskId]) -> list[bytes | None]:
-        def read() -> list[bytes | None]:
-            return [found[1] if (found := self._read(each)) else None for each in task_ids]
-
-        return await asyncio.to_thread(read)
+        found = await asyncio.to_thread(lambda: [self._read(each) for each in task_ids])
+        return [each[1] if each else None for each in found]
 
     async def delete(self, task_ids: Sequence[TaskId]) -> None:
-        def remove() -> None:
-            for task_id in task_ids:
-                self._path(task_id).unlink(missing_ok=True)
-
-        await asyncio.to_thread(remove)
+        await unlink([self._path(task_id) for task_id in task_ids])
 
     async def sizes(self) -> dict[TaskId, Kept]:
         def read() -> dict[TaskId, Kept]:

@@ -18,8 +18,6 @@ from paceline.ids import TaskId
 
 Ref = tuple[TaskId, int]
 """(task id, attempt)."""
-
-
 Refs = list[Ref]
 Payloads = list[bytes | None]
 
@@ -95,11 +93,7 @@ class FilePayloads:
         return await asyncio.to_thread(lambda: [self._read(ref) for ref in refs])
 
     async def delete(self, refs: Sequence[Ref]) -> None:
-        def remove() -> None:
-            for ref in refs:
-                self._path(ref).unlink(missing_ok=True)
-
-        await asyncio.to_thread(remove)
+        await unlink([self._path(ref) for ref in refs])
 
     def has(self, ref: Ref) -> bool:
         return self._path(ref).exists()
@@ -135,3 +129,13 @@ def parse_ref(text: str) -> Ref:
     """Inverse of ``f"{task_id}-{attempt}"``."""
     task_id, _, attempt = text.rpartition("-")
     return TaskId(task_id), int(attempt)
+
+
+async def unlink(paths: Sequence[Path]) -> None:
+    """Deletes files; missing ones are no error."""
+
+    def remove() -> None:
+        for path in paths:
+            path.unlink(missing_ok=True)
+
+    await asyncio.to_thread(remove)

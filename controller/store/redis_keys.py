@@ -2,62 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from paceline.redis.leader_lease import controllers_key, lease_key
 
 
-@dataclass(frozen=True, slots=True)
 class Keys:
     """All keys of one run. Every one begins with ``paceline:<run id>:``."""
 
-    run_id: str
-
-    @property
-    def journal(self) -> str:
+    def __init__(self, run_id: str) -> None:
+        self.run_id = run_id
+        self._prefix = f"paceline:{run_id}:"
+        self.journal = self._prefix + "journal"
         """Stream of entries; one entry is all events of one flush."""
-        return f"paceline:{self.run_id}:journal"
-
-    @property
-    def head(self) -> str:
-        """Hash {batch, position, n, term} of the newest entry: what the next append builds on."""
-        return f"paceline:{self.run_id}:head"
-
-    @property
-    def snapshot(self) -> str:
-        return f"paceline:{self.run_id}:snapshot"
-
-    @property
-    def config(self) -> str:
+        self.head = self._prefix + "head"
+        """Hash {batch, position, n, term, format} of the newest entry: what the next append builds on."""
+        self.snapshot = self._prefix + "snapshot"
+        self.config = self._prefix + "config"
         """Canonical JSON of the config sections that every process of the run must agree on."""
-        return f"paceline:{self.run_id}:config"
-
-    @property
-    def payloads_at(self) -> str:
-        """Directory of the payloads; empty where they are in Redis."""
-        return f"paceline:{self.run_id}:payloads-at"
-
-    @property
-    def mark(self) -> str:
+        self.payloads_at = self._prefix + "payloads-at"
+        """Directory of the payloads; empty if they are in Redis."""
+        self.mark = self._prefix + "mark"
         """Written for no other reason than to see it arrive at a replica."""
-        return f"paceline:{self.run_id}:mark"
-
-    @property
-    def leader(self) -> str:
-        return lease_key(self.run_id)
-
-    @property
-    def term(self) -> str:
+        self.term = self._prefix + "term"
         """Highest term granted: the fence."""
-        return f"paceline:{self.run_id}:term"
-
-    @property
-    def controllers(self) -> str:
-        return controllers_key(self.run_id)
+        self.leader = lease_key(run_id)
+        self.controllers = controllers_key(run_id)
 
     def payload(self, task_id: str, attempt: int) -> str:
-        return f"paceline:{self.run_id}:payload:{task_id}:{attempt}"
+        return f"{self._prefix}payload:{task_id}:{attempt}"
 
     def partial(self, task_id: str) -> str:
-        """Hash {t<attempt>: tokens, d<attempt>: data}: what a running task has so far."""
-        return f"paceline:{self.run_id}:partial:{task_id}"
+        """Hash {attempt, tokens, data}: what a running task has so far."""
+        return f"{self._prefix}partial:{task_id}"

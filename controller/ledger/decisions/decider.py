@@ -1,4 +1,4 @@
-"""Interface of the decisions to the ledger: the state, and the emission of events."""
+"""Interface of the decisions to the ledger: the state, its callers, and the emission of events."""
 
 from __future__ import annotations
 
@@ -21,6 +21,19 @@ class Decider(Protocol):
 
     def caller(self, worker_id: str, incarnation: int) -> Worker:
         """The living worker of this incarnation; raises ``CommandRefused`` for any other."""
+        worker = self.state.fleet.workers.get(worker_id)
+        if worker is None:
+            raise CommandRefused(RefusalCode.UNKNOWN, f"no worker {worker_id!r} is registered")
+        if worker.incarnation != incarnation:
+            raise CommandRefused(
+                RefusalCode.FENCED, f"{worker_id} is another process now: register again"
+            )
+        if not worker.alive:
+            raise CommandRefused(
+                RefusalCode.FENCED,
+                f"{worker_id} is {worker.lifecycle} for the ledger: register again",
+            )
+        return worker
 
     def settle_fleet(self, now: float) -> None:
         """Decides everything that may follow from a change of the fleet or of the run."""
@@ -30,18 +43,3 @@ class Decider(Protocol):
 
     def settle_evals(self, now: float) -> None:
         """Closes evaluation rounds that are complete, and the run if that was the last thing."""
-
-
-def caller(state: State, worker_id: str, incarnation: int) -> Worker:
-    worker = state.fleet.workers.get(worker_id)
-    if worker is None:
-        raise CommandRefused(RefusalCode.UNKNOWN, f"no worker {worker_id!r} is registered")
-    if worker.incarnation != incarnation:
-        raise CommandRefused(
-            RefusalCode.FENCED, f"{worker_id} is another process now: register again"
-        )
-    if not worker.alive:
-        raise CommandRefused(
-            RefusalCode.FENCED, f"{worker_id} is {worker.lifecycle} for the ledger: register again"
-        )
-    return worker

@@ -13,81 +13,73 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from itertools import islice
 
-from controller.ledger.commands import (
-    AcceptGroup,
-    CommandRefused,
-    ExpireLease,
-    LeaseResult,
-    LeaseTasks,
-    ReturnTask,
-    Verdict,
-)
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.decisions.steps import settle_step
 from controller.ledger.enums import (
     DropReason,
     EmptyReason,
     Kind,
+    Phase,
     ReleaseReason,
     ReturnKind,
     Role,
     VerdictCode,
 )
-from controller.ledger.events import (
-    EvalTaskDone,
-    GroupAccepted,
-    TaskDropped,
-    TaskReleased,
-    TasksLeased,
-)
 from controller.ledger.facts import GroupFacts, LeasedTask
 from controller.ledger.fleet import Worker
-from controller.ledger.state import Phase, State
+from controller.ledger.state import State
 from controller.ledger.tasks import Task, TaskState
 from paceline.dataset.row_sampler import task_row, task_seed
 from paceline.ids import Step, TaskId, Version
 from paceline.refusal_code import RefusalCode
 
+_NUMBER = "(0|[1-9][0-9]{0,17})"
+_TASK_ID = re.compile(rf"t{_NUMBER}|e{_NUMBER}\.{_NUMBER}")
 
-def lease(d: Decider, c: LeaseTasks, now: float) -> LeaseResult:
+
+def lease(d: Decider, c: cmd.LeaseTasks, now: float) -> cmd.LeaseResult:
     worker = d.caller(c.worker_id, c.incarnation)
     state = d.state
     if c.lease_seq == worker.lease_seq and worker.lease_reply:
-        return LeaseResult(worker.lease_reply)
+        return cmd.LeaseResult(worker.lease_reply)
     if c.lease_seq <= worker.lease_seq:
-        raise CommandRefused(
+        raise cmd.CommandRefused(
             RefusalCode.INVALID, f"lease_seq {c.lease_seq} is older than {worker.lease_seq}"
         )
     # The weights of a commit that Redis has lost do not count: others are on their way.
     loaded = c.loaded_version if c.loaded_version <= state.versions.version else Version(-1)
     if state.phase is not Phase.OPEN or worker.leaving:
-        return LeaseResult((), EmptyReason.STOPPED)
+        return cmd.LeaseResult((), EmptyReason.STOPPED)
     if state.paused:
-        return LeaseResult((), EmptyReason.PAUSED)
+        return cmd.LeaseResult((), EmptyReason.PAUSED)
     if worker.spare:
-        return LeaseResult((), EmptyReason.SPARE)
+        return cmd.LeaseResult((), EmptyReason.SPARE)
     if any(state.tasks.records[task_id].suspect for task_id in worker.held):
-        return LeaseResult((), EmptyReason.ISOLATED)
+        return cmd.LeaseResult((), EmptyReason.ISOLATED)
     suspects = _suspects(state, loaded) if _takes_suspects(state, worker) else []
     if suspects and worker.held:
-        return LeaseResult((), EmptyReason.ISOLATED)
+        return cmd.LeaseResult((), EmptyReason.ISOLATED)
     if suspects:
-        leases = suspects[:1]
+        tasks = suspects[:1]
     else:
-        leases = _eval_leases(state, loaded, c.max_tasks)
-        rest = min(c.max_tasks - len(leases), admissible(state, loaded))
+        evals = (t for t in _pending_evals(state, loaded) if not t.suspect)
+        tasks = list(islice(evals, c.max_tasks))
+        rest = min(c.max_tasks - len(tasks), admissible(state, loaded))
         if rest > 0:
-            leases.extend(_train_leases(state, rest))
-    if not leases:
+            tasks.extend(_train_tasks(state, rest))
+    if not tasks:
         if loaded < 0 or admissible(state, state.versions.version) > 0:
-            return LeaseResult((), EmptyReason.WEIGHTS)
-        return LeaseResult((), EmptyReason.STALENESS)
-    event = TasksLeased(c.worker_id, c.incarnation, c.lease_seq, tuple(leases))
-    d.emit(event)
-    return LeaseResult(event.leases)
+            return cmd.LeaseResult((), EmptyReason.WEIGHTS)
+        return cmd.LeaseResult((), EmptyReason.STALENESS)
+    leases = tuple(_lease_of(state, task) for task in tasks)
+    d.emit(ev.TasksLeased(c.worker_id, c.incarnation, c.lease_seq, leases))
+    return cmd.LeaseResult(leases)
 
 
 def admissible(state: State, loaded_version: Version) -> int:
@@ -107,12 +99,12 @@ def _takes_suspects(state: State, worker: Worker) -> bool:
     return min(able, key=lambda w: w.worker_id, default=None) is worker
 
 
-def _suspects(state: State, loaded_version: Version) -> list[LeasedTask]:
+def _suspects(state: State, loaded_version: Version) -> list[Task]:
     """Suspect tasks that wait and may be leased to an engine that serves ``loaded_version``."""
     tasks = [t for t in _pending_evals(state, loaded_version) if t.suspect]
     if admissible(state, loaded_version) > 0:
         tasks.extend(t for t in _pending_train(state) if t.suspect)
-    return [_lease_of(state, t) for t in tasks]
+    return tasks
 
 
 def _pending_evals(state: State, loaded_version: Version) -> Iterator[Task]:
@@ -128,25 +120,16 @@ def _pending_train(state: State) -> Iterator[Task]:
         yield state.tasks.records[TaskId(f"t{ordinal}")]
 
 
-def _eval_leases(state: State, loaded_version: Version, limit: int) -> list[LeasedTask]:
-    tasks = (t for t in _pending_evals(state, loaded_version) if not t.suspect)
-    return [_lease_of(state, t) for t in islice(tasks, limit)]
-
-
-def _train_leases(state: State, count: int) -> list[LeasedTask]:
-    run, book = state.run, state.tasks
-    again = (t for t in _pending_train(state) if not t.suspect)
-    leases = [_lease_of(state, t) for t in islice(again, count)]
-    for ordinal in range(book.cursor, book.cursor + count - len(leases)):
-        task_id = TaskId(f"t{ordinal}")
-        epoch, index = task_row(run.seed, ordinal, run.dataset_rows, run.shuffle)
-        seed = task_seed(run.seed, task_id)
-        leases.append(LeasedTask(task_id, 1, Kind.TRAIN, epoch, index, seed))
-    return leases
+def _train_tasks(state: State, count: int) -> list[Task]:
+    """Tasks that were dispatched before, then new ones."""
+    tasks = list(islice((t for t in _pending_train(state) if not t.suspect), count))
+    cursor = state.tasks.cursor
+    new = range(cursor, cursor + count - len(tasks))
+    return tasks + [Task(TaskId(f"t{ordinal}"), Kind.TRAIN, ordinal) for ordinal in new]
 
 
 def _lease_of(state: State, task: Task) -> LeasedTask:
-    """The next try at a task that was dispatched before, or at a prompt of an evaluation."""
+    """The next try at the task."""
     run = state.run
     epoch, index = 0, task.ordinal
     if task.kind is Kind.TRAIN:
@@ -155,32 +138,34 @@ def _lease_of(state: State, task: Task) -> LeasedTask:
     return LeasedTask(task.task_id, task.attempt + 1, task.kind, epoch, index, seed)
 
 
-def accept(d: Decider, c: AcceptGroup, now: float) -> Verdict:
+def accept(d: Decider, c: cmd.AcceptGroup, now: float) -> cmd.Verdict:
     d.caller(c.worker_id, c.incarnation)
     state, group = d.state, c.group
     task = state.tasks.records.get(group.task_id)
     if task is None:
         return _finished(state, group.task_id, group.attempt)
     if problem := _implausible(state, task, group):
-        return Verdict(VerdictCode.INVALID, problem)
+        return cmd.Verdict(VerdictCode.INVALID, problem)
     if not task.leased_as(group.attempt, c.worker_id):
         return _not_running(task, group.attempt)
     if task.kind is Kind.EVAL:
-        d.emit(EvalTaskDone(task.task_id, task.attempt, c.worker_id, group.reward_mean))
+        d.emit(ev.EvalTaskDone(task.task_id, task.attempt, c.worker_id, group.reward_mean))
         d.settle_evals(now)
-        return Verdict(VerdictCode.ACCEPTED)
+        return cmd.Verdict(VerdictCode.ACCEPTED)
     next_step = state.next_step
     staleness = state.versions.staleness(group.min_version, next_step)
     if staleness > state.run.max_staleness:
         detail = f"{staleness} steps old at the earliest step {next_step}"
         drop(d, task, DropReason.STALE, detail, VerdictCode.TOO_STALE)
-        return Verdict(VerdictCode.TOO_STALE, detail)
+        return cmd.Verdict(VerdictCode.TOO_STALE, detail)
     if state.run.filter_uninformative and group.reward_std == 0.0:
         drop(d, task, DropReason.UNINFORMATIVE, "all rewards are equal")
-        return Verdict(VerdictCode.ACCEPTED, "uninformative: its rewards are all equal; dropped")
-    d.emit(GroupAccepted(c.worker_id, group))
+        return cmd.Verdict(
+            VerdictCode.ACCEPTED, "uninformative: its rewards are all equal; dropped"
+        )
+    d.emit(ev.GroupAccepted(c.worker_id, group))
     settle_step(d, now)
-    return Verdict(VerdictCode.ACCEPTED)
+    return cmd.Verdict(VerdictCode.ACCEPTED)
 
 
 def _implausible(state: State, task: Task, group: GroupFacts) -> str:
@@ -196,7 +181,7 @@ def _implausible(state: State, task: Task, group: GroupFacts) -> str:
     return ""
 
 
-def give_back(d: Decider, c: ReturnTask, now: float) -> Verdict:
+def give_back(d: Decider, c: cmd.ReturnTask, now: float) -> cmd.Verdict:
     worker = d.caller(c.worker_id, c.incarnation)
     task = d.state.tasks.records.get(c.task_id)
     if task is None:
@@ -210,10 +195,10 @@ def give_back(d: Decider, c: ReturnTask, now: float) -> Verdict:
     else:
         release(d, task, worker, ReleaseReason.HAND_BACK, counts=False, detail=c.reason)
     d.settle_evals(now)
-    return Verdict(VerdictCode.ACCEPTED)
+    return cmd.Verdict(VerdictCode.ACCEPTED)
 
 
-def expire(d: Decider, c: ExpireLease, now: float) -> None:
+def expire(d: Decider, c: cmd.ExpireLease, now: float) -> None:
     task = d.state.tasks.records.get(c.task_id)
     if task is not None and task.leased and task.attempt == c.attempt:
         owner = d.state.fleet.workers[task.owner]
@@ -237,7 +222,7 @@ def release(
         drop(d, task, DropReason.QUARANTINED, "; ".join(tries))
         return
     who = (task.task_id, task.attempt, worker.worker_id)
-    d.emit(TaskReleased(*who, reason, counts, detail, suspected))
+    d.emit(ev.TaskReleased(*who, reason, counts, detail, suspected))
 
 
 def drop(
@@ -248,46 +233,44 @@ def drop(
     verdict: VerdictCode = VerdictCode.DUPLICATE,
 ) -> None:
     """Finishes the task without training it."""
-    d.emit(TaskDropped(task.task_id, task.attempt, reason, detail, verdict))
+    d.emit(ev.TaskDropped(task.task_id, task.attempt, reason, detail, verdict))
 
 
-def _not_running(task: Task, attempt: int) -> Verdict:
+def _not_running(task: Task, attempt: int) -> cmd.Verdict:
     if attempt > task.attempt or attempt < 1:
-        return Verdict(VerdictCode.UNKNOWN_TASK, f"{task.task_id} was never tried {attempt} times")
+        return cmd.Verdict(
+            VerdictCode.UNKNOWN_TASK, f"{task.task_id} was never tried {attempt} times"
+        )
     if task.group is not None and attempt == task.attempt:
-        return Verdict(VerdictCode.DUPLICATE, "this attempt was accepted before")
+        return cmd.Verdict(VerdictCode.DUPLICATE, "this attempt was accepted before")
     if task.state is TaskState.PENDING:
-        return Verdict(VerdictCode.SUPERSEDED, "this lease is over; the task waits for another try")
-    return Verdict(VerdictCode.SUPERSEDED, f"the task is at attempt {task.attempt}")
+        return cmd.Verdict(
+            VerdictCode.SUPERSEDED, "this lease is over; the task waits for another try"
+        )
+    return cmd.Verdict(VerdictCode.SUPERSEDED, f"the task is at attempt {task.attempt}")
 
 
-def _finished(state: State, task_id: TaskId, attempt: int) -> Verdict:
+def _finished(state: State, task_id: TaskId, attempt: int) -> cmd.Verdict:
     outcome = state.tasks.outcomes.get(task_id)
     if outcome is not None:
         last, verdict = outcome
         if attempt == last:
-            return Verdict(verdict, "this attempt is finished")
+            return cmd.Verdict(verdict, "this attempt is finished")
         if attempt > last or attempt < 1:
-            return Verdict(VerdictCode.UNKNOWN_TASK, f"{task_id} was never tried {attempt} times")
-        return Verdict(VerdictCode.SUPERSEDED, "the task is finished")
+            return cmd.Verdict(
+                VerdictCode.UNKNOWN_TASK, f"{task_id} was never tried {attempt} times"
+            )
+        return cmd.Verdict(VerdictCode.SUPERSEDED, "the task is finished")
     if was_dispatched(state, task_id):
-        return Verdict(VerdictCode.SUPERSEDED, "the task is finished")
-    return Verdict(VerdictCode.UNKNOWN_TASK, f"there is no task {task_id!r}")
+        return cmd.Verdict(VerdictCode.SUPERSEDED, "the task is finished")
+    return cmd.Verdict(VerdictCode.UNKNOWN_TASK, f"there is no task {task_id!r}")
 
 
 def was_dispatched(state: State, task_id: TaskId) -> bool:
-    kind, rest = task_id[:1], task_id[1:]
-    if kind == "t" and _number(rest):
-        return int(rest) < state.tasks.cursor
-    step, dot, row = rest.partition(".")
-    return (
-        kind == "e"
-        and dot == "."
-        and _number(step)
-        and _number(row)
-        and state.evals.knows(Step(int(step)), int(row))
-    )
-
-
-def _number(text: str) -> bool:
-    return 0 < len(text) <= 18 and text.isascii() and text.isdigit() and text == str(int(text))
+    found = _TASK_ID.fullmatch(task_id)
+    if found is None:
+        return False
+    ordinal, step, row = found.groups()
+    if ordinal is not None:
+        return int(ordinal) < state.tasks.cursor
+    return state.evals.knows(Step(int(step)), int(row))

@@ -6,16 +6,13 @@ again at once.
 
 from __future__ import annotations
 
-from controller.ledger.commands import (
-    CommandRefused,
-    DeclareDead,
-    Drain,
-    Observe,
-    Register,
-)
+from dataclasses import replace
+
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.decisions.leases import release
-from controller.ledger.decisions.mesh import abort_hopeless_step, assign_link, mend_mesh
+from controller.ledger.decisions.mesh import assign_link, lose_member
 from controller.ledger.enums import (
     LIFECYCLE_TRANSITIONS,
     DeathCause,
@@ -24,13 +21,7 @@ from controller.ledger.enums import (
     ReleaseReason,
     Role,
 )
-from controller.ledger.events import (
-    Drained,
-    MeshBroken,
-    WorkerChanged,
-    WorkerDied,
-    WorkerRegistered,
-)
+from controller.ledger.facts import WorkerSpec, values
 from controller.ledger.fleet import Worker
 from controller.ledger.scale_limits import bounds_of
 from controller.ledger.standby_workers import desired_spares
@@ -38,17 +29,17 @@ from paceline.ids import Version
 from paceline.refusal_code import RefusalCode
 
 
-def register(d: Decider, c: Register, now: float) -> None:
+def register(d: Decider, c: cmd.Register, now: float) -> None:
     fleet = d.state.fleet
     known = fleet.workers.get(c.worker_id)
     if known is not None and known.incarnation == c.incarnation:
         if not known.alive:
-            raise CommandRefused(
+            raise cmd.CommandRefused(
                 RefusalCode.FENCED, f"this process of {c.worker_id} is {known.lifecycle}"
             )
         return
     if c.incarnation in fleet.retired.get(c.worker_id, ()):
-        raise CommandRefused(RefusalCode.FENCED, f"{c.worker_id} is another process now")
+        raise cmd.CommandRefused(RefusalCode.FENCED, f"{c.worker_id} is another process now")
     believed = c.state_version
     if believed > d.state.versions.version:
         believed = Version(-1)
@@ -58,45 +49,41 @@ def register(d: Decider, c: Register, now: float) -> None:
             believed = Version(-1)
         if known.alive:
             _depart(
-                d, known, WorkerDied(c.worker_id, known.incarnation, DeathCause.REPLACED, ""), now
+                d,
+                known,
+                ev.WorkerDied(c.worker_id, known.incarnation, DeathCause.REPLACED, ""),
+                now,
             )
     d.emit(
-        WorkerRegistered(
-            worker_id=c.worker_id,
-            incarnation=c.incarnation,
-            role=c.role,
-            host=c.host,
-            pid=c.pid,
-            tensor_host=c.tensor_host,
-            ranks=c.ranks,
-            state_version=believed,
+        ev.WorkerRegistered(
+            **values(WorkerSpec, replace(c, state_version=believed)),
             spare=c.role is Role.ROLLOUT and desired_spares(d.state) > 0,
         )
     )
     d.settle_fleet(now)
 
 
-def _check_ranks(d: Decider, c: Register) -> None:
+def _check_ranks(d: Decider, c: cmd.Register) -> None:
     """Rank i of every replica forms a mesh of its own: replicas must have equally many."""
     if c.role is not Role.POLICY:
         return
     for other in d.state.fleet.living(Role.POLICY):
         if other.worker_id != c.worker_id and other.ranks != c.ranks:
-            raise CommandRefused(
+            raise cmd.CommandRefused(
                 RefusalCode.INVALID,
                 f"{c.worker_id} has {c.ranks} ranks, {other.worker_id} of this run has "
                 f"{other.ranks}: start every replica with the same fleet.policy_ranks",
             )
 
 
-def declare_dead(d: Decider, c: DeclareDead, now: float) -> None:
+def declare_dead(d: Decider, c: cmd.DeclareDead, now: float) -> None:
     worker = d.state.fleet.current(c.worker_id, c.incarnation)
     if worker is not None:
-        _depart(d, worker, WorkerDied(c.worker_id, c.incarnation, c.how, c.detail), now)
+        _depart(d, worker, ev.WorkerDied(c.worker_id, c.incarnation, c.how, c.detail), now)
         d.settle_fleet(now)
 
 
-def observe(d: Decider, c: Observe, now: float) -> None:
+def observe(d: Decider, c: cmd.Observe, now: float) -> None:
     worker = d.caller(c.worker_id, c.incarnation)
     newest = d.state.versions.version
     if max(c.state_version, c.loaded_version) > max(newest, worker.diverged_version):
@@ -116,7 +103,7 @@ def observe(d: Decider, c: Observe, now: float) -> None:
         worker.loaded_version,
     ):
         return
-    event = WorkerChanged(c.worker_id, c.incarnation, lifecycle, state_version, loaded)
+    event = ev.WorkerChanged(c.worker_id, c.incarnation, lifecycle, state_version, loaded)
     if lifecycle is Lifecycle.STOPPED:
         _depart(d, worker, event, now)
     else:
@@ -129,15 +116,10 @@ def _disown(d: Decider, worker: Worker, version: Version) -> None:
     a failover to a replica of it can. Others may hold the state before it; else it is rolled back."""
     s = d.state
     who = (worker.worker_id, worker.incarnation)
-    d.emit(WorkerChanged(*who, worker.lifecycle, Version(-1), Version(-1), version))
-    mesh = s.fleet.mesh
-    if mesh is not None and mesh.rank(*who) >= 0:
-        if not mesh.broken:
-            detail = f"{worker.worker_id} holds version {version}, the newest is"
-            d.emit(MeshBroken(mesh.epoch, MeshEnd.LOST_COMMIT, f"{detail} {s.versions.version}"))
-            mend_mesh(d)
-        else:
-            abort_hopeless_step(d)
+    d.emit(ev.WorkerChanged(*who, worker.lifecycle, Version(-1), Version(-1), version))
+    if s.fleet.in_mesh(*who):
+        detail = f"{worker.worker_id} holds version {version}, the newest is {s.versions.version}"
+        lose_member(d, MeshEnd.LOST_COMMIT, detail)
     publisher = s.fleet.publisher(s.versions.version)
     if worker.role is Role.ROLLOUT and publisher is not None:
         # A new link begins with what its receiver should have.
@@ -150,22 +132,18 @@ def _next_lifecycle(now: Lifecycle, reported: Lifecycle) -> Lifecycle:
     return reported if newer else now
 
 
-def drain(d: Decider, c: Drain, now: float) -> str:
-    requests = d.state.requests
-    if c.request_id in requests:
-        return requests[c.request_id]
+def drain(d: Decider, c: cmd.Drain, now: float) -> None:
     worker = d.state.fleet.workers.get(c.worker_id)
     if worker is None or not worker.alive:
-        raise CommandRefused(RefusalCode.UNKNOWN, f"no living worker is named {c.worker_id!r}")
+        raise cmd.CommandRefused(RefusalCode.UNKNOWN, f"no living worker is named {c.worker_id!r}")
     if c.incarnation not in (0, worker.incarnation):
-        raise CommandRefused(
+        raise cmd.CommandRefused(
             RefusalCode.CHANGED,
             f"conflict: {c.worker_id} is another process now; re-read the status and retry",
         )
     fewer = {} if c.replace or worker.leaving else _one_fewer(d, worker)
-    d.emit(Drained(c.request_id, c.worker_id, fewer))
+    d.emit(ev.Drained(c.request_id, c.worker_id, fewer))
     d.settle_fleet(now)
-    return requests[c.request_id]
 
 
 def _one_fewer(d: Decider, worker: Worker) -> dict[str, int]:
@@ -177,7 +155,7 @@ def _one_fewer(d: Decider, worker: Worker) -> dict[str, int]:
         return {}  # one of the surplus
     least, _ = bounds_of(s.bounds, role)
     if desired - 1 < least:
-        raise CommandRefused(
+        raise cmd.CommandRefused(
             RefusalCode.INVALID,
             f"without {worker.worker_id} the desired count would be {role}={desired - 1}, below "
             f"fleet.{role}_min = {least}. Replace the worker (--replace), or lower the minimum",
@@ -185,27 +163,21 @@ def _one_fewer(d: Decider, worker: Worker) -> dict[str, int]:
     return {role: desired - 1}
 
 
-def _depart(d: Decider, worker: Worker, event: WorkerDied | WorkerChanged, now: float) -> None:
+def _depart(
+    d: Decider, worker: Worker, event: ev.WorkerDied | ev.WorkerChanged, now: float
+) -> None:
     """The worker leaves the fleet, dead or by itself; the tasks it holds go to other workers."""
     s = d.state
-    died = isinstance(event, WorkerDied)
+    died = isinstance(event, ev.WorkerDied)
     # A worker that was asked to leave may be killed for being slow at it: no task's fault.
     suspected = died and not worker.leaving
     # Of several tasks any one may be the cause: only a task that was held by itself is charged.
     counts = suspected and len(worker.held) == 1
     for task_id in list(worker.held):
         task = s.tasks.records[task_id]
-        detail = event.how if isinstance(event, WorkerDied) else ""
+        detail = event.how if isinstance(event, ev.WorkerDied) else ""
         reason = ReleaseReason.OWNER_DIED if died else ReleaseReason.OWNER_STOPPED
         release(d, task, worker, reason, counts=counts, detail=detail, suspected=suspected)
-    mesh = s.fleet.mesh
-    member = mesh is not None and mesh.rank(worker.worker_id, worker.incarnation) >= 0
     d.emit(event)
-    if not member or s.ended:
-        return
-    assert mesh is not None
-    if not mesh.broken:
-        d.emit(MeshBroken(mesh.epoch, MeshEnd.MEMBER_DIED, worker.worker_id))
-        mend_mesh(d)
-    else:
-        abort_hopeless_step(d)
+    if s.fleet.in_mesh(worker.worker_id, worker.incarnation) and not s.ended:
+        lose_member(d, MeshEnd.MEMBER_DIED, worker.worker_id)

@@ -10,24 +10,23 @@
 
 from __future__ import annotations
 
-from controller.ledger.commands import BreakLink, BreakMesh, FormMesh
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.decisions.steps import reshard
-from controller.ledger.enums import MeshEnd, Role
-from controller.ledger.events import LinkAssigned, MeshBroken, MeshFormed, RolledBack, StepAborted
-from controller.ledger.facts import Member
+from controller.ledger.enums import MeshEnd, Phase, Role
+from controller.ledger.facts import LinkSpec, Member
 from controller.ledger.fleet import Worker
-from controller.ledger.state import Phase
 from paceline.ids import MeshEpoch, Version
 
 
-def break_mesh(d: Decider, c: BreakMesh, now: float) -> None:
+def break_mesh(d: Decider, c: cmd.BreakMesh, now: float) -> None:
     d.caller(c.worker_id, c.incarnation)
-    mesh = d.state.fleet.mesh
-    if mesh is None or mesh.broken or mesh.epoch != c.epoch:
+    fleet = d.state.fleet
+    mesh = fleet.whole_mesh
+    if mesh is None or mesh.epoch != c.epoch:
         return
     if mesh.rank(c.worker_id, c.incarnation) >= 0:
-        fleet = d.state.fleet
         detail = f"{c.worker_id}: {c.detail}"
         newest = d.state.versions.version
         for worker in fleet.blamed():
@@ -38,10 +37,10 @@ def break_mesh(d: Decider, c: BreakMesh, now: float) -> None:
                     f"; {failures.epochs} epochs of {worker.worker_id} and {source} failed in a row: "
                     f"{worker.worker_id} is left out. Check the network between them, then restart it"
                 )
-        d.emit(MeshBroken(mesh.epoch, MeshEnd.PEER_ERROR, detail, broken_t=now))
+        d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.PEER_ERROR, detail, broken_t=now))
 
 
-def form_mesh(d: Decider, c: FormMesh, now: float) -> None:
+def form_mesh(d: Decider, c: cmd.FormMesh, now: float) -> None:
     mesh = d.state.fleet.mesh
     # The run may have ended since the evidence was looked at.
     if mesh is not None and mesh.broken and not d.state.ended:
@@ -54,25 +53,32 @@ def mend_mesh(d: Decider) -> None:
     s = d.state
     mesh = s.fleet.mesh
     assert mesh is not None and mesh.broken
-    abort_hopeless_step(d)
+    _abort_hopeless_step(d)
     if s.steps.open is None:
         _form(d, _next_members(d) or [])
         return
-    survivors = [w for m in mesh.members if (w := s.fleet.member(m)) is not None]
-    _form(d, [w for w in survivors if not s.fleet.left_out(w, s.versions.version)])
+    newest = s.versions.version
+    _form(d, [w for w in s.fleet.members() if not s.fleet.left_out(w, newest)])
     assert s.fleet.mesh is not None
     reshard(d, s.fleet.mesh)
 
 
-def abort_hopeless_step(d: Decider) -> None:
+def lose_member(d: Decider, end: MeshEnd, detail: str) -> None:
+    """A member of the newest epoch has left it, or has lost its state."""
+    mesh = d.state.fleet.mesh
+    assert mesh is not None
+    if mesh.broken:
+        _abort_hopeless_step(d)
+    else:
+        d.emit(ev.MeshBroken(mesh.epoch, end, detail))
+        mend_mesh(d)
+
+
+def _abort_hopeless_step(d: Decider) -> None:
     s = d.state
-    mesh, step = s.fleet.mesh, s.steps.open
-    if step is None:
-        return
-    members = mesh.members if mesh else ()
-    survivors = [w for m in members if (w := s.fleet.member(m)) is not None]
-    if all(w.state_version != s.versions.version for w in survivors):
-        d.emit(StepAborted(step.step, "no living member holds the state before it"))
+    step = s.steps.open
+    if step is not None and s.fleet.publisher(s.versions.version) is None:
+        d.emit(ev.StepAborted(step.step, "no living member holds the state before it"))
 
 
 def settle_mesh(d: Decider) -> None:
@@ -81,8 +87,7 @@ def settle_mesh(d: Decider) -> None:
     if s.ended or s.steps.open is not None:
         return
     mesh = s.fleet.mesh
-    survivors = [w for m in mesh.members if (w := s.fleet.member(m))] if mesh else []
-    if mesh is not None and mesh.broken and survivors:
+    if mesh is not None and mesh.broken and s.fleet.members():
         return  # liveness sends FormMesh once the evidence is in
     members = _next_members(d)
     if members is None:
@@ -91,18 +96,17 @@ def settle_mesh(d: Decider) -> None:
         current = [(m.worker_id, m.incarnation) for m in mesh.members]
         if current == [(w.worker_id, w.incarnation) for w in members]:
             return
-        stays = any(w.state_version == s.versions.version for w in survivors)
+        stays = s.fleet.publisher(s.versions.version) is not None
         if stays and (s.phase is Phase.STOPPING or s.versions.step >= s.run.steps):
             return  # the last checkpoint needs no new member
-        d.emit(MeshBroken(mesh.epoch, MeshEnd.MEMBERSHIP))
+        d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.MEMBERSHIP))
     _form(d, members)
 
 
 def _next_members(d: Decider) -> list[Worker] | None:
     """Members of the next epoch in rank order; None: the mesh stays as it is for now."""
     s = d.state
-    mesh = s.fleet.mesh
-    staying = [w for m in (mesh.members if mesh else ()) if (w := s.fleet.member(m))]
+    staying = s.fleet.members()
     others = sorted(
         (w for w in s.fleet.living(Role.POLICY) if w not in staying), key=lambda w: w.worker_id
     )
@@ -137,7 +141,7 @@ def _form(d: Decider, workers: list[Worker]) -> None:
     )
     source = next((r for r, w in enumerate(workers) if w.state_version == version), -1)
     d.emit(
-        MeshFormed(
+        ev.MeshFormed(
             epoch=MeshEpoch(s.fleet.mesh_epoch + 1),
             members=members,
             state_version=version,
@@ -157,7 +161,7 @@ def roll_back(d: Decider) -> None:
     if newest == s.versions.restore_version and lost <= newest:
         return
     d.emit(
-        RolledBack(
+        ev.RolledBack(
             step=s.versions.checkpoint.step,
             # A worker may still hold a lost commit: its version must not be given to another state.
             version=Version(max(newest, lost) + 1),
@@ -182,7 +186,7 @@ def settle_links(d: Decider) -> None:
             assign_link(d, publisher, receiver)
 
 
-def _serves(d: Decider, link: LinkAssigned) -> bool:
+def _serves(d: Decider, link: LinkSpec) -> bool:
     """A link stays with its publisher while that is a member and holds the newest state."""
     s = d.state
     fleet = s.fleet
@@ -190,13 +194,12 @@ def _serves(d: Decider, link: LinkAssigned) -> bool:
     return (
         sender is not None
         and sender.state_version == s.versions.version
-        and fleet.mesh is not None
-        and fleet.mesh.rank(sender.worker_id, sender.incarnation) >= 0
+        and fleet.in_mesh(sender.worker_id, sender.incarnation)
         and fleet.current(link.receiver, link.receiver_incarnation) is not None
     )
 
 
-def break_link(d: Decider, c: BreakLink, now: float) -> None:
+def break_link(d: Decider, c: cmd.BreakLink, now: float) -> None:
     d.caller(c.worker_id, c.incarnation)
     fleet = d.state.fleet
     link = next((x for x in fleet.links.values() if x.epoch == c.epoch), None)
@@ -210,7 +213,7 @@ def break_link(d: Decider, c: BreakLink, now: float) -> None:
 
 def assign_link(d: Decider, publisher: Worker, receiver: Worker) -> None:
     d.emit(
-        LinkAssigned(
+        ev.LinkAssigned(
             epoch=d.state.fleet.link_epoch + 1,
             publisher=publisher.worker_id,
             publisher_incarnation=publisher.incarnation,

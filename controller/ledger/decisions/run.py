@@ -2,37 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 
-from controller.ledger.commands import (
-    BeginTerm,
-    CommandRefused,
-    Pause,
-    RequestCheckpoint,
-    Scale,
-    StartRun,
-    Stop,
-)
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.decisions.leases import drop
 from controller.ledger.decisions.mesh import roll_back
-from controller.ledger.enums import DropReason, VerdictCode
-from controller.ledger.events import (
-    BoundsSet,
-    CheckpointRequested,
-    EvalRecorded,
-    EvalScheduled,
-    Paused,
-    RunFailed,
-    RunFinished,
-    RunStarted,
-    Scaled,
-    StepAborted,
-    StopRequested,
-    TermBegun,
-)
-from controller.ledger.scale_limits import check_desired, within
-from controller.ledger.state import Phase, State, desired_in_words
+from controller.ledger.enums import DropReason, Phase, VerdictCode
+from controller.ledger.scale_limits import problem_of, within
 from controller.ledger.tasks import TaskState
 from paceline.ids import Step
 from paceline.refusal_code import RefusalCode
@@ -45,38 +24,38 @@ _FREE_TO_CHANGE = ("desired", "bounds")
 """Fields of the spec that a later leader may change."""
 
 
-def start_run(d: Decider, c: StartRun, now: float) -> None:
+def start_run(d: Decider, c: cmd.StartRun, now: float) -> None:
     s = d.state
     if s.facts is None:
-        d.emit(RunStarted(c.facts, now))
+        d.emit(ev.RunStarted(c.facts, now))
         d.settle_fleet(now)
         return
     before, after = asdict(s.facts), asdict(c.facts)
     differing = [k for k in before if k not in _FREE_TO_CHANGE and before[k] != after[k]]
     if differing:
-        raise CommandRefused(
+        raise cmd.CommandRefused(
             RefusalCode.INVALID,
             f"run {s.facts.run_name!r} was started with other settings: "
             + ", ".join(f"{k} was {before[k]!r}, is {after[k]!r}" for k in differing),
         )
     if dict(c.facts.bounds) != s.bounds and not s.ended:
-        d.emit(BoundsSet(dict(c.facts.bounds)))
+        d.emit(ev.BoundsSet(dict(c.facts.bounds)))
         allowed = within(s.bounds, s.desired)
         if allowed != s.desired:
-            d.emit(Scaled(f"bounds-after-term-{s.term}", allowed))
+            d.emit(ev.Scaled(f"bounds-after-term-{s.term}", allowed))
         d.settle_fleet(now)
 
 
-def begin_term(d: Decider, c: BeginTerm, now: float) -> None:
+def begin_term(d: Decider, c: cmd.BeginTerm, now: float) -> None:
     s = d.state
     if (c.term, c.controller_id) == (s.term, s.leader):
         return
     if c.term <= s.term:
-        raise CommandRefused(
+        raise cmd.CommandRefused(
             RefusalCode.FENCED, f"term {c.term} is over; {s.leader} leads term {s.term}"
         )
     failover = any(worker.alive for worker in s.fleet.workers.values())
-    d.emit(TermBegun(c.term, c.controller_id, now, failover))
+    d.emit(ev.TermBegun(c.term, c.controller_id, now, failover))
 
 
 def settle_evals(d: Decider, now: float) -> None:
@@ -87,11 +66,11 @@ def settle_evals(d: Decider, now: float) -> None:
     run, step = s.run, s.versions.step
     due = step % run.eval_every == 0 or step >= run.steps
     if run.eval_rows and due and s.phase is Phase.OPEN and not s.evals.scheduled(step):
-        d.emit(EvalScheduled(step, s.versions.version_of(step), run.eval_rows))
+        d.emit(ev.EvalScheduled(step, s.versions.version_of(step), run.eval_rows))
     for round_ in [r for r in s.evals.rounds.values() if r.open == 0]:
         mean = round_.reward_sum / round_.count if round_.count else None
         version = s.versions.version_of(round_.step)
-        d.emit(EvalRecorded(round_.step, version, mean, round_.count))
+        d.emit(ev.EvalRecorded(round_.step, version, mean, round_.count))
 
 
 def settle_end(d: Decider, now: float) -> None:
@@ -114,16 +93,16 @@ def settle_end(d: Decider, now: float) -> None:
             # No replica has the state of the last steps: the run ends at its checkpoint.
             roll_back(d)
         _drop_leftovers(d)
-        d.emit(RunFinished(s.reason, now))
+        d.emit(ev.RunFinished(s.reason, now))
     elif v.step >= s.run.steps and covered and not s.evals.rounds:
         _drop_leftovers(d)
-        d.emit(RunFinished("completed", now))
+        d.emit(ev.RunFinished("completed", now))
 
 
 def _drop_leftovers(d: Decider) -> None:
     s = d.state
     for step in sorted(s.steps.replay):
-        d.emit(StepAborted(step, DropReason.RUN_ENDED))
+        d.emit(ev.StepAborted(step, DropReason.RUN_ENDED))
     for task in list(s.tasks.records.values()):
         if task.state is not TaskState.TRAINED:
             accepted = task.group is not None
@@ -134,65 +113,50 @@ def _drop_leftovers(d: Decider) -> None:
 def _fail(d: Decider, request_id: str, reason: str, now: float) -> None:
     step = d.state.steps.open
     if step is not None:
-        d.emit(StepAborted(step.step, DropReason.RUN_ENDED))
+        d.emit(ev.StepAborted(step.step, DropReason.RUN_ENDED))
     _drop_leftovers(d)
-    d.emit(RunFailed(request_id, reason, now))
+    d.emit(ev.RunFailed(request_id, reason, now))
 
 
-def scale(d: Decider, c: Scale, now: float) -> str:
-    requests = d.state.requests
-    if c.request_id in requests:
-        return requests[c.request_id]
-    _refuse_if_over(d.state)
-    check_desired(d.state.bounds, c.desired)
-    if any(d.state.desired.get(role) != count for role, count in c.expected.items()):
-        raise CommandRefused(
-            RefusalCode.CHANGED,
-            f"conflict: desired counts are now {desired_in_words(d.state)}; "
-            "re-read the status and retry",
-        )
-    d.emit(Scaled(c.request_id, dict(c.desired)))
-    d.settle_fleet(now)
-    return requests[c.request_id]
-
-
-def pause(d: Decider, c: Pause, now: float) -> str:
-    requests = d.state.requests
-    if c.request_id in requests:
-        return requests[c.request_id]
-    _refuse_if_over(d.state)
-    d.emit(Paused(c.request_id, c.paused))
-    d.settle_fleet(now)
-    return requests[c.request_id]
-
-
-def request_checkpoint(d: Decider, c: RequestCheckpoint, now: float) -> str:
+def answer(d: Decider, decide: Callable[..., None], c: cmd.AdminCommand, now: float) -> str:
+    """The reply to a person's request. A repeated request gets its first reply and decides nothing."""
     s = d.state
-    if c.request_id in s.requests:
-        return s.requests[c.request_id]
-    _refuse_if_over(s)
-    step = s.steps.open
-    # Replicas that are voting may get the directive only after their commit.
-    late = step is not None and bool(step.votes)
-    d.emit(CheckpointRequested(c.request_id, Step(min(s.versions.step + 1 + late, s.run.steps))))
+    if c.request_id not in s.requests:
+        # The workers of a run that has ended may still be asked to leave.
+        if s.ended and not isinstance(c, cmd.Drain):
+            raise cmd.CommandRefused(RefusalCode.STOPPED, f"the run has {s.phase}")
+        decide(d, c, now)
     return s.requests[c.request_id]
 
 
-def stop(d: Decider, c: Stop, now: float) -> str:
+def scale(d: Decider, c: cmd.Scale, now: float) -> None:
+    if problem := problem_of(d.state.bounds, c.desired):
+        raise cmd.CommandRefused(RefusalCode.INVALID, problem)
+    if any(d.state.desired.get(role) != count for role, count in c.expected.items()):
+        raise cmd.CommandRefused(
+            RefusalCode.CHANGED,
+            f"conflict: desired counts are now {d.state.desired_in_words()}; "
+            "re-read the status and retry",
+        )
+    d.emit(ev.Scaled(c.request_id, dict(c.desired)))
+    d.settle_fleet(now)
+
+
+def pause(d: Decider, c: cmd.Pause, now: float) -> None:
+    d.emit(ev.Paused(c.request_id, c.paused))
+    d.settle_fleet(now)
+
+
+def request_checkpoint(d: Decider, c: cmd.RequestCheckpoint, now: float) -> None:
     s = d.state
-    if c.request_id in s.requests:
-        return s.requests[c.request_id]
-    _refuse_if_over(s)
+    # Replicas that are voting may get the directive only after their commit.
+    late = s.steps.open is not None and bool(s.steps.open.votes)
+    d.emit(ev.CheckpointRequested(c.request_id, Step(min(s.versions.step + 1 + late, s.run.steps))))
+
+
+def stop(d: Decider, c: cmd.Stop, now: float) -> None:
     if c.failed:
         _fail(d, c.request_id, c.reason, now)
     else:
-        d.emit(StopRequested(c.request_id, c.reason))
+        d.emit(ev.StopRequested(c.request_id, c.reason))
         d.settle_fleet(now)
-    return s.requests[c.request_id]
-
-
-def _refuse_if_over(s: State) -> None:
-    if s.phase is Phase.NONE:
-        raise CommandRefused(RefusalCode.UNKNOWN, "no run has been started")
-    if s.ended:
-        raise CommandRefused(RefusalCode.STOPPED, f"the run has {s.phase}")

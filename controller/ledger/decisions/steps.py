@@ -9,27 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 
-from controller.ledger.commands import (
-    CastVote,
-    CommandRefused,
-    RecordCheckpoint,
-    VoteResult,
-)
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
-from controller.ledger.enums import DropReason, MeshEnd, Role, VoteOutcome
-from controller.ledger.events import (
-    CheckpointRecorded,
-    MeshBroken,
-    StepCommitted,
-    StepOpened,
-    StepResharded,
-    TaskDropped,
-    VoteCast,
-)
+from controller.ledger.enums import DropReason, MeshEnd, Phase, Role, VoteOutcome
 from controller.ledger.facts import GroupFacts
 from controller.ledger.fleet import Mesh
 from controller.ledger.metrics import step_metrics
-from controller.ledger.state import Phase, State
+from controller.ledger.state import State
 from controller.ledger.steps import OpenStep, assign_shards
 from paceline.ids import Step, TaskId, Version
 from paceline.refusal_code import RefusalCode
@@ -38,8 +25,8 @@ from paceline.refusal_code import RefusalCode
 def settle_step(d: Decider, now: float) -> None:
     """Opens the next step if everything for it is there."""
     s = d.state
-    mesh = s.fleet.mesh
-    if s.phase is not Phase.OPEN or s.paused or s.steps.open or mesh is None or mesh.broken:
+    mesh = s.fleet.whole_mesh
+    if s.phase is not Phase.OPEN or s.paused or s.steps.open or mesh is None:
         return
     step = Step(s.versions.step + 1)
     if step > s.run.steps:
@@ -50,7 +37,7 @@ def settle_step(d: Decider, now: float) -> None:
         return
     members = [m.worker_id for m in mesh.members]
     shards = assign_shards([_cost(s, task_id) for task_id in groups], members)
-    d.emit(StepOpened(step, s.versions.version, mesh.epoch, groups, shards, replay is not None))
+    d.emit(ev.StepOpened(step, s.versions.version, mesh.epoch, groups, shards, replay is not None))
 
 
 def _choose(d: Decider, step: Step) -> tuple[TaskId, ...] | None:
@@ -67,7 +54,7 @@ def _choose(d: Decider, step: Step) -> tuple[TaskId, ...] | None:
     for task_id, of_step in age.items():
         if of_step < oldest_allowed:
             detail = f"{step - 1 - of_step} steps old at step {step}"
-            d.emit(TaskDropped(task_id, _facts(s, task_id).attempt, DropReason.STALE, detail))
+            d.emit(ev.TaskDropped(task_id, _facts(s, task_id).attempt, DropReason.STALE, detail))
     if len(s.tasks.ready) < count:
         return None
     return tuple(sorted(s.tasks.ready, key=age.__getitem__)[:count])
@@ -80,7 +67,7 @@ def reshard(d: Decider, mesh: Mesh) -> None:
     assert step is not None
     costs = [_cost(s, task_id) for task_id in step.groups]
     shards = assign_shards(costs, [m.worker_id for m in mesh.members], step.shards)
-    d.emit(StepResharded(step.step, mesh.epoch, shards))
+    d.emit(ev.StepResharded(step.step, mesh.epoch, shards))
 
 
 def _facts(s: State, task_id: TaskId) -> GroupFacts:
@@ -94,36 +81,35 @@ def _cost(s: State, task_id: TaskId) -> int:
     return group.tokens + group.prompt_tokens * group.sequences
 
 
-def vote(d: Decider, c: CastVote, now: float) -> VoteResult:
+def vote(d: Decider, c: cmd.CastVote, now: float) -> cmd.VoteResult:
     d.caller(c.worker_id, c.incarnation)
     s = d.state
     commit = s.steps.committed(c.step, c.mesh_epoch)
     if commit is not None and (c.worker_id, c.incarnation) in commit.members:
-        return VoteResult(VoteOutcome.COMMITTED, commit.version)
-    step, mesh = s.steps.open, s.fleet.mesh
+        return cmd.VoteResult(VoteOutcome.COMMITTED, commit.version)
+    step, mesh = s.steps.open, s.fleet.whole_mesh
     if (
         step is None
         or mesh is None
-        or mesh.broken
         or (c.step, c.mesh_epoch) != (step.step, step.mesh_epoch)
         or c.mesh_epoch != mesh.epoch
         or mesh.rank(c.worker_id, c.incarnation) < 0
     ):
-        return VoteResult(VoteOutcome.RETRY)
+        return cmd.VoteResult(VoteOutcome.RETRY)
     if c.worker_id in step.votes:
-        return VoteResult(VoteOutcome.PENDING)
-    d.emit(VoteCast(c.worker_id, c.incarnation, c.step, c.mesh_epoch, c.digest, c.stats))
+        return cmd.VoteResult(VoteOutcome.PENDING)
+    d.emit(ev.VoteCast(c.worker_id, c.incarnation, c.step, c.mesh_epoch, c.digest, c.stats))
     if len(step.votes) < len(mesh.members):
-        return VoteResult(VoteOutcome.PENDING)
+        return cmd.VoteResult(VoteOutcome.PENDING)
     wrong = diverged(mesh, step)
     if wrong:
         detail = ", ".join(f"{w}={step.votes[w].digest}" for w in step.votes)
         detail = f"weights before step {step.step}: {detail}"
-        d.emit(MeshBroken(mesh.epoch, MeshEnd.DIVERGED, detail, wrong))
+        d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.DIVERGED, detail, wrong))
         d.mend_mesh(now)  # no member is suspect: the believed ones seed the others
-        return VoteResult(VoteOutcome.RETRY)
+        return cmd.VoteResult(VoteOutcome.RETRY)
     _commit(d, step, now)
-    return VoteResult(VoteOutcome.COMMITTED, s.versions.version)
+    return cmd.VoteResult(VoteOutcome.COMMITTED, s.versions.version)
 
 
 def diverged(mesh: Mesh, step: OpenStep) -> tuple[str, ...]:
@@ -143,20 +129,19 @@ def _commit(d: Decider, step: OpenStep, now: float) -> None:
     s = d.state
     groups = [_facts(s, task_id) for task_id in step.groups]
     metrics = step_metrics(s, groups, step.votes.values(), now)
-    d.emit(StepCommitted(step.step, Version(s.versions.version + 1), metrics, now))
+    d.emit(ev.StepCommitted(step.step, Version(s.versions.version + 1), metrics, now))
     d.settle_fleet(now)
 
 
-def record_checkpoint(d: Decider, c: RecordCheckpoint, now: float) -> tuple[str, ...]:
+def record_checkpoint(d: Decider, c: cmd.RecordCheckpoint, now: float) -> tuple[str, ...]:
     """Paths that no rollback needs any more, oldest first; the new one if it came too late."""
     worker = d.caller(c.worker_id, c.incarnation)
     s = d.state
-    mesh = s.fleet.mesh
-    member = mesh is not None and mesh.rank(c.worker_id, c.incarnation) >= 0
+    member = s.fleet.in_mesh(c.worker_id, c.incarnation)
     # A replica that leaves, or was declared dead and is back, wrote it while it was a member.
     wrote = member or worker.leaving or worker.state_version >= c.version
     if worker.role is not Role.POLICY or not wrote:
-        raise CommandRefused(
+        raise cmd.CommandRefused(
             RefusalCode.INVALID,
             f"{c.worker_id} is no member of the mesh: it has no state to save",
         )
@@ -169,7 +154,9 @@ def record_checkpoint(d: Decider, c: RecordCheckpoint, now: float) -> tuple[str,
     if known is None:
         if c.step <= v.checkpoint.step:
             return useless
-        d.emit(CheckpointRecorded(c.worker_id, c.step, c.version, c.path, c.size_bytes, c.seconds))
+        d.emit(
+            ev.CheckpointRecorded(c.worker_id, c.step, c.version, c.path, c.size_bytes, c.seconds)
+        )
         d.settle_fleet(now)
     elif known.path != c.path:
         return useless

@@ -1,8 +1,8 @@
 """Catalogue of events: everything that can happen to a run, as the journal keeps it.
 
-A class has the event's fields and everything that the controller does with it beside applying it: the
-long polls it ``wakes``, whether it ``directs`` workers, whether it is ``listed`` for people, its
-``severity`` and its ``text()``. Nothing else in the controller repeats the names.
+A class has the event's fields and everything that the controller does with it: its effect on the state
+(``apply``), the long polls it ``wakes``, whether it ``directs`` workers, whether it is ``listed`` for
+people, its ``severity`` and its ``text()``. Nothing else in the controller repeats the names.
 
 In the journal an event is a JSON object with ``type`` and its fields; ``to_json`` and ``from_json`` are
 exact inverses. The fields of a group are laid out flat. A ``record`` is the same object for readers of
@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from controller.ledger.codec import decoder, encoder
+from controller.ledger.codec import decode, encode
 from controller.ledger.events.event import TYPES as TYPES
 from controller.ledger.events.event import Event as Event
 from controller.ledger.events.event import Severity as Severity
@@ -31,11 +31,8 @@ _GROUP_FIELDS = tuple(f.name for f in fields(GroupFacts))
 
 def to_json(event: Event) -> dict[str, Any]:
     """The event as a JSON object: ``type`` and its fields."""
-    kind = type(event)
-    encode = encoder(kind)
-    assert encode is not None
-    out = {"type": kind.__name__, **encode(event)}
-    if kind is GroupAccepted:
+    out = {"type": type(event).__name__, **encode(event)}
+    if isinstance(event, GroupAccepted):
         out |= out.pop("group")
     return out
 
@@ -47,10 +44,7 @@ def from_json(data: Mapping[str, Any]) -> Event:
         raise ValueError(f"the journal has an event of unknown type {data['type']!r}")
     if kind is GroupAccepted:
         data = {**data, "group": {name: data[name] for name in _GROUP_FIELDS}}
-    decode = decoder(kind)
-    assert decode is not None
-    event: Event = decode(data)
-    return event
+    return decode(kind, data)
 
 
 def record_of(event: Event, data: Mapping[str, Any]) -> Mapping[str, Any]:

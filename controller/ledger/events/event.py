@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, dataclass_transform
 
+from controller.ledger.state import State
+
 
 class Topic(StrEnum):
     """Long polls of the leader that wait for the same events."""
@@ -30,7 +32,7 @@ class Severity(StrEnum):
 class Event(ABC):
     """A fact that has been decided: applying it never fails and never decides.
 
-    A new kind is one class here and its effect in ``ledger/state.py``. Times are Unix seconds by the
+    A new kind is one class. Times are Unix seconds by the
     clock of the leader that decided.
     """
 
@@ -49,9 +51,15 @@ class Event(ABC):
         return Severity.INFO
 
     @abstractmethod
+    def apply(self, s: State) -> None:
+        """Makes the event true of ``s``. Deterministic."""
+
+    @abstractmethod
     def text(self) -> str:
         """One plain sentence for people, subject first, without a full stop."""
 
+
+LEASES = frozenset({Topic.LEASE, Topic.ISOLATED})
 
 TYPES: dict[str, type[Event]] = {}
 """Every kind of event by the name that the journal has for it."""

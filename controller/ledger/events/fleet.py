@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 
-from controller.ledger.enums import DeathCause, Lifecycle, MeshEnd, Role
+from controller.ledger.enums import DeathCause, Lifecycle, MeshEnd
 from controller.ledger.events.event import (
+    LEASES,
     Event,
     Severity,
     Topic,
@@ -14,25 +15,21 @@ from controller.ledger.events.event import (
     event,
     reason_in_words,
 )
-from controller.ledger.facts import MeshSpec
+from controller.ledger.facts import LinkSpec, MeshSpec, WorkerSpec, values
+from controller.ledger.fleet import Failures, Mesh, Worker
+from controller.ledger.state import State
 from paceline.ids import MeshEpoch, Version
-
-_LEASES = frozenset({Topic.LEASE, Topic.ISOLATED})
 
 
 @event
-class WorkerRegistered(Event):
-    worker_id: str
-    incarnation: int
-    role: Role
-    host: str
-    pid: int
-    tensor_host: str
-    ranks: int
-    state_version: Version
-    """As believed: -1 if the worker claims a state that it was found to have wrong."""
+class WorkerRegistered(WorkerSpec, Event):
+    """``state_version`` is as believed: -1 if the worker claims a state that it was found to have wrong."""
+
     spare: bool = False
     """Rollout: it leases nothing until it is put to work."""
+
+    def apply(self, s: State) -> None:
+        s.fleet.register(Worker(**values(WorkerSpec, self), spare=self.spare))
 
     def text(self) -> str:
         return f"{self.worker_id} joined (pid {self.pid} on {self.host})"
@@ -45,11 +42,14 @@ class WorkerDied(Event):
     how: DeathCause
     detail: str
 
-    wakes = _LEASES
+    wakes = LEASES
 
     @property
     def severity(self) -> Severity:
         return Severity.INFO if self.how is DeathCause.REPLACED else Severity.WARNING
+
+    def apply(self, s: State) -> None:
+        s.fleet.leave(s.fleet.workers[self.worker_id], Lifecycle.DEAD)
 
     def text(self) -> str:
         return f"{self.worker_id} died ({reason_in_words(self.how, self.detail)})"
@@ -63,7 +63,10 @@ class SpareSet(Event):
     incarnation: int
     spare: bool
 
-    wakes = _LEASES
+    wakes = LEASES
+
+    def apply(self, s: State) -> None:
+        s.fleet.workers[self.worker_id].spare = self.spare
 
     def text(self) -> str:
         return f"{self.worker_id} {'stands by' if self.spare else 'works again'}"
@@ -81,13 +84,23 @@ class WorkerChanged(Event):
     diverged_version: Version = Version(-1)
     """A version that it reported to hold and that was never committed; -1: none."""
 
-    wakes = _LEASES
+    wakes = LEASES
     # It concerns the worker's own directive alone, which is looked at with every report.
     directs = False
 
     @property
     def listed(self) -> bool:
         return self.lifecycle not in (Lifecycle.STARTING, Lifecycle.RUNNING)
+
+    def apply(self, s: State) -> None:
+        worker = s.fleet.workers[self.worker_id]
+        worker.state_version = self.state_version
+        worker.loaded_version = self.loaded_version
+        worker.diverged_version = max(worker.diverged_version, self.diverged_version)
+        if self.lifecycle is Lifecycle.STOPPED:
+            s.fleet.leave(worker, self.lifecycle)
+        else:
+            worker.lifecycle = self.lifecycle
 
     def text(self) -> str:
         return f"{self.worker_id} is {self.lifecycle}"
@@ -102,7 +115,14 @@ class Drained(Event):
     desired: Mapping[str, int] = field(default_factory=dict)
     """Desired counts that change with it; empty if the worker is to be replaced."""
 
-    wakes = _LEASES
+    wakes = LEASES
+
+    def apply(self, s: State) -> None:
+        s.fleet.workers[self.worker_id].drain = True
+        s.desired.update(self.desired)
+        reply = f"{self.worker_id} finishes what it holds and leaves"
+        changed = f"; desired counts are now {s.desired_in_words()}" if self.desired else ""
+        s.remember(self.request_id, reply + changed)
 
     def text(self) -> str:
         changed = f"; desired counts set to {counts_in_words(self.desired)}" if self.desired else ""
@@ -126,6 +146,19 @@ class MeshBroken(Event):
     def severity(self) -> Severity:
         return Severity.INFO if self.reason is MeshEnd.MEMBERSHIP else Severity.WARNING
 
+    def apply(self, s: State) -> None:
+        fleet = s.fleet
+        assert fleet.mesh is not None
+        if self.reason is MeshEnd.PEER_ERROR:
+            for worker in fleet.blamed():
+                worker.failures = fleet.after_failure(worker, self.broken_t)
+        fleet.mesh = replace(fleet.mesh, broken=True)
+        fleet.rebuild_due = fleet.rebuild_due or self.reason is not MeshEnd.MEMBERSHIP
+        for worker_id in self.diverged:
+            worker = fleet.workers[worker_id]
+            worker.diverged_version = max(worker.diverged_version, worker.state_version)
+            worker.state_version = Version(-1)
+
     def text(self) -> str:
         return f"mesh epoch {self.epoch} is over ({reason_in_words(self.reason, self.detail)})"
 
@@ -134,21 +167,30 @@ class MeshBroken(Event):
 class MeshFormed(MeshSpec, Event):
     wakes = frozenset({Topic.PLAN})
 
+    def apply(self, s: State) -> None:
+        fleet = s.fleet
+        fleet.mesh_rebuilds += fleet.rebuild_due
+        fleet.rebuild_due = False
+        fleet.mesh_epoch = self.epoch
+        before = fleet.mesh
+        restored = before.state_version if before is not None and before.restore else None
+        if self.restore and restored != self.state_version:
+            # All members restore: earlier faults of the network say nothing about now.
+            for worker in fleet.workers.values():
+                worker.failures = Failures()
+        fleet.mesh = Mesh(**values(MeshSpec, self))
+
     def text(self) -> str:
         return f"mesh epoch {self.epoch}: {', '.join(m.worker_id for m in self.members)}"
 
 
 @event
-class LinkAssigned(Event):
-    """A weights link; replaces the receiver's earlier one."""
-
-    epoch: int
-    publisher: str
-    publisher_incarnation: int
-    receiver: str
-    receiver_incarnation: int
-
+class LinkAssigned(LinkSpec, Event):
     listed = False
+
+    def apply(self, s: State) -> None:
+        s.fleet.link_epoch = self.epoch
+        s.fleet.links[self.receiver] = self
 
     def text(self) -> str:
         return f"weights link {self.epoch} from {self.publisher} to {self.receiver}"

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from controller.ledger.events.event import (
-    Event,
-    Severity,
-    Topic,
-    counts_in_words,
-    event,
-)
+from controller.ledger.enums import Phase
+from controller.ledger.events.event import LEASES, Event, Severity, Topic, counts_in_words, event
 from controller.ledger.facts import RunSpec
+from controller.ledger.state import State
 from paceline.ids import Step
 
 _ALL = frozenset(Topic)
-_LEASES = frozenset({Topic.LEASE, Topic.ISOLATED})
 
 
 @event
@@ -23,7 +18,14 @@ class RunStarted(Event):
     facts: RunSpec
     t: float
 
-    wakes = _LEASES
+    wakes = LEASES
+
+    def apply(self, s: State) -> None:
+        s.facts = self.facts
+        s.desired = dict(self.facts.desired)
+        s.bounds = dict(self.facts.bounds)
+        s.enter(Phase.OPEN)
+        s.started_t = s.steps.last_commit_t = self.t
 
     def text(self) -> str:
         return "run started"
@@ -43,6 +45,12 @@ class TermBegun(Event):
     def severity(self) -> Severity:
         return Severity.WARNING if self.failover else Severity.INFO
 
+    def apply(self, s: State) -> None:
+        s.term = self.term
+        s.leader = self.controller_id
+        s.terms += 1
+        s.failovers += self.failover
+
     def text(self) -> str:
         return f"{self.controller_id} leads (term {self.term})"
 
@@ -51,6 +59,10 @@ class TermBegun(Event):
 class Scaled(Event):
     request_id: str
     desired: Mapping[str, int]
+
+    def apply(self, s: State) -> None:
+        s.desired.update(self.desired)
+        s.remember(self.request_id, f"desired counts are now {s.desired_in_words()}")
 
     def text(self) -> str:
         return f"desired counts set to {counts_in_words(self.desired)}"
@@ -62,6 +74,9 @@ class BoundsSet(Event):
 
     bounds: Mapping[str, int]
 
+    def apply(self, s: State) -> None:
+        s.bounds = dict(self.bounds)
+
     def text(self) -> str:
         return f"limits of the desired counts set to {counts_in_words(self.bounds) or 'none'}"
 
@@ -71,7 +86,11 @@ class Paused(Event):
     request_id: str
     paused: bool
 
-    wakes = _LEASES
+    wakes = LEASES
+
+    def apply(self, s: State) -> None:
+        s.paused = self.paused
+        s.remember(self.request_id, "paused" if self.paused else "resumed")
 
     def text(self) -> str:
         return "run paused" if self.paused else "run resumed"
@@ -84,6 +103,10 @@ class CheckpointRequested(Event):
     request_id: str
     step: Step
 
+    def apply(self, s: State) -> None:
+        s.versions.requested = self.step
+        s.remember(self.request_id, f"a checkpoint will be written after step {self.step}")
+
     def text(self) -> str:
         return f"checkpoint of step {self.step} requested"
 
@@ -94,6 +117,11 @@ class StopRequested(Event):
     reason: str
 
     wakes = _ALL
+
+    def apply(self, s: State) -> None:
+        s.enter(Phase.STOPPING)
+        s.reason = self.reason
+        s.remember(self.request_id, "the run ends after the open step")
 
     def text(self) -> str:
         return f"stop requested: {self.reason}" if self.reason else "stop requested"
@@ -107,6 +135,9 @@ class RunFinished(Event):
 
     wakes = _ALL
 
+    def apply(self, s: State) -> None:
+        s.end(Phase.FINISHED, self.t)
+
     def text(self) -> str:
         return f"run finished ({self.reason})"
 
@@ -119,6 +150,11 @@ class RunFailed(Event):
 
     wakes = _ALL
     severity = Severity.ERROR
+
+    def apply(self, s: State) -> None:
+        s.end(Phase.FAILED, self.t)
+        s.reason = self.reason
+        s.remember(self.request_id, f"the run has failed: {self.reason}")
 
     def text(self) -> str:
         return f"run failed: {self.reason}"

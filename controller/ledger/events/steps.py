@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
-from controller.ledger.events.event import Event, Severity, Topic, event
-from controller.ledger.facts import Ballot
-from paceline.ids import MeshEpoch, Step, TaskId, Version
-
-_LEASES = frozenset({Topic.LEASE, Topic.ISOLATED})
+from controller.ledger.events.event import LEASES, Event, Severity, Topic, event
+from controller.ledger.facts import Ballot, StepSpec, values
+from controller.ledger.fleet import Failures
+from controller.ledger.state import State
+from controller.ledger.steps import Commit, OpenStep, Vote
+from controller.ledger.tasks import TaskState
+from controller.ledger.versions import Checkpoint
+from paceline.ids import MeshEpoch, Step, Version
 
 
 @event
-class StepOpened(Event):
-    step: Step
-    version: Version
-    mesh_epoch: MeshEpoch
-    groups: tuple[TaskId, ...]
-    """The batch, in the order in which the groups were chosen."""
-    shards: Mapping[str, tuple[int, ...]]
-    """Worker id to positions in ``groups``."""
-    replay: bool
-    """A composition that an abandoned step had already trained."""
-
+class StepOpened(StepSpec, Event):
     wakes = frozenset({Topic.PLAN})
     directs = False
     listed = False
+
+    def apply(self, s: State) -> None:
+        if self.replay:
+            del s.steps.replay[self.step]
+        else:
+            s.tasks.move_all(self.groups, TaskState.IN_STEP)
+        s.steps.open = OpenStep(**values(StepSpec, self))
 
     def text(self) -> str:
         return f"step {self.step} opened with {len(self.groups)} groups"
@@ -43,6 +44,12 @@ class StepResharded(Event):
     wakes = frozenset({Topic.PLAN, Topic.VOTE})
     directs = False
 
+    def apply(self, s: State) -> None:
+        assert s.steps.open is not None
+        s.steps.open = replace(
+            s.steps.open, mesh_epoch=self.mesh_epoch, shards=self.shards, votes={}
+        )
+
     def text(self) -> str:
         return f"step {self.step} resharded over mesh epoch {self.mesh_epoch}"
 
@@ -51,6 +58,10 @@ class StepResharded(Event):
 class VoteCast(Ballot, Event):
     directs = False
     listed = False
+
+    def apply(self, s: State) -> None:
+        assert s.steps.open is not None
+        s.steps.open.votes[self.worker_id] = Vote(self.digest, self.stats)
 
     def text(self) -> str:
         return f"{self.worker_id} voted for step {self.step}"
@@ -65,7 +76,20 @@ class StepCommitted(Event):
     metrics: Mapping[str, float]
     t: float
 
-    wakes = _LEASES | {Topic.VOTE}
+    wakes = LEASES | {Topic.VOTE}
+
+    def apply(self, s: State) -> None:
+        step, mesh = s.steps.open, s.fleet.mesh
+        assert step is not None and mesh is not None
+        s.tasks.move_all(step.groups, TaskState.TRAINED)
+        members = tuple((m.worker_id, m.incarnation) for m in mesh.members)
+        commit = Commit(self.step, self.version, step.mesh_epoch, members)
+        s.steps.commit(commit, self.t, self.metrics)
+        s.versions.step, s.versions.version = self.step, self.version
+        # All members voted: from here on each holds the new state, or has lost its state.
+        for worker in s.fleet.members():
+            worker.state_version = self.version
+            worker.failures = Failures()
 
     def text(self) -> str:
         return f"step {self.step} committed, reward {self.metrics.get('reward_mean', math.nan):.3f}"
@@ -78,8 +102,19 @@ class StepAborted(Event):
     step: Step
     reason: str
 
-    wakes = _LEASES | {Topic.VOTE}
+    wakes = LEASES | {Topic.VOTE}
     severity = Severity.WARNING
+
+    def apply(self, s: State) -> None:
+        step = s.steps.open
+        if step is None or step.step != self.step:  # a lost step that will not be trained again
+            s.tasks.move_all(s.steps.replay.pop(self.step), TaskState.READY)
+            return
+        s.steps.open = None
+        if step.replay:
+            s.steps.replay[step.step] = step.groups
+        else:
+            s.tasks.move_all(step.groups, TaskState.READY)
 
     def text(self) -> str:
         return f"step {self.step} aborted: {self.reason.replace('_', ' ')}"
@@ -95,8 +130,13 @@ class RolledBack(Event):
     from_version: Version
     checkpoint_path: str
 
-    wakes = _LEASES
+    wakes = LEASES
     severity = Severity.WARNING
+
+    def apply(self, s: State) -> None:
+        s.versions.roll_back(self.step, self.version)
+        # The lost groups are kept for the same steps again.
+        s.tasks.move_all(s.steps.roll_back(self.step), TaskState.IN_STEP)
 
     def text(self) -> str:
         return (
@@ -113,6 +153,12 @@ class CheckpointRecorded(Event):
     path: str
     size_bytes: int
     seconds: float
+
+    def apply(self, s: State) -> None:
+        s.versions.record(Checkpoint(self.step, self.version, self.path))
+        covered = s.steps.cover(self.step)
+        s.garbage.extend((task_id, s.tasks.records[task_id].attempt) for task_id in covered)
+        s.tasks.cover(covered)
 
     def text(self) -> str:
         return f"checkpoint of step {self.step}: {self.path}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from controller.ledger.enums import ROUTINE_DROPS, VerdictCode
-from controller.ledger.events.event import Event, Severity, Topic, event, reason_in_words
+from controller.ledger.enums import ROUTINE_DROPS, Kind, VerdictCode
+from controller.ledger.evals import EvalRound
+from controller.ledger.events.event import LEASES, Event, Severity, Topic, event, reason_in_words
 from controller.ledger.facts import GroupFacts, LeasedTask
+from controller.ledger.state import State
+from controller.ledger.tasks import Task, TaskState
 from paceline.ids import Step, TaskId, Version
-
-_LEASES = frozenset({Topic.LEASE, Topic.ISOLATED})
 
 
 @event
@@ -21,6 +22,15 @@ class TasksLeased(Event):
 
     directs = False
     listed = False
+
+    def apply(self, s: State) -> None:
+        worker = s.fleet.workers[self.worker_id]
+        worker.lease_seq, worker.lease_reply = self.lease_seq, self.leases
+        for lease in self.leases:
+            worker.held[lease.task_id] = None
+            task = s.tasks.lease(lease, self.worker_id)
+            if task.kind is Kind.EVAL:
+                s.evals.lease(task.eval_step, task.ordinal)
 
     def text(self) -> str:
         return f"{self.worker_id} leased {len(self.leases)} tasks"
@@ -36,6 +46,13 @@ class GroupAccepted(Event):
     wakes = frozenset({Topic.ISOLATED})
     directs = False
     listed = False
+
+    def apply(self, s: State) -> None:
+        task = s.tasks.records[self.group.task_id]
+        s.tasks.move(task, TaskState.READY)
+        s.tasks.fruitless = 0
+        task.group = self.group
+        del s.fleet.workers[self.worker_id].held[task.task_id]
 
     def text(self) -> str:
         return f"group of task {self.group.task_id} accepted from {self.worker_id}"
@@ -56,8 +73,18 @@ class TaskReleased(Event):
     suspected: bool = False
     """The owner died with it, and it may have been the cause."""
 
-    wakes = _LEASES
+    wakes = LEASES
     listed = False
+
+    def apply(self, s: State) -> None:
+        task = s.tasks.records[self.task_id]
+        if self.counts:
+            task.failures += (f"{self.worker_id}: {self.reason} {self.detail}".strip(),)
+        task.deaths += self.suspected
+        s.tasks.move(task, TaskState.PENDING)
+        s.fleet.workers[self.worker_id].held.pop(self.task_id, None)
+        if task.kind is Kind.EVAL:
+            s.evals.release(task.eval_step, task.ordinal)
 
     def text(self) -> str:
         why = reason_in_words(self.reason, self.detail)
@@ -76,13 +103,23 @@ class TaskDropped(Event):
     verdict: VerdictCode = VerdictCode.DUPLICATE
     """On a repeated submission of this attempt."""
 
-    wakes = _LEASES
+    wakes = LEASES
 
     @property
     def listed(self) -> bool:
         return self.reason not in ROUTINE_DROPS
 
     severity = Severity.WARNING
+
+    def apply(self, s: State) -> None:
+        task = s.tasks.records[self.task_id]
+        if task.leased:
+            del s.fleet.workers[task.owner].held[self.task_id]
+        if task.kind is Kind.EVAL:
+            s.evals.drop(task.eval_step, task.ordinal)
+        elif task.state is not TaskState.PENDING:
+            s.garbage.append((self.task_id, self.attempt))
+        s.tasks.drop(task, self.reason, self.detail, self.verdict)
 
     def text(self) -> str:
         return f"task {self.task_id} dropped ({reason_in_words(self.reason, self.detail)})"
@@ -94,7 +131,17 @@ class EvalScheduled(Event):
     version: Version
     rows: int
 
-    wakes = _LEASES
+    wakes = LEASES
+
+    def apply(self, s: State) -> None:
+        s.evals.rounds[self.step] = EvalRound(
+            self.step, self.rows, pending=list(range(self.rows)), open=self.rows
+        )
+        for row in range(self.rows):
+            task_id = TaskId(f"e{self.step}.{row}")
+            s.tasks.records[task_id] = Task(
+                task_id, Kind.EVAL, row, state=TaskState.PENDING, eval_step=self.step
+            )
 
     def text(self) -> str:
         return f"evaluation after step {self.step} over {self.rows} prompts"
@@ -111,6 +158,12 @@ class EvalTaskDone(Event):
     directs = False
     listed = False
 
+    def apply(self, s: State) -> None:
+        task = s.tasks.records[self.task_id]
+        s.fleet.workers[self.worker_id].held.pop(self.task_id, None)
+        s.evals.score(task.eval_step, self.reward_mean)
+        s.tasks.forget(task, VerdictCode.DUPLICATE)
+
     def text(self) -> str:
         return f"evaluation prompt {self.task_id} scored, reward {self.reward_mean:.3f}"
 
@@ -123,6 +176,9 @@ class EvalRecorded(Event):
     """None if every row failed: that is no reward of 0."""
     count: int
     """Rows that were scored."""
+
+    def apply(self, s: State) -> None:
+        s.evals.done[self.step] = s.evals.rounds.pop(self.step).rows
 
     def text(self) -> str:
         if self.reward_mean is None:

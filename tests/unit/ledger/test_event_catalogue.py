@@ -19,7 +19,6 @@ from controller.ledger.enums import (
 )
 from controller.ledger.events import Severity, Topic
 from controller.ledger.facts import LeasedTask, Member, StatValue
-from controller.ledger.state import _APPLY
 from tests.fixtures.ledgers import facts, group
 
 MEMBER = Member("policy-0", 7, "10.0.0.1", False)
@@ -96,7 +95,7 @@ def journalled(event: ev.Event) -> dict[str, Any]:
 
 def test_every_kind_has_an_example_here_and_an_effect_on_the_state() -> None:
     assert {type(event).__name__ for event in EXAMPLES.values()} == set(ev.TYPES)
-    assert set(_APPLY) == set(ev.TYPES.values())
+    assert all(kind.apply is not ev.Event.apply for kind in ev.TYPES.values())
 
 
 @pytest.mark.parametrize("words", EXAMPLES)

@@ -9,8 +9,8 @@ import pytest
 
 from controller.ledger import commands as cmd
 from controller.ledger.decisions.membership import _next_lifecycle
-from controller.ledger.enums import LIFECYCLE_TRANSITIONS, Lifecycle
-from controller.ledger.state import PHASE_TRANSITIONS, Phase, State
+from controller.ledger.enums import LIFECYCLE_TRANSITIONS, PHASE_TRANSITIONS, Lifecycle, Phase
+from controller.ledger.state import State
 from tests.fixtures.ledgers import Driven
 
 MACHINES: list[tuple[Any, Any, set[Any]]] = [

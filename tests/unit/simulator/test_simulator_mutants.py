@@ -9,10 +9,11 @@ import pytest
 
 from controller.fleet.liveness import Liveness
 from controller.ledger import commands as cmd
+from controller.ledger import events as ev
 from controller.ledger import invariants, standby_workers
 from controller.ledger import ledger as ledger_module
-from controller.ledger import state as state_module
-from controller.ledger.decisions import decider, leases, membership, steps
+from controller.ledger.decisions import leases, membership, steps
+from controller.ledger.decisions.decider import Decider
 from controller.ledger.steps import StepBook, assign_shards
 from controller.ledger.tasks import Task
 from controller.ledger.versions import Versions
@@ -52,7 +53,7 @@ def no_owner_check(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_incarnation_fence(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(decider, "caller", lambda state, w, i: state.fleet.workers[w])
+    patch.setattr(Decider, "caller", lambda d, w, i: d.state.fleet.workers[w])
 
 
 def no_staleness_check(patch: pytest.MonkeyPatch) -> None:
@@ -104,14 +105,14 @@ def no_stickiness_of_shards(patch: pytest.MonkeyPatch) -> None:
 
 
 def no_payloads_after_commit(patch: pytest.MonkeyPatch) -> None:
-    committed = state_module._committed
+    committed = ev.StepCommitted.apply
 
-    def forget(s: Any, e: Any) -> None:
+    def forget(e: Any, s: Any) -> None:
         groups = s.steps.open.groups
-        committed(s, e)
+        committed(e, s)
         s.garbage.extend((t, s.tasks.records[t].attempt) for t in groups)
 
-    patch.setitem(state_module._APPLY, state_module.ev.StepCommitted, forget)
+    patch.setattr(ev.StepCommitted, "apply", forget)
 
 
 def no_lease_expiry(patch: pytest.MonkeyPatch) -> None:
