@@ -148,6 +148,9 @@ class Request:
         if self.prefixes and len(self.prefixes) != self.count:
             raise ValueError("prefixes must be empty or one for each completion")
 
+    def prefix(self, index: int) -> Completion | None:
+        return self.prefixes[index] if self.prefixes else None
+
 
 OnPartial = Callable[[Request, "tuple[Completion | None, ...]"], None]
 """A request and its completions so far, finished or not; None: no token yet."""
@@ -196,6 +199,12 @@ class Engine(ABC):
 
     most_temperature: ClassVar[float] = math.inf
     """Higher temperatures are refused."""
+
+    vocabulary: int
+    """Token ids are below this. Known once the engine has started."""
+
+    max_context: int
+    """Longest prompt plus completion, in tokens. Known once the engine has started."""
 
     completion_finished: Callable[[str], None] = staticmethod(lambda request_id: None)
     """Set by the engine's user. Called in the event loop with a request's id for each of its
@@ -261,7 +270,7 @@ class Engine(ABC):
         """Swaps to ``version`` at the next token boundary; returns the pause in seconds.
 
         ``tensors``: by Hugging Face name, on any device, tied weights once or under every name. They
-        must not change until this returns. Raises WeightsRefused for unknown or missing names, wrong
+        must not change until this returns. Raises WeightMismatch for unknown or missing names, wrong
         shapes, or tied weights that differ; SwapFailed if another try with the same weights may
         succeed. In both cases nothing is loaded.
 
@@ -281,16 +290,6 @@ class Engine(ABC):
     @abstractmethod
     def version(self) -> int:
         """Version of the weights that produce the next token; -1 before the first load."""
-
-    @property
-    @abstractmethod
-    def vocabulary(self) -> int:
-        """Token ids are below this."""
-
-    @property
-    @abstractmethod
-    def max_context(self) -> int:
-        """Longest prompt plus completion, in tokens."""
 
     @abstractmethod
     def stats(self) -> EngineStats: ...

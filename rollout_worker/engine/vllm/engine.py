@@ -102,6 +102,7 @@ class VLLMEngine(Engine):
             raise EngineDied(str(error)) from error
         internals.quieten()
         spec = self._client.spec
+        self.vocabulary, self.max_context = spec.vocabulary, spec.max_context
         self._ends = sorted({*self._end_tokens, *spec.end_tokens})
         self._swap = WeightSwap(
             self._client,
@@ -308,14 +309,6 @@ class VLLMEngine(Engine):
     @property
     def version(self) -> int:
         return -1 if self._swap is None else self._swap.version
-
-    @property
-    def vocabulary(self) -> int:
-        return self._client.spec.vocabulary
-
-    @property
-    def max_context(self) -> int:
-        return self._client.spec.max_context
 
     def stats(self) -> EngineStats:
         swap, since = self._swap_ready, self._idle_since

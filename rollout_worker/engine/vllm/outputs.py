@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from rollout_worker.engine.base import Completion, Finish, GenerationFailed, Spans, merge_spans
-from rollout_worker.engine.stopping import Decode, StopStrings
+from rollout_worker.engine.stopping import Decode, ended_by
 
 _FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.PARTIAL}
 
@@ -73,9 +73,8 @@ def _cut(
 ) -> Completion:
     """Ends the completion at the first stop string that a token after ``start`` and up to ``reach``
     completes: vLLM sees only the tokens that it made itself."""
-    stops = StopStrings(stop, decode, 0)
     for end in range(start + 1, min(len(completion.tokens), reach) + 1):
-        if (found := stops.found(completion.tokens[:end])) is not None:
+        if (found := ended_by(stop, completion.tokens[:end], decode)) is not None:
             return Completion(
                 completion.tokens[:end],
                 completion.logprobs[:end],

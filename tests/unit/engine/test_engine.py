@@ -389,7 +389,7 @@ async def test_stop_strings_that_nobody_asks_for_any_more_are_forgotten(model_pa
     for number in range(scheduler._STOPS + 5):
         stop = (f"{number} is never said",)
         await engine.generate(ask(f"s{number}", PROMPTS[0], max_tokens=1, stop=stop))
-    kept = engine._scheduler._stop_strings.cache_info()
+    kept = engine._scheduler._may_end.cache_info()
     assert kept.currsize <= kept.maxsize == scheduler._STOPS
     assert decoded.count(1) - once <= scheduler._STOPS + 5, "the completions, not the vocabulary"
     await engine.close()
