@@ -36,7 +36,7 @@ from rollout_worker.engine.base import (
 )
 from rollout_worker.engine.vllm import internals, parity, readback, shared_weights
 from rollout_worker.engine.vllm.client import VLLMClient
-from rollout_worker.engine.vllm.stager import Stager
+from rollout_worker.engine.vllm.staging import stage
 
 logger = logging.getLogger(__name__)
 
@@ -55,7 +55,6 @@ class WeightSwap:
     ) -> None:
         self._client = client
         self._end_all = end_all
-        self._stager = Stager(client)
         self._generate = generate
         self._lock = asyncio.Lock()
         self._served: shared_weights.SharedWeights | None = None
@@ -90,7 +89,7 @@ class WeightSwap:
             except OSError as error:
                 raise SwapFailed(f"weights {version} not staged: {error}") from error
             try:
-                await self._stager.stage(weights)
+                await stage(self._client, weights)
                 self.stage_s = time.monotonic() - started
                 pause = await self._swap(weights, on_update)
             except BaseException:
@@ -124,7 +123,6 @@ class WeightSwap:
                 await self._client.call(llm.resume_generation())
 
     def close(self) -> None:
-        self._stager.close()
         if self._served is not None:
             self._served.close()
 
@@ -159,8 +157,7 @@ class WeightSwap:
 
     async def _fill(self, weights: shared_weights.SharedWeights) -> None:
         prove = self._generate is not None and not self._client.spec.quantised
-        answers = await self._client.ranks("paceline_swap", weights.key, prove)
-        problems = [error for error, _ in answers if error]
+        problems = list(filter(None, await self._client.ranks("paceline_swap", weights.key, prove)))
         if not problems:
             return
         event(logger, "swap failed", logging.WARNING, version=weights.version, error=problems[0])
@@ -168,7 +165,7 @@ class WeightSwap:
             self.usable = False
             raise EngineError(f"weights {weights.version} not loaded: {problems[0]}")
         old = self._served
-        back = [e for e, _ in await self._client.ranks("paceline_swap", old.key) if e]
+        back = list(filter(None, await self._client.ranks("paceline_swap", old.key)))
         await self._client.ranks("paceline_drop", weights.key)
         if back:
             self.usable = False
@@ -221,10 +218,7 @@ class WeightSwap:
             )
 
     async def _read_back(self, named: Mapping[str, Tensor]) -> readback.Proof:
-        ranks = [
-            [readback.ParameterSlice.from_wire(piece) for piece in slices]
-            for slices in await self._client.ranks("paceline_proof")
-        ]
+        ranks = await self._client.ranks("paceline_proof")
         try:
             return await asyncio.to_thread(readback.compare, ranks, named)
         except readback.Differs as error:

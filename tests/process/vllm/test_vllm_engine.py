@@ -288,7 +288,7 @@ async def test_the_same_version_with_other_weights_replaces_all_that_the_first_l
         answers = await ranks(method, *arguments)
         if method == "paceline_swap":
             monkeypatch.undo()
-            return [("rank 0: spoiled", 0.0)]
+            return ["rank 0: spoiled"]
         return answers
 
     monkeypatch.setattr(engine._client, "ranks", spoiled)
