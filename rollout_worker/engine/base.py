@@ -125,6 +125,11 @@ class Completion:
     stop: str | None = None
 
 
+def token_count(completion: Completion | None) -> int:
+    """None: no token yet."""
+    return 0 if completion is None else len(completion.tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """``count`` completions of one prompt.
@@ -241,17 +246,10 @@ class Engine(ABC):
             raise GenerationFailed(f"{bad!r} cannot be a stop string")
         if not math.isfinite(params.temperature) or params.top_k >= 2**31:
             raise GenerationFailed("temperature or top_k is out of range")
-        if params.greedy:
-            return
-        if params.temperature < self.least_temperature:
+        least, most = self.least_temperature, self.most_temperature
+        if not (params.greedy or least <= params.temperature <= most):
             raise GenerationFailed(
-                f"temperature {params.temperature:g} is below {self.least_temperature:g}, the least "
-                "that the engine samples at"
-            )
-        if params.temperature > self.most_temperature:
-            raise GenerationFailed(
-                f"temperature {params.temperature:g} is above {self.most_temperature:g}, the most "
-                "that the engine samples at"
+                f"temperature is {params.temperature:g}; the engine samples at {least:g} to {most:g}"
             )
 
     @abstractmethod

@@ -38,7 +38,7 @@ from rollout_worker.engine.base import (
     Request,
 )
 from rollout_worker.engine.model import cache_budget, context_limit, end_tokens, load_model
-from rollout_worker.engine.stopping import Decode, TokenTexts
+from rollout_worker.engine.stopping import TokenTexts
 from rollout_worker.engine.transformers import fused_decoder
 from rollout_worker.engine.transformers.batch import Ended
 from rollout_worker.engine.transformers.decoder import Decoder, largest_gap
@@ -46,6 +46,7 @@ from rollout_worker.engine.transformers.fused_decoder import FusedDecoder
 from rollout_worker.engine.transformers.hf_decoder import HFDecoder
 from rollout_worker.engine.transformers.scheduler import Scheduler
 from rollout_worker.engine.transformers.weights import WeightTable, copy_pairs
+from rollout_worker.tokenizer import PromptTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -70,20 +71,13 @@ class _Swap:
 
 
 class TransformersEngine(Engine):
-    """``decode_text``: token ids to text, for stop strings. ``end_tokens``: ids that end a
-    completion, besides those of the model's generation config. ``general``: do not use the fused decoder."""
+    """``general``: do not use the fused decoder."""
 
     def __init__(
-        self,
-        config: Config,
-        *,
-        decode_text: Decode,
-        end_tokens: tuple[int, ...] = (),
-        general: bool = False,
+        self, config: Config, tokenizer: PromptTokenizer, *, general: bool = False
     ) -> None:
         self._config = config
-        self._decode_text = decode_text
-        self._extra_end_tokens = end_tokens
+        self._tokenizer = tokenizer
         self._general = general
         self._inbox: SimpleQueue[Request | str | _Swap | None] = SimpleQueue()
         """To the engine's thread: new requests, ids of requests to abort, weights, None to end."""
@@ -105,8 +99,6 @@ class TransformersEngine(Engine):
     # ---- called from the event loop
 
     async def start(self) -> None:
-        if self._thread is not None:
-            return
         self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._build)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -114,7 +106,8 @@ class TransformersEngine(Engine):
 
     async def generate(self, request: Request) -> tuple[Completion, ...]:
         self.check(request)
-        self._check_open()
+        if self._closed:
+            raise self._closed_error()
         if request.request_id in self._pending:
             raise EngineError(f"request {request.request_id} is already running")
         pending = _Pending(
@@ -139,7 +132,8 @@ class TransformersEngine(Engine):
 
     async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
         pairs = self._table.pairs(tensors)
-        self._check_open()
+        if self._closed:
+            raise self._closed_error()
         future: asyncio.Future[float] = self._loop.create_future()
         self._loading.add(future)
         self._inbox.put(_Swap(version, pairs, future))
@@ -152,7 +146,7 @@ class TransformersEngine(Engine):
         await self._over.wait()
         if self._failure is None:
             await super().until_failure()
-        raise EngineError(f"the engine failed{self._why()}")
+        raise self._closed_error()
 
     @property
     def version(self) -> int:
@@ -179,12 +173,10 @@ class TransformersEngine(Engine):
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    def _check_open(self) -> None:
-        if self._failure is not None or self._closed:
-            raise EngineError(f"the engine is closed{self._why()}")
-
-    def _why(self) -> str:
-        return f": {first_line(self._failure)}" if self._failure is not None else ""
+    def _closed_error(self) -> EngineError:
+        if self._failure is None:
+            return EngineError("the engine is closed")
+        return EngineError(f"the engine failed: {first_line(self._failure)}")
 
     # ---- before the thread runs
 
@@ -202,7 +194,7 @@ class TransformersEngine(Engine):
                 f"no memory for the cache of one sequence of {self.max_context} tokens: "
                 f"lower rollout.max_context"
             )
-        texts = TokenTexts(self._decode_text, vocabulary)
+        texts = TokenTexts(self._tokenizer.decode_all, vocabulary)
         if self._config.rollout.stop or self._config.rollout.environment:
             # Now, while no request waits for a token.
             texts.build()
@@ -210,7 +202,7 @@ class TransformersEngine(Engine):
             self._decoder,
             slots=self._config.rollout.max_sequences,
             cache_tokens=cache_tokens,
-            end_tokens={*self._extra_end_tokens, *end_tokens(model)},
+            end_tokens={*self._tokenizer.end_tokens, *end_tokens(model)},
             texts=texts,
         )
         event(
@@ -346,12 +338,11 @@ class TransformersEngine(Engine):
     def _end_all(self) -> None:
         """The thread has ended: all callers get an error."""
         self._closed = True
-        failed = EngineError(f"the engine failed{self._why()}") if self._failure else None
         for request_id, pending in self._pending.items():
-            _settle(pending.future, failed or Aborted(request_id))
+            _settle(pending.future, self._closed_error() if self._failure else Aborted(request_id))
         self._pending.clear()
         for future in self._loading:
-            _settle(future, EngineError(f"the engine is closed{self._why()}"))
+            _settle(future, self._closed_error())
         self._over.set()
 
 

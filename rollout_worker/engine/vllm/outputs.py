@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,18 +30,14 @@ def join(
     spans = [(int(s.version), s.end - s.start) for s in output.weight_versions or ()]
     finish = _FINISH[output.finish_reason]
     found = output.stop_reason if isinstance(output.stop_reason, str) else None
-    if prefix is None:
-        if not len(tokens):
-            return None
-        return Completion(tokens, logprobs, merge_spans(spans), finish, found)
-    whole = Completion(
-        np.concatenate([prefix.tokens, tokens]),
-        np.concatenate([prefix.logprobs, logprobs]),
-        merge_spans([*prefix.versions, *spans]),
-        finish,
-        found,
-    )
-    if not stop:
+    if prefix is not None:
+        tokens = np.concatenate([prefix.tokens, tokens])
+        logprobs = np.concatenate([prefix.logprobs, logprobs])
+        spans = [*prefix.versions, *spans]
+    elif not len(tokens):
+        return None
+    whole = Completion(tokens, logprobs, merge_spans(spans), finish, found)
+    if prefix is None or not stop:
         return whole
     start = len(prefix.tokens)
     # A stop string that began in the prefix cannot reach further.
@@ -62,9 +59,7 @@ def complete(
         if any(s in text for s in stop):
             prefix = _cut(prefix, 0, len(prefix.tokens), stop, decode)
     if prefix.finish is Finish.PARTIAL and len(prefix.tokens) >= max_tokens:
-        return Completion(
-            prefix.tokens, prefix.logprobs, prefix.versions, Finish.LENGTH, prefix.stop
-        )
+        return replace(prefix, finish=Finish.LENGTH)
     return None if prefix.finish is Finish.PARTIAL else prefix
 
 

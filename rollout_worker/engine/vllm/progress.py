@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from rollout_worker.engine.base import Completion, Finish, GenerationFailed, OnPartial
+from rollout_worker.engine.base import Completion, Finish, GenerationFailed, OnPartial, token_count
 from rollout_worker.engine.stopping import Decode
 from rollout_worker.engine.vllm import internals
 from rollout_worker.engine.vllm.client import VLLMClient
@@ -77,14 +77,11 @@ class ProgressReporter:
         self, group: GroupRequest, live: Mapping[str, Any], tokens: Mapping[str, int]
     ) -> int:
         """Returns the number of tokens missing until the next report of this group."""
-        prefixes = group.request.prefixes
-        counts: dict[int, int] = {}
-        for index, (name, prefix) in group.running.items():
-            if index not in group.done and name in live:
-                had = 0 if prefix is None else len(prefix.tokens)
-                counts[index] = had + tokens[name]
-            begun = prefixes[index] if prefixes else None
-            group.reported.setdefault(index, 0 if begun is None else len(begun.tokens))
+        counts = {
+            index: token_count(prefix) + tokens[name]
+            for index, (name, prefix) in group.running.items()
+            if name in live
+        }
         news = max((count - group.reported[index] for index, count in counts.items()), default=0)
         if news < self._every:
             return self._every - news
@@ -92,9 +89,9 @@ class ProgressReporter:
         straddled = []
         try:
             for index in range(group.request.count):
-                name, prefix = group.running.get(index, ("", prefixes[index] if prefixes else None))
-                completion = group.done.get(index, prefix)
+                completion = group.done.get(index, group.request.prefix(index))
                 if index in counts:
+                    name, prefix = group.running[index]
                     output = internals.so_far(live[name])
                     stop = group.request.params.stop
                     completion = join(prefix, output, stop, self._decode_text)

@@ -52,6 +52,11 @@ class Differs(Exception):
     """A parameter differs from the weight that was loaded into it."""
 
 
+_Views = dict[tuple[str, int, tuple[int, ...], tuple[int, ...], int], Tensor]
+"""Target memory by part of a weight (name, offset, size, stride) and target address: tied parameters
+get the same weight."""
+
+
 class Readback(TorchFunctionMode):
     """While active, records the memory that each part of ``weights`` is copied to; afterwards ``slices``
     reads it. Keeps that memory alive."""
@@ -62,8 +67,7 @@ class Readback(TorchFunctionMode):
             ((t.data_ptr(), t.nbytes, name) for name, t in weights.items() if t.numel()),
         )
         self._starts = [start for start, _, _ in self._weights]
-        self._views: dict[tuple[str, int, tuple[int, ...], tuple[int, ...], int], Tensor] = {}
-        """By part of a weight and target address: tied parameters get the same weight."""
+        self._views: _Views = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -85,7 +89,7 @@ class Readback(TorchFunctionMode):
             offset = (source.data_ptr() - start) // source.element_size()
             part = name, offset, tuple(source.shape), source.stride()
             self._views[*part, target.data_ptr()] = target.detach()
-        elif _alike(source, target):
+        elif source.shape == target.shape and source.stride() == target.stride():
             self._follow(source.detach(), target.detach())
 
     def _weight_at(self, address: int) -> tuple[str, int] | None:
@@ -142,17 +146,15 @@ class Readback(TorchFunctionMode):
             )
             if bool(parameter.detach()[rest].count_nonzero()):
                 return None
-        return CopyPlan([(*key[:4], memory) for key, memory in self._views.items()])
+        return CopyPlan(self._views)
 
 
 class CopyPlan:
-    """``moves``: name, offset, size and stride of a part of a weight, and its target memory."""
+    """The copies of recorded ``views``."""
 
-    def __init__(
-        self, moves: Sequence[tuple[str, int, tuple[int, ...], tuple[int, ...], Tensor]]
-    ) -> None:
-        self._moves = moves
-        self._memory = [memory for *_, memory in moves]
+    def __init__(self, views: _Views) -> None:
+        self._parts = [part[:4] for part in views]
+        self._memory = list(views.values())
 
     def reproduces(self, model: nn.Module, weights: Mapping[str, Tensor]) -> bool:
         """True if the copies give the same parameters as the loaders just did, bit by bit. If False, the
@@ -166,14 +168,10 @@ class CopyPlan:
     def apply(self, weights: Mapping[str, Tensor]) -> None:
         """``weights``: with the names and shapes of the plan, row-major."""
         parts = []
-        for name, offset, size, stride, _ in self._moves:
+        for name, offset, size, stride in self._parts:
             start = weights[name].storage_offset() + offset
             parts.append(weights[name].as_strided(size, stride, start))
         torch._foreach_copy_(self._memory, parts, non_blocking=True)
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return bool(one.shape == other.shape and one.stride() == other.stride())
 
 
 def _storages(model: nn.Module) -> set[int]:

@@ -39,7 +39,7 @@ async def stage(client: VLLMClient, weights: SharedWeights) -> None:
     loop.add_reader(answers, read_answers)
     pipe = f"/proc/{os.getpid()}/fd/{write_end}", os.fstat(write_end).st_ino
     try:
-        await client.ranks("paceline_stage", weights.key, weights.describe(), *pipe)
+        await client.ranks("paceline_stage", weights.key, weights.description, *pipe)
         async with asyncio.timeout(_STAGE_S):
             await client.unless_dead(done)
     except TimeoutError:

@@ -41,28 +41,24 @@ class PacelineRank:
             os.close(pipe)
             return
         self._paceline_weights.wanted.add(key)
-        threading.Thread(
-            target=self._paceline_stage,
-            args=(key, description, pipe),
-            name="stage-weights",
-            daemon=True,
-        ).start()
 
-    def _paceline_stage(self: Any, key: int, description: str, pipe: int) -> None:
-        error = ""
-        # Caught and sent: the engine must not wait for an answer that never comes.
-        try:
-            tensors = read(description)
-            if self.device.type != "cpu":
-                tensors = _to_device(tensors, self.device)
-            self._paceline_weights.put(key, tensors)
-        except Exception as problem:
-            error = f"{type(problem).__name__}: {problem}"
-        answer = json.dumps({"rank": self.rank, "error": error[:500]})
-        # The engine may have given up.
-        with suppress(BrokenPipeError):
-            os.write(pipe, f"{answer}\n".encode())
-        os.close(pipe)
+        def stage() -> None:
+            error = ""
+            # Caught and sent: the engine must not wait for an answer that never comes.
+            try:
+                tensors = read(description)
+                if self.device.type != "cpu":
+                    tensors = _to_device(tensors, self.device)
+                self._paceline_weights.put(key, tensors)
+            except Exception as problem:
+                error = f"{type(problem).__name__}: {problem}"
+            answer = json.dumps({"rank": self.rank, "error": error[:500]})
+            # The engine may have given up.
+            with suppress(BrokenPipeError):
+                os.write(pipe, f"{answer}\n".encode())
+            os.close(pipe)
+
+        threading.Thread(target=stage, name="stage-weights", daemon=True).start()
 
     def paceline_swap(self: Any, key: int, prove: bool = False) -> str:
         """The error; empty after success. Nothing else runs on the rank meanwhile.

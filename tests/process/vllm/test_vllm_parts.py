@@ -138,6 +138,7 @@ async def test_an_engine_that_is_lost_once_it_was_up_is_no_bad_input(
 
     monkeypatch.setattr(VLLMClient, "start", up)
     config = Config.model_validate({"model": {"path": "unused"}, "data": {"path": "unused"}})
-    engine = VLLMEngine(config, decode_text=letters)
+    tokenizer: Any = SimpleNamespace(decode_all=letters, end_tokens=())
+    engine = VLLMEngine(config, tokenizer)
     with pytest.raises(EngineDied, match="Executor failed"):
         await engine.start()

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -382,7 +383,8 @@ async def test_stop_strings_that_nobody_asks_for_any_more_are_forgotten(model_pa
         decoded.append(len(tokens))
         return tokenizer.decode_all(tokens) if len(tokens) > 1 else "0"
 
-    engine = transformers_engine.TransformersEngine(config, decode_text=decode)
+    asked: Any = SimpleNamespace(decode_all=decode, end_tokens=())
+    engine = transformers_engine.TransformersEngine(config, asked)
     await engine.start()
     once = len(decoded)
     assert once == engine.vocabulary, "before anything is generated"
