@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,19 +17,19 @@ Decode = Callable[[Sequence[int]], str]
 """Token ids to text, special tokens kept."""
 
 
+@dataclass(eq=False)
 class TokenTexts:
     """Characters of each token, for all stop strings of an engine.
 
     Every token of the vocabulary is decoded once, which takes seconds for a large vocabulary.
     """
 
-    def __init__(self, decode: Decode, vocabulary: int) -> None:
-        self.decode = decode
-        self._vocabulary = vocabulary
-        self._lock = threading.Lock()
-        self._unclear: NDArray[np.int32] | None = None
-        """Tokens whose text alone is empty or contains part of a character."""
-        self._having: dict[str, NDArray[np.int32]] = {}
+    decode: Decode
+    vocabulary: int
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _unclear: NDArray[np.int32] | None = None
+    """Tokens whose text alone is empty or contains part of a character."""
+    _having: dict[str, NDArray[np.int32]] = field(default_factory=dict)
 
     def build(self) -> None:
         """Idempotent."""
@@ -37,7 +38,7 @@ class TokenTexts:
                 return
             unclear: list[int] = []
             having: dict[str, list[int]] = {}
-            for token in range(self._vocabulary):
+            for token in range(self.vocabulary):
                 text = self.decode([token])
                 if not text or "\ufffd" in text:
                     unclear.append(token)
@@ -53,8 +54,8 @@ class TokenTexts:
         searched = {stop[-1] for stop in stops}
         # Some tokenizers strip the space of a lone token.
         if any(character.isspace() for character in searched):
-            return np.ones(self._vocabulary, dtype=bool)
-        table = np.zeros(self._vocabulary, dtype=bool)
+            return np.ones(self.vocabulary, dtype=bool)
+        table = np.zeros(self.vocabulary, dtype=bool)
         table[self._unclear] = True
         for character in searched & self._having.keys():
             table[self._having[character]] = True

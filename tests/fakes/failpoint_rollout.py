@@ -35,7 +35,7 @@ class HaltingEngine(TransformersEngine):
     halt_at = 0
 
     def _turn(self) -> bool:
-        running = self._scheduler.running
+        running = self._scheduler.batch.size
         tokens = self._scheduler.tokens // running if running else 0
         if tokens >= self.halt_at:
             print(json.dumps({"tokens": tokens}), flush=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass, field
 
 from rollout_worker.engine.transformers.batch import SequenceRow
 
 
+@dataclass
 class Admission:
     """First come, first served, by whole requests, so that a request's samples share one prefill.
 
@@ -14,12 +16,11 @@ class Admission:
     slots is free, or until all of them can join: so each prefill serves many rows.
     """
 
-    def __init__(self, slots: int, cache_tokens: int) -> None:
-        self.slots = slots
-        self._cache_tokens = cache_tokens
-        """Tokens that the cache may hold, over all rows at their longest."""
-        self._queue: deque[deque[SequenceRow]] = deque()
-        self.waiting = 0
+    slots: int
+    cache_tokens: int
+    """Tokens that the cache may hold, over all rows at their longest."""
+    waiting: int = 0
+    _queue: deque[deque[SequenceRow]] = field(default_factory=deque)
 
     def add(self, rows: list[SequenceRow]) -> None:
         self._queue.append(deque(rows))
@@ -44,7 +45,7 @@ class Admission:
             entry = self._queue[0]
             longest = max(longest, entry[0].longest)
             # Every row of the cache is as long as the longest.
-            room = min(free, self._cache_tokens // longest - running - len(taken))
+            room = min(free, self.cache_tokens // longest - running - len(taken))
             if room <= 0:
                 break
             if len(entry) > room and len(entry) <= batch and (running or taken):

@@ -158,8 +158,8 @@ class TransformersEngine(Engine):
         return EngineStats(
             tokens=self._scheduler.tokens,
             samples=self._samples,
-            running=self._scheduler.running,
-            waiting=self._scheduler.waiting,
+            running=self._scheduler.batch.size,
+            waiting=self._scheduler.admission.waiting,
             idle_s=idle,
             swap_s=self._swap_s,
             swaps=self._swaps,
@@ -270,13 +270,15 @@ class TransformersEngine(Engine):
         ended += self._scheduler.step()
         if ended or aborts:
             self._loop.call_soon_threadsafe(self._deliver, ended, aborts, cut)
-        if self._every and (due := self._scheduler.due(self._every)):
+        if self._every and (due := self._scheduler.batch.due(self._every)):
             self._loop.call_soon_threadsafe(self._report_partial, due)
         return True
 
     def _messages(self) -> Iterator[Request | str | _Swap | None]:
         """Empties the inbox. Without any sequence to work on, it first waits for a message."""
-        if self._inbox.empty() and not (self._scheduler.running or self._scheduler.waiting):
+        if self._inbox.empty() and not (
+            self._scheduler.batch.size or self._scheduler.admission.waiting
+        ):
             since = self._idle_since = time.monotonic()
             message = self._inbox.get()
             self._idle_since = None

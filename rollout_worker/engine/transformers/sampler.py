@@ -6,7 +6,7 @@ logits, parameters and random number. A token of probability 0 is never drawn.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -27,13 +27,7 @@ class SamplerRows:
     """In (0, 1)."""
 
     def take(self, index: NDArray[np.int64]) -> SamplerRows:
-        return SamplerRows(
-            self.temperature[index],
-            self.top_p[index],
-            self.top_k[index],
-            self.greedy[index],
-            self.uniform[index],
-        )
+        return SamplerRows(*(getattr(self, column.name)[index] for column in fields(self)))
 
 
 def sample(logits: Tensor, rows: SamplerRows) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -42,21 +42,13 @@ class Scheduler:
         self._decoder = decoder
         self._device = decoder.shape.device
         self._cache = SlotCache(decoder.shape)
-        self._batch = RunningBatch(slots)
-        self._admission = Admission(slots, cache_tokens)
+        self.batch = RunningBatch(slots)
+        self.admission = Admission(slots, cache_tokens)
         self._end_tokens = np.array(sorted(end_tokens), dtype=np.int64)
         self._texts = texts
         self._may_end = lru_cache(_STOPS)(texts.may_end)
         self.tokens = 0
         self.steps = 0
-
-    @property
-    def running(self) -> int:
-        return self._batch.size
-
-    @property
-    def waiting(self) -> int:
-        return self._admission.waiting
 
     def add(self, request: Request) -> list[Ended]:
         """Queues a request; returns completions whose prefix is already complete."""
@@ -70,7 +62,7 @@ class Scheduler:
             else:
                 rows.append(SequenceRow(request, index, key, prefix))
         if rows:
-            self._admission.add(rows)
+            self.admission.add(rows)
         return ended
 
     @torch.inference_mode()
@@ -78,35 +70,30 @@ class Scheduler:
         """Removes requests, running or not; returns their unfinished rows."""
         ended = [
             Ended(row.request.request_id, row.index, row.prefix)
-            for row in self._admission.remove(request_ids)
+            for row in self.admission.remove(request_ids)
         ]
-        rows = self._batch.rows_of(request_ids)
-        ended += [self._batch.ended(row, Finish.PARTIAL) for row in rows]
+        rows = self.batch.rows_of(request_ids)
+        ended += [self.batch.ended(row, Finish.PARTIAL) for row in rows]
         self._leave(np.array(rows, dtype=np.int64))
         return ended
 
-    def due(self, every: int) -> list[Ended]:
-        """Running rows of the requests that are due for a report: one of their rows has ``every`` tokens
-        more than at the last one."""
-        return self._batch.due(every)
-
     def set_version(self, version: int) -> None:
         """The weights have been replaced; the next tokens are of ``version``."""
-        self._batch.set_version(version)
+        self.batch.set_version(version)
         self._decoder.refresh()
 
     @torch.inference_mode()
     def step(self) -> list[Ended]:
         """One token for every running row and every row that joins."""
         self.steps += 1
-        ended = self._decode() if self._batch.size else []
-        joining = self._admission.take(self._batch.size, self._batch.longest())
+        ended = self._decode() if self.batch.size else []
+        joining = self.admission.take(self.batch.size, self.batch.longest())
         if joining:
             ended += self._join(joining)
         return ended
 
     def _decode(self) -> list[Ended]:
-        batch = self._batch
+        batch = self.batch
         positions = batch.positions()
         length = int(positions.max()) + 1
         self._cache.reserve(batch.size, length, batch.size, min(length, self._cache.length))
@@ -120,9 +107,9 @@ class Scheduler:
         for prefill in _prefills(joining):
             tokens, lengths = prefill.padded()
             prefilled = self._decoder.prefill(self._to_device(tokens), self._to_device(lengths))
-            used = self._batch.size
-            used_length = int(self._batch.positions().max()) + 1 if used else 0
-            rows = self._batch.join(prefill.rows)
+            used = self.batch.size
+            used_length = int(self.batch.positions().max()) + 1 if used else 0
+            rows = self.batch.join(prefill.rows)
             self._cache.reserve(rows.stop, tokens.shape[1] + 1, used, used_length)
             source = self._to_device(np.array(prefill.sources, dtype=np.int64))
             self._cache.fill(
@@ -136,7 +123,7 @@ class Scheduler:
 
     def _take_tokens(self, rows: slice, logits: torch.Tensor) -> list[Ended]:
         """Samples a token for each of ``rows`` (the last of the batch) and removes those that end."""
-        batch = self._batch
+        batch = self.batch
         tokens, logprobs = sampler.sample(logits, batch.sampling(rows))
         broken = ~np.isfinite(logprobs)
         at_limit, has_stops = batch.append(rows, tokens, logprobs)
@@ -160,17 +147,17 @@ class Scheduler:
         return ended
 
     def _found_stop(self, row: int, newest: np.int64) -> str | None:
-        stops = self._batch.owners[row].request.params.stop
+        stops = self.batch.owners[row].request.params.stop
         if not self._may_end(stops)[newest]:
             return None
-        return ended_by(stops, self._batch.tokens(row), self._texts.decode)
+        return ended_by(stops, self.batch.tokens(row), self._texts.decode)
 
     def _leave(self, rows: NDArray[np.int64]) -> None:
         if len(rows) == 0:
             return
-        sources, targets = self._batch.leave(rows)
+        sources, targets = self.batch.leave(rows)
         if len(sources):
-            length = min(int(self._batch.positions().max()) + 1, self._cache.length)
+            length = min(int(self.batch.positions().max()) + 1, self._cache.length)
             self._cache.move(self._to_device(sources), self._to_device(targets), length)
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:

@@ -73,7 +73,11 @@ class VLLMEngine(Engine):
         """What the next swap does to running sequences."""
         self._tokenizer = tokenizer
         self._client = VLLMClient(config, overrides or {})
-        self._swap: WeightSwap | None = None
+        self._swap = WeightSwap(
+            self._client,
+            self._generate if config.rollout.verify else None,
+            lambda: self._end(self._groups.values()),
+        )
         self._groups: dict[str, GroupRequest] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
@@ -86,7 +90,6 @@ class VLLMEngine(Engine):
 
     async def start(self) -> None:
         started = time.monotonic()
-        self._loop = asyncio.get_running_loop()
         await self._client.start()
         try:
             await self._client.call(self._client.llm.update_weight_version("-1"))
@@ -100,11 +103,7 @@ class VLLMEngine(Engine):
         spec = self._client.spec
         self.vocabulary, self.max_context = spec.vocabulary, spec.max_context
         self._ends = sorted({*self._tokenizer.end_tokens, *spec.end_tokens})
-        self._swap = WeightSwap(
-            self._client,
-            self._generate if self._config.rollout.verify else None,
-            lambda: self._end(self._groups.values()),
-        )
+        self._swap.usable = spec.has_weights
         self._idle_since = time.monotonic()
         event(
             logger,
@@ -124,8 +123,7 @@ class VLLMEngine(Engine):
             self._spawn(self._end(self._groups.values()))
         if self._background:
             await asyncio.wait(set(self._background), timeout=_CLOSE_S)
-        if self._swap is not None:
-            self._swap.close()
+        self._swap.close()
         await self._client.close()
 
     # ---- generating
@@ -134,7 +132,7 @@ class VLLMEngine(Engine):
         self.check(request)
         if self._closed:
             raise EngineError("the engine is closed")
-        if not self._swap_ready.usable:
+        if not self._swap.usable:
             raise EngineError("the engine has no weights yet")
         if request.request_id in self._groups:
             raise EngineError(f"request {request.request_id} is already running")
@@ -176,7 +174,7 @@ class VLLMEngine(Engine):
             try:
                 so_far = join(so_far, output, params.stop, self._tokenizer.decode_all)
             except GenerationFailed:
-                self._spawn(self._swap_ready.heal())
+                self._spawn(self._swap.heal())
                 raise
             # Else aborted, or ended by a swap before its first token arrived: it restarts under the
             # new version.
@@ -210,7 +208,7 @@ class VLLMEngine(Engine):
         self, group: GroupRequest, index: int, prefix: Completion | None
     ) -> tuple[Any, int]:
         """vLLM's request for a completion, and the key of its random numbers."""
-        request, salt = group.request, self._swap_ready.salt
+        request, salt = group.request, self._swap.salt
         if prefix is not None:
             have = len(prefix.tokens)
             tokens = np.concatenate([request.prompt_tokens, prefix.tokens])
@@ -225,7 +223,7 @@ class VLLMEngine(Engine):
         """``have``: number of tokens that were generated."""
         from vllm.inputs.engine import tokens_input
 
-        prompt = tokens_input(tokens.tolist(), cache_salt=self._swap_ready.salt)
+        prompt = tokens_input(tokens.tolist(), cache_salt=self._swap.salt)
         try:
             params = self._params(request, have)
             return internals.prepared(self._client.llm, prompt, params, self._tasks)
@@ -281,23 +279,17 @@ class VLLMEngine(Engine):
     async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
         if self._closed:
             raise EngineError("the engine is closed")
-        return await self._swap_ready.load(version, tensors, self.on_update)
+        return await self._swap.load(version, tensors, self.on_update)
 
     async def until_failure(self) -> None:
         await self._client.until_dead()
 
     @property
-    def _swap_ready(self) -> WeightSwap:
-        if self._swap is None:
-            raise EngineError("the engine is not started")
-        return self._swap
-
-    @property
     def version(self) -> int:
-        return -1 if self._swap is None else self._swap.version
+        return self._swap.version
 
     def stats(self) -> EngineStats:
-        swap, since = self._swap_ready, self._idle_since
+        swap, since = self._swap, self._idle_since
         llm = self._client.llm
         unfinished = [] if llm is None else list(internals.states(llm))
         slots = self._config.rollout.max_sequences
@@ -320,7 +312,7 @@ class VLLMEngine(Engine):
     # ---- background work
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(self._quietly(work))
+        task = asyncio.create_task(self._quietly(work))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 

@@ -40,7 +40,8 @@ class PacelineRank:
             # The engine has given up, and has another file there.
             os.close(pipe)
             return
-        self._paceline_weights.wanted.add(key)
+        weights = self._paceline_weights
+        weights.wanted.add(key)
 
         def stage() -> None:
             error = ""
@@ -49,7 +50,10 @@ class PacelineRank:
                 tensors = read(description)
                 if self.device.type != "cpu":
                     tensors = _to_device(tensors, self.device)
-                self._paceline_weights.put(key, tensors)
+                with weights.lock:
+                    # Late, when the engine has given them up, they are not kept.
+                    if key in weights.wanted:
+                        weights.staged[key] = tensors
             except Exception as problem:
                 error = f"{type(problem).__name__}: {problem}"
             answer = json.dumps({"rank": self.rank, "error": error[:500]})
@@ -139,7 +143,10 @@ class PacelineRank:
         return slices
 
     def paceline_drop(self: Any, key: int) -> None:
-        self._paceline_weights.drop(key)
+        weights = self._paceline_weights
+        with weights.lock:
+            weights.wanted.discard(key)
+            weights.staged.pop(key, None)
 
     def paceline_scrub(self: Any) -> None:
         """Empties the key-value cache. No sequence may be using it."""
@@ -153,25 +160,15 @@ class PacelineRank:
 
 @dataclass(slots=True)
 class _Weights:
-    """Staged weights of a rank. The staging thread may call ``put`` late, when the engine has already
-    given the weights up: then they are not kept."""
+    """Staged weights of a rank."""
 
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Of ``wanted`` and ``staged``."""
     wanted: set[int] = field(default_factory=set)
     staged: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     notes: Readback = field(init=False)
     """Of the newest swap with ``prove``, until paceline_proof."""
     plan: CopyPlan | None = None
-    _lock: threading.Lock = field(default_factory=threading.Lock)
-
-    def put(self, key: int, tensors: dict[str, Tensor]) -> None:
-        with self._lock:
-            if key in self.wanted:
-                self.staged[key] = tensors
-
-    def drop(self, key: int) -> None:
-        with self._lock:
-            self.wanted.discard(key)
-            self.staged.pop(key, None)
 
 
 def _to_device(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
