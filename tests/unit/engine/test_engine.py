@@ -219,6 +219,16 @@ async def test_max_tokens_and_end_of_sequence(engine: Engine) -> None:
     assert kinds == {True, False}
 
 
+async def test_an_end_token_is_no_stop_string_at_the_limit_or_before(engine: Engine) -> None:
+    text = engine._tokenizer.decode_all([2])
+    samples = await engine.generate(
+        ask("x", PROMPTS[0], count=60, max_tokens=3, seed=1, stop=(text,))
+    )
+    ended = [sample for sample in samples if sample.tokens[-1] == 2]
+    assert {len(sample.tokens) == 3 for sample in ended} == {True, False}
+    assert {(sample.finish, sample.stop) for sample in ended} == {(Finish.STOP, None)}
+
+
 async def test_stop_strings_end_a_completion(engine: Engine, reference: Reference) -> None:
     free = await engine.generate(ask("free", PROMPTS[0], count=40, seed=5))
     cut = await engine.generate(ask("cut", PROMPTS[0], count=40, seed=5, stop=("7", "34")))
