@@ -24,9 +24,7 @@ def make_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
             raise EngineError('rollout.tensor_parallel above 1 needs rollout.engine = "vllm"')
         from rollout_worker.engine.transformers.engine import TransformersEngine
 
-        return TransformersEngine(
-            config, decode_text=tokenizer.decode_all, end_tokens=tokenizer.end_tokens
-        )
+        return TransformersEngine(config, tokenizer)
     from rollout_worker.engine.vllm.engine import VLLMEngine
 
-    return VLLMEngine(config, decode_text=tokenizer.decode_all, end_tokens=tokenizer.end_tokens)
+    return VLLMEngine(config, tokenizer)

@@ -125,6 +125,11 @@ class Completion:
     stop: str | None = None
 
 
+def token_count(completion: Completion | None) -> int:
+    """None: no token yet."""
+    return 0 if completion is None else len(completion.tokens)
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """``count`` completions of one prompt.
@@ -147,6 +152,9 @@ class Request:
             raise ValueError("count must be at least 1")
         if self.prefixes and len(self.prefixes) != self.count:
             raise ValueError("prefixes must be empty or one for each completion")
+
+    def prefix(self, index: int) -> Completion | None:
+        return self.prefixes[index] if self.prefixes else None
 
 
 OnPartial = Callable[[Request, "tuple[Completion | None, ...]"], None]
@@ -197,6 +205,12 @@ class Engine(ABC):
     most_temperature: ClassVar[float] = math.inf
     """Higher temperatures are refused."""
 
+    vocabulary: int
+    """Token ids are below this. Known once the engine has started."""
+
+    max_context: int
+    """Longest prompt plus completion, in tokens. Known once the engine has started."""
+
     completion_finished: Callable[[str], None] = staticmethod(lambda request_id: None)
     """Set by the engine's user. Called in the event loop with a request's id for each of its
     completions that finishes, at once, however long the others take."""
@@ -232,17 +246,10 @@ class Engine(ABC):
             raise GenerationFailed(f"{bad!r} cannot be a stop string")
         if not math.isfinite(params.temperature) or params.top_k >= 2**31:
             raise GenerationFailed("temperature or top_k is out of range")
-        if params.greedy:
-            return
-        if params.temperature < self.least_temperature:
+        least, most = self.least_temperature, self.most_temperature
+        if not (params.greedy or least <= params.temperature <= most):
             raise GenerationFailed(
-                f"temperature {params.temperature:g} is below {self.least_temperature:g}, the least "
-                "that the engine samples at"
-            )
-        if params.temperature > self.most_temperature:
-            raise GenerationFailed(
-                f"temperature {params.temperature:g} is above {self.most_temperature:g}, the most "
-                "that the engine samples at"
+                f"temperature is {params.temperature:g}; the engine samples at {least:g} to {most:g}"
             )
 
     @abstractmethod
@@ -261,7 +268,7 @@ class Engine(ABC):
         """Swaps to ``version`` at the next token boundary; returns the pause in seconds.
 
         ``tensors``: by Hugging Face name, on any device, tied weights once or under every name. They
-        must not change until this returns. Raises WeightsRefused for unknown or missing names, wrong
+        must not change until this returns. Raises WeightMismatch for unknown or missing names, wrong
         shapes, or tied weights that differ; SwapFailed if another try with the same weights may
         succeed. In both cases nothing is loaded.
 
@@ -281,16 +288,6 @@ class Engine(ABC):
     @abstractmethod
     def version(self) -> int:
         """Version of the weights that produce the next token; -1 before the first load."""
-
-    @property
-    @abstractmethod
-    def vocabulary(self) -> int:
-        """Token ids are below this."""
-
-    @property
-    @abstractmethod
-    def max_context(self) -> int:
-        """Longest prompt plus completion, in tokens."""
 
     @abstractmethod
     def stats(self) -> EngineStats: ...

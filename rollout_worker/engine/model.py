@@ -68,12 +68,11 @@ def context_limit(config: Config, model: PretrainedConfig) -> int:
 
 def end_tokens(model: PreTrainedModel) -> frozenset[int]:
     """Of the model's generation config, else of its config."""
-    configured = getattr(model.generation_config, "eos_token_id", None)
-    if configured is None:
-        configured = getattr(model.config, "eos_token_id", None)
-    if configured is None:
-        return frozenset()
-    return frozenset([configured] if isinstance(configured, int) else configured)
+    for source in (model.generation_config, model.config):
+        tokens = getattr(source, "eos_token_id", None)
+        if tokens is not None:
+            return frozenset([tokens] if isinstance(tokens, int) else tokens)
+    return frozenset()
 
 
 def cache_budget(device: torch.device) -> int:

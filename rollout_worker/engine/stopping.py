@@ -1,9 +1,14 @@
-"""End of a completion: end-of-sequence tokens and stop strings."""
+"""Stop strings, found without decoding every token of every row.
+
+A table over the vocabulary marks the tokens that may end a stop string. Only rows that drew such a
+token are decoded, and only their tail.
+"""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,28 +17,19 @@ Decode = Callable[[Sequence[int]], str]
 """Token ids to text, special tokens kept."""
 
 
-class EndTokens:
-    def __init__(self, tokens: Iterable[int], vocabulary: int) -> None:
-        self._table = np.zeros(vocabulary, dtype=bool)
-        self._table[[token for token in tokens if 0 <= token < vocabulary]] = True
-
-    def __call__(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return self._table[tokens]
-
-
+@dataclass(eq=False)
 class TokenTexts:
     """Characters of each token, for all stop strings of an engine.
 
     Every token of the vocabulary is decoded once, which takes seconds for a large vocabulary.
     """
 
-    def __init__(self, decode: Decode, vocabulary: int) -> None:
-        self._decode = decode
-        self._vocabulary = vocabulary
-        self._lock = threading.Lock()
-        self._unclear: NDArray[np.int32] | None = None
-        """Tokens whose text alone is empty or contains part of a character."""
-        self._having: dict[str, NDArray[np.int32]] = {}
+    decode: Decode
+    vocabulary: int
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _unclear: NDArray[np.int32] | None = None
+    """Tokens whose text alone is empty or contains part of a character."""
+    _having: dict[str, NDArray[np.int32]] = field(default_factory=dict)
 
     def build(self) -> None:
         """Idempotent."""
@@ -42,8 +38,8 @@ class TokenTexts:
                 return
             unclear: list[int] = []
             having: dict[str, list[int]] = {}
-            for token in range(self._vocabulary):
-                text = self._decode([token])
+            for token in range(self.vocabulary):
+                text = self.decode([token])
                 if not text or "\ufffd" in text:
                     unclear.append(token)
                 for character in set(text):
@@ -51,50 +47,25 @@ class TokenTexts:
             self._having = {c: np.array(tokens, np.int32) for c, tokens in having.items()}
             self._unclear = np.array(unclear, np.int32)
 
-    def may_hold(self, characters: Iterable[str]) -> NDArray[np.bool_]:
-        """bool [vocabulary]: tokens whose text may contain one of these characters."""
+    def may_end(self, stops: tuple[str, ...]) -> NDArray[np.bool_]:
+        """bool [vocabulary]: tokens that may end one of these stop strings. Their text contains the
+        string's last character, or is unclear."""
         self.build()
-        searched = set(characters)
+        searched = {stop[-1] for stop in stops}
         # Some tokenizers strip the space of a lone token.
         if any(character.isspace() for character in searched):
-            return np.ones(self._vocabulary, dtype=bool)
-        table = np.zeros(self._vocabulary, dtype=bool)
+            return np.ones(self.vocabulary, dtype=bool)
+        table = np.zeros(self.vocabulary, dtype=bool)
         table[self._unclear] = True
         for character in searched & self._having.keys():
             table[self._having[character]] = True
         return table
 
 
-class StopStrings:
-    """Finds stop strings without decoding every token of every row.
-
-    A table over the vocabulary marks the tokens that can end a stop string: those whose text contains
-    the string's last character, and those whose text alone is unclear. Only rows that drew such a token
-    are decoded, and only their tail.
-    """
-
-    def __init__(
-        self,
-        strings: tuple[str, ...],
-        decode: Decode,
-        vocabulary: int,
-        texts: TokenTexts | None = None,
-    ) -> None:
-        """``texts``: shared by the stop strings of one ``decode`` and ``vocabulary``."""
-        self.strings = strings
-        self._decode = decode
-        # A token may carry no more than a byte of a character.
-        self._tail = max(len(s.encode()) for s in strings) + 4
-        texts = texts or TokenTexts(decode, vocabulary)
-        self._table = texts.may_hold(s[-1] for s in strings)
-
-    def may_end(self, tokens: NDArray[np.int64]) -> NDArray[np.bool_]:
-        return self._table[tokens]
-
-    def found(self, tokens: NDArray[np.int32]) -> str | None:
-        """The stop string that the completion's newest token completed, the earliest if several."""
-        if len(tokens) > self._tail:
-            tokens = tokens[-self._tail :]
-        text = self._decode(tokens.tolist())
-        hits = [(at, s) for s in self.strings if (at := text.find(s)) >= 0]
-        return min(hits)[1] if hits else None
+def ended_by(stops: tuple[str, ...], tokens: NDArray[np.int32], decode: Decode) -> str | None:
+    """The stop string that the completion's newest token completed, the earliest if several."""
+    # Only the tail is decoded. A token may carry no more than a byte of a character.
+    tail = max(len(stop.encode()) for stop in stops) + 4
+    text = decode(tokens[-tail:].tolist())
+    hits = [(at, stop) for stop in stops if (at := text.find(stop)) >= 0]
+    return min(hits)[1] if hits else None

@@ -78,8 +78,8 @@ class FakeEngine(Engine):
         """Loads wait until it is set."""
         self.load_gate.set()
         self.on_answer: Callable[[Request], None] = lambda request: None
-        self._context = context
-        self._vocabulary = vocabulary
+        self.max_context = context
+        self.vocabulary = vocabulary
         self._held = held
         self._failure: asyncio.Future[None] | None = None
         self._running: dict[str, asyncio.Future[None]] = {}
@@ -169,14 +169,6 @@ class FakeEngine(Engine):
     @property
     def version(self) -> int:
         return self._version
-
-    @property
-    def vocabulary(self) -> int:
-        return self._vocabulary
-
-    @property
-    def max_context(self) -> int:
-        return self._context
 
     def stats(self) -> EngineStats:
         return EngineStats(running=len(self._running))

@@ -35,7 +35,7 @@ class HaltingEngine(TransformersEngine):
     halt_at = 0
 
     def _turn(self) -> bool:
-        running = self._scheduler.running
+        running = self._scheduler.batch.size
         tokens = self._scheduler.tokens // running if running else 0
         if tokens >= self.halt_at:
             print(json.dumps({"tokens": tokens}), flush=True)
@@ -46,11 +46,8 @@ class HaltingEngine(TransformersEngine):
 async def main(config_path: str, address: str, tokens: str) -> None:
     config = load_config(Path(config_path), [])
     worker = RolloutWorker(config, [address], "rollout-0", "127.0.0.1")
-    tokenizer = worker.tokenizer
     if config.rollout.engine == "transformers":
-        worker.engine = engine = HaltingEngine(
-            config, decode_text=tokenizer.decode_all, end_tokens=tokenizer.end_tokens
-        )
+        worker.engine = engine = HaltingEngine(config, worker.tokenizer)
         engine.halt_at = int(tokens)
     running = asyncio.create_task(worker.run())
     await until(lambda: worker.lifecycle.state == worker_pb2.LIFECYCLE_RUNNING, 120.0)

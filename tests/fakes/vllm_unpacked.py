@@ -16,4 +16,4 @@ utils.check_cpu_sgl_kernel = lambda *_: False
 
 class UnpackedRank(PacelineRank):
     def paceline_planned(self: Any) -> bool:
-        return self._paceline_weights().plan is not None
+        return self._paceline_weights.plan is not None

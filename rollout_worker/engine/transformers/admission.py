@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollout_worker.engine.transformers.batch import SequenceRow
 
 
-@dataclass(slots=True)
-class _Waiting:
-    rows: deque[SequenceRow]
-
-    @property
-    def longest(self) -> int:
-        return max(row.longest for row in self.rows)
-
-
+@dataclass
 class Admission:
     """First come, first served, by whole requests, so that a request's samples share one prefill.
 
@@ -24,28 +16,26 @@ class Admission:
     slots is free, or until all of them can join: so each prefill serves many rows.
     """
 
-    def __init__(self, slots: int, cache_tokens: int) -> None:
-        self.slots = slots
-        self._cache_tokens = cache_tokens
-        """Tokens that the cache may hold, over all rows at their longest."""
-        self._queue: deque[_Waiting] = deque()
-        self.waiting = 0
+    slots: int
+    cache_tokens: int
+    """Tokens that the cache may hold, over all rows at their longest."""
+    waiting: int = 0
+    _queue: deque[deque[SequenceRow]] = field(default_factory=deque)
 
     def add(self, rows: list[SequenceRow]) -> None:
-        self._queue.append(_Waiting(deque(rows)))
+        self._queue.append(deque(rows))
         self.waiting += len(rows)
 
     def remove(self, request_ids: set[str]) -> list[SequenceRow]:
         """Takes the rows of these requests out of the queue."""
-        gone = [e for e in self._queue if e.rows[0].request_id in request_ids]
-        if gone:
-            self._queue = deque(e for e in self._queue if e.rows[0].request_id not in request_ids)
-        rows = [row for entry in gone for row in entry.rows]
+        rows = [r for entry in self._queue for r in entry if r.request.request_id in request_ids]
+        self._queue = deque(e for e in self._queue if e[0].request.request_id not in request_ids)
         self.waiting -= len(rows)
         return rows
 
     def take(self, running: int, longest: int) -> list[SequenceRow]:
-        """Rows that join a batch of ``running`` rows, whose longest may reach ``longest`` tokens."""
+        """Rows that join a batch of ``running`` rows, whose longest may reach ``longest`` tokens. An empty
+        batch gets at least one: the cache holds any one sequence."""
         batch = max(1, self.slots // 8)
         free = self.slots - running
         if not self.waiting or (running and free < min(batch, self.waiting)):
@@ -53,22 +43,17 @@ class Admission:
         taken: list[SequenceRow] = []
         while self._queue and free:
             entry = self._queue[0]
-            longest = max(longest, entry.longest)
+            longest = max(longest, entry[0].longest)
             # Every row of the cache is as long as the longest.
-            room = min(free, self._cache_tokens // longest - running - len(taken))
+            room = min(free, self.cache_tokens // longest - running - len(taken))
             if room <= 0:
                 break
-            if len(entry.rows) > room and len(entry.rows) <= batch and (running or taken):
+            if len(entry) > room and len(entry) <= batch and (running or taken):
                 break
-            for _ in range(min(room, len(entry.rows))):
-                taken.append(entry.rows.popleft())
+            for _ in range(min(room, len(entry))):
+                taken.append(entry.popleft())
                 free -= 1
-            if not entry.rows:
-                self._queue.popleft()
-        if not taken and not running and self._queue:
-            # One sequence always fits: its length was checked against the budget when it came.
-            taken.append(self._queue[0].rows.popleft())
-            if not self._queue[0].rows:
+            if not entry:
                 self._queue.popleft()
         self.waiting -= len(taken)
         return taken

@@ -6,12 +6,12 @@ Python code runs per row only when a row joins or leaves, never per row and step
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rollout_worker.engine.base import Completion, Finish
+from rollout_worker.engine.base import Completion, Finish, Request, Spans, merge_spans
 from rollout_worker.engine.transformers.rng import uniforms
 from rollout_worker.engine.transformers.sampler import SamplerRows
 
@@ -21,7 +21,6 @@ _STATE = np.dtype(
         ("count", np.int64),
         ("limit", np.int64),
         ("reported", np.int64),
-        ("last", np.int64),
         ("key", np.uint64),
         ("temperature", np.float32),
         ("top_p", np.float32),
@@ -33,49 +32,48 @@ _STATE = np.dtype(
 )
 
 
-@dataclass(slots=True)
-class SequenceRow:
-    """One running completion: its request, and the versions that made its tokens so far."""
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A completion that leaves the batch, or its present state. ``completion`` None: the model's
+    output for it was not finite, or it has no token yet."""
 
     request_id: str
     index: int
-    prompt: NDArray[np.int32]
-    limit: int
+    completion: Completion | None
+
+
+@dataclass(slots=True)
+class SequenceRow:
+    """Completion number ``index`` of its request, waiting or running."""
+
+    request: Request
+    index: int
     key: np.uint64
-    temperature: float
-    top_p: float
-    top_k: int
-    greedy: bool
-    stop: tuple[str, ...]
-    prefix: Completion | None = None
-    spans: list[tuple[int, int]] = field(default_factory=list)
-    """(version, length) of the tokens of earlier versions."""
-    covered: int = 0
-    """Tokens that spans covers."""
+    prefix: Completion | None
+    spans: Spans = ()
+    """Of the tokens of earlier versions."""
 
     @property
     def tokens(self) -> NDArray[np.int32]:
         """Input of its prefill: the prompt and the prefix."""
         if self.prefix is None:
-            return self.prompt
-        return np.concatenate([self.prompt, self.prefix.tokens])
+            return self.request.prompt_tokens
+        return np.concatenate([self.request.prompt_tokens, self.prefix.tokens])
 
     @property
     def longest(self) -> int:
-        return len(self.prompt) + self.limit
+        return len(self.request.prompt_tokens) + self.request.params.max_tokens
 
     def close_span(self, version: int, count: int) -> None:
         """The tokens up to ``count`` were made by ``version``."""
-        if count > self.covered:
-            if self.spans and self.spans[-1][0] == version:
-                self.spans[-1] = (version, self.spans[-1][1] + count - self.covered)
-            else:
-                self.spans.append((version, count - self.covered))
-            self.covered = count
+        covered = sum(length for _, length in self.spans)
+        self.spans = merge_spans([*self.spans, (version, count - covered)])
 
 
 class RunningBatch:
     def __init__(self, rows: int) -> None:
+        self.version = -1
+        """Of the weights that make the next tokens."""
         self.size = 0
         self.owners: list[SequenceRow] = []
         self._state = np.zeros(rows, dtype=_STATE)
@@ -86,27 +84,25 @@ class RunningBatch:
         """Appends rows for sequences whose prefill is done; returns the rows."""
         start = self.size
         for row, sequence in enumerate(sequences, start):
-            prefix = sequence.prefix
+            prefix, params = sequence.prefix, sequence.request.params
             count = 0
             if prefix is not None:
                 count = len(prefix.tokens)
                 self._widen(count + 1)
                 self._tokens[row, :count] = prefix.tokens
                 self._logprobs[row, :count] = prefix.logprobs
-                sequence.spans = list(prefix.versions)
-                sequence.covered = count
+                sequence.spans = prefix.versions
             self._state[row] = (
-                len(sequence.prompt),
+                len(sequence.request.prompt_tokens),
                 count,
-                sequence.limit,
+                params.max_tokens,
                 count,
-                0,
                 sequence.key,
-                sequence.temperature,
-                sequence.top_p,
-                sequence.top_k,
-                sequence.greedy,
-                bool(sequence.stop),
+                params.temperature,
+                params.top_p,
+                params.top_k,
+                params.greedy,
+                bool(params.stop),
             )
             self.owners.append(sequence)
         self.size += len(sequences)
@@ -124,7 +120,9 @@ class RunningBatch:
         return int((state["prompt"] + state["limit"]).max()) if self.size else 0
 
     def newest(self) -> NDArray[np.int64]:
-        return np.ascontiguousarray(self._state["last"][: self.size])
+        count = self._state["count"][: self.size]
+        newest: NDArray[np.int32] = self._tokens[np.arange(self.size), count - 1]
+        return newest.astype(np.int64)
 
     def sampling(self, rows: slice) -> SamplerRows:
         """Parameters and random numbers of the next token of ``rows``."""
@@ -148,40 +146,44 @@ class RunningBatch:
         at = np.arange(rows.start, rows.stop)
         self._tokens[at, count] = tokens
         self._logprobs[at, count] = logprobs
-        state["last"] = tokens
         state["count"] = count + 1
         return state["count"] >= state["limit"], state["stops"]
 
     def tokens(self, row: int) -> NDArray[np.int32]:
         return self._tokens[row, : self._state["count"][row]]
 
-    def completion(
-        self, row: int, version: int, finish: Finish, stop: str | None = None
-    ) -> Completion:
+    def ended(self, row: int, finish: Finish, stop: str | None = None) -> Ended:
         """The row's tokens so far, copied."""
         count = int(self._state["count"][row])
         owner = self.owners[row]
-        owner.close_span(version, count)
-        return Completion(
+        owner.close_span(self.version, count)
+        completion = Completion(
             self._tokens[row, :count].copy(),
             self._logprobs[row, :count].copy(),
-            tuple(owner.spans),
+            owner.spans,
             finish,
             stop,
         )
+        return Ended(owner.request.request_id, owner.index, completion)
 
-    def due(self, every: int) -> NDArray[np.int64]:
-        """Rows with ``every`` tokens more than at their last report."""
+    def due(self, every: int) -> list[Ended]:
+        """All rows of the requests of which a row has ``every`` tokens more than at the last report."""
         state = self._state[: self.size]
-        return np.flatnonzero(state["count"] - state["reported"] >= every)
+        due = np.flatnonzero(state["count"] - state["reported"] >= every)
+        if not len(due):
+            return []
+        rows = self.rows_of({self.owners[row].request.request_id for row in due})
+        state["reported"][rows] = state["count"][rows]
+        return [self.ended(row, Finish.PARTIAL) for row in rows]
 
-    def mark_reported(self, rows: list[int]) -> None:
-        self._state["reported"][rows] = self._state["count"][rows]
+    def rows_of(self, request_ids: set[str]) -> list[int]:
+        return [i for i, row in enumerate(self.owners) if row.request.request_id in request_ids]
 
-    def mark_version(self, version: int) -> None:
-        """All tokens so far were made by ``version`` or before: weights are about to change."""
+    def set_version(self, version: int) -> None:
+        """The weights have changed: all tokens so far were made by earlier ones."""
         for owner, count in zip(self.owners, self._state["count"][: self.size], strict=True):
-            owner.close_span(version, int(count))
+            owner.close_span(self.version, int(count))
+        self.version = version
 
     def leave(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Removes ``rows`` (ascending, unique) and fills the gaps with the last rows.

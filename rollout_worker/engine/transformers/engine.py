@@ -16,8 +16,9 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from queue import SimpleQueue
 from typing import Any
 
 import torch
@@ -37,13 +38,15 @@ from rollout_worker.engine.base import (
     Request,
 )
 from rollout_worker.engine.model import cache_budget, context_limit, end_tokens, load_model
-from rollout_worker.engine.stopping import Decode, EndTokens
+from rollout_worker.engine.stopping import TokenTexts
 from rollout_worker.engine.transformers import fused_decoder
+from rollout_worker.engine.transformers.batch import Ended
 from rollout_worker.engine.transformers.decoder import Decoder, largest_gap
 from rollout_worker.engine.transformers.fused_decoder import FusedDecoder
 from rollout_worker.engine.transformers.hf_decoder import HFDecoder
-from rollout_worker.engine.transformers.scheduler import Ended, Scheduler
+from rollout_worker.engine.transformers.scheduler import Scheduler
 from rollout_worker.engine.transformers.weights import WeightTable, copy_pairs
+from rollout_worker.tokenizer import PromptTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -67,42 +70,23 @@ class _Swap:
     future: asyncio.Future[float]
 
 
-@dataclass(slots=True)
-class _Inbox:
-    """Messages from the event loop to the engine's thread, guarded by ``changed``."""
-
-    changed: threading.Condition = field(default_factory=threading.Condition)
-    requests: list[Request] = field(default_factory=list)
-    aborts: set[str] = field(default_factory=set)
-    swaps: list[_Swap] = field(default_factory=list)
-    closing: bool = False
-
-    def empty(self) -> bool:
-        return not (self.requests or self.aborts or self.swaps or self.closing)
-
-
 class TransformersEngine(Engine):
-    """``decode_text``: token ids to text, for stop strings. ``end_tokens``: ids that end a
-    completion, besides those of the model's generation config. ``general``: do not use the fused decoder."""
+    """``general``: do not use the fused decoder."""
 
     def __init__(
-        self,
-        config: Config,
-        *,
-        decode_text: Decode,
-        end_tokens: tuple[int, ...] = (),
-        general: bool = False,
+        self, config: Config, tokenizer: PromptTokenizer, *, general: bool = False
     ) -> None:
         self._config = config
-        self._decode_text = decode_text
-        self._extra_end_tokens = end_tokens
+        self._tokenizer = tokenizer
         self._general = general
-        self._inbox = _Inbox()
+        self._inbox: SimpleQueue[Request | str | _Swap | None] = SimpleQueue()
+        """To the engine's thread: new requests, ids of requests to abort, weights, None to end."""
         self._pending: dict[str, _Pending] = {}
         self._thread: threading.Thread | None = None
         self._failure: Exception | None = None
-        self._taken: list[_Swap] = []
-        """Swaps that the thread is about to make."""
+        self._loading: set[asyncio.Future[float]] = set()
+        """Loads of weights that wait for the thread."""
+        self._closed = False
         self._over = asyncio.Event()
         """The thread has ended, and all callers have their result."""
         self._version = -1
@@ -115,8 +99,6 @@ class TransformersEngine(Engine):
     # ---- called from the event loop
 
     async def start(self) -> None:
-        if self._thread is not None:
-            return
         self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self._build)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -124,16 +106,17 @@ class TransformersEngine(Engine):
 
     async def generate(self, request: Request) -> tuple[Completion, ...]:
         self.check(request)
-        if self._failure is not None or self._inbox.closing:
-            raise EngineError(f"the engine is closed{self._why()}")
+        if self._closed:
+            raise self._closed_error()
         if request.request_id in self._pending:
             raise EngineError(f"request {request.request_id} is already running")
-        future: asyncio.Future[tuple[Completion, ...]] = self._loop.create_future()
-        pending = _Pending(request, future, [None] * request.count, request.count)
+        pending = _Pending(
+            request, self._loop.create_future(), [None] * request.count, request.count
+        )
         self._pending[request.request_id] = pending
-        self._post(lambda inbox: inbox.requests.append(request))
+        self._inbox.put(request)
         try:
-            return await future
+            return await pending.future
         finally:
             # Not there any more unless this task was cancelled while it waited.
             if self._pending.get(request.request_id) is pending:
@@ -141,37 +124,33 @@ class TransformersEngine(Engine):
 
     def abort(self, request_id: str) -> None:
         if request_id in self._pending:
-            self._post(lambda inbox: inbox.aborts.add(request_id))
+            self._inbox.put(request_id)
 
     def watch(self, every: int, report: OnPartial) -> None:
         self._report = report
         self._every = every
 
     async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
-        pairs = self._table.check(tensors)
-        if self._failure is not None or self._inbox.closing:
-            raise EngineError(f"the engine is closed{self._why()}")
-        swap = _Swap(version, pairs, self._loop.create_future())
-        self._post(lambda inbox: inbox.swaps.append(swap))
-        return await swap.future
+        pairs = self._table.pairs(tensors)
+        if self._closed:
+            raise self._closed_error()
+        future: asyncio.Future[float] = self._loop.create_future()
+        self._loading.add(future)
+        self._inbox.put(_Swap(version, pairs, future))
+        try:
+            return await future
+        finally:
+            self._loading.discard(future)
 
     async def until_failure(self) -> None:
         await self._over.wait()
         if self._failure is None:
             await super().until_failure()
-        raise EngineError(f"the engine failed{self._why()}")
+        raise self._closed_error()
 
     @property
     def version(self) -> int:
         return self._version
-
-    @property
-    def vocabulary(self) -> int:
-        return self._vocabulary
-
-    @property
-    def max_context(self) -> int:
-        return self._max_context
 
     def stats(self) -> EngineStats:
         since = self._idle_since
@@ -179,8 +158,8 @@ class TransformersEngine(Engine):
         return EngineStats(
             tokens=self._scheduler.tokens,
             samples=self._samples,
-            running=self._scheduler.running,
-            waiting=self._scheduler.waiting,
+            running=self._scheduler.batch.size,
+            waiting=self._scheduler.admission.waiting,
             idle_s=idle,
             swap_s=self._swap_s,
             swaps=self._swaps,
@@ -190,44 +169,42 @@ class TransformersEngine(Engine):
     async def close(self) -> None:
         if self._thread is None:
             return
-        self._post(lambda inbox: setattr(inbox, "closing", True))
+        self._closed = True
+        self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)
 
-    def _post(self, put: Callable[[_Inbox], Any]) -> None:
-        with self._inbox.changed:
-            put(self._inbox)
-            self._inbox.changed.notify()
-
-    def _why(self) -> str:
-        return f": {first_line(self._failure)}" if self._failure is not None else ""
+    def _closed_error(self) -> EngineError:
+        if self._failure is None:
+            return EngineError("the engine is closed")
+        return EngineError(f"the engine failed: {first_line(self._failure)}")
 
     # ---- before the thread runs
 
     def _build(self) -> None:
         torch.set_num_threads(self._config.fleet.rollout_threads)
         model = load_model(self._config)
-        vocabulary = self._vocabulary = int(model.get_output_embeddings().weight.shape[0])
-        self._max_context = context_limit(self._config, model.config)
+        vocabulary = self.vocabulary = int(model.get_output_embeddings().weight.shape[0])
+        self.max_context = context_limit(self._config, model.config)
         self._decoder = self._pick_decoder(model, vocabulary)
         self._table = WeightTable(model)
         shape = self._decoder.shape
         cache_tokens = cache_budget(shape.device) // shape.bytes_per_token
-        if cache_tokens < self._max_context:
+        if cache_tokens < self.max_context:
             raise EngineError(
-                f"no memory for the cache of one sequence of {self._max_context} tokens: "
+                f"no memory for the cache of one sequence of {self.max_context} tokens: "
                 f"lower rollout.max_context"
             )
+        texts = TokenTexts(self._tokenizer.decode_all, vocabulary)
+        if self._config.rollout.stop or self._config.rollout.environment:
+            # Now, while no request waits for a token.
+            texts.build()
         self._scheduler = Scheduler(
             self._decoder,
             slots=self._config.rollout.max_sequences,
             cache_tokens=cache_tokens,
-            end_tokens=EndTokens({*self._extra_end_tokens, *end_tokens(model)}, vocabulary),
-            decode_text=self._decode_text,
-            vocabulary=vocabulary,
+            end_tokens={*self._tokenizer.end_tokens, *end_tokens(model)},
+            texts=texts,
         )
-        if self._config.rollout.stop or self._config.rollout.environment:
-            # Now, while no request waits for a token.
-            self._scheduler.token_texts.build()
         event(
             logger,
             "engine ready",
@@ -235,7 +212,7 @@ class TransformersEngine(Engine):
             device=shape.device,
             dtype=str(shape.dtype).removeprefix("torch."),
             slots=self._config.rollout.max_sequences,
-            context=self._max_context,
+            context=self.max_context,
         )
 
     def _pick_decoder(self, model: PreTrainedModel, vocabulary: int) -> Decoder:
@@ -277,36 +254,38 @@ class TransformersEngine(Engine):
 
     def _turn(self) -> bool:
         """Reads the inbox and makes one step. False once the engine is closing."""
-        inbox = self._inbox
-        if inbox.empty() and not (self._scheduler.running or self._scheduler.waiting):
-            self._idle_since = time.monotonic()
-            with inbox.changed:
-                inbox.changed.wait_for(lambda: not inbox.empty())
-            since, self._idle_since = self._idle_since, None
-            self._idle_s += time.monotonic() - since
-        requests: list[Request] = []
-        aborts: set[str] = set()
-        if not inbox.empty():
-            with inbox.changed:
-                requests, inbox.requests = inbox.requests, []
-                aborts, inbox.aborts = inbox.aborts, set()
-                self._taken, inbox.swaps = inbox.swaps, []
-                if inbox.closing:
-                    return False
         ended: list[Ended] = []
-        for request in requests:
-            ended += self._scheduler.add(request)
-        for swap in self._taken:
-            self._swap(swap)
-        # Otherwise their tensors stay in memory until the next version comes.
-        self._taken = []
+        aborts: set[str] = set()
+        for message in self._messages():
+            match message:
+                case Request():
+                    ended += self._scheduler.add(message)
+                case _Swap():
+                    self._swap(message)
+                case str():
+                    aborts.add(message)
+                case None:
+                    return False
         cut = self._scheduler.remove(aborts) if aborts else []
         ended += self._scheduler.step()
         if ended or aborts:
             self._loop.call_soon_threadsafe(self._deliver, ended, aborts, cut)
-        if self._every and (due := self._scheduler.due(self._every)):
+        if self._every and (due := self._scheduler.batch.due(self._every)):
             self._loop.call_soon_threadsafe(self._report_partial, due)
         return True
+
+    def _messages(self) -> Iterator[Request | str | _Swap | None]:
+        """Empties the inbox. Without any sequence to work on, it first waits for a message."""
+        if self._inbox.empty() and not (
+            self._scheduler.batch.size or self._scheduler.admission.waiting
+        ):
+            since = self._idle_since = time.monotonic()
+            message = self._inbox.get()
+            self._idle_since = None
+            self._idle_s += time.monotonic() - since
+            yield message
+        while not self._inbox.empty():
+            yield self._inbox.get()
 
     def _swap(self, swap: _Swap) -> None:
         started = time.monotonic()
@@ -318,7 +297,7 @@ class TransformersEngine(Engine):
         pause = time.monotonic() - started
         self._swap_s += pause
         self._swaps += 1
-        self._loop.call_soon_threadsafe(_resolve, swap.future, pause)
+        self._loop.call_soon_threadsafe(_settle, swap.future, pause)
 
     # ---- back in the event loop
 
@@ -335,14 +314,14 @@ class TransformersEngine(Engine):
                 pending.error = GenerationFailed("the model's logits are not finite")
             if pending.missing == 0 and item.request_id not in aborts:
                 del self._pending[item.request_id]
-                self._finish(pending)
+                whole = tuple(c for c in pending.completions if c is not None)
+                _settle(pending.future, pending.error or whole)
         for item in cut:
             if (pending := self._pending.get(item.request_id)) is not None:
                 pending.completions[item.index] = item.completion
         for request_id in aborts:
-            pending = self._pending.pop(request_id, None)
-            if pending is not None and not pending.future.done():
-                pending.future.set_exception(Aborted(request_id, tuple(pending.completions)))
+            if (pending := self._pending.pop(request_id, None)) is not None:
+                _settle(pending.future, Aborted(request_id, tuple(pending.completions)))
 
     def _report_partial(self, due: list[Ended]) -> None:
         """Reports the present state of requests: finished and running completions, and waiting prefixes."""
@@ -352,37 +331,28 @@ class TransformersEngine(Engine):
         for request_id, rows in running.items():
             if (pending := self._pending.get(request_id)) is None:
                 continue
-            prefixes = pending.request.prefixes or (None,) * pending.request.count
             completions = (
-                rows.get(index) or done or prefix
-                for index, (done, prefix) in enumerate(
-                    zip(pending.completions, prefixes, strict=True)
-                )
+                rows.get(index) or done or pending.request.prefix(index)
+                for index, done in enumerate(pending.completions)
             )
             self._report(pending.request, tuple(completions))
 
-    def _finish(self, pending: _Pending) -> None:
-        if pending.future.done():
-            return
-        if pending.error is not None:
-            pending.future.set_exception(pending.error)
-        else:
-            pending.future.set_result(tuple(c for c in pending.completions if c is not None))
-
     def _end_all(self) -> None:
         """The thread has ended: all callers get an error."""
-        self._inbox.closing = True
+        self._closed = True
         for request_id, pending in self._pending.items():
-            if not pending.future.done():
-                error = EngineError(f"the engine failed{self._why()}") if self._failure else None
-                pending.future.set_exception(error or Aborted(request_id))
+            _settle(pending.future, self._closed_error() if self._failure else Aborted(request_id))
         self._pending.clear()
-        for swap in [*self._taken, *self._inbox.swaps]:
-            if not swap.future.done():
-                swap.future.set_exception(EngineError(f"the engine is closed{self._why()}"))
+        for future in self._loading:
+            _settle(future, self._closed_error())
         self._over.set()
 
 
-def _resolve(future: asyncio.Future[float], value: float) -> None:
-    if not future.done():
-        future.set_result(value)
+def _settle(future: asyncio.Future[Any], outcome: Any) -> None:
+    """``outcome``: a result, or the exception to raise."""
+    if future.done():
+        return
+    if isinstance(outcome, Exception):
+        future.set_exception(outcome)
+    else:
+        future.set_result(outcome)

@@ -19,12 +19,7 @@ from transformers import PreTrainedModel
 from rollout_worker.engine.transformers.decoder import Prefilled
 from rollout_worker.engine.transformers.kv_cache import CacheShape, SlotCache
 
-_CLASSES = {
-    "LlamaForCausalLM",
-    "MistralForCausalLM",
-    "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM",
-}
+_CLASSES = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"}
 _STATIC_ROPE = {"default", "linear", "llama3", "yarn"}
 
 

@@ -8,35 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
-from transformers.cache_utils import Cache, CacheLayerMixin
+from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
 
 from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.transformers.decoder import Prefilled
 from rollout_worker.engine.transformers.kv_cache import CacheShape, SlotCache
 
 _KNOWN_LAYERS = {"full_attention", "sliding_attention"}
-
-
-class _KeepLayer(CacheLayerMixin):
-    """Stores the keys and values of one prefill, and attends only to them."""
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        self.is_initialized = True
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        self.keys, self.values = key_states, value_states
-        return key_states, value_states
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return query_length, 0
-
-    def get_seq_length(self) -> int:
-        return 0
-
-    def get_max_length(self) -> int:
-        return -1
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -119,7 +97,7 @@ class HFDecoder:
     def _run_prefill(
         self, tokens: Tensor, kept: Tensor | None
     ) -> tuple[Tensor, list[tuple[Tensor, Tensor]]]:
-        cache = Cache(layers=[_KeepLayer() for _ in range(self._config.num_hidden_layers)])
+        cache = Cache(layers=[DynamicLayer() for _ in range(self._config.num_hidden_layers)])
         positions = torch.arange(tokens.shape[1], device=tokens.device)[None].expand_as(tokens)
         # Padding is on the right: the causal mask alone keeps it from every token that counts.
         extra = {"logits_to_keep": kept} if kept is not None and self._selects else {}

@@ -6,7 +6,7 @@ logits, parameters and random number. A token of probability 0 is never drawn.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ class SamplerRows:
     uniform: NDArray[np.float32]
     """In (0, 1)."""
 
+    def take(self, index: NDArray[np.int64]) -> SamplerRows:
+        return SamplerRows(*(getattr(self, column.name)[index] for column in fields(self)))
+
 
 def sample(logits: Tensor, rows: SamplerRows) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """Draws one token per row. ``logits``: float32 [rows, vocabulary]; may be overwritten.
@@ -34,52 +37,37 @@ def sample(logits: Tensor, rows: SamplerRows) -> tuple[NDArray[np.int64], NDArra
     from, float32 [rows]. A row whose logits are not finite has a log-probability that is not.
     """
     filtered = ((rows.top_p < 1) | (rows.top_k > 0)) & ~rows.greedy
-    if rows.greedy.any() or filtered.any():
-        return _mixed(logits, rows, filtered)
-    tokens, logprobs = _plain(logits, rows.temperature, rows.uniform)
-    return tokens.cpu().numpy(), logprobs.cpu().numpy()
-
-
-def _mixed(
-    logits: Tensor, rows: SamplerRows, filtered: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     tokens = np.empty(len(logits), dtype=np.int64)
     logprobs = np.empty(len(logits), dtype=np.float32)
     for where, draw in (
-        (rows.greedy, lambda part, i: _greedy(part)),
-        (filtered, lambda part, i: _filtered(part, rows, i)),
-        (
-            ~rows.greedy & ~filtered,
-            lambda part, i: _plain(part, rows.temperature[i], rows.uniform[i]),
-        ),
+        (rows.greedy, _greedy),
+        (filtered, _filtered),
+        (~rows.greedy & ~filtered, _plain),
     ):
         index = np.flatnonzero(where)
         if len(index) == 0:
             continue
         part = logits if len(index) == len(logits) else logits[_on(index, logits)]
-        chosen, logprob = draw(part, index)
+        chosen, logprob = draw(part, rows.take(index))
         tokens[index] = chosen.cpu().numpy()
         logprobs[index] = logprob.cpu().numpy()
     return tokens, logprobs
 
 
-def _greedy(logits: Tensor) -> tuple[Tensor, Tensor]:
+def _greedy(logits: Tensor, rows: SamplerRows) -> tuple[Tensor, Tensor]:
     logprob, token = torch.log_softmax(logits, -1).max(-1)
     return token, logprob
 
 
-def _plain(
-    logits: Tensor, temperature: NDArray[np.float32], uniform: NDArray[np.float32]
-) -> tuple[Tensor, Tensor]:
-    logprobs = torch.log_softmax(_tempered(logits, temperature), -1)
-    token = _invert(logprobs.exp(), _on(uniform, logits))
+def _plain(logits: Tensor, rows: SamplerRows) -> tuple[Tensor, Tensor]:
+    logprobs = torch.log_softmax(_tempered(logits, rows), -1)
+    token = _invert(logprobs.exp(), _on(rows.uniform, logits))
     return token[:, 0], logprobs.gather(1, token)[:, 0]
 
 
-def _filtered(logits: Tensor, rows: SamplerRows, index: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+def _filtered(logits: Tensor, rows: SamplerRows) -> tuple[Tensor, Tensor]:
     """Top-k, then top-p within what top-k kept, each renormalised."""
-    scaled = _tempered(logits, rows.temperature[index])
-    top_k = rows.top_k[index]
+    scaled, top_k = _tempered(logits, rows), rows.top_k
     if top_k.all() and (widest := int(top_k.max())) < scaled.shape[1]:
         ordered, order = scaled.topk(widest, -1)
     else:
@@ -89,16 +77,16 @@ def _filtered(logits: Tensor, rows: SamplerRows, index: NDArray[np.int64]) -> tu
     p = torch.softmax(ordered.masked_fill(rank >= limit, -torch.inf), -1)
     before = p.cumsum(-1) - p
     # The first token is always kept: the mass before it is 0, and top_p is positive.
-    p = p * (before < _on(rows.top_p[index], logits)[:, None])
-    place = _invert(p, _on(rows.uniform[index], logits))
+    p = p * (before < _on(rows.top_p, logits)[:, None])
+    place = _invert(p, _on(rows.uniform, logits))
     logprob = (p.gather(1, place) / p.sum(-1, keepdim=True)).log().clamp_(max=0.0)
     return order.gather(1, place)[:, 0], logprob[:, 0]
 
 
-def _tempered(logits: Tensor, temperature: NDArray[np.float32]) -> Tensor:
-    if (temperature == 1).all():
+def _tempered(logits: Tensor, rows: SamplerRows) -> Tensor:
+    if (rows.temperature == 1).all():
         return logits
-    return logits / _on(temperature, logits)[:, None]
+    return logits / _on(rows.temperature, logits)[:, None]
 
 
 def _invert(p: Tensor, uniform: Tensor) -> Tensor:

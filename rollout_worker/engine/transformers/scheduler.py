@@ -6,8 +6,7 @@ step:  decode one token of every row ──► finished rows leave, the last row
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -15,10 +14,10 @@ import torch
 from numpy.typing import NDArray
 
 from rollout_worker.engine.base import Completion, Finish, Request
-from rollout_worker.engine.stopping import Decode, EndTokens, StopStrings, TokenTexts
+from rollout_worker.engine.stopping import TokenTexts, ended_by
 from rollout_worker.engine.transformers import sampler
 from rollout_worker.engine.transformers.admission import Admission
-from rollout_worker.engine.transformers.batch import RunningBatch, SequenceRow
+from rollout_worker.engine.transformers.batch import Ended, RunningBatch, SequenceRow
 from rollout_worker.engine.transformers.decoder import Decoder
 from rollout_worker.engine.transformers.kv_cache import SlotCache
 from rollout_worker.engine.transformers.rng import sample_keys
@@ -30,15 +29,6 @@ _STOPS = 64
 clients may use new ones with every turn."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """``completion`` None: the model's output for this row was not finite."""
-
-    request_id: str
-    index: int
-    completion: Completion | None
-
-
 class Scheduler:
     def __init__(
         self,
@@ -46,111 +36,64 @@ class Scheduler:
         *,
         slots: int,
         cache_tokens: int,
-        end_tokens: EndTokens,
-        decode_text: Decode,
-        vocabulary: int,
+        end_tokens: set[int],
+        texts: TokenTexts,
     ) -> None:
         self._decoder = decoder
         self._device = decoder.shape.device
         self._cache = SlotCache(decoder.shape)
-        self._batch = RunningBatch(slots)
-        self._admission = Admission(slots, cache_tokens)
-        self._end_tokens = end_tokens
-        self._decode_text = decode_text
-        self._vocabulary = vocabulary
-        self.token_texts = TokenTexts(decode_text, vocabulary)
-        self._stop_strings = lru_cache(_STOPS)(self._make_stop_strings)
-        self.version = -1
+        self.batch = RunningBatch(slots)
+        self.admission = Admission(slots, cache_tokens)
+        self._end_tokens = np.array(sorted(end_tokens), dtype=np.int64)
+        self._texts = texts
+        self._may_end = lru_cache(_STOPS)(texts.may_end)
         self.tokens = 0
         self.steps = 0
 
-    @property
-    def running(self) -> int:
-        return self._batch.size
-
-    @property
-    def waiting(self) -> int:
-        return self._admission.waiting
-
     def add(self, request: Request) -> list[Ended]:
         """Queues a request; returns completions whose prefix is already complete."""
-        params = request.params
-        keys = sample_keys(params.seed, np.arange(request.count))
         ended: list[Ended] = []
         rows: list[SequenceRow] = []
-        for index in range(request.count):
-            prefix = request.prefixes[index] if request.prefixes else None
-            if prefix is not None and _complete(prefix, params.max_tokens):
+        keys = sample_keys(request.params.seed, np.arange(request.count))
+        for index, key in enumerate(keys):
+            prefix = request.prefix(index)
+            if prefix is not None and _complete(prefix, request.params.max_tokens):
                 ended.append(Ended(request.request_id, index, prefix))
-                continue
-            rows.append(
-                SequenceRow(
-                    request.request_id,
-                    index,
-                    request.prompt_tokens,
-                    params.max_tokens,
-                    keys[index],
-                    params.temperature,
-                    params.top_p,
-                    params.top_k,
-                    params.greedy,
-                    params.stop,
-                    prefix if prefix is not None and len(prefix.tokens) else None,
-                )
-            )
+            else:
+                rows.append(SequenceRow(request, index, key, prefix))
         if rows:
-            self._admission.add(rows)
+            self.admission.add(rows)
         return ended
 
     @torch.inference_mode()
     def remove(self, request_ids: set[str]) -> list[Ended]:
         """Removes requests, running or not; returns their unfinished rows."""
         ended = [
-            Ended(row.request_id, row.index, row.prefix)
-            for row in self._admission.remove(request_ids)
+            Ended(row.request.request_id, row.index, row.prefix)
+            for row in self.admission.remove(request_ids)
         ]
-        hit = [i for i, owner in enumerate(self._batch.owners) if owner.request_id in request_ids]
-        for row in hit:
-            owner = self._batch.owners[row]
-            partial = self._batch.completion(row, self.version, Finish.PARTIAL)
-            ended.append(Ended(owner.request_id, owner.index, partial))
-        self._leave(np.array(hit, dtype=np.int64))
+        rows = self.batch.rows_of(request_ids)
+        ended += [self.batch.ended(row, Finish.PARTIAL) for row in rows]
+        self._leave(np.array(rows, dtype=np.int64))
         return ended
-
-    def due(self, every: int) -> list[Ended]:
-        """Running rows of the requests that are due for a report: one of their rows has ``every`` tokens
-        more than at the last one."""
-        batch = self._batch
-        ids = {batch.owners[row].request_id for row in batch.due(every)}
-        if not ids:
-            return []
-        rows = [row for row, owner in enumerate(batch.owners) if owner.request_id in ids]
-        batch.mark_reported(rows)
-        return [
-            Ended(
-                owner.request_id, owner.index, batch.completion(row, self.version, Finish.PARTIAL)
-            )
-            for row, owner in ((row, batch.owners[row]) for row in rows)
-        ]
 
     def set_version(self, version: int) -> None:
         """The weights have been replaced; the next tokens are of ``version``."""
-        self._batch.mark_version(self.version)
-        self.version = version
+        self.batch.set_version(version)
         self._decoder.refresh()
 
     @torch.inference_mode()
     def step(self) -> list[Ended]:
         """One token for every running row and every row that joins."""
         self.steps += 1
-        ended = self._decode() if self._batch.size else []
-        joining = self._admission.take(self._batch.size, self._batch.longest())
+        ended = self._decode() if self.batch.size else []
+        joining = self.admission.take(self.batch.size, self.batch.longest())
         if joining:
             ended += self._join(joining)
         return ended
 
     def _decode(self) -> list[Ended]:
-        batch = self._batch
+        batch = self.batch
         positions = batch.positions()
         length = int(positions.max()) + 1
         self._cache.reserve(batch.size, length, batch.size, min(length, self._cache.length))
@@ -161,18 +104,14 @@ class Scheduler:
 
     def _join(self, joining: list[SequenceRow]) -> list[Ended]:
         ended: list[Ended] = []
-        for chunk in _chunks(joining):
-            inputs, sources = _distinct(chunk)
-            lengths = np.array([len(tokens) for tokens in inputs], dtype=np.int64)
-            padded = np.zeros((len(inputs), lengths.max()), dtype=np.int64)
-            for i, tokens in enumerate(inputs):
-                padded[i, : len(tokens)] = tokens
-            prefilled = self._decoder.prefill(self._to_device(padded), self._to_device(lengths))
-            used = self._batch.size
-            used_length = int(self._batch.positions().max()) + 1 if used else 0
-            rows = self._batch.join(chunk)
-            self._cache.reserve(rows.stop, padded.shape[1] + 1, used, used_length)
-            source = self._to_device(np.array(sources, dtype=np.int64))
+        for prefill in _prefills(joining):
+            tokens, lengths = prefill.padded()
+            prefilled = self._decoder.prefill(self._to_device(tokens), self._to_device(lengths))
+            used = self.batch.size
+            used_length = int(self.batch.positions().max()) + 1 if used else 0
+            rows = self.batch.join(prefill.rows)
+            self._cache.reserve(rows.stop, tokens.shape[1] + 1, used, used_length)
+            source = self._to_device(np.array(prefill.sources, dtype=np.int64))
             self._cache.fill(
                 self._to_device(np.arange(rows.start, rows.stop)),
                 source,
@@ -184,56 +123,41 @@ class Scheduler:
 
     def _take_tokens(self, rows: slice, logits: torch.Tensor) -> list[Ended]:
         """Samples a token for each of ``rows`` (the last of the batch) and removes those that end."""
-        batch = self._batch
+        batch = self.batch
         tokens, logprobs = sampler.sample(logits, batch.sampling(rows))
         broken = ~np.isfinite(logprobs)
         at_limit, has_stops = batch.append(rows, tokens, logprobs)
         self.tokens += len(tokens)
-        stopped = self._end_tokens(tokens)
-        over = stopped | at_limit | broken
+        stopped = np.isin(tokens, self._end_tokens)
         found: dict[int, str] = {}
-        if has_stops.any():
-            found = self._find_stops(rows, tokens, has_stops & ~over | (has_stops & at_limit))
-            for i in found:
-                over[i - rows.start] = stopped[i - rows.start] = True
-        leaving = np.flatnonzero(over)
-        if len(leaving) == 0:
-            return []
+        for i in np.flatnonzero(has_stops & ~stopped & ~broken).tolist():
+            if (stop := self._found_stop(rows.start + i, tokens[i])) is not None:
+                found[i] = stop
+                stopped[i] = True
+        leaving = np.flatnonzero(stopped | at_limit | broken)
         ended: list[Ended] = []
         for i in leaving.tolist():
-            row = rows.start + i
-            owner = batch.owners[row]
             finish = Finish.STOP if stopped[i] else Finish.LENGTH
-            completion = batch.completion(row, self.version, finish, found.get(row))
-            ended.append(Ended(owner.request_id, owner.index, None if broken[i] else completion))
+            item = batch.ended(rows.start + i, finish, found.get(i))
+            ended.append(replace(item, completion=None) if broken[i] else item)
         if broken.any():
             # Non-finite values must not stay in the cache: a masked NaN is still a NaN.
             self._cache.clear(self._to_device(np.flatnonzero(broken) + rows.start))
         self._leave(leaving + rows.start)
         return ended
 
-    def _find_stops(
-        self, rows: slice, tokens: NDArray[np.int64], candidates: NDArray[np.bool_]
-    ) -> dict[int, str]:
-        found: dict[int, str] = {}
-        for i in np.flatnonzero(candidates).tolist():
-            row = rows.start + i
-            stops = self._stop_strings(self._batch.owners[row].stop)
-            if not stops.may_end(tokens[i : i + 1])[0]:
-                continue
-            if (hit := stops.found(self._batch.tokens(row))) is not None:
-                found[row] = hit
-        return found
-
-    def _make_stop_strings(self, strings: tuple[str, ...]) -> StopStrings:
-        return StopStrings(strings, self._decode_text, self._vocabulary, self.token_texts)
+    def _found_stop(self, row: int, newest: np.int64) -> str | None:
+        stops = self.batch.owners[row].request.params.stop
+        if not self._may_end(stops)[newest]:
+            return None
+        return ended_by(stops, self.batch.tokens(row), self._texts.decode)
 
     def _leave(self, rows: NDArray[np.int64]) -> None:
         if len(rows) == 0:
             return
-        sources, targets = self._batch.leave(rows)
+        sources, targets = self.batch.leave(rows)
         if len(sources):
-            length = min(int(self._batch.positions().max()) + 1, self._cache.length)
+            length = min(int(self.batch.positions().max()) + 1, self._cache.length)
             self._cache.move(self._to_device(sources), self._to_device(targets), length)
 
     def _to_device(self, array: NDArray[np.int64]) -> torch.Tensor:
@@ -244,34 +168,45 @@ def _complete(prefix: Completion, max_tokens: int) -> bool:
     return prefix.finish is not Finish.PARTIAL or len(prefix.tokens) >= max_tokens
 
 
-def _chunks(rows: list[SequenceRow]) -> list[list[SequenceRow]]:
+@dataclass(slots=True)
+class _Prefill:
+    """Rows that join with one forward, and the distinct token sequences that it computes."""
+
+    rows: list[SequenceRow] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+    """Of each row, the number of its sequence."""
+    inputs: list[NDArray[np.int32]] = field(default_factory=list)
+    places: dict[int, int] = field(default_factory=dict)
+    """By identity of a sequence, its number: completions of a request share its prompt."""
+    longest: int = 0
+
+    def add(self, row: SequenceRow) -> bool:
+        """False, and nothing is added, if it would be too large."""
+        tokens = row.tokens
+        if id(tokens) not in self.places:
+            longest = max(self.longest, len(tokens))
+            if self.inputs and longest * (len(self.inputs) + 1) > _PREFILL_TOKENS:
+                return False
+            self.places[id(tokens)] = len(self.inputs)
+            self.inputs.append(tokens)
+            self.longest = longest
+        self.rows.append(row)
+        self.sources.append(self.places[id(tokens)])
+        return True
+
+    def padded(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Tokens [sequences, longest], padded on the right, and lengths [sequences]."""
+        padded = np.zeros((len(self.inputs), self.longest), dtype=np.int64)
+        for i, tokens in enumerate(self.inputs):
+            padded[i, : len(tokens)] = tokens
+        return padded, np.array([len(tokens) for tokens in self.inputs], dtype=np.int64)
+
+
+def _prefills(rows: list[SequenceRow]) -> list[_Prefill]:
     """Splits joining rows, in order, into prefills of at most ``_PREFILL_TOKENS`` padded tokens."""
-    chunks: list[list[SequenceRow]] = [[]]
-    longest = distinct = 0
+    prefills = [_Prefill()]
     for row in rows:
-        chunk = chunks[-1]
-        new = not chunk or chunk[-1].prompt is not row.prompt or row.prefix is not None
-        tokens = len(row.prompt) + (0 if row.prefix is None else len(row.prefix.tokens))
-        if chunk and max(longest, tokens) * (distinct + new) > _PREFILL_TOKENS:
-            chunks.append([])
-            longest, distinct, new = 0, 0, True
-        chunks[-1].append(row)
-        longest = max(longest, tokens)
-        distinct += new
-    return chunks
-
-
-def _distinct(rows: Sequence[SequenceRow]) -> tuple[list[NDArray[np.int32]], list[int]]:
-    """The distinct token sequences to prefill, and the index of the sequence for each row."""
-    inputs: list[NDArray[np.int32]] = []
-    sources: list[int] = []
-    shared: dict[str, int] = {}
-    for row in rows:
-        place = shared.get(row.request_id) if row.prefix is None else None
-        if place is None:
-            place = len(inputs)
-            inputs.append(row.tokens)
-            if row.prefix is None:
-                shared[row.request_id] = place
-        sources.append(place)
-    return inputs, sources
+        if not prefills[-1].add(row):
+            prefills.append(_Prefill())
+            prefills[-1].add(row)
+    return prefills

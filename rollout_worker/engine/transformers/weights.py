@@ -11,22 +11,19 @@ from rollout_worker.engine.base import WeightMismatch
 
 
 class WeightTable:
-    """The model's parameters by name. Tied parameters have several names."""
+    """The model's parameters and buffers by name. Tied parameters have several names."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._by_name: dict[str, Tensor] = dict(model.named_parameters(remove_duplicate=False))
-        self._buffers = {
-            name: buffer
-            for name, buffer in model.state_dict(keep_vars=True).items()
-            if name not in self._by_name
-        }
+        parameters = dict(model.named_parameters(remove_duplicate=False))
+        self._by_name: dict[str, Tensor] = model.state_dict(keep_vars=True) | parameters
+        self._buffers = self._by_name.keys() - parameters.keys()
         self._names: dict[int, list[str]] = {}
-        for name, parameter in self._by_name.items():
+        for name, parameter in parameters.items():
             self._names.setdefault(id(parameter), []).append(name)
 
-    def check(self, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Pairs (target, staged) that a swap copies. Raises WeightsRefused; changes nothing."""
-        unknown = [n for n in tensors if n not in self._by_name and n not in self._buffers]
+    def canonical(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The staged tensors, tied ones once, under their first name. Raises WeightMismatch."""
+        unknown = [name for name in tensors if name not in self._by_name]
         if unknown:
             raise WeightMismatch(f"weights unknown to the model: {_some(unknown)}")
         missing = [
@@ -34,29 +31,25 @@ class WeightTable:
         ]
         if missing:
             raise WeightMismatch(f"weights missing: {_some(missing)}")
-        targets = self._by_name | self._buffers
         for name, staged in tensors.items():
-            if staged.shape != targets[name].shape:
+            shape = self._by_name[name].shape
+            if staged.shape != shape:
                 raise WeightMismatch(
-                    f"{name} has shape {tuple(staged.shape)}, the model {tuple(targets[name].shape)}"
+                    f"{name} has shape {tuple(staged.shape)}, the model {tuple(shape)}"
                 )
-        pairs = [(self._buffers[n], t) for n, t in tensors.items() if n in self._buffers]
+        result = {name: staged for name, staged in tensors.items() if name in self._buffers}
         for names in self._names.values():
-            given = [name for name in names if name in tensors]
-            first = tensors[given[0]]
-            for other in given[1:]:
+            given, *others = [name for name in names if name in tensors]
+            first = tensors[given]
+            for other in others:
                 if tensors[other] is not first and not torch.equal(tensors[other], first):
-                    raise WeightMismatch(f"{other} and {given[0]} are tied but differ")
-            pairs.append((self._by_name[given[0]], first))
-        return pairs
-
-    def canonical(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The staged tensors, tied ones once, under their first name. Raises WeightsRefused as check()."""
-        self.check(tensors)
-        result = {name: t for name, t in tensors.items() if name in self._buffers}
-        for names in self._names.values():
-            result[names[0]] = next(tensors[name] for name in names if name in tensors)
+                    raise WeightMismatch(f"{other} and {given} are tied but differ")
+            result[names[0]] = first
         return result
+
+    def pairs(self, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+        """Pairs (target, staged) that a swap copies. Raises WeightMismatch; changes nothing."""
+        return [(self._by_name[name], staged) for name, staged in self.canonical(tensors).items()]
 
 
 @torch.no_grad()

@@ -93,8 +93,6 @@ def engine_arguments(config: Config, model: PretrainedConfig, *, cpu: bool) -> d
         if rollout.tensor_parallel == 1:
             # The rank lives in the engine's process: one process and one hop per step less.
             arguments["distributed_executor_backend"] = "uni"
-    if not rollout.vllm.get("enforce_eager", cpu):
-        arguments.pop("enforce_eager", None)
     return arguments | given
 
 

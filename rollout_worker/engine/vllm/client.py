@@ -7,8 +7,8 @@ them (see plugin).
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Awaitable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -28,8 +28,6 @@ _DEAD_S = 0.5
 """Interval of checks that the engine's process is alive. Seconds."""
 _CLOSE_S = 1.0
 """Time for vLLM's processes to end by themselves: they have nothing to save. Seconds."""
-
-
 _DEAD = "vLLM's engine process ended; its last messages are in the log above"
 
 
@@ -56,37 +54,24 @@ class VLLMClient:
     def __init__(self, config: Config, overrides: Mapping[str, Any]) -> None:
         self._config = config
         self._overrides = dict(overrides)
-        self._thread: threading.Thread | None = None
-        self._leave = threading.Event()
+        self._owner = ThreadPoolExecutor(1, "vllm-owner")
         self.llm: Any = None
         """AsyncLLM; None before the start and after the end."""
         self.spec: EngineSpec
-        self._died = asyncio.Event()
-        self._watch: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Raises EngineError if vLLM refuses the arguments or the model."""
         loop = asyncio.get_running_loop()
-        built: asyncio.Future[tuple[Any, EngineSpec]] = loop.create_future()
-        self._thread = threading.Thread(
-            target=self._own, args=(loop, built), name="vllm-owner", daemon=True
-        )
-        self._thread.start()
-        self.llm, self.spec = await built
-        self._watch = loop.create_task(self._watch_process())
+        self.llm, self.spec = await loop.run_in_executor(self._owner, self._build)
 
     async def close(self) -> None:
         """Ends vLLM's processes. Idempotent."""
-        if self._watch is not None:
-            self._watch.cancel()
         if self.llm is not None:
             llm, self.llm = self.llm, None
             await asyncio.to_thread(llm.shutdown, _CLOSE_S)
             # Its finaliser calls this again at the interpreter's end, when its modules are unloaded.
-            llm.shutdown = _nothing
-        self._leave.set()
-        if self._thread is not None:
-            await asyncio.to_thread(self._thread.join)
+            llm.shutdown = lambda: None
+        await asyncio.to_thread(self._owner.shutdown)
 
     async def ranks(self, method: str, *args: Any) -> list[Any]:
         """Calls a method of each rank, between two steps. Returns the results."""
@@ -102,7 +87,8 @@ class VLLMClient:
 
     async def until_dead(self) -> None:
         """Raises EngineDied once vLLM's engine process has ended by itself; never returns."""
-        await self._died.wait()
+        while self.llm is None or not internals.is_dead(self.llm):  # noqa: ASYNC110
+            await asyncio.sleep(_DEAD_S)
         raise EngineDied(_DEAD)
 
     async def unless_dead(self, work: Awaitable[_T]) -> _T:
@@ -117,12 +103,6 @@ class VLLMClient:
                 future.cancel()
             await asyncio.gather(asked, dead, return_exceptions=True)
 
-    async def _watch_process(self) -> None:
-        while not self._died.is_set():
-            await asyncio.sleep(_DEAD_S)
-            if self.llm is not None and internals.is_dead(self.llm):
-                self._died.set()
-
     def error(self, error: Exception) -> EngineError:
         if isinstance(error, EngineError):
             return error
@@ -131,20 +111,6 @@ class VLLMClient:
         if internals.is_dead(self.llm):
             return EngineDied(_DEAD)
         return EngineError(f"vLLM: {_reason(error)}")
-
-    # ---- the owner's thread
-
-    def _own(
-        self, loop: asyncio.AbstractEventLoop, built: asyncio.Future[tuple[Any, EngineSpec]]
-    ) -> None:
-        try:
-            result = self._build()
-        except BaseException as error:
-            loop.call_soon_threadsafe(_settle, built, None, error)
-            return
-        loop.call_soon_threadsafe(_settle, built, result, None)
-        del result
-        self._leave.wait()
 
     def _build(self) -> tuple[Any, EngineSpec]:
         config = self._config
@@ -184,10 +150,6 @@ def start_error(error: Exception) -> EngineError:
     return kind(f"vLLM cannot start: {_reason(error)}")
 
 
-def _nothing() -> None:
-    pass
-
-
 def _spec(config: Config, model: PretrainedConfig, arguments: Mapping[str, Any]) -> EngineSpec:
     with torch.device("meta"):
         shape = AutoModelForCausalLM.from_config(
@@ -205,19 +167,6 @@ def _spec(config: Config, model: PretrainedConfig, arguments: Mapping[str, Any])
         quantised=arguments.get("quantization") is not None,
         has_weights=arguments["load_format"] != "dummy",
     )
-
-
-def _settle(
-    future: asyncio.Future[tuple[Any, EngineSpec]],
-    value: tuple[Any, EngineSpec] | None,
-    error: BaseException | None,
-) -> None:
-    if future.done():
-        return
-    if error is not None or value is None:
-        future.set_exception(error or EngineError("vLLM did not start"))
-    else:
-        future.set_result(value)
 
 
 def _reason(error: BaseException) -> str:

@@ -11,9 +11,10 @@ prefill through vLLM's prefix cache, in whole blocks. Cache entries are salted w
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Mapping
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,6 @@ from rollout_worker.engine.base import (
     OnPartial,
     Request,
 )
-from rollout_worker.engine.stopping import Decode
 from rollout_worker.engine.transformers.rng import sample_keys
 from rollout_worker.engine.vllm import internals
 from rollout_worker.engine.vllm.client import VLLMClient
@@ -42,6 +42,7 @@ from rollout_worker.engine.vllm.outputs import complete, join
 from rollout_worker.engine.vllm.progress import ProgressReporter
 from rollout_worker.engine.vllm.request import GroupRequest
 from rollout_worker.engine.vllm.swap import WeightSwap
+from rollout_worker.tokenizer import PromptTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +50,7 @@ _CLOSE_S = 1.0
 
 
 class VLLMEngine(Engine):
-    """``decode_text`` and ``end_tokens``: as for the transformers engine. ``overrides``: engine
-    arguments that the config cannot set."""
+    """``overrides``: engine arguments that the config cannot set."""
 
     exact_continuation = False
     least_temperature = 0.01
@@ -59,9 +59,8 @@ class VLLMEngine(Engine):
     def __init__(
         self,
         config: Config,
+        tokenizer: PromptTokenizer,
         *,
-        decode_text: Decode,
-        end_tokens: tuple[int, ...] = (),
         overrides: Mapping[str, Any] | None = None,
     ) -> None:
         if not self.least_temperature <= config.rollout.temperature <= self.most_temperature:
@@ -72,25 +71,25 @@ class VLLMEngine(Engine):
         self._config = config
         self.on_update = config.rollout.on_update
         """What the next swap does to running sequences."""
-        self._decode_text = decode_text
-        self._end_tokens = end_tokens
+        self._tokenizer = tokenizer
         self._client = VLLMClient(config, overrides or {})
-        self._swap: WeightSwap | None = None
+        self._swap = WeightSwap(
+            self._client,
+            self._generate if config.rollout.verify else None,
+            lambda: self._end(self._groups.values()),
+        )
         self._groups: dict[str, GroupRequest] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._closed = False
         self._progress: ProgressReporter | None = None
-        self._count = 0
+        self._numbers = itertools.count(1)
         self._tokens = self._samples = 0
         self._prompt_tokens = self._cached_tokens = 0
         self._idle_s = 0.0
         self._idle_since: float | None = None
 
     async def start(self) -> None:
-        if self._swap is not None:
-            return
         started = time.monotonic()
-        self._loop = asyncio.get_running_loop()
         await self._client.start()
         try:
             await self._client.call(self._client.llm.update_weight_version("-1"))
@@ -102,12 +101,9 @@ class VLLMEngine(Engine):
             raise EngineDied(str(error)) from error
         internals.quieten()
         spec = self._client.spec
-        self._ends = sorted({*self._end_tokens, *spec.end_tokens})
-        self._swap = WeightSwap(
-            self._client,
-            self._generate if self._config.rollout.verify else None,
-            self._end_all,
-        )
+        self.vocabulary, self.max_context = spec.vocabulary, spec.max_context
+        self._ends = sorted({*self._tokenizer.end_tokens, *spec.end_tokens})
+        self._swap.usable = spec.has_weights
         self._idle_since = time.monotonic()
         event(
             logger,
@@ -123,12 +119,11 @@ class VLLMEngine(Engine):
         if self._closed:
             return
         self._closed = True
-        for group in list(self._groups.values()):
-            self._abort(group)
+        if self._groups:
+            self._spawn(self._end(self._groups.values()))
         if self._background:
             await asyncio.wait(set(self._background), timeout=_CLOSE_S)
-        if self._swap is not None:
-            self._swap.close()
+        self._swap.close()
         await self._client.close()
 
     # ---- generating
@@ -137,7 +132,7 @@ class VLLMEngine(Engine):
         self.check(request)
         if self._closed:
             raise EngineError("the engine is closed")
-        if not self._swap_ready.usable:
+        if not self._swap.usable:
             raise EngineError("the engine has no weights yet")
         if request.request_id in self._groups:
             raise EngineError(f"request {request.request_id} is already running")
@@ -168,41 +163,35 @@ class VLLMEngine(Engine):
 
     async def _complete(self, group: GroupRequest, index: int) -> Completion | None:
         """One completion of the request. None: aborted without a token."""
-        request = group.request
-        so_far = request.prefixes[index] if request.prefixes else None
-        params = request.params
-        if whole := complete(so_far, params.max_tokens, params.stop, self._decode_text):
-            self._samples += 1
-            group.done[index] = whole
-            self.completion_finished(request.request_id)
-            return whole
-        while not group.aborted:
+        request, params = group.request, group.request.params
+        so_far = request.prefix(index)
+        whole = complete(so_far, params.max_tokens, params.stop, self._tokenizer.decode_all)
+        while whole is None:
+            if group.aborted:
+                return so_far
             output = await self._run(group, index, so_far)
             self._tokens += len(output.token_ids)
             try:
-                so_far = join(so_far, output, params.stop, self._decode_text)
+                so_far = join(so_far, output, params.stop, self._tokenizer.decode_all)
             except GenerationFailed:
-                self._spawn(self._swap_ready.heal())
+                self._spawn(self._swap.heal())
                 raise
-            stopped = so_far is not None and so_far.finish is Finish.STOP
-            if output.finish_reason != "abort" or stopped:
-                self._samples += 1
-                self.completion_finished(request.request_id)
-                if so_far is not None:
-                    group.done[index] = so_far
-                return so_far
-            # Ended by a swap before its first token arrived: it restarts under the new version.
-        return so_far
+            # Else aborted, or ended by a swap before its first token arrived: it restarts under the
+            # new version.
+            if so_far is not None and so_far.finish is not Finish.PARTIAL:
+                whole = so_far
+        self._samples += 1
+        group.done[index] = whole
+        self.completion_finished(request.request_id)
+        return whole
 
     async def _run(self, group: GroupRequest, index: int, prefix: Completion | None) -> Any:
         """One vLLM request, to its end. Returns its CompletionOutput."""
-        self._count += 1
-        name = f"{group.request.request_id}#{index}.{self._count}"
-        if prefix is None:
-            asked = self._fresh(group, index, name)
-        else:
-            asked = self._continued(group, index, prefix, name)
-        group.live.add(name)
+        name = f"{group.request.request_id}#{index}.{next(self._numbers)}"
+        prepared, key = self._prepared(group, index, prefix)
+        # vLLM takes seeds of 63 bits.
+        seed = None if group.request.params.greedy else key >> 1
+        asked = internals.another(prepared, name, seed)
         group.running[index] = name, prefix
         try:
             async for output in self._client.llm.generate(asked, asked.sampling_params, name):
@@ -210,30 +199,31 @@ class VLLMEngine(Engine):
         except Exception as error:
             raise self._client.error(error) from error
         finally:
-            group.live.discard(name)
+            del group.running[index]
         self._prompt_tokens += len(asked.prompt_token_ids)
         self._cached_tokens += last.num_cached_tokens or 0
         return last.outputs[0]
 
-    def _fresh(self, group: GroupRequest, index: int, name: str) -> Any:
-        request, salt = group.request, self._swap_ready.salt
+    def _prepared(
+        self, group: GroupRequest, index: int, prefix: Completion | None
+    ) -> tuple[Any, int]:
+        """vLLM's request for a completion, and the key of its random numbers."""
+        request, salt = group.request, self._swap.salt
+        if prefix is not None:
+            have = len(prefix.tokens)
+            tokens = np.concatenate([request.prompt_tokens, prefix.tokens])
+            # Not the random numbers that the prefix was drawn with.
+            (key,) = sample_keys(group.keys[index], np.array([have])).tolist()
+            return self._asked(request, tokens, have), key
         if group.fresh[0] != salt:
             group.fresh = salt, self._asked(request, request.prompt_tokens, 0)
-        return internals.another(group.fresh[1], name, _seed(request, group.keys[index]))
-
-    def _continued(self, group: GroupRequest, index: int, prefix: Completion, name: str) -> Any:
-        request, have = group.request, len(prefix.tokens)
-        tokens = np.concatenate([request.prompt_tokens, prefix.tokens])
-        asked = self._asked(request, tokens, have)
-        # Not the random numbers that the prefix was drawn with.
-        (key,) = sample_keys(group.keys[index], np.array([have])).tolist()
-        return internals.another(asked, name, _seed(request, key))
+        return group.fresh[1], group.keys[index]
 
     def _asked(self, request: Request, tokens: NDArray[np.int32], have: int) -> Any:
         """``have``: number of tokens that were generated."""
         from vllm.inputs.engine import tokens_input
 
-        prompt = tokens_input(tokens.tolist(), cache_salt=self._swap_ready.salt)
+        prompt = tokens_input(tokens.tolist(), cache_salt=self._swap.salt)
         try:
             params = self._params(request, have)
             return internals.prepared(self._client.llm, prompt, params, self._tasks)
@@ -269,24 +259,19 @@ class VLLMEngine(Engine):
 
     def abort(self, request_id: str) -> None:
         if (group := self._groups.get(request_id)) is not None:
-            self._abort(group)
+            self._spawn(self._end([group]))
 
-    def _abort(self, group: GroupRequest) -> None:
-        group.aborted = True
-        self._spawn(self._client.llm.abort(list(group.live)))
-
-    async def _end_all(self) -> None:
-        groups = list(self._groups.values())
+    def _end(self, groups: Collection[GroupRequest]) -> Coroutine[Any, Any, None]:
+        """Marks groups as aborted. Returns the call that ends their vLLM requests."""
         for group in groups:
             group.aborted = True
-        names = [name for group in groups for name in group.live]
-        if names:
-            await self._client.call(self._client.llm.abort(names))
+        names = [name for group in groups for name, _ in group.running.values()]
+        return self._client.call(self._client.llm.abort(names))
 
     def watch(self, every: int, report: OnPartial) -> None:
         if every:
             self._progress = ProgressReporter(
-                self._groups, self._client, self._decode_text, every, report
+                self._groups, self._client, self._tokenizer.decode_all, every, report
             )
 
     # ---- weights
@@ -294,31 +279,17 @@ class VLLMEngine(Engine):
     async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
         if self._closed:
             raise EngineError("the engine is closed")
-        return await self._swap_ready.load(version, tensors, self.on_update)
+        return await self._swap.load(version, tensors, self.on_update)
 
     async def until_failure(self) -> None:
         await self._client.until_dead()
 
     @property
-    def _swap_ready(self) -> WeightSwap:
-        if self._swap is None:
-            raise EngineError("the engine is not started")
-        return self._swap
-
-    @property
     def version(self) -> int:
-        return -1 if self._swap is None else self._swap.version
-
-    @property
-    def vocabulary(self) -> int:
-        return self._client.spec.vocabulary
-
-    @property
-    def max_context(self) -> int:
-        return self._client.spec.max_context
+        return self._swap.version
 
     def stats(self) -> EngineStats:
-        swap, since = self._swap_ready, self._idle_since
+        swap, since = self._swap, self._idle_since
         llm = self._client.llm
         unfinished = [] if llm is None else list(internals.states(llm))
         slots = self._config.rollout.max_sequences
@@ -341,7 +312,7 @@ class VLLMEngine(Engine):
     # ---- background work
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(self._quietly(work))
+        task = asyncio.create_task(self._quietly(work))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
@@ -351,8 +322,3 @@ class VLLMEngine(Engine):
             await work
         except Exception as error:
             event(logger, "background work failed", logging.WARNING, error=first_line(error))
-
-
-def _seed(request: Request, key: int) -> int | None:
-    """vLLM takes seeds of 63 bits."""
-    return None if request.params.greedy else key >> 1

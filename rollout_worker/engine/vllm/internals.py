@@ -9,32 +9,7 @@ import logging
 import re
 from collections.abc import Iterator
 from copy import copy
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
-
-
-@dataclass(frozen=True, slots=True)
-class VersionSpan:
-    version: str
-    start: int
-    end: int
-
-
-@dataclass(frozen=True, slots=True)
-class FlatLogprobs:
-    logprobs: list[float]
-
-
-@dataclass(frozen=True, slots=True)
-class CompletionSoFar:
-    """Fields as in vLLM's CompletionOutput."""
-
-    token_ids: list[int]
-    logprobs: FlatLogprobs
-    weight_versions: list[VersionSpan]
-    finish_reason: str = "abort"
-    stop_reason: None = None
 
 
 def prepared(llm: Any, prompt: Any, params: Any, tasks: Any) -> Any:
@@ -74,15 +49,11 @@ def tokens_so_far(state: Any) -> int:
     return int(state.detokenizer.num_output_tokens())
 
 
-def so_far(state: Any) -> CompletionSoFar:
+def so_far(state: Any) -> Any:
     """An unfinished sequence as an aborted CompletionOutput."""
-    tokens = list(state.detokenizer.output_token_ids)
-    starts = [*state.weight_version_starts, (None, len(tokens))]
-    return CompletionSoFar(
-        tokens,
-        FlatLogprobs(list(state.logprobs_processor.logprobs.logprobs[: len(tokens)])),
-        [VersionSpan(version, start, end) for (version, start), (_, end) in pairwise(starts)],
-    )
+    from vllm.v1.engine import FinishReason
+
+    return state._new_completion_output([], FinishReason.ABORT, None)
 
 
 async def pause(llm: Any, mode: str) -> None:

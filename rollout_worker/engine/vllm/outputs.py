@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from rollout_worker.engine.base import Completion, Finish, GenerationFailed, Spans, merge_spans
-from rollout_worker.engine.stopping import Decode, StopStrings
+from rollout_worker.engine.stopping import Decode, ended_by
 
 _FINISH = {"stop": Finish.STOP, "length": Finish.LENGTH, "abort": Finish.PARTIAL}
 
@@ -29,18 +30,14 @@ def join(
     spans = [(int(s.version), s.end - s.start) for s in output.weight_versions or ()]
     finish = _FINISH[output.finish_reason]
     found = output.stop_reason if isinstance(output.stop_reason, str) else None
-    if prefix is None:
-        if not len(tokens):
-            return None
-        return Completion(tokens, logprobs, merge_spans(spans), finish, found)
-    whole = Completion(
-        np.concatenate([prefix.tokens, tokens]),
-        np.concatenate([prefix.logprobs, logprobs]),
-        merge_spans([*prefix.versions, *spans]),
-        finish,
-        found,
-    )
-    if not stop:
+    if prefix is not None:
+        tokens = np.concatenate([prefix.tokens, tokens])
+        logprobs = np.concatenate([prefix.logprobs, logprobs])
+        spans = [*prefix.versions, *spans]
+    elif not len(tokens):
+        return None
+    whole = Completion(tokens, logprobs, merge_spans(spans), finish, found)
+    if prefix is None or not stop:
         return whole
     start = len(prefix.tokens)
     # A stop string that began in the prefix cannot reach further.
@@ -62,9 +59,7 @@ def complete(
         if any(s in text for s in stop):
             prefix = _cut(prefix, 0, len(prefix.tokens), stop, decode)
     if prefix.finish is Finish.PARTIAL and len(prefix.tokens) >= max_tokens:
-        return Completion(
-            prefix.tokens, prefix.logprobs, prefix.versions, Finish.LENGTH, prefix.stop
-        )
+        return replace(prefix, finish=Finish.LENGTH)
     return None if prefix.finish is Finish.PARTIAL else prefix
 
 
@@ -73,9 +68,8 @@ def _cut(
 ) -> Completion:
     """Ends the completion at the first stop string that a token after ``start`` and up to ``reach``
     completes: vLLM sees only the tokens that it made itself."""
-    stops = StopStrings(stop, decode, 0)
     for end in range(start + 1, min(len(completion.tokens), reach) + 1):
-        if (found := stops.found(completion.tokens[:end])) is not None:
+        if (found := ended_by(stop, completion.tokens[:end], decode)) is not None:
             return Completion(
                 completion.tokens[:end],
                 completion.logprobs[:end],

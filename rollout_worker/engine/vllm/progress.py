@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from rollout_worker.engine.base import Completion, Finish, GenerationFailed, OnPartial
+from rollout_worker.engine.base import Completion, Finish, GenerationFailed, OnPartial, token_count
 from rollout_worker.engine.stopping import Decode
 from rollout_worker.engine.vllm import internals
 from rollout_worker.engine.vllm.client import VLLMClient
@@ -24,25 +25,17 @@ _FAST = 10_000.0
 """Tokens/s of a sequence until it is measured: high, so that tokens are counted often at first."""
 
 
+@dataclass
 class ProgressReporter:
-    """``groups``: the running ones, by request id; the engine changes it."""
-
-    def __init__(
-        self,
-        groups: Mapping[str, GroupRequest],
-        client: VLLMClient,
-        decode_text: Decode,
-        every: int,
-        report: OnPartial,
-    ) -> None:
-        self._groups = groups
-        self._client = client
-        self._decode_text = decode_text
-        self._every = every
-        self._report = report
-        self._watching = False
-        self._rate = _FAST
-        """Recent tokens/s of the fastest sequence."""
+    groups: Mapping[str, GroupRequest]
+    """The running ones, by request id; the engine changes it."""
+    client: VLLMClient
+    decode_text: Decode
+    every: int
+    report: OnPartial
+    _watching: bool = False
+    _rate: float = _FAST
+    """Recent tokens/s of the fastest sequence."""
 
     async def watch(self) -> None:
         """Counts tokens and reports requests until no request runs. Returns at once if it is already
@@ -52,15 +45,15 @@ class ProgressReporter:
         self._watching = True
         pause, before, counted_at = _LEAST_S, dict[str, int](), time.monotonic()
         try:
-            while self._groups:
+            while self.groups:
                 await asyncio.sleep(pause)
-                llm = self._client.llm
+                llm = self.client.llm
                 if llm is None:
                     return
                 live = {internals.name_of(s): s for s in internals.states(llm)}
                 counts = {name: internals.tokens_so_far(s) for name, s in live.items()}
-                missing = self._every
-                for group in list(self._groups.values()):
+                missing = self.every
+                for group in list(self.groups.values()):
                     missing = min(missing, await self._report_if_due(group, live, counts))
                 now = time.monotonic()
                 grown = max((n - before.get(name, 0) for name, n in counts.items()), default=0)
@@ -77,36 +70,33 @@ class ProgressReporter:
         self, group: GroupRequest, live: Mapping[str, Any], tokens: Mapping[str, int]
     ) -> int:
         """Returns the number of tokens missing until the next report of this group."""
-        prefixes = group.request.prefixes
-        counts: dict[int, int] = {}
-        for index, (name, prefix) in group.running.items():
-            if index not in group.done and name in live:
-                had = 0 if prefix is None else len(prefix.tokens)
-                counts[index] = had + tokens[name]
-            begun = prefixes[index] if prefixes else None
-            group.reported.setdefault(index, 0 if begun is None else len(begun.tokens))
+        counts = {
+            index: token_count(prefix) + tokens[name]
+            for index, (name, prefix) in group.running.items()
+            if name in live
+        }
         news = max((count - group.reported[index] for index, count in counts.items()), default=0)
-        if news < self._every:
-            return self._every - news
+        if news < self.every:
+            return self.every - news
         completions: list[Completion | None] = []
         straddled = []
         try:
             for index in range(group.request.count):
-                name, prefix = group.running.get(index, ("", prefixes[index] if prefixes else None))
-                completion = group.done.get(index, prefix)
+                completion = group.done.get(index, group.request.prefix(index))
                 if index in counts:
+                    name, prefix = group.running[index]
                     output = internals.so_far(live[name])
                     stop = group.request.params.stop
-                    completion = join(prefix, output, stop, self._decode_text)
+                    completion = join(prefix, output, stop, self.decode_text)
                     if completion is not None and completion.finish is Finish.STOP:
                         # The stop string began in the prefix: vLLM itself would go on.
                         straddled.append(name)
                 completions.append(completion)
         except GenerationFailed:
             # The request itself is about to fail with it.
-            return self._every
+            return self.every
         group.reported |= counts
-        self._report(group.request, tuple(completions))
+        self.report(group.request, tuple(completions))
         if straddled:
-            await self._client.llm.abort(straddled)
-        return self._every
+            await self.client.llm.abort(straddled)
+        return self.every

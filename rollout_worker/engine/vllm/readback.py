@@ -13,7 +13,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from itertools import starmap
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,28 +23,18 @@ from torch.overrides import TorchFunctionMode
 from paceline.weights.tensor_checksum import checksum, weights_digest
 
 
-@dataclass(frozen=True, slots=True)
-class ParameterSlice:
+class ParameterSlice(NamedTuple):
     """A part of a weight on one rank. ``offset``, ``stride``: in elements of the weight, row-major.
     ``dtype``: the engine's. ``live``: read from a parameter that the model computes with; else from
-    the source of a kernel's own copy."""
+    the source of a kernel's own copy. vLLM's message encoding turns tuples into lists."""
 
     name: str
     offset: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
+    size: Sequence[int]
+    stride: Sequence[int]
     dtype: str
     checksum: str
     live: bool
-
-    def to_wire(self) -> list[Any]:
-        where = [self.offset, list(self.size), list(self.stride)]
-        return [self.name, *where, self.dtype, self.checksum, self.live]
-
-    @classmethod
-    def from_wire(cls, value: Sequence[Any]) -> Self:
-        name, offset, size, stride, dtype, found, live = value
-        return cls(name, offset, tuple(size), tuple(stride), dtype, found, live)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +52,11 @@ class Differs(Exception):
     """A parameter differs from the weight that was loaded into it."""
 
 
+_Views = dict[tuple[str, int, tuple[int, ...], tuple[int, ...], int], Tensor]
+"""Target memory by part of a weight (name, offset, size, stride) and target address: tied parameters
+get the same weight."""
+
+
 class Readback(TorchFunctionMode):
     """While active, records the memory that each part of ``weights`` is copied to; afterwards ``slices``
     reads it. Keeps that memory alive."""
@@ -71,8 +67,7 @@ class Readback(TorchFunctionMode):
             ((t.data_ptr(), t.nbytes, name) for name, t in weights.items() if t.numel()),
         )
         self._starts = [start for start, _, _ in self._weights]
-        self._views: dict[tuple[str, int, tuple[int, ...], tuple[int, ...], int], Tensor] = {}
-        """By part of a weight and target address: tied parameters get the same weight."""
+        self._views: _Views = {}
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -94,7 +89,7 @@ class Readback(TorchFunctionMode):
             offset = (source.data_ptr() - start) // source.element_size()
             part = name, offset, tuple(source.shape), source.stride()
             self._views[*part, target.data_ptr()] = target.detach()
-        elif _alike(source, target):
+        elif source.shape == target.shape and source.stride() == target.stride():
             self._follow(source.detach(), target.detach())
 
     def _weight_at(self, address: int) -> tuple[str, int] | None:
@@ -151,17 +146,15 @@ class Readback(TorchFunctionMode):
             )
             if bool(parameter.detach()[rest].count_nonzero()):
                 return None
-        return CopyPlan([(*key[:4], memory) for key, memory in self._views.items()])
+        return CopyPlan(self._views)
 
 
 class CopyPlan:
-    """``moves``: name, offset, size and stride of a part of a weight, and its target memory."""
+    """The copies of recorded ``views``."""
 
-    def __init__(
-        self, moves: Sequence[tuple[str, int, tuple[int, ...], tuple[int, ...], Tensor]]
-    ) -> None:
-        self._moves = moves
-        self._memory = [memory for *_, memory in moves]
+    def __init__(self, views: _Views) -> None:
+        self._parts = [part[:4] for part in views]
+        self._memory = list(views.values())
 
     def reproduces(self, model: nn.Module, weights: Mapping[str, Tensor]) -> bool:
         """True if the copies give the same parameters as the loaders just did, bit by bit. If False, the
@@ -175,14 +168,10 @@ class CopyPlan:
     def apply(self, weights: Mapping[str, Tensor]) -> None:
         """``weights``: with the names and shapes of the plan, row-major."""
         parts = []
-        for name, offset, size, stride, _ in self._moves:
+        for name, offset, size, stride in self._parts:
             start = weights[name].storage_offset() + offset
             parts.append(weights[name].as_strided(size, stride, start))
         torch._foreach_copy_(self._memory, parts, non_blocking=True)
-
-
-def _alike(one: Tensor, other: Tensor) -> bool:
-    return bool(one.shape == other.shape and one.stride() == other.stride())
 
 
 def _storages(model: nn.Module) -> set[int]:
@@ -195,36 +184,30 @@ def _mask_of(memory: Tensor) -> Tensor:
     return torch.ones(count, dtype=torch.bool, device=memory.device)
 
 
-def compare(ranks: Iterable[Iterable[ParameterSlice]], weights: Mapping[str, Tensor]) -> Proof:
-    """Raises Differs for the first slice that does not match."""
-    masks: dict[str, tuple[Tensor, Tensor]] = {}
+def compare(ranks: Iterable[Iterable[Sequence[Any]]], weights: Mapping[str, Tensor]) -> Proof:
+    """``ranks``: of each, its slices. Raises Differs for the first slice that does not match."""
+    equal = {name: torch.zeros(t.numel(), dtype=torch.bool) for name, t in weights.items()}
+    live = {name: torch.zeros_like(mask) for name, mask in equal.items()}
     expected: dict[tuple[Any, ...], str] = {}
     for rank, slices in enumerate(ranks):
-        for piece in slices:
+        for piece in starmap(ParameterSlice, slices):
             weight = weights[piece.name].detach().contiguous()
-            place = piece.name, piece.offset, piece.size, piece.stride, piece.dtype
+            part = tuple(piece.size), tuple(piece.stride), piece.offset
+            place = piece.name, piece.dtype, *part
             if place not in expected:
-                part = weight.as_strided(
-                    piece.size, piece.stride, weight.storage_offset() + piece.offset
-                )
-                dtype = getattr(torch, piece.dtype)
-                expected[place] = checksum(part.to(dtype).contiguous())
+                start = weight.storage_offset() + piece.offset
+                source = weight.as_strided(piece.size, piece.stride, start)
+                expected[place] = checksum(source.to(getattr(torch, piece.dtype)).contiguous())
             if expected[place] != piece.checksum:
                 raise Differs(
                     f"{piece.name} on rank {rank} (part of shape {list(piece.size)} from element "
                     f"{piece.offset})"
                 )
-            if piece.name not in masks:
-                masks[piece.name] = (
-                    torch.zeros(weight.numel(), dtype=torch.bool),
-                    torch.zeros(weight.numel(), dtype=torch.bool),
-                )
-            equal, live = masks[piece.name]
-            equal.as_strided(piece.size, piece.stride, piece.offset).fill_(True)
+            equal[piece.name].as_strided(*part).fill_(True)
             if piece.live:
-                live.as_strided(piece.size, piece.stride, piece.offset).fill_(True)
+                live[piece.name].as_strided(*part).fill_(True)
     return Proof(
         total=sum(weight.numel() for weight in weights.values()),
-        equal=sum(int(equal.sum()) for equal, _ in masks.values()),
-        live=sum(int(live.sum()) for _, live in masks.values()),
+        equal=sum(int(mask.sum()) for mask in equal.values()),
+        live=sum(int(mask.sum()) for mask in live.values()),
     )

@@ -33,7 +33,7 @@ class Damaged(Exception):
 
 @dataclass
 class SharedWeights:
-    """A rank reads it by ``describe()`` while this process keeps it open.
+    """A rank reads it by its ``description`` while this process keeps it open.
 
     ``key``: unique within a process. The version is not: after a publisher's death the same version
     may come again with other weights.
@@ -41,19 +41,9 @@ class SharedWeights:
 
     key: int
     version: int
-    manifest: Manifest
-    checksum: str
+    description: str
+    """For ``read``. JSON: it passes through vLLM's own message encoding unchanged."""
     _fd: int
-
-    def describe(self) -> str:
-        """JSON: it passes through vLLM's own message encoding unchanged."""
-        return json.dumps(
-            {
-                "path": f"/proc/{os.getpid()}/fd/{self._fd}",
-                "manifest": self.manifest.to_json(),
-                "checksum": self.checksum,
-            }
-        )
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -83,7 +73,12 @@ def write(version: int, named: Iterable[tuple[str, Tensor]]) -> SharedWeights:
     except BaseException:
         os.close(fd)
         raise
-    return SharedWeights(next(_keys), version, manifest, found, fd)
+    value = {
+        "path": f"/proc/{os.getpid()}/fd/{fd}",
+        "manifest": manifest.to_json(),
+        "checksum": found,
+    }
+    return SharedWeights(next(_keys), version, json.dumps(value), fd)
 
 
 def read(description: str) -> dict[str, Tensor]:

@@ -20,7 +20,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Literal
 
 import torch
@@ -36,43 +36,36 @@ from rollout_worker.engine.base import (
 )
 from rollout_worker.engine.vllm import internals, parity, readback, shared_weights
 from rollout_worker.engine.vllm.client import VLLMClient
-from rollout_worker.engine.vllm.stager import Stager
+from rollout_worker.engine.vllm.staging import stage
 
 logger = logging.getLogger(__name__)
 
 OnUpdate = Literal["keep", "recompute", "drain"]
 
 
+@dataclass
 class WeightSwap:
-    """``generate``: for the check after the first sync; None: no check. ``end_all``: aborts
-    every running request."""
-
-    def __init__(
-        self,
-        client: VLLMClient,
-        generate: Callable[[Request], Awaitable[tuple[Completion, ...]]] | None,
-        end_all: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._client = client
-        self._end_all = end_all
-        self._stager = Stager(client)
-        self._generate = generate
-        self._lock = asyncio.Lock()
-        self._served: shared_weights.SharedWeights | None = None
-        self._healing = False
-        self._version = -1
-        self._proven = False
-        """Weights were loaded and, if configured, verified."""
-        self.salt = "0"
-        """Salt of the prefix cache's entries; a new one for each load of weights."""
-        self.usable = client.spec.has_weights
-        """The model's weights are defined."""
-        self.pause_s = 0.0
-        self.stage_s = 0.0
-        """Of the newest version: from the call to ready on every rank. Seconds."""
-        self.count = 0
-        self.restarted = 0
-        """Completions that a swap restarted before their first token."""
+    client: VLLMClient
+    generate: Callable[[Request], Awaitable[tuple[Completion, ...]]] | None
+    """For the check after the first sync; None: no check, or it is over."""
+    end_all: Callable[[], Awaitable[None]]
+    """Aborts every running request."""
+    usable: bool = False
+    """The model's weights are defined."""
+    salt: str = "0"
+    """Salt of the prefix cache's entries; a new one for each load of weights."""
+    pause_s: float = 0.0
+    stage_s: float = 0.0
+    """Of the newest version: from the call to ready on every rank. Seconds."""
+    count: int = 0
+    restarted: int = 0
+    """Completions that a swap restarted before their first token."""
+    _lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _served: shared_weights.SharedWeights | None = None
+    _healing: bool = False
+    _version: int = -1
+    _proven: bool = False
+    """Weights were loaded and, if configured, verified."""
 
     @property
     def version(self) -> int:
@@ -82,7 +75,7 @@ class WeightSwap:
 
     async def load(self, version: int, tensors: Mapping[str, Tensor], on_update: OnUpdate) -> float:
         """As Engine.load_weights()."""
-        named = self._client.spec.table.canonical(tensors)
+        named = self.client.spec.table.canonical(tensors)
         async with self._lock:
             started = time.monotonic()
             try:
@@ -90,7 +83,7 @@ class WeightSwap:
             except OSError as error:
                 raise SwapFailed(f"weights {version} not staged: {error}") from error
             try:
-                await self._stager.stage(weights)
+                await stage(self.client, weights)
                 self.stage_s = time.monotonic() - started
                 pause = await self._swap(weights, on_update)
             except BaseException:
@@ -99,10 +92,10 @@ class WeightSwap:
             old, self._served = self._served, weights
             if old is not None:
                 old.close()
-                await self._client.ranks("paceline_drop", old.key)
-        if self._generate is not None:
-            await self._verify(self._generate, named)
-            self._generate = None
+                await self.client.ranks("paceline_drop", old.key)
+        if self.generate is not None:
+            await self._verify(self.generate, named)
+            self.generate = None
         self.usable = self._proven = True
         return pause
 
@@ -115,22 +108,21 @@ class WeightSwap:
         async with self._lock:
             self._healing = False
             event(logger, "cache emptied", logging.WARNING, why="log-probs that are not finite")
-            llm = self._client.llm
-            await self._client.call(internals.pause(llm, "keep"))
+            llm = self.client.llm
+            await self.client.call(internals.pause(llm, "keep"))
             try:
-                await self._client.call(llm.reset_prefix_cache(reset_running_requests=True))
-                await self._client.ranks("paceline_scrub")
+                await self.client.call(llm.reset_prefix_cache(reset_running_requests=True))
+                await self.client.ranks("paceline_scrub")
             finally:
-                await self._client.call(llm.resume_generation())
+                await self.client.call(llm.resume_generation())
 
     def close(self) -> None:
-        self._stager.close()
         if self._served is not None:
             self._served.close()
 
     async def _swap(self, weights: shared_weights.SharedWeights, on_update: OnUpdate) -> float:
         """Swaps on all ranks or none. Returns the seconds that generation was paused."""
-        llm, call = self._client.llm, self._client.call
+        llm, call = self.client.llm, self.client.call
         if withdrawn := weights.version <= self._version:
             on_update = "recompute"
         started = time.monotonic()
@@ -141,7 +133,7 @@ class WeightSwap:
         try:
             await self._fill(weights)
             if withdrawn:
-                await self._end_all()
+                await self.end_all()
             await call(llm.update_weight_version(str(weights.version)))
             self._version, self.salt = weights.version, str(weights.key)
             emptied = on_update != "keep" and await call(
@@ -158,9 +150,8 @@ class WeightSwap:
         return pause
 
     async def _fill(self, weights: shared_weights.SharedWeights) -> None:
-        prove = self._generate is not None and not self._client.spec.quantised
-        answers = await self._client.ranks("paceline_swap", weights.key, prove)
-        problems = [error for error, _ in answers if error]
+        prove = self.generate is not None and not self.client.spec.quantised
+        problems = list(filter(None, await self.client.ranks("paceline_swap", weights.key, prove)))
         if not problems:
             return
         event(logger, "swap failed", logging.WARNING, version=weights.version, error=problems[0])
@@ -168,8 +159,8 @@ class WeightSwap:
             self.usable = False
             raise EngineError(f"weights {weights.version} not loaded: {problems[0]}")
         old = self._served
-        back = [e for e, _ in await self._client.ranks("paceline_swap", old.key) if e]
-        await self._client.ranks("paceline_drop", weights.key)
+        back = list(filter(None, await self.client.ranks("paceline_swap", old.key)))
+        await self.client.ranks("paceline_drop", weights.key)
         if back:
             self.usable = False
             raise EngineError(f"weights {old.version} not restored: {back[0]}")
@@ -177,7 +168,7 @@ class WeightSwap:
 
     async def _restart_unstarted(self) -> None:
         """The engine starts them again, with the new version's salt."""
-        llm = self._client.llm
+        llm = self.client.llm
         names = [
             internals.name_of(state)
             for state in internals.states(llm)
@@ -185,7 +176,7 @@ class WeightSwap:
         ]
         if names:
             self.restarted += len(names)
-            await self._client.call(llm.abort(names))
+            await self.client.call(llm.abort(names))
 
     async def _verify(
         self,
@@ -193,7 +184,7 @@ class WeightSwap:
         named: Mapping[str, Tensor],
     ) -> None:
         """Checks the parameters by checksum, and the kernels' results by log-probs."""
-        spec = self._client.spec
+        spec = self.client.spec
         proof = None if spec.quantised else await self._read_back(named)
         request = parity.probe(spec.vocabulary, spec.max_context)
         completions = await generate(request)
@@ -221,10 +212,7 @@ class WeightSwap:
             )
 
     async def _read_back(self, named: Mapping[str, Tensor]) -> readback.Proof:
-        ranks = [
-            [readback.ParameterSlice.from_wire(piece) for piece in slices]
-            for slices in await self._client.ranks("paceline_proof")
-        ]
+        ranks = await self.client.ranks("paceline_proof")
         try:
             return await asyncio.to_thread(readback.compare, ranks, named)
         except readback.Differs as error:

@@ -1,7 +1,7 @@
 """Weight staging and swaps on a vLLM rank. Mixed into vLLM's worker class (``worker_extension_cls``) and
 called through ``collective_rpc``.
 
-    paceline_stage ──► own thread: map, check, copy to the device ──► result as a datagram
+    paceline_stage ──► own thread: map, check, copy to the device ──► result through a pipe
     paceline_swap  ──► between two steps: into the model, fused and sharded by vLLM
     paceline_proof ──► checksums of the parameters after a swap with ``prove``
     paceline_drop  ──► forget weights, also those that are still being staged
@@ -16,58 +16,65 @@ from __future__ import annotations
 
 import json
 import logging
-import socket
+import os
 import threading
-import time
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from rollout_worker.engine.vllm.readback import CopyPlan, Readback
+from rollout_worker.engine.vllm.readback import CopyPlan, ParameterSlice, Readback
 from rollout_worker.engine.vllm.shared_weights import read
 
 
 class PacelineRank:
     """Attributes of vLLM's worker used here: rank, device, model_config, vllm_config, model_runner."""
 
-    def paceline_stage(self: Any, key: int, description: str, address: str, token: str) -> None:
-        """Returns at once. ``address``: the engine's datagram socket, ``token``: its password."""
-        self._paceline_weights().wanted.add(key)
-        threading.Thread(
-            target=self._paceline_stage,
-            args=(key, description, address, token),
-            name="stage-weights",
-            daemon=True,
-        ).start()
+    def paceline_stage(self: Any, key: int, description: str, path: str, inode: int) -> None:
+        """Returns at once. ``path``: the engine's pipe for the answer, ``inode``: its number."""
+        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+        if os.fstat(pipe).st_ino != inode:
+            # The engine has given up, and has another file there.
+            os.close(pipe)
+            return
+        weights = self._paceline_weights
+        weights.wanted.add(key)
 
-    def _paceline_stage(self: Any, key: int, description: str, address: str, token: str) -> None:
-        error = ""
-        # Caught and sent: the engine must not wait for an answer that never comes.
-        try:
-            tensors = read(description)
-            if self.device.type != "cpu":
-                tensors = _to_device(tensors, self.device)
-            self._paceline_weights().put(key, tensors)
-        except Exception as problem:
-            error = f"{type(problem).__name__}: {problem}"
-        answer = {"token": token, "key": key, "rank": self.rank, "error": error[:500]}
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as out:
-            out.sendto(json.dumps(answer).encode(), _address(address))
+        def stage() -> None:
+            error = ""
+            # Caught and sent: the engine must not wait for an answer that never comes.
+            try:
+                tensors = read(description)
+                if self.device.type != "cpu":
+                    tensors = _to_device(tensors, self.device)
+                with weights.lock:
+                    # Late, when the engine has given them up, they are not kept.
+                    if key in weights.wanted:
+                        weights.staged[key] = tensors
+            except Exception as problem:
+                error = f"{type(problem).__name__}: {problem}"
+            answer = json.dumps({"rank": self.rank, "error": error[:500]})
+            # The engine may have given up.
+            with suppress(BrokenPipeError):
+                os.write(pipe, f"{answer}\n".encode())
+            os.close(pipe)
 
-    def paceline_swap(self: Any, key: int, prove: bool = False) -> tuple[str, float]:
-        """(error, seconds); the error is empty after success. Nothing else runs on the rank meanwhile.
+        threading.Thread(target=stage, name="stage-weights", daemon=True).start()
+
+    def paceline_swap(self: Any, key: int, prove: bool = False) -> str:
+        """The error; empty after success. Nothing else runs on the rank meanwhile.
 
         ``prove``: records the copies for paceline_proof. If loading turns out to be only copying,
         later swaps repeat these copies.
         """
         from vllm.config import set_current_vllm_config
 
-        started = time.perf_counter()
-        error = ""
         # Caught, because the swap can be undone: see the module's docstring.
         try:
-            weights = self._paceline_weights()
+            weights = self._paceline_weights
             tensors = weights.staged[key]
             with set_current_vllm_config(self.vllm_config), torch.no_grad():
                 if prove:
@@ -79,31 +86,29 @@ class PacelineRank:
             if self.device.type != "cpu":
                 torch.accelerator.synchronize()
         except Exception as problem:
-            error = f"rank {self.rank}: {type(problem).__name__}: {problem}"
-        return error, time.perf_counter() - started
+            return f"rank {self.rank}: {type(problem).__name__}: {problem}"
+        return ""
 
     def _paceline_fill_and_note(self: Any, weights: _Weights, tensors: dict[str, Tensor]) -> None:
         model = self.model_runner.model
-
-        notes = Readback(tensors)
-
-        def fill() -> set[str] | None:
-            nonlocal notes
-            notes = weights.notes = Readback(tensors)
-            with notes:
-                loaded: set[str] | None = self.paceline_fill(model, tensors)
-            return loaded
-
         weights.plan = None
-        loaded = fill()
+        loaded = self._paceline_noted_fill(weights, tensors)
         # These models compute further values from the loaded weights.
         if loaded is None or self.model_config.quantization or self.model_config.use_mla:
             return
-        plan = None if _packed(model) else notes.plan(model, loaded)
+        plan = None if _packed(model) else weights.notes.plan(model, loaded)
         if plan is not None and plan.reproduces(model, tensors):
             weights.plan = plan
         elif plan is not None:
-            fill()
+            self._paceline_noted_fill(weights, tensors)
+
+    def _paceline_noted_fill(
+        self: Any, weights: _Weights, tensors: dict[str, Tensor]
+    ) -> set[str] | None:
+        weights.notes = Readback(tensors)
+        with weights.notes:
+            loaded: set[str] | None = self.paceline_fill(self.model_runner.model, tensors)
+        return loaded
 
     def paceline_fill(self: Any, model: nn.Module, tensors: dict[str, Tensor]) -> set[str] | None:
         """Loads checkpoint weights into vLLM's model. Returns the names of the loaded parameters, if the
@@ -130,47 +135,40 @@ class PacelineRank:
             raise ValueError(f"{len(missing)} parameters got no weights, among them {missing[0]}")
         return None if loaded is None else set(loaded)
 
-    def paceline_proof(self: Any) -> list[list[Any]]:
+    def paceline_proof(self: Any) -> list[ParameterSlice]:
         """The parameter slices of the last swap with ``prove``. Call it once per such swap."""
-        weights = self._paceline_weights()
-        notes, weights.notes = weights.notes, None
-        return [piece.to_wire() for piece in notes.slices(self.model_runner.model)]
+        weights = self._paceline_weights
+        slices: list[ParameterSlice] = weights.notes.slices(self.model_runner.model)
+        del weights.notes
+        return slices
 
     def paceline_drop(self: Any, key: int) -> None:
-        self._paceline_weights().drop(key)
+        weights = self._paceline_weights
+        with weights.lock:
+            weights.wanted.discard(key)
+            weights.staged.pop(key, None)
 
     def paceline_scrub(self: Any) -> None:
         """Empties the key-value cache. No sequence may be using it."""
         for cache in self.model_runner.kv_caches:
             cache.zero_()
 
-    def _paceline_weights(self: Any) -> _Weights:
-        if not hasattr(self, "_paceline_staged"):
-            self._paceline_staged = _Weights()
-        weights: _Weights = self._paceline_staged
-        return weights
+    @cached_property
+    def _paceline_weights(self) -> _Weights:
+        return _Weights()
 
 
+@dataclass(slots=True)
 class _Weights:
-    """Staged weights of a rank. The staging thread may call ``put`` late, when the engine has already
-    given the weights up: then they are not kept."""
+    """Staged weights of a rank."""
 
-    def __init__(self) -> None:
-        self.wanted: set[int] = set()
-        self.staged: dict[int, dict[str, Tensor]] = {}
-        self.notes: Readback | None = None
-        self.plan: CopyPlan | None = None
-        self._lock = threading.Lock()
-
-    def put(self, key: int, tensors: dict[str, Tensor]) -> None:
-        with self._lock:
-            if key in self.wanted:
-                self.staged[key] = tensors
-
-    def drop(self, key: int) -> None:
-        with self._lock:
-            self.wanted.discard(key)
-            self.staged.pop(key, None)
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    """Of ``wanted`` and ``staged``."""
+    wanted: set[int] = field(default_factory=set)
+    staged: dict[int, dict[str, Tensor]] = field(default_factory=dict)
+    notes: Readback = field(init=False)
+    """Of the newest swap with ``prove``, until paceline_proof."""
+    plan: CopyPlan | None = None
 
 
 def _to_device(tensors: dict[str, Tensor], device: torch.device) -> dict[str, Tensor]:
@@ -207,8 +205,3 @@ def _packed(model: nn.Module) -> bool:
     compute function."""
     functions = [getattr(module, "cpu_linear", None) for module in model.modules()]
     return any(getattr(function, "__closure__", None) for function in functions)
-
-
-def _address(text: str) -> str:
-    # Abstract addresses begin with a zero byte, which not every message encoding preserves.
-    return "\0" + text[1:] if text.startswith("@") else text

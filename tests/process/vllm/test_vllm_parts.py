@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import socket
+import os
 import threading
 from types import SimpleNamespace
 from typing import Any
@@ -27,16 +27,8 @@ class Rank(PacelineRank):
     device = torch.device("cpu")
 
 
-@pytest.fixture
-def answers() -> Any:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as inbox:
-        inbox.bind("\0paceline-test-of-a-rank")
-        inbox.settimeout(10)
-        yield inbox
-
-
 def test_weights_given_up_while_they_are_staged_are_not_kept(
-    answers: socket.socket, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The engine has stopped waiting for a slow rank: nobody would drop them again."""
     rank, go_on = Rank(), threading.Event()
@@ -46,14 +38,18 @@ def test_weights_given_up_while_they_are_staged_are_not_kept(
         return {"weight": torch.zeros(1)}
 
     monkeypatch.setattr(worker_extension, "read", slow)
-    rank.paceline_stage(1, "", "@paceline-test-of-a-rank", "token")
-    rank.paceline_stage(2, "", "@paceline-test-of-a-rank", "token")
+    read_end, write_end = os.pipe()
+    pipe = f"/proc/self/fd/{write_end}", os.fstat(write_end).st_ino
+    for key in 1, 2:
+        rank.paceline_stage(key, "", *pipe)
     rank.paceline_drop(1)
     go_on.set()
-    assert {json.loads(answers.recv(1 << 16))["key"] for _ in range(2)} == {1, 2}
-    assert set(rank._paceline_weights().staged) == {2}
+    os.close(write_end)
+    with os.fdopen(read_end) as answers:
+        assert [json.loads(line)["error"] for line in answers] == ["", ""]
+    assert set(rank._paceline_weights.staged) == {2}
     rank.paceline_drop(2)
-    assert not rank._paceline_weights().staged and not rank._paceline_weights().wanted
+    assert not rank._paceline_weights.staged and not rank._paceline_weights.wanted
 
 
 def letters(tokens: Any) -> str:
@@ -142,6 +138,7 @@ async def test_an_engine_that_is_lost_once_it_was_up_is_no_bad_input(
 
     monkeypatch.setattr(VLLMClient, "start", up)
     config = Config.model_validate({"model": {"path": "unused"}, "data": {"path": "unused"}})
-    engine = VLLMEngine(config, decode_text=letters)
+    tokenizer: Any = SimpleNamespace(decode_all=letters, end_tokens=())
+    engine = VLLMEngine(config, tokenizer)
     with pytest.raises(EngineDied, match="Executor failed"):
         await engine.start()

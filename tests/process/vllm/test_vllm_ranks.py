@@ -23,7 +23,6 @@ from rollout_worker.engine.base import (
     WeightMismatch,
 )
 from rollout_worker.engine.vllm import readback
-from testbed.controllers import until
 from testbed.tiny_model import make_tiny_model
 from tests.fakes.vllm_faults import EXTENSION, FAULT
 from tests.fixtures.engines import Reference, make_test_engine, needs_vllm, tiny_config
@@ -124,15 +123,27 @@ async def test_a_swap_that_fails_on_one_rank_happens_on_none(faulty: Faulty) -> 
 
 
 @in_one_loop
-async def test_an_engine_that_dies_while_idle_or_staging_says_so(faulty: Faulty) -> None:
+async def test_an_engine_that_dies_while_idle_or_staging_says_so(
+    faulty: Faulty, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The last test of its engine."""
     # Ranks that never answer: only the death ends the wait.
     faulty.fault.write_text("never staged")
+    client = faulty.engine._client
+    asked = asyncio.Event()
+    ranks = client.ranks
+
+    async def noted(method: str, *arguments: Any) -> list[Any]:
+        answers = await ranks(method, *arguments)
+        asked.set()
+        return answers
+
+    monkeypatch.setattr(client, "ranks", noted)
     loading = asyncio.create_task(faulty.load(faulty.models[0]))
     told = asyncio.create_task(faulty.engine.until_failure())
-    await until(lambda: faulty.engine._swap._stager._open)
+    await asyncio.wait_for(asked.wait(), 30)
     assert not told.done() and not loading.done()
-    for process in faulty.engine._client.llm.engine_core.resources.engine_manager.processes:
+    for process in client.llm.engine_core.resources.engine_manager.processes:
         process.kill()
     for waiting in told, loading:
         with pytest.raises(EngineError, match="engine process ended"):

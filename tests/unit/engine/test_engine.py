@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -218,6 +219,16 @@ async def test_max_tokens_and_end_of_sequence(engine: Engine) -> None:
     assert kinds == {True, False}
 
 
+async def test_an_end_token_is_no_stop_string_at_the_limit_or_before(engine: Engine) -> None:
+    text = engine._tokenizer.decode_all([2])
+    samples = await engine.generate(
+        ask("x", PROMPTS[0], count=60, max_tokens=3, seed=1, stop=(text,))
+    )
+    ended = [sample for sample in samples if sample.tokens[-1] == 2]
+    assert {len(sample.tokens) == 3 for sample in ended} == {True, False}
+    assert {(sample.finish, sample.stop) for sample in ended} == {(Finish.STOP, None)}
+
+
 async def test_stop_strings_end_a_completion(engine: Engine, reference: Reference) -> None:
     free = await engine.generate(ask("free", PROMPTS[0], count=40, seed=5))
     cut = await engine.generate(ask("cut", PROMPTS[0], count=40, seed=5, stop=("7", "34")))
@@ -382,14 +393,15 @@ async def test_stop_strings_that_nobody_asks_for_any_more_are_forgotten(model_pa
         decoded.append(len(tokens))
         return tokenizer.decode_all(tokens) if len(tokens) > 1 else "0"
 
-    engine = transformers_engine.TransformersEngine(config, decode_text=decode)
+    asked: Any = SimpleNamespace(decode_all=decode, end_tokens=())
+    engine = transformers_engine.TransformersEngine(config, asked)
     await engine.start()
     once = len(decoded)
     assert once == engine.vocabulary, "before anything is generated"
     for number in range(scheduler._STOPS + 5):
         stop = (f"{number} is never said",)
         await engine.generate(ask(f"s{number}", PROMPTS[0], max_tokens=1, stop=stop))
-    kept = engine._scheduler._stop_strings.cache_info()
+    kept = engine._scheduler._may_end.cache_info()
     assert kept.currsize <= kept.maxsize == scheduler._STOPS
     assert decoded.count(1) - once <= scheduler._STOPS + 5, "the completions, not the vocabulary"
     await engine.close()

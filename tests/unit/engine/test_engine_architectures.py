@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,6 +30,7 @@ from rollout_worker.engine.transformers.hf_decoder import HFDecoder
 from rollout_worker.engine.transformers.weights import WeightTable, copy_pairs
 from tests.fixtures.engines import tiny_config
 
+NO_TOKENIZER: Any = SimpleNamespace(decode_all=str, end_tokens=())
 SMALL: dict[str, Any] = {
     "vocab_size": 40,
     "hidden_size": 32,
@@ -89,7 +91,7 @@ def test_fast_path_equals_the_model_and_follows_new_weights(name: str) -> None:
     assert fused_decoder.supports(model)
     decoder = FusedDecoder(model)
     assert largest_gap(decoder, model, 40) < 1e-4
-    copy_pairs(WeightTable(model).check(dict(other.named_parameters())))
+    copy_pairs(WeightTable(model).pairs(dict(other.named_parameters())))
     decoder.refresh()
     assert largest_gap(decoder, other, 40) < 1e-4
 
@@ -121,16 +123,16 @@ def test_a_wrong_fast_path_is_noticed_at_the_start() -> None:
 async def test_a_model_without_attention_caches_is_refused_by_name(tmp_path: Path) -> None:
     config = MambaConfig(vocab_size=40, hidden_size=32, num_hidden_layers=2, state_size=4)
     build(config).save_pretrained(tmp_path)
-    engine = TransformersEngine(tiny_config(tmp_path), decode_text=str)
+    engine = TransformersEngine(tiny_config(tmp_path), NO_TOKENIZER)
     with pytest.raises(EngineError, match=r"^the transformers engine [^\n]*\(mamba\)$"):
         await engine.start()
 
 
 async def test_an_unreadable_model_is_one_clear_line(tmp_path: Path) -> None:
-    engine = TransformersEngine(tiny_config(tmp_path / "none"), decode_text=str)
+    engine = TransformersEngine(tiny_config(tmp_path / "none"), NO_TOKENIZER)
     with pytest.raises(EngineError, match=r"model\.path: no such directory"):
         await engine.start()
     (tmp_path / "config.json").write_text("{}")
-    engine = TransformersEngine(tiny_config(tmp_path), decode_text=str)
+    engine = TransformersEngine(tiny_config(tmp_path), NO_TOKENIZER)
     with pytest.raises(EngineError, match=r"^model\.path: cannot load[^\n]*$"):
         await engine.start()
