@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Receive, Scope, Send
 
+from controller.replicated_controller import Controller
 from controller.rest import openapi, problem_details, routes_command, routes_query, sse
 from controller.rest.auth import RestAuth
-from controller.rest.controller_addresses import other_urls
 from controller.rest.problem_details import Problem, documented
 from controller.rest.prometheus import PrometheusMetrics
 from controller.rest.run_index import RunIndex
 from controller.rest.sse import EventStreams
 from controller.rest.step_rate import StepRate
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
 
 STATIC = Path(__file__).parent / "static"
 ABOUT = """State, curves, events and samples of a run, and commands that steer it.
@@ -31,7 +28,10 @@ answers 307 with the leader's URL. Errors are RFC 9457 problem details.
 
 
 class Rest:
-    """Application of one controller, with access control. ``close`` ends streams and the index."""
+    """Application of one controller, with access control: writes must present ``token``.
+
+    ``close`` ends streams and the index.
+    """
 
     def __init__(self, controller: Controller, *, token: str, loopback: bool) -> None:
         self._controller = controller
@@ -43,7 +43,7 @@ class Rest:
             self.api,
             token=token,
             loopback=loopback,
-            origins=lambda: other_urls(controller),
+            origins=self._other_urls,
             policy=self._policy,
         )
 
@@ -54,9 +54,15 @@ class Rest:
         self.streams.close()
         self.index.close()
 
+    def _other_urls(self) -> list[str]:
+        """REST URLs of the other controllers, silent ones included."""
+        own = self._controller.identity.controller_id
+        urls = (peer.get("rest") for name, peer in self._controller.peers.items() if name != own)
+        return [url for url in urls if url]
+
     def _policy(self) -> str:
         """Only scripts, styles and images of this controller; connections to the run's controllers."""
-        hosts = " ".join(["'self'", *other_urls(self._controller)])
+        hosts = " ".join(["'self'", *self._other_urls()])
         return (
             f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
             f"connect-src {hosts}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -76,7 +82,7 @@ class Rest:
         problem_details.install(api)
         api.include_router(sse.router(self.streams))
         api.include_router(routes_query.router(controller, self.index, self.rate))
-        api.include_router(routes_command.router(controller))
+        routes_command.install(api, controller)
         exposition = PrometheusMetrics(controller, self.rate)
 
         @api.get("/healthz", summary="Liveness of the process", tags=["probes"])
@@ -124,8 +130,3 @@ class Rest:
 
         api.openapi = description  # type: ignore[method-assign]
         return api
-
-
-def make_app(controller: Controller, *, token: str, loopback: bool) -> Rest:
-    """The ASGI application of ``controller``; writes must present ``token``."""
-    return Rest(controller, token=token, loopback=loopback)

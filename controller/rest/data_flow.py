@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from controller.ledger import views
 from controller.ledger.commands import Role
 from controller.ledger.state import State
 from controller.ledger.tasks import Task
+from controller.replicated_controller import Controller
 from controller.rest.schemas import FlowReply
 from paceline.ids import Step, TaskId
 from paceline.run_view.summary import TIME_SPLIT
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
 
 STARVED = 0.25
 """Trainers are starved from this share of a step spent waiting for groups."""

@@ -5,19 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from controller.ledger import views
+from controller.replicated_controller import Controller
+from controller.rest.step_rate import StepRate
 from controller.status import status_of
 from paceline.v1 import common_pb2
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
-    from controller.rest.step_rate import StepRate
 
 MOST_WORKERS = 5000
 """Above this, workers are only counted: a series for each would overload the scraper."""

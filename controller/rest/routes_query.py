@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query
 from starlette.responses import Response
@@ -18,6 +18,7 @@ from starlette.responses import Response
 from controller.ledger import views
 from controller.ledger.state import State
 from controller.ledger.versions import Checkpoint
+from controller.replicated_controller import Controller
 from controller.rest import samples, schemas
 from controller.rest.data_flow import bottleneck, flow
 from controller.rest.dropped_groups import DroppedGroups
@@ -31,9 +32,6 @@ from paceline.run_view.event_history import SavedCheckpoint
 from paceline.run_view.run_file_writer import Key, position_key
 from paceline.run_view.run_records import RunRecords
 from paceline.v1 import common_pb2
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
 
 EVENT_ID = r"^(\d{1,20}(-\d{1,20})?(/\d{1,9})?)?$"
 MOST_STEP = 1 << 53

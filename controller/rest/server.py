@@ -14,17 +14,15 @@ import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from controller.errors import BadStart, NotLeading
+from controller.replicated_controller import Controller
 from controller.store.journal import Deposed
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.ports import free_ports
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
 
 log = logging.getLogger(__name__)
 
@@ -162,6 +160,6 @@ class RestServer:
         http = importlib.import_module("paceline.rpc.http_server")
         access = importlib.import_module("controller.rest.auth")
         token = self._door.token or access.run_token(self._controller.run_dir)
-        app = app_module.make_app(self._controller, token=token, loopback=self._door.loopback)
+        app = app_module.Rest(self._controller, token=token, loopback=self._door.loopback)
         auth = self._controller.config.auth
         return app, http.http_server(app, tls_cert=auth.tls_cert, tls_key=auth.tls_key)

@@ -6,19 +6,17 @@ import asyncio
 import time
 from collections.abc import AsyncIterator
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
 
+from controller.replicated_controller import Controller
 from controller.rest.problem_details import Problem, documented
 from controller.rest.routes_query import dumps, parse_id
 from controller.rest.run_index import RunIndex
 from paceline.run_view.run_file_writer import Key
 from paceline.run_view.run_records import RunRecords
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
 
 HEARTBEAT_S = 5.0
 LOOK_S = 0.25

@@ -5,13 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from controller.replicated_controller import Controller
 from controller.rest.run_index import RunIndex
 from paceline.run_view.eta import RATE_STEPS, seconds_left
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
 
 PATIENCE_S = 0.3
 """Longest wait for an index that still reads the files of a long run; then the last rows count."""
