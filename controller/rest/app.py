@@ -18,6 +18,7 @@ from controller.rest.prometheus import PrometheusMetrics
 from controller.rest.run_index import RunIndex
 from controller.rest.sse import EventStreams
 from controller.rest.step_rate import StepRate
+from controller.status import trouble_of
 
 STATIC = Path(__file__).parent / "static"
 ABOUT = """State, curves, events and samples of a run, and commands that steer it.
@@ -96,11 +97,9 @@ class Rest:
             responses=documented(503),
         )
         async def readyz() -> dict[str, str]:
-            leader = controller.leader
-            trouble = leader.trouble if leader is not None else controller.trouble
-            if trouble:
+            if trouble := trouble_of(controller):
                 raise Problem(503, trouble, {"Retry-After": "1"})
-            return {"status": "leader" if leader is not None else "standby"}
+            return {"status": "leader" if controller.leader is not None else "standby"}
 
         @api.get(
             "/metrics",

@@ -26,7 +26,7 @@ from controller.rest.problem_details import Problem, documented
 from controller.rest.redaction import Redactor
 from controller.rest.run_index import RunIndex
 from controller.rest.step_rate import StepRate
-from controller.status import controllers_of, status_of
+from controller.status import controllers_of, status_of, status_view
 from paceline.ids import Version
 from paceline.run_view.event_history import SavedCheckpoint
 from paceline.run_view.run_file_writer import Key, position_key
@@ -247,20 +247,11 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
 
 
 def run_of(controller: Controller, redactor: Redactor, rate: StepRate) -> schemas.RunReply:
-    state, leader = controller.state, controller.leader
-    view = views.status(state)
-    trouble = leader.trouble if leader is not None else controller.trouble
-    proposal = leader.proposal if leader is not None else None
-    known = {field.name: getattr(view, field.name) for field in fields(view)}
-    known |= {
-        "run_id": controller.config.run.name,
-        "run_name": controller.config.run.name,
-        "phase": view.phase if state.ended or not trouble else trouble,
-        "reason": redactor.text(view.reason),
-        "total_steps": view.total_steps or controller.config.train.steps,
-    }
+    state, view = controller.state, status_view(controller)
+    proposal = controller.leader.proposal if controller.leader is not None else None
     return schemas.RunReply(
-        **known,
+        **{field.name: getattr(view, field.name) for field in fields(view)}
+        | {"reason": redactor.text(view.reason)},
         max_staleness=controller.config.train.max_staleness,
         started_t=state.started_t,
         ended_t=state.ended_t,
