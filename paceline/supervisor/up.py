@@ -273,15 +273,4 @@ def replay(redis_url: str, run_id: str) -> Accounting | None:
         report = verify(redis_url, run_id)
     except Exception:  # the summary must not fail with the accounting
         return None
-    counts = report.counts
-    return Accounting(
-        ok=report.ok,
-        trained=int(counts.get("trained", 0)),
-        lost=int(counts.get("lost", 0)),
-        duplicated=int(counts.get("duplicates", 0)),
-        dropped=dict(counts.get("dropped", {})),
-        failovers=int(counts.get("failovers", 0)),
-        mesh_rebuilds=int(counts.get("mesh_rebuilds", 0)),
-        rollbacks=int(counts.get("rollbacks", 0)),
-        problems=tuple(report.problems),
-    )
+    return Accounting(report.counts, report.problems)
