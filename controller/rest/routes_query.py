@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Depends, Path, Query
 from starlette.responses import Response
 
 from controller.ledger import views
@@ -25,6 +25,7 @@ from controller.rest.dropped_groups import DroppedGroups
 from controller.rest.problem_details import Problem, documented
 from controller.rest.redaction import Redactor
 from controller.rest.run_index import RunIndex
+from controller.rest.schemas import MOST_STEP, StepNumber
 from controller.rest.step_rate import StepRate
 from controller.status import controllers_of, status_of, status_view
 from paceline.ids import Version
@@ -34,11 +35,8 @@ from paceline.run_view.run_records import RunRecords
 from paceline.v1 import common_pb2
 
 EVENT_ID = r"^(\d{1,20}(-\d{1,20})?(/\d{1,9})?)?$"
-MOST_STEP = 1 << 53
 ROLES = {common_pb2.ROLE_POLICY: "policy", common_pb2.ROLE_ROLLOUT: "rollout"}
 CURVES = "reward_mean,loss"
-
-StepNumber = Annotated[int, Query(ge=0, le=MOST_STEP)]
 
 
 class Json(Response):
@@ -137,13 +135,11 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
             for task in list(controller.state.tasks.records.values())
             if task.failures
         ][:100]
-        known = schemas.DroppedTask.model_fields
-        dropped = [{k: v for k, v in event.fields.items() if k in known} for event in newest]
         return schemas.TasksReply(
             counts=views.counts(controller.state),
             quarantined=[
-                schemas.DroppedTask(**{"t": event.t, "detail": "", "attempt": 0, **fields})
-                for event, fields in zip(newest, dropped, strict=True)
+                schemas.DroppedTask.model_validate({"detail": "", "t": e.t, **e.fields})
+                for e in newest
             ],
             failing=failing,
         )
@@ -155,20 +151,14 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
 
     @routes.get("/groups", summary="Recent groups of samples", tags=["samples"])
     async def groups(
+        chosen: Annotated[samples.Filter, Depends()],
         limit: Annotated[int, Query(ge=1, le=500)] = 50,
         sort: Literal["recent", "oldest", "reward", "-reward", "-length", "-staleness"] = "recent",
-        state: Literal["ready", "in_step", "trained", "dropped"] | None = None,
         reason: Annotated[
             str | None, Query(max_length=256, description="Only groups dropped for this reason")
         ] = None,
-        step: StepNumber | None = None,
-        min_reward: Annotated[float | None, Query(allow_inf_nan=False)] = None,
-        max_reward: Annotated[float | None, Query(allow_inf_nan=False)] = None,
-        min_tokens: StepNumber | None = None,
-        max_tokens: StepNumber | None = None,
     ) -> schemas.GroupsReply:
-        chosen = samples.Filter(state, step, min_reward, max_reward, min_tokens, max_tokens)
-        if state != "dropped" and reason is None:
+        if chosen.state != "dropped" and reason is None:
             found = samples.kept_groups(controller.state)
         else:
             dropped = await drops.recent(reason)
