@@ -8,7 +8,6 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
 
 from controller.replicated_controller import Controller
 from controller.rest import openapi, problem_details, routes_command, routes_query, sse
@@ -31,25 +30,22 @@ answers 307 with the leader's URL. Errors are RFC 9457 problem details.
 class Rest:
     """Application of one controller, with access control: writes must present ``token``.
 
-    ``close`` ends streams and the index.
+    ``asgi`` answers requests. ``close`` ends streams and the index.
     """
 
     def __init__(self, controller: Controller, *, token: str, loopback: bool) -> None:
         self._controller = controller
         self.index = RunIndex(controller)
         self.rate = StepRate(controller, self.index)
-        self.streams = EventStreams(controller, self.index)
+        self.streams = EventStreams(self.index)
         self.api = self._api()
-        self._asgi = RestAuth(
+        self.asgi = RestAuth(
             self.api,
             token=token,
             loopback=loopback,
             origins=self._other_urls,
             policy=self._policy,
         )
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._asgi(scope, receive, send)
 
     def close(self) -> None:
         self.streams.close()

@@ -6,6 +6,7 @@ Internal errors return a generic 500; the stack trace is only in the controller'
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
@@ -16,21 +17,6 @@ from controller.rest.schemas import ProblemModel
 
 MEDIA_TYPE = "application/problem+json"
 
-TITLES = {
-    400: "Bad request",
-    401: "Token required",
-    403: "Not allowed",
-    404: "Not found",
-    405: "Method not allowed",
-    409: "Refused in this state",
-    411: "Length required",
-    413: "Too large",
-    422: "Invalid value",
-    429: "Too many attempts",
-    500: "Internal error",
-    503: "Not ready",
-}
-
 
 class Problem(HTTPException):
     """Raised anywhere in a handler; the response is made from it."""
@@ -39,7 +25,7 @@ class Problem(HTTPException):
 def respond(
     status: int, detail: str, instance: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    title = TITLES.get(status, "Error")
+    title = HTTPStatus(status).phrase
     body = ProblemModel(title=title, status=status, detail=detail, instance=instance)
     return JSONResponse(body.model_dump(), status, headers, media_type=MEDIA_TYPE)
 
@@ -69,6 +55,9 @@ def documented(*codes: int) -> dict[int | str, dict[str, object]]:
     """``responses`` of a route: the problems it may return."""
     schema = {"$ref": "#/components/schemas/Problem"}
     return {
-        code: {"description": TITLES[code], "content": {MEDIA_TYPE: {"schema": schema}}}
+        code: {
+            "description": HTTPStatus(code).phrase,
+            "content": {MEDIA_TYPE: {"schema": schema}},
+        }
         for code in codes
     }

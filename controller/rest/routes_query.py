@@ -29,20 +29,13 @@ from controller.rest.schemas import MOST_STEP, StepNumber
 from controller.rest.step_rate import StepRate
 from controller.status import controllers_of, status_of, status_view
 from paceline.ids import Version
+from paceline.rpc.messages import as_dict
 from paceline.run_view.event_history import SavedCheckpoint
 from paceline.run_view.run_file_writer import Key, position_key
 from paceline.run_view.run_records import RunRecords
-from paceline.v1 import common_pb2
 
 EVENT_ID = r"^(\d{1,20}(-\d{1,20})?(/\d{1,9})?)?$"
-ROLES = {common_pb2.ROLE_POLICY: "policy", common_pb2.ROLE_ROLLOUT: "rollout"}
 CURVES = "reward_mean,loss"
-
-
-class Json(Response):
-    """A body that is JSON already: its schema is checked by tests, not per request."""
-
-    media_type = "application/json"
 
 
 def dumps(value: Any) -> bytes:
@@ -65,9 +58,11 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
     redactor = Redactor(controller.run_dir)
     drops = DroppedGroups(controller)
 
-    async def answered(question: Callable[[RunRecords], Any]) -> Json:
-        """The answer, computed and written as JSON in the index's thread."""
-        return Json(await index.ask(lambda records: dumps(question(records))))
+    async def answered(question: Callable[[RunRecords], Any]) -> Response:
+        """The answer, computed and written as JSON in the index's thread. Its schema is checked by
+        tests, not per request."""
+        body = await index.ask(lambda records: dumps(question(records)))
+        return Response(body, media_type="application/json")
 
     @routes.get("/run", summary="State of the run", tags=["run"])
     async def run() -> schemas.RunReply:
@@ -273,18 +268,12 @@ def provider_trouble_of(controller: Controller, redactor: Redactor) -> str:
 def workers_of(controller: Controller, redactor: Redactor) -> list[schemas.WorkerReply]:
     return [
         schemas.WorkerReply(
-            worker_id=w.worker_id,
-            role=ROLES.get(w.role, "unknown"),
-            host=w.host,
-            pid=w.pid,
-            incarnation=str(w.incarnation),
-            state=w.state,
-            mesh_epoch=w.mesh_epoch,
-            version=w.version,
-            heartbeat_age_s=round(w.heartbeat_age_s, 3),
-            activity=redactor.text(w.activity),
-            held_leases=w.held_leases,
-            gauges={k: v for k, v in sorted(w.gauges.items()) if math.isfinite(v)},
+            **as_dict(w)
+            | {
+                "heartbeat_age_s": round(w.heartbeat_age_s, 3),
+                "activity": redactor.text(w.activity),
+                "gauges": {k: v for k, v in sorted(w.gauges.items()) if math.isfinite(v)},
+            }
         )
         for w in sorted(status_of(controller).workers, key=lambda w: w.worker_id)
     ]
