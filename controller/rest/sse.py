@@ -16,7 +16,7 @@ from starlette.responses import Response, StreamingResponse
 from controller.rest.problem_details import Problem, documented
 from controller.rest.routes_query import dumps, parse_id
 from controller.rest.run_index import RunIndex
-from paceline.run_view.run_file_writer import Key
+from paceline.run_view.event_history import Key
 from paceline.run_view.run_records import RunRecords
 
 HEARTBEAT_S = 5.0

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.run_view.run_file_writer import Key, position_key
-from paceline.run_view.words import text_of
+Key = tuple[tuple[int, ...], int]
+"""Journal position and number within it: orders records."""
 
 MOST_EVENTS = 20_000
 MOST_COMMITS = 2_000
@@ -33,6 +34,21 @@ NOTICED = {
 }
 NEW_LEADER = "the previous leader handed over, or did not renew its lease in time"
 _HEAD = frozenset({"position", "n", "t", "type", "after", "counts", "severity", "text"})
+
+
+def position_key(position: str) -> tuple[int, ...]:
+    """Sort key of a journal position."""
+    return tuple(int(part) for part in re.findall(r"\d+", position))
+
+
+def is_listed(event: Mapping[str, Any]) -> bool:
+    """Whether the event is shown to people. Events that happen many times a step carry no text."""
+    return "text" in event
+
+
+def text_of(event: Mapping[str, Any]) -> str:
+    """One line of prose, as the controller rendered it; the event's type if it carries no text."""
+    return str(event.get("text") or event.get("type", "?"))
 
 
 @dataclass(slots=True)

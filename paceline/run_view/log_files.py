@@ -30,7 +30,7 @@ def last_lines(path: Path, count: int) -> tuple[list[str], int]:
     Raises OSError.
     """
     with path.open("rb") as file:
-        at = end = file.seek(0, os.SEEK_END)
+        at = file.seek(0, os.SEEK_END)
         data = b""
         while at > 0 and data.count(b"\n") <= count:
             size = min(BLOCK, at)
@@ -39,9 +39,7 @@ def last_lines(path: Path, count: int) -> tuple[list[str], int]:
             data = file.read(size) + data
         reached = data.rfind(b"\n") + 1
         lines = data[:reached].splitlines()
-        return [_text(line) for line in lines[max(0, len(lines) - count) :]], end - len(
-            data
-        ) + reached
+        return [_text(line) for line in lines[max(0, len(lines) - count) :]], at + reached
 
 
 def new_lines(path: Path, offset: int, over: Callable[[], bool]) -> Iterator[str]:

@@ -28,10 +28,10 @@ from paceline.console.live_view import Console
 from paceline.process.user_code import python_module
 from paceline.redis.server import NoRedis, ensure_redis, stop_redis
 from paceline.rpc.client import ControlPlane
+from paceline.run_view.event_history import text_of
 from paceline.run_view.fleet_file import FleetRecord, ProcessId
 from paceline.run_view.run_records import RunRecords
 from paceline.run_view.summary import Accounting, summarise, write_summary
-from paceline.run_view.words import text_of
 from paceline.supervisor.child import Child, ChildSpec, until_gone
 from paceline.supervisor.launch import Launcher
 from paceline.supervisor.local import LocalFleet
