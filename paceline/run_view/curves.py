@@ -47,14 +47,12 @@ class MetricStore:
         self.steps.append(step)
         self.versions.append(int(row.get("version") or 0))
         self.times.append(float(row.get("t") or 0.0))
-        for name, value in row.items():
-            if name not in HEAD and not isinstance(value, bool | str):
-                if name not in self._values:
-                    self._values[name] = array("d", [math.nan]) * (len(self.steps) - 1)
-                self._values[name].append(math.nan if value is None else float(value))
-        for column in self._columns():
-            if len(column) < len(self.steps):
-                column.append(math.nan)
+        measured = {k: v for k, v in row.items() if not (k in HEAD or isinstance(v, bool | str))}
+        for name in measured.keys() - self._values.keys():
+            self._values[name] = array("d", [math.nan]) * (len(self.steps) - 1)
+        for name, column in self._values.items():
+            value = measured.get(name)
+            column.append(math.nan if value is None else value)
         if len(self.steps) > MOST_ROWS:
             for column in self._columns():
                 del column[: len(column) // 2 : 2]
