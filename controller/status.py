@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from controller.leader import Leader
@@ -24,40 +24,45 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
     """Status of the run, from a leader's live ledger or a standby's copy."""
     leader = controller.leader
     state = controller.state
-    view = views.status(state)
-    trouble = leader.trouble if leader is not None else controller.trouble
+    known = asdict(status_view(controller))
+    wire = admin_pb2.StatusReply.DESCRIPTOR.fields_by_name
     reply = admin_pb2.StatusReply(
-        run_id=controller.config.run.name,
-        run_name=controller.config.run.name,
-        phase=view.phase if state.ended or not trouble else trouble,
-        leader=view.leader,
-        term=view.term,
-        step=view.step,
-        total_steps=view.total_steps or controller.config.train.steps,
-        version=view.version,
-        mesh_epoch=view.mesh_epoch,
-        desired=view.desired,
-        metrics=view.metrics,
-        failovers=view.failovers,
-        mesh_rebuilds=view.mesh_rebuilds,
-        reason=view.reason,
-        checkpoint_step=view.checkpoint_step,
         clock_s=controller.clock.time(),
-        tasks=admin_pb2.TaskCounts(**asdict(view.tasks)),
+        **{name: value for name, value in known.items() if name in wire},
     )
     if spares := desired_spares(state):
         reply.spares["rollout"] = spares
     if leader is not None:
         reply.provider_trouble = leader.provider_trouble
         if leader.proposal is not None:
-            counts = leader.proposal.counts
-            reply.proposed.update({"policy": counts.policy, "rollout": counts.rollout})
+            reply.proposed.update(asdict(leader.proposal.counts))
             reply.proposed_why = leader.proposal.why
     for worker in state.fleet.workers.values():
         _add_worker(reply, state, worker, leader)
     for seen in controllers_of(controller):
         reply.controllers.add(**seen)
     return reply
+
+
+def status_view(controller: Controller) -> views.StatusView:
+    """The ledger's status, with what stands before a run has begun: its name, and what it waits for."""
+    config, view, trouble = (
+        controller.config,
+        views.status(controller.state),
+        trouble_of(controller),
+    )
+    return replace(
+        view,
+        run_id=config.run.name,
+        run_name=config.run.name,
+        phase=view.phase if controller.state.ended or not trouble else trouble,
+        total_steps=view.total_steps or config.train.steps,
+    )
+
+
+def trouble_of(controller: Controller) -> str:
+    """Why the controller stands still; empty if it does not."""
+    return controller.leader.trouble if controller.leader is not None else controller.trouble
 
 
 def controllers_of(controller: Controller) -> Iterator[dict[str, Any]]:

@@ -70,15 +70,13 @@ class Exporters:
 
     def begin_close(self, outcome: str | None) -> None:
         """Returns at once. ``outcome``: finished or failed; None if the run goes on."""
-        for feed in self.feeds:
-            feed.begin_close(outcome)
-        if self.traces is not None:
-            self.traces.begin_close()
+        for part in self._parts():
+            part.begin_close(outcome)
 
     def join(self, timeout_s: float) -> bool:
         """Waits for the threads; whether everything was delivered."""
         deadline = time.monotonic() + timeout_s
-        parts: list[SinkThread | Traces] = [*self.feeds]
-        if self.traces is not None:
-            parts.append(self.traces)
-        return all(part.join(max(0.0, deadline - time.monotonic())) for part in parts)
+        return all(part.join(max(0.0, deadline - time.monotonic())) for part in self._parts())
+
+    def _parts(self) -> list[SinkThread | Traces]:
+        return [*self.feeds, *([self.traces] if self.traces is not None else [])]

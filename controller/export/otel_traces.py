@@ -78,7 +78,8 @@ class Traces:
         if not self.failed:
             self._entries.append((t, events))
 
-    def begin_close(self) -> None:
+    def begin_close(self, outcome: str | None) -> None:
+        """Asks the thread to send what was recorded and to end."""
         self._closing.set()
 
     def join(self, timeout_s: float) -> bool:

@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fastapi import FastAPI
 from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
-from starlette.types import Receive, Scope, Send
 
+from controller.replicated_controller import Controller
 from controller.rest import openapi, problem_details, routes_command, routes_query, sse
 from controller.rest.auth import RestAuth
-from controller.rest.controller_addresses import other_urls
 from controller.rest.problem_details import Problem, documented
 from controller.rest.prometheus import PrometheusMetrics
 from controller.rest.run_index import RunIndex
 from controller.rest.sse import EventStreams
 from controller.rest.step_rate import StepRate
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
+from controller.status import trouble_of
 
 STATIC = Path(__file__).parent / "static"
 ABOUT = """State, curves, events and samples of a run, and commands that steer it.
@@ -31,32 +28,38 @@ answers 307 with the leader's URL. Errors are RFC 9457 problem details.
 
 
 class Rest:
-    """Application of one controller, with access control. ``close`` ends streams and the index."""
+    """Application of one controller, with access control: writes must present ``token``.
+
+    ``asgi`` answers requests. ``close`` ends streams and the index.
+    """
 
     def __init__(self, controller: Controller, *, token: str, loopback: bool) -> None:
         self._controller = controller
         self.index = RunIndex(controller)
         self.rate = StepRate(controller, self.index)
-        self.streams = EventStreams(controller, self.index)
+        self.streams = EventStreams(self.index)
         self.api = self._api()
-        self._asgi = RestAuth(
+        self.asgi = RestAuth(
             self.api,
             token=token,
             loopback=loopback,
-            origins=lambda: other_urls(controller),
+            origins=self._other_urls,
             policy=self._policy,
         )
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._asgi(scope, receive, send)
 
     def close(self) -> None:
         self.streams.close()
         self.index.close()
 
+    def _other_urls(self) -> list[str]:
+        """REST URLs of the other controllers, silent ones included."""
+        own = self._controller.identity.controller_id
+        urls = (peer.get("rest") for name, peer in self._controller.peers.items() if name != own)
+        return [url for url in urls if url]
+
     def _policy(self) -> str:
         """Only scripts, styles and images of this controller; connections to the run's controllers."""
-        hosts = " ".join(["'self'", *other_urls(self._controller)])
+        hosts = " ".join(["'self'", *self._other_urls()])
         return (
             f"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
             f"connect-src {hosts}; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -76,7 +79,7 @@ class Rest:
         problem_details.install(api)
         api.include_router(sse.router(self.streams))
         api.include_router(routes_query.router(controller, self.index, self.rate))
-        api.include_router(routes_command.router(controller))
+        routes_command.install(api, controller)
         exposition = PrometheusMetrics(controller, self.rate)
 
         @api.get("/healthz", summary="Liveness of the process", tags=["probes"])
@@ -90,11 +93,9 @@ class Rest:
             responses=documented(503),
         )
         async def readyz() -> dict[str, str]:
-            leader = controller.leader
-            trouble = leader.trouble if leader is not None else controller.trouble
-            if trouble:
+            if trouble := trouble_of(controller):
                 raise Problem(503, trouble, {"Retry-After": "1"})
-            return {"status": "leader" if leader is not None else "standby"}
+            return {"status": "leader" if controller.leader is not None else "standby"}
 
         @api.get(
             "/metrics",
@@ -124,8 +125,3 @@ class Rest:
 
         api.openapi = description  # type: ignore[method-assign]
         return api
-
-
-def make_app(controller: Controller, *, token: str, loopback: bool) -> Rest:
-    """The ASGI application of ``controller``; writes must present ``token``."""
-    return Rest(controller, token=token, loopback=loopback)

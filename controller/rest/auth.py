@@ -15,6 +15,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -45,6 +46,7 @@ Place = tuple[str, str, int]
 """Scheme, host and port of an origin; every loopback name is one host."""
 
 
+@dataclass(slots=True)
 class RestAuth:
     """Middleware around the REST application ``app``.
 
@@ -52,25 +54,17 @@ class RestAuth:
     policy of the dashboard. Both are called anew for each request that needs them.
     """
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        token: str,
-        loopback: bool,
-        origins: Callable[[], Collection[str]],
-        policy: Callable[[], str],
-    ) -> None:
-        self._app = app
-        self._token = f"Bearer {token}".encode()
-        self._loopback = loopback
-        self._origins = origins
-        self._policy = policy
-        self._failures: dict[str, list[float]] = {}
+    app: ASGIApp
+    token: str = field(repr=False)
+    loopback: bool
+    origins: Callable[[], Collection[str]]
+    policy: Callable[[], str]
+    _failures: dict[str, list[float]] = field(default_factory=dict)
+    """Monotonic times of the newest wrong tokens, by address."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
-            await self._app(scope, receive, send)
+            await self.app(scope, receive, send)
             return
         request = Request(scope)
         headers = self._headers(request)
@@ -84,7 +78,7 @@ class RestAuth:
         if request.method == "HEAD" and request.scope["path"] != ENDLESS:
             # The server omits the body. Probes and load balancers send HEAD.
             scope = {**scope, "method": "GET"}
-        await (refusal or self._app)(scope, receive, send_with_headers)
+        await (refusal or self.app)(scope, receive, send_with_headers)
 
     def _headers(self, request: Request) -> list[tuple[bytes, bytes]]:
         found = {
@@ -95,14 +89,13 @@ class RestAuth:
         }
         path = request.scope["path"]
         if path == "/" or path.startswith(STATIC):
-            found["Content-Security-Policy"] = self._policy()
+            found["Content-Security-Policy"] = self.policy()
             found["Cache-Control"] = "no-cache"
         else:
             found["Content-Security-Policy"] = "default-src 'none'; frame-ancestors 'none'"
             found["Cache-Control"] = "no-store"
-        origin = request.headers.get("origin")
-        if origin is not None and self._is_ours(origin, request):
-            found["Access-Control-Allow-Origin"] = origin
+        if self._from_our_page(request):
+            found["Access-Control-Allow-Origin"] = request.headers["origin"]
             found["Vary"] = "Origin"
         return [(name.lower().encode(), value.encode()) for name, value in found.items()]
 
@@ -112,8 +105,7 @@ class RestAuth:
         if not self._host_is_ours(request):
             return respond(403, "the Host header is not an address of this controller", path)
         if method == "OPTIONS":
-            origin = request.headers.get("origin")
-            if origin is not None and self._is_ours(origin, request):
+            if self._from_our_page(request):
                 return Response(status_code=204, headers=PreflightHeaders)
             return respond(403, "requests from another site's page are refused", path)
         write = method not in READS
@@ -125,34 +117,26 @@ class RestAuth:
 
     def _unauthorised(self, request: Request, path: str, write: bool) -> Response | None:
         offered = request.headers.get("authorization", "").encode("utf-8", "replace")
-        is_open = self._loopback or path in OPEN_PATHS or path.startswith(STATIC)
+        is_open = self.loopback or path in OPEN_PATHS or path.startswith(STATIC)
         if not offered and not write and is_open:
             return None
         client = request.client.host if request.client else "?"
         wait_s = self._locked(client)
         if wait_s > 0:
-            return respond(
-                429,
-                f"too many wrong tokens from this address; wait {wait_s:.0f} s",
-                path,
-                {"Retry-After": f"{wait_s:.0f}"},
-            )
-        if hmac.compare_digest(offered, self._token):
+            problem = f"too many wrong tokens from this address; wait {wait_s:.0f} s"
+            return respond(429, problem, path, {"Retry-After": f"{wait_s:.0f}"})
+        if hmac.compare_digest(offered, f"Bearer {self.token}".encode()):
             self._failures.pop(client, None)
             return None
         if offered:
             self._failed(client)
         problem = "the token is wrong" if offered else "this request needs the run's token"
-        return respond(
-            401,
-            f"{problem}: send Authorization: Bearer TOKEN",
-            path,
-            {"WWW-Authenticate": "Bearer"},
-        )
+        problem += ": send Authorization: Bearer TOKEN"
+        return respond(401, problem, path, {"WWW-Authenticate": "Bearer"})
 
     def _host_is_ours(self, request: Request) -> bool:
         """Checked on loopback only: a foreign name that resolves to 127.0.0.1 is a rebinding attack."""
-        if not self._loopback:
+        if not self.loopback:
             return True
         try:
             host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
@@ -161,25 +145,22 @@ class RestAuth:
         return is_loopback(host)
 
     def _cross_site(self, request: Request) -> bool:
-        origin = request.headers.get("origin")
-        if origin is not None:
-            return not self._is_ours(origin, request)
+        if "origin" in request.headers:
+            return not self._from_our_page(request)
         # Tools that are no browsers send neither header.
         return request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin")
 
-    def _is_ours(self, origin: str, request: Request) -> bool:
-        place = place_of(origin)
-        if place is None:
-            return False
-        own = place_of(f"{request.url.scheme}://{request.headers.get('host', '')}")
-        return place == own or any(place == place_of(url) for url in self._origins())
+    def _from_our_page(self, request: Request) -> bool:
+        """Whether the request names its origin, and that is a controller of this run."""
+        place = place_of(request.headers.get("origin", ""))
+        own = f"{request.url.scheme}://{request.headers.get('host', '')}"
+        return place is not None and place in map(place_of, (own, *self.origins()))
 
     def _locked(self, client: str) -> float:
-        times = self._failures.get(client, [])
-        recent = [t for t in times if t > time.monotonic() - WINDOW_S]
-        if len(recent) < FAILURES_ALLOWED:
-            return 0.0
-        return max(1.0, recent[0] + WINDOW_S - time.monotonic())
+        """Seconds until the address may offer a token again; 0: at once."""
+        now = time.monotonic()
+        recent = [t for t in self._failures.get(client, ()) if t > now - WINDOW_S]
+        return max(1.0, recent[0] + WINDOW_S - now) if len(recent) >= FAILURES_ALLOWED else 0.0
 
     def _failed(self, client: str) -> None:
         if len(self._failures) >= REMEMBERED:

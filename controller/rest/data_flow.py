@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
 from controller.ledger import views
 from controller.ledger.commands import Role
 from controller.ledger.state import State
 from controller.ledger.tasks import Task
+from controller.replicated_controller import Controller
 from controller.rest.schemas import FlowReply
+from controller.status import trouble_of
 from paceline.ids import Step, TaskId
 from paceline.run_view.summary import TIME_SPLIT
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
 
 STARVED = 0.25
 """Trainers are starved from this share of a step spent waiting for groups."""
@@ -71,8 +69,7 @@ def bottleneck(controller: Controller, stalled_s: float) -> str:
     ``stalled_s``: time since the last commit if that is far longer than a step, else 0.
     """
     leader, state = controller.leader, controller.state
-    trouble = leader.trouble if leader is not None else controller.trouble
-    phase = views.phase(state)
+    trouble, phase = trouble_of(controller), views.phase(state)
     if state.ended:
         return f"The run has {phase}."
     if trouble:

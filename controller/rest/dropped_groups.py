@@ -10,17 +10,15 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redis.exceptions import RedisError
 
+from controller.replicated_controller import Controller
 from controller.rest.redaction import Redactor
 from controller.rest.samples import FACTS
 from controller.rest.schemas import GroupSummary
 from controller.store.journal import START
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
 
 log = logging.getLogger(__name__)
 

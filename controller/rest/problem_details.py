@@ -6,64 +6,36 @@ Internal errors return a generic 500; the stack trace is only in the controller'
 from __future__ import annotations
 
 from collections.abc import Mapping
+from http import HTTPStatus
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from controller.rest.schemas import ProblemModel
+
 MEDIA_TYPE = "application/problem+json"
 
-TITLES = {
-    400: "Bad request",
-    401: "Token required",
-    403: "Not allowed",
-    404: "Not found",
-    405: "Method not allowed",
-    409: "Refused in this state",
-    411: "Length required",
-    413: "Too large",
-    422: "Invalid value",
-    429: "Too many attempts",
-    500: "Internal error",
-    503: "Not ready",
-}
 
-
-class Problem(Exception):
+class Problem(HTTPException):
     """Raised anywhere in a handler; the response is made from it."""
-
-    def __init__(self, status: int, detail: str, headers: Mapping[str, str] | None = None) -> None:
-        super().__init__(detail)
-        self.status = status
-        self.detail = detail
-        self.headers = dict(headers or {})
 
 
 def respond(
     status: int, detail: str, instance: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    body = {
-        "type": "about:blank",
-        "title": TITLES.get(status, "Error"),
-        "status": status,
-        "detail": detail,
-        "instance": instance,
-    }
-    return JSONResponse(body, status, dict(headers or {}), media_type=MEDIA_TYPE)
+    title = HTTPStatus(status).phrase
+    body = ProblemModel(title=title, status=status, detail=detail, instance=instance)
+    return JSONResponse(body.model_dump(), status, headers, media_type=MEDIA_TYPE)
 
 
 def install(app: FastAPI) -> None:
     """Makes every error of ``app`` a problem details response."""
 
-    @app.exception_handler(Problem)
-    async def problem(request: Request, error: Problem) -> JSONResponse:
-        return respond(error.status, error.detail, request.url.path, error.headers)
-
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:
-        detail = str(error.detail)
-        return respond(error.status_code, detail, request.url.path, error.headers)
+        return respond(error.status_code, error.detail, request.url.path, error.headers)
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -83,6 +55,9 @@ def documented(*codes: int) -> dict[int | str, dict[str, object]]:
     """``responses`` of a route: the problems it may return."""
     schema = {"$ref": "#/components/schemas/Problem"}
     return {
-        code: {"description": TITLES[code], "content": {MEDIA_TYPE: {"schema": schema}}}
+        code: {
+            "description": HTTPStatus(code).phrase,
+            "content": {MEDIA_TYPE: {"schema": schema}},
+        }
         for code in codes
     }

@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING
+from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from controller.ledger import views
+from controller.replicated_controller import Controller
+from controller.rest.step_rate import StepRate
 from controller.status import status_of
 from paceline.v1 import common_pb2
 
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
-    from controller.rest.step_rate import StepRate
+Values = Mapping[Any, float]
+"""Numbers by the value of a label, or by the tuple of the values of several labels."""
 
+TASK_STATES = ("pending", "leased", "ready", "in_step", "trained")
 MOST_WORKERS = 5000
 """Above this, workers are only counted: a series for each would overload the scraper."""
 ROLES = {common_pb2.ROLE_POLICY: "policy", common_pb2.ROLE_ROLLOUT: "rollout"}
@@ -41,8 +44,11 @@ OF_STEP = {
     "response_tokens_mean": "Mean length of its completions, in tokens",
     "tokens_per_s": "Tokens trained per second",
     "samples_per_s": "Samples trained per second",
+    "step_s": "Duration of the newest step",
 }
 OF_WORKER = {
+    "heartbeat_age_s": ("heartbeat_age_seconds", "Since the last report"),
+    "version": ("weights_version", "Held or served"),
     "rss_bytes": ("resident_memory_bytes", "Resident memory of its main process"),
     "memory_bytes": ("memory_bytes", "Resident memory of all its processes"),
     "gpu_memory_bytes": ("gpu_memory_bytes", "Memory used on its GPUs"),
@@ -51,8 +57,12 @@ OF_WORKER = {
     "slot_occupancy": ("engine_slot_occupancy_ratio", "Share of its engine's slots in use"),
     "tokens_per_s": ("generated_tokens_per_second", "Tokens it generates"),
 }
-"""Name and help text of each gauge of a worker's report."""
-RENAMED = {"tokens_per_s": "tokens_per_second", "samples_per_s": "samples_per_second"}
+"""Name and help text of what is known of each worker, and of the gauges of its report."""
+RENAMED = {
+    "tokens_per_s": "tokens_per_second",
+    "samples_per_s": "samples_per_second",
+    "step_s": "step_duration_seconds",
+}
 
 
 class PrometheusMetrics(Collector):
@@ -74,134 +84,80 @@ class PrometheusMetrics(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        controller = self._controller
-        view = views.status(controller.state)
-        for name, help_text, value in (
-            ("paceline_leader", "1 if this controller leads", controller.leader is not None),
-            ("paceline_term", "Term of leadership, as this controller knows it", view.term),
-            ("paceline_step", "Committed steps on the surviving line", view.step),
-            ("paceline_steps_desired", "Steps of the whole run", view.total_steps),
-            ("paceline_weights_version", "Newest committed version", view.version),
-            ("paceline_mesh_epoch", "Epoch of the trainers' mesh", view.mesh_epoch),
-            ("paceline_checkpoint_step", "Step of the newest checkpoint", view.checkpoint_step),
-            ("paceline_paused", "1 while the run is paused", controller.state.paused),
-            (
-                "paceline_start_time_seconds",
-                "Start of the run, Unix time",
-                controller.state.started_t,
-            ),
-        ):
-            yield GaugeMetricFamily(name, help_text, float(value))
-        for name, help_text, value in (
-            (
-                "paceline_samples_trained",
-                "Samples trained, lost steps included",
-                view.samples_trained,
-            ),
-            ("paceline_tokens_trained", "Tokens trained, lost steps included", view.tokens_trained),
-            ("paceline_failovers", "Changes of leader", view.failovers),
-            ("paceline_mesh_rebuilds", "Meshes formed because one broke", view.mesh_rebuilds),
-            ("paceline_rollbacks", "Returns to a checkpoint", view.rollbacks),
-            ("paceline_tasks_dispatched", "Groups dispatched", view.tasks.dispatched),
-        ):
-            yield CounterMetricFamily(name, help_text, float(value))
-        yield GaugeMetricFamily(
-            "paceline_last_commit_time_seconds",
-            "Commit of the newest step, Unix time",
-            self._rate.last_commit_t if self._rate is not None else None,
-        )
-        yield from self._tasks(view)
+        controller, state = self._controller, self._controller.state
+        view = views.status(state)
+        committed_t = self._rate.last_commit_t if self._rate is not None else None
+        yield _metric("leader", "1 if this controller leads", controller.leader is not None)
+        yield _metric("term", "Term of leadership, as this controller knows it", view.term)
+        yield _metric("step", "Committed steps on the surviving line", view.step)
+        yield _metric("steps_desired", "Steps of the whole run", view.total_steps)
+        yield _metric("weights_version", "Newest committed version", view.version)
+        yield _metric("mesh_epoch", "Epoch of the trainers' mesh", view.mesh_epoch)
+        yield _metric("checkpoint_step", "Step of the newest checkpoint", view.checkpoint_step)
+        yield _metric("paused", "1 while the run is paused", state.paused)
+        yield _metric("start_time_seconds", "Start of the run, Unix time", state.started_t)
+        yield _metric("last_commit_time_seconds", "Newest step's commit, Unix time", committed_t)
+        lost = "lost steps included"
+        yield _metric("samples_trained_total", f"Samples trained, {lost}", view.samples_trained)
+        yield _metric("tokens_trained_total", f"Tokens trained, {lost}", view.tokens_trained)
+        yield _metric("failovers_total", "Changes of leader", view.failovers)
+        yield _metric("mesh_rebuilds_total", "Meshes formed because one broke", view.mesh_rebuilds)
+        yield _metric("rollbacks_total", "Returns to a checkpoint", view.rollbacks)
+        yield _metric("tasks_dispatched_total", "Groups dispatched", view.tasks.dispatched)
+        tasks = {name: getattr(view.tasks, name) for name in TASK_STATES}
+        dropped = view.tasks.dropped
+        yield _metric("tasks", "Groups by state", tasks, "state")
+        yield _metric("tasks_dropped_total", "Groups dropped, by reason", dropped, "reason")
         yield from self._step(view)
-        yield from self._workers(view)
-
-    def _tasks(self, view: views.StatusView) -> Iterator[Metric]:
-        states = GaugeMetricFamily("paceline_tasks", "Groups by state", labels=["state"])
-        for state in ("pending", "leased", "ready", "in_step", "trained"):
-            states.add_metric([state], getattr(view.tasks, state))
-        yield states
-        dropped = CounterMetricFamily(
-            "paceline_tasks_dropped", "Groups dropped, by reason", labels=["reason"]
-        )
-        for reason, count in sorted(view.tasks.dropped.items()):
-            dropped.add_metric([reason], count)
-        yield dropped
+        yield _metric("workers_desired", "Desired workers", view.desired, "role")
+        yield self._proposed(view)
+        sinks = controller.sink_states()
+        written = {sink["name"]: sink["written"] for sink in sinks}
+        failing = {sink["name"]: sink["failing"] for sink in sinks}
+        yield _metric("sink_points_total", "Points written to a sink in this term", written, "sink")
+        yield _metric("sink_failing", "1 if a sink cannot be written to", failing, "sink")
+        yield from self._workers()
 
     @staticmethod
     def _step(view: views.StatusView) -> Iterator[Metric]:
         # A metric that the run lacks has no value, so that every name can be looked up.
         for name, help_text in OF_STEP.items():
-            shown = RENAMED.get(name, name)
-            yield GaugeMetricFamily(f"paceline_{shown}", help_text, view.metrics.get(name))
-        yield GaugeMetricFamily(
-            "paceline_step_duration_seconds", "Of the newest step", view.metrics.get("step_s")
-        )
-        parts = GaugeMetricFamily(
-            "paceline_step_part_seconds", "Time split of the newest step", labels=["part"]
-        )
-        for name, value in sorted(view.metrics.items()):
-            if name.startswith("time_") and name.endswith("_s"):
-                parts.add_metric([name[5:-2]], value)
-        yield parts
-
-    def _workers(self, view: views.StatusView) -> Iterator[Metric]:
-        desired = GaugeMetricFamily("paceline_workers_desired", "Desired workers", labels=["role"])
-        for role, count in sorted(view.desired.items()):
-            desired.add_metric([role], count)
-        yield desired
-        yield self._proposed(view)
-        yield from self._sinks()
-        found = status_of(self._controller).workers
-        number = GaugeMetricFamily("paceline_workers", "Workers", labels=["role", "state"])
-        counts = Counter((ROLES.get(w.role, "unknown"), w.state) for w in found)
-        for (role, state), count in sorted(counts.items()):
-            number.add_metric([role, state], count)
-        yield number
-        if len(found) > MOST_WORKERS:
-            found = []
-        labels = ["worker", "role"]
-        age = GaugeMetricFamily(
-            "paceline_worker_heartbeat_age_seconds", "Since the last report", labels=labels
-        )
-        version = GaugeMetricFamily(
-            "paceline_worker_weights_version", "Held or served", labels=labels
-        )
-        gauges = {
-            name: GaugeMetricFamily(f"paceline_worker_{shown}", help_text, labels=labels)
-            for name, (shown, help_text) in OF_WORKER.items()
-        }
-        for worker in found:
-            names = [worker.worker_id, ROLES.get(worker.role, "unknown")]
-            version.add_metric(names, worker.version)
-            if worker.heartbeat_age_s >= 0:
-                age.add_metric(names, worker.heartbeat_age_s)
-            for name, family in gauges.items():
-                if name in worker.gauges:
-                    family.add_metric(names, worker.gauges[name])
-        yield from (age, version, *gauges.values())
+            yield _metric(RENAMED.get(name, name), help_text, view.metrics.get(name))
+        times = (re.fullmatch("time_(.*)_s", name) for name in view.metrics)
+        parts = {found[1]: view.metrics[found[0]] for found in times if found}
+        yield _metric("step_part_seconds", "Time split of the newest step", parts, "part")
 
     def _proposed(self, view: views.StatusView) -> Metric:
-        proposed = GaugeMetricFamily(
-            "paceline_workers_proposed",
-            "Workers the autoscaler proposes; the desired ones if it proposes no change",
-            labels=["role"],
-        )
         leader = self._controller.leader
-        if leader is not None:
-            counts = dict(view.desired)
-            if leader.proposal is not None:
-                counts |= asdict(leader.proposal.counts)
-            for role, count in sorted(counts.items()):
-                proposed.add_metric([role], count)
-        return proposed
+        counts = dict(view.desired) if leader is not None else {}
+        if leader is not None and leader.proposal is not None:
+            counts |= asdict(leader.proposal.counts)
+        help_text = "Workers the autoscaler proposes; the desired ones if it proposes no change"
+        return _metric("workers_proposed", help_text, counts, "role")
 
-    def _sinks(self) -> Iterator[Metric]:
-        points = CounterMetricFamily(
-            "paceline_sink_points", "Points written to a sink in this term", labels=["sink"]
-        )
-        failing = GaugeMetricFamily(
-            "paceline_sink_failing", "1 if a sink cannot be written to", labels=["sink"]
-        )
-        for sink in self._controller.sink_states():
-            points.add_metric([sink["name"]], sink["written"])
-            failing.add_metric([sink["name"]], sink["failing"])
-        yield from (points, failing)
+    def _workers(self) -> Iterator[Metric]:
+        found = status_of(self._controller).workers
+        numbers = Counter((ROLES.get(w.role, "unknown"), w.state) for w in found)
+        yield _metric("workers", "Workers", numbers, "role", "state")
+        values: dict[str, dict[tuple[str, ...], float]] = {name: {} for name in OF_WORKER}
+        for worker in found if len(found) <= MOST_WORKERS else ():
+            labels = (worker.worker_id, ROLES.get(worker.role, "unknown"))
+            for name in OF_WORKER.keys() & worker.gauges.keys():
+                values[name][labels] = worker.gauges[name]
+            values["version"][labels] = worker.version
+            if worker.heartbeat_age_s >= 0:
+                values["heartbeat_age_s"][labels] = worker.heartbeat_age_s
+        for name, (shown, help_text) in OF_WORKER.items():
+            yield _metric(f"worker_{shown}", help_text, values[name], "worker", "role")
+
+
+def _metric(name: str, help_text: str, value: Values | float | None, *labels: str) -> Metric:
+    """``paceline_<name>``: a counter if it ends in _total, else a gauge. ``labels``: names for the
+    keys of ``value``."""
+    family = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    if not isinstance(value, Mapping):
+        return family(f"paceline_{name}", help_text, value)
+    metric = family(f"paceline_{name}", help_text, labels=labels)
+    for key, number in sorted(value.items()):
+        metric.add_metric((key,) if isinstance(key, str) else key, number)
+    return metric

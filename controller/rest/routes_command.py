@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
-from fastapi import APIRouter, Path, Request
+from fastapi import APIRouter, FastAPI, Path, Request
 from starlette.responses import RedirectResponse, Response
 
 from controller.errors import NotLeading
@@ -19,16 +19,40 @@ from controller.ledger.commands import (
     Scale,
     Stop,
 )
+from controller.replicated_controller import Controller
 from controller.rest import schemas
-from controller.rest.controller_addresses import leader_url
-from controller.rest.problem_details import Problem, documented
+from controller.rest.problem_details import documented, respond
 from controller.store.journal import Deposed
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
 
 PATIENCE_S = 10.0
 REFUSALS = {"unknown": 404, "invalid": 422}
+
+
+def install(app: FastAPI, controller: Controller) -> None:
+    """Adds the routes to ``app``, and its answers to commands that were not carried out."""
+    app.include_router(router(controller))
+
+    @app.exception_handler(CommandRefused)
+    async def refused(request: Request, error: CommandRefused) -> Response:
+        return respond(REFUSALS.get(error.code, 409), str(error), request.url.path)
+
+    @app.exception_handler(NotLeading)
+    async def redirected(request: Request, error: NotLeading) -> Response:
+        path, url = request.url.path, leader_url(controller)
+        if url and url != controller.rest_url:
+            return RedirectResponse(url + path, 307)
+        detail = "no controller leads at the moment: retry"
+        return respond(503, detail, path, {"Retry-After": "1"})
+
+
+def leader_url(controller: Controller) -> str:
+    """REST URL of the leader; empty if there is no leader or if it serves no REST interface."""
+    if controller.leader is not None:
+        return controller.rest_url
+    for peer in controller.peers.values():
+        if controller.hint and peer["address"] == controller.hint:
+            return str(peer.get("rest") or "")
+    return ""
 
 
 def router(controller: Controller) -> APIRouter:
@@ -41,74 +65,52 @@ def router(controller: Controller) -> APIRouter:
         },
     )
 
-    async def decide(request: Request, command: Command) -> Response | schemas.Done:
+    async def decide(command: Command) -> schemas.Done:
+        """Raises CommandRefused and NotLeading."""
         try:
             async with asyncio.timeout(PATIENCE_S):
                 reply = await controller.leading().execute(command)
-        except CommandRefused as refusal:
-            raise Problem(REFUSALS.get(refusal.code, 409), str(refusal)) from refusal
-        except (NotLeading, Deposed, TimeoutError):
-            url = leader_url(controller)
-            if not url or url == controller.rest_url:
-                raise Problem(
-                    503, "no controller leads at the moment: retry", {"Retry-After": "1"}
-                ) from None
-            return RedirectResponse(url + request.scope["path"], 307)
+        except (Deposed, TimeoutError) as error:
+            raise NotLeading("this term is over or does not commit") from error
         return schemas.Done(accepted=True, message=str(reply or ""))
 
-    @routes.post(
-        "/scale", summary="Change the desired number of workers", response_model=schemas.Done
-    )
-    async def scale(request: Request, body: schemas.ScaleBody) -> Response | schemas.Done:
+    @routes.post("/scale", summary="Change the desired number of workers")
+    async def scale(body: schemas.ScaleBody) -> schemas.Done:
         desired = body.model_dump(include={"policy", "rollout"}, exclude_none=True)
         expected = body.expected.model_dump(exclude_none=True) if body.expected else {}
-        return await decide(request, Scale(_id(body), desired, expected))
+        return await decide(Scale(_id(body), desired, expected))
 
     @routes.post(
         "/workers/{worker_id}/drain",
         summary="Drain a worker: it finishes its tasks and leaves",
-        response_model=schemas.Done,
         responses=documented(404),
     )
     async def drain(
-        request: Request,
         worker_id: Annotated[str, Path(max_length=64)],
         body: schemas.DrainBody | None = None,
-    ) -> Response | schemas.Done:
-        replace = body is not None and body.replace
-        incarnation = int(body.incarnation or 0) if body is not None else 0
-        return await decide(request, Drain(_id(body), worker_id, replace, incarnation))
+    ) -> schemas.Done:
+        body = body or schemas.DrainBody()
+        return await decide(Drain(_id(body), worker_id, body.replace, int(body.incarnation or 0)))
 
-    @routes.post("/pause", summary="Pause the run", response_model=schemas.Done)
-    async def pause(
-        request: Request, body: schemas.RequestBody | None = None
-    ) -> Response | schemas.Done:
-        return await decide(request, Pause(_id(body), True))
+    @routes.post("/pause", summary="Pause the run")
+    async def pause(body: schemas.RequestBody | None = None) -> schemas.Done:
+        return await decide(Pause(_id(body), True))
 
-    @routes.post("/resume", summary="Resume the run", response_model=schemas.Done)
-    async def resume(
-        request: Request, body: schemas.RequestBody | None = None
-    ) -> Response | schemas.Done:
-        return await decide(request, Pause(_id(body), False))
+    @routes.post("/resume", summary="Resume the run")
+    async def resume(body: schemas.RequestBody | None = None) -> schemas.Done:
+        return await decide(Pause(_id(body), False))
 
-    @routes.post(
-        "/checkpoint", summary="Write a checkpoint after the next step", response_model=schemas.Done
-    )
-    async def checkpoint(
-        request: Request, body: schemas.RequestBody | None = None
-    ) -> Response | schemas.Done:
-        return await decide(request, RequestCheckpoint(_id(body)))
+    @routes.post("/checkpoint", summary="Write a checkpoint after the next step")
+    async def checkpoint(body: schemas.RequestBody | None = None) -> schemas.Done:
+        return await decide(RequestCheckpoint(_id(body)))
 
-    @routes.post("/stop", summary="End the run for good", response_model=schemas.Done)
-    async def stop(
-        request: Request, body: schemas.StopBody | None = None
-    ) -> Response | schemas.Done:
-        reason = body.reason if body is not None else ""
-        return await decide(request, Stop(_id(body), reason or "stopped by request"))
+    @routes.post("/stop", summary="End the run for good")
+    async def stop(body: schemas.StopBody | None = None) -> schemas.Done:
+        body = body or schemas.StopBody()
+        return await decide(Stop(_id(body), body.reason or "stopped by request"))
 
     return routes
 
 
 def _id(body: schemas.RequestBody | None) -> str:
-    given = body.request_id if body is not None else ""
-    return given or f"rest-{secrets.token_hex(12)}"
+    return (body.request_id if body else "") or f"rest-{secrets.token_hex(12)}"

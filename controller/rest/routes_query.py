@@ -10,43 +10,31 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import asdict, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query
+from fastapi import APIRouter, Depends, Path, Query
 from starlette.responses import Response
 
 from controller.ledger import views
 from controller.ledger.state import State
 from controller.ledger.versions import Checkpoint
+from controller.replicated_controller import Controller
 from controller.rest import samples, schemas
 from controller.rest.data_flow import bottleneck, flow
 from controller.rest.dropped_groups import DroppedGroups
 from controller.rest.problem_details import Problem, documented
 from controller.rest.redaction import Redactor
 from controller.rest.run_index import RunIndex
+from controller.rest.schemas import MOST_STEP, StepNumber
 from controller.rest.step_rate import StepRate
-from controller.status import controllers_of, status_of
+from controller.status import controllers_of, status_of, status_view
 from paceline.ids import Version
-from paceline.run_view.event_history import SavedCheckpoint
-from paceline.run_view.run_file_writer import Key, position_key
+from paceline.rpc.messages import as_dict
+from paceline.run_view.event_history import Key, SavedCheckpoint, position_key
 from paceline.run_view.run_records import RunRecords
-from paceline.v1 import common_pb2
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
 
 EVENT_ID = r"^(\d{1,20}(-\d{1,20})?(/\d{1,9})?)?$"
-MOST_STEP = 1 << 53
-ROLES = {common_pb2.ROLE_POLICY: "policy", common_pb2.ROLE_ROLLOUT: "rollout"}
 CURVES = "reward_mean,loss"
-
-StepNumber = Annotated[int, Query(ge=0, le=MOST_STEP)]
-
-
-class Json(Response):
-    """A body that is JSON already: its schema is checked by tests, not per request."""
-
-    media_type = "application/json"
 
 
 def dumps(value: Any) -> bytes:
@@ -69,9 +57,11 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
     redactor = Redactor(controller.run_dir)
     drops = DroppedGroups(controller)
 
-    async def answered(question: Callable[[RunRecords], Any]) -> Json:
-        """The answer, computed and written as JSON in the index's thread."""
-        return Json(await index.ask(lambda records: dumps(question(records))))
+    async def answered(question: Callable[[RunRecords], Any]) -> Response:
+        """The answer, computed and written as JSON in the index's thread. Its schema is checked by
+        tests, not per request."""
+        body = await index.ask(lambda records: dumps(question(records)))
+        return Response(body, media_type="application/json")
 
     @routes.get("/run", summary="State of the run", tags=["run"])
     async def run() -> schemas.RunReply:
@@ -139,13 +129,11 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
             for task in list(controller.state.tasks.records.values())
             if task.failures
         ][:100]
-        known = schemas.DroppedTask.model_fields
-        dropped = [{k: v for k, v in event.fields.items() if k in known} for event in newest]
         return schemas.TasksReply(
             counts=views.counts(controller.state),
             quarantined=[
-                schemas.DroppedTask(**{"t": event.t, "detail": "", "attempt": 0, **fields})
-                for event, fields in zip(newest, dropped, strict=True)
+                schemas.DroppedTask.model_validate({"detail": "", "t": e.t, **e.fields})
+                for e in newest
             ],
             failing=failing,
         )
@@ -157,20 +145,14 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
 
     @routes.get("/groups", summary="Recent groups of samples", tags=["samples"])
     async def groups(
+        chosen: Annotated[samples.Filter, Depends()],
         limit: Annotated[int, Query(ge=1, le=500)] = 50,
         sort: Literal["recent", "oldest", "reward", "-reward", "-length", "-staleness"] = "recent",
-        state: Literal["ready", "in_step", "trained", "dropped"] | None = None,
         reason: Annotated[
             str | None, Query(max_length=256, description="Only groups dropped for this reason")
         ] = None,
-        step: StepNumber | None = None,
-        min_reward: Annotated[float | None, Query(allow_inf_nan=False)] = None,
-        max_reward: Annotated[float | None, Query(allow_inf_nan=False)] = None,
-        min_tokens: StepNumber | None = None,
-        max_tokens: StepNumber | None = None,
     ) -> schemas.GroupsReply:
-        chosen = samples.Filter(state, step, min_reward, max_reward, min_tokens, max_tokens)
-        if state != "dropped" and reason is None:
+        if chosen.state != "dropped" and reason is None:
             found = samples.kept_groups(controller.state)
         else:
             dropped = await drops.recent(reason)
@@ -249,20 +231,11 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
 
 
 def run_of(controller: Controller, redactor: Redactor, rate: StepRate) -> schemas.RunReply:
-    state, leader = controller.state, controller.leader
-    view = views.status(state)
-    trouble = leader.trouble if leader is not None else controller.trouble
-    proposal = leader.proposal if leader is not None else None
-    known = {field.name: getattr(view, field.name) for field in fields(view)}
-    known |= {
-        "run_id": controller.config.run.name,
-        "run_name": controller.config.run.name,
-        "phase": view.phase if state.ended or not trouble else trouble,
-        "reason": redactor.text(view.reason),
-        "total_steps": view.total_steps or controller.config.train.steps,
-    }
+    state, view = controller.state, status_view(controller)
+    proposal = controller.leader.proposal if controller.leader is not None else None
     return schemas.RunReply(
-        **known,
+        **{field.name: getattr(view, field.name) for field in fields(view)}
+        | {"reason": redactor.text(view.reason)},
         max_staleness=controller.config.train.max_staleness,
         started_t=state.started_t,
         ended_t=state.ended_t,
@@ -294,18 +267,12 @@ def provider_trouble_of(controller: Controller, redactor: Redactor) -> str:
 def workers_of(controller: Controller, redactor: Redactor) -> list[schemas.WorkerReply]:
     return [
         schemas.WorkerReply(
-            worker_id=w.worker_id,
-            role=ROLES.get(w.role, "unknown"),
-            host=w.host,
-            pid=w.pid,
-            incarnation=str(w.incarnation),
-            state=w.state,
-            mesh_epoch=w.mesh_epoch,
-            version=w.version,
-            heartbeat_age_s=round(w.heartbeat_age_s, 3),
-            activity=redactor.text(w.activity),
-            held_leases=w.held_leases,
-            gauges={k: v for k, v in sorted(w.gauges.items()) if math.isfinite(v)},
+            **as_dict(w)
+            | {
+                "heartbeat_age_s": round(w.heartbeat_age_s, 3),
+                "activity": redactor.text(w.activity),
+                "gauges": {k: v for k, v in sorted(w.gauges.items()) if math.isfinite(v)},
+            }
         )
         for w in sorted(status_of(controller).workers, key=lambda w: w.worker_id)
     ]

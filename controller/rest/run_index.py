@@ -11,17 +11,15 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from redis.exceptions import RedisError
 
 from controller.ledger.events import from_json, record_of
+from controller.replicated_controller import Controller
 from controller.rest.redaction import Redactor
 from controller.store.journal import START, Entry
 from paceline.run_view.run_records import RunRecords
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
 
 log = logging.getLogger(__name__)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean, pstdev
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -16,7 +16,14 @@ from controller.ledger.state import State
 from controller.ledger.tasks import Task
 from controller.rest.data_flow import staleness_of, step_of_task
 from controller.rest.problem_details import Problem
-from controller.rest.schemas import CompletionReply, GroupReply, GroupsReply, GroupSummary
+from controller.rest.schemas import (
+    CompletionReply,
+    GroupReply,
+    GroupsReply,
+    GroupSummary,
+    Reward,
+    StepNumber,
+)
 from controller.store.payloads import PayloadStore
 from paceline.ids import TaskId
 from paceline.v1 import rollout_pb2
@@ -44,12 +51,12 @@ SORTS: dict[str, Callable[[GroupSummary], float]] = {
 class Filter:
     """Conditions on a group; None: any. Tokens are those of the whole group."""
 
-    state: str | None = None
-    step: int | None = None
-    min_reward: float | None = None
-    max_reward: float | None = None
-    min_tokens: int | None = None
-    max_tokens: int | None = None
+    state: Literal["ready", "in_step", "trained", "dropped"] | None = None
+    step: StepNumber | None = None
+    min_reward: Reward | None = None
+    max_reward: Reward | None = None
+    min_tokens: StepNumber | None = None
+    max_tokens: StepNumber | None = None
 
     @property
     def by_content(self) -> bool:

@@ -9,16 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
+from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.ledger.views import StatusView, TaskCounts
-from paceline.run_view.event_history import ListedEvent, SavedCheckpoint
+from paceline.run_view.event_history import DOCUMENTED, ListedEvent, SavedCheckpoint
 
-DOCUMENTED = ConfigDict(use_attribute_docstrings=True)
+MOST_STEP = 1 << 53
+StepNumber = Annotated[int, Query(ge=0, le=MOST_STEP)]
+Reward = Annotated[float, Query(allow_inf_nan=False)]
 
 
 class Reply(BaseModel):
-    model_config = DOCUMENTED
+    model_config = ConfigDict(use_attribute_docstrings=True)
 
 
 class ProblemModel(Reply):
@@ -274,8 +277,6 @@ class RequestBody(BaseModel):
 
 class ScaleBody(DesiredCounts, RequestBody):
     """Desired counts; a role that is not named keeps its count."""
-
-    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     expected: DesiredCounts | None = None
     """Desired counts that the caller saw: 409 if they have changed since."""

@@ -14,17 +14,15 @@ import re
 import socket
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from controller.errors import BadStart, NotLeading
+from controller.replicated_controller import Controller
 from controller.store.journal import Deposed
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.ports import free_ports
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
 
 log = logging.getLogger(__name__)
 
@@ -110,15 +108,15 @@ def _bind(address: str, ports: list[int]) -> socket.socket:
     )
 
 
+@dataclass(slots=True)
 class RestServer:
     """Serves ``controller`` at ``door`` from ``start`` to ``stop``. Its failure stops nothing else."""
 
-    def __init__(self, controller: Controller, door: Door) -> None:
-        self._controller = controller
-        self._door = door
-        self._server: Any = None
-        self._app: Any = None
-        self._task: asyncio.Task[None] | None = None
+    controller: Controller
+    door: Door
+    _server: Any = None
+    _app: Any = None
+    _task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._serve(), name="rest")
@@ -133,7 +131,7 @@ class RestServer:
                 await asyncio.wait({self._task}, timeout=STOP_S)
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._door.socket.close()
+        self.door.socket.close()
 
     async def _serve(self) -> None:
         try:
@@ -141,16 +139,16 @@ class RestServer:
                 async with asyncio.timeout(SETTLE_S):
                     await self._settled()
             self._app, self._server = await asyncio.to_thread(self._make)
-            event(log, "rest serving", url=self._door.url)
-            await self._server.serve(sockets=[self._door.socket])
+            event(log, "rest serving", url=self.door.url)
+            await self._server.serve(sockets=[self.door.socket])
         except Exception:
             log.exception("rest interface failed")
 
     async def _settled(self) -> None:
         """Returns once this controller leads durably or knows the leader. Imports hold the interpreter
         lock, and the first entry of a term must not wait for them."""
-        while not self._controller.hint:
-            leader = self._controller.leader
+        while not self.controller.hint:
+            leader = self.controller.leader
             if leader is not None and leader.ledger.state.term == leader.term:
                 with contextlib.suppress(NotLeading, Deposed):
                     await leader.group_commit.durable()
@@ -161,7 +159,7 @@ class RestServer:
         app_module = importlib.import_module("controller.rest.app")
         http = importlib.import_module("paceline.rpc.http_server")
         access = importlib.import_module("controller.rest.auth")
-        token = self._door.token or access.run_token(self._controller.run_dir)
-        app = app_module.make_app(self._controller, token=token, loopback=self._door.loopback)
-        auth = self._controller.config.auth
-        return app, http.http_server(app, tls_cert=auth.tls_cert, tls_key=auth.tls_key)
+        token = self.door.token or access.run_token(self.controller.run_dir)
+        app = app_module.Rest(self.controller, token=token, loopback=self.door.loopback)
+        auth = self.controller.config.auth
+        return app, http.http_server(app.asgi, tls_cert=auth.tls_cert, tls_key=auth.tls_key)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
@@ -14,27 +16,23 @@ from starlette.responses import Response, StreamingResponse
 from controller.rest.problem_details import Problem, documented
 from controller.rest.routes_query import dumps, parse_id
 from controller.rest.run_index import RunIndex
-from paceline.run_view.run_file_writer import Key
+from paceline.run_view.event_history import Key
 from paceline.run_view.run_records import RunRecords
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
 
 HEARTBEAT_S = 5.0
 LOOK_S = 0.25
-"""Lag of the run files behind the journal."""
+"""Polling interval: the run files lag that far behind the journal."""
 MOST_STREAMS = 64
 AT_ONCE = 500
 
 
+@dataclass(slots=True)
 class EventStreams:
     """The open streams of one controller. ``close`` ends them all."""
 
-    def __init__(self, controller: Controller, index: RunIndex) -> None:
-        self._controller = controller
-        self._index = index
-        self._closing = asyncio.Event()
-        self._open = 0
+    index: RunIndex
+    _closing: asyncio.Event = field(default_factory=asyncio.Event)
+    _open: int = 0
 
     def close(self) -> None:
         self._closing.set()
@@ -50,7 +48,7 @@ class EventStreams:
             yield b"retry: 1000\n\n"
             spoken = time.monotonic()
             while not self._closing.is_set():
-                found = await self._index.ask(partial(_lines, key=key))
+                found = await self.index.ask(partial(_lines, key=key))
                 for _, block in found:
                     yield block
                 if found:
@@ -61,23 +59,10 @@ class EventStreams:
                 elif time.monotonic() - spoken > HEARTBEAT_S:
                     spoken = time.monotonic()
                     yield b": still here\n\n"
-                await self._more()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._closing.wait(), LOOK_S)
         finally:
             self._open -= 1
-
-    async def _more(self) -> None:
-        """Returns when there may be more events: the journal grew, or a second has passed."""
-        topic = self._controller.journal_topic
-        grown = asyncio.create_task(topic.wait(topic.turn, 1.0))
-        closing = asyncio.create_task(self._closing.wait())
-        try:
-            await asyncio.wait({grown, closing}, return_when=asyncio.FIRST_COMPLETED)
-            if not closing.done():
-                # The run files follow the journal; many entries of a busy run are sent together.
-                await asyncio.wait({closing}, timeout=LOOK_S)
-        finally:
-            grown.cancel()
-            closing.cancel()
 
 
 def _lines(records: RunRecords, key: Key | None) -> list[tuple[Key, bytes]]:

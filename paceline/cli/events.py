@@ -51,7 +51,7 @@ def events(
         return
     from paceline.rpc.client import ControlPlaneUnavailable
     from paceline.run_view.event_follower import answers, follow_events
-    from paceline.run_view.words import is_listed
+    from paceline.run_view.event_history import is_listed
     from paceline.v1 import admin_pb2
 
     async def watch(control: ControlPlane) -> None:
@@ -85,8 +85,8 @@ def events(
 
 
 def _from_file(run_dir: Path, after: str, as_json: bool) -> None:
+    from paceline.run_view.event_history import position_key
     from paceline.run_view.json_lines import read_lines
-    from paceline.run_view.run_file_writer import position_key
 
     path = run_dir / "events.jsonl"
     if not path.is_file():
@@ -100,7 +100,7 @@ def _print(event: Mapping[str, Any], as_json: bool) -> None:
     if as_json:
         print_json_line(event)
         return
-    from paceline.run_view.words import text_of
+    from paceline.run_view.event_history import text_of
 
     t = event.get("at") or event.get("t")
     typer.echo(f"{_clock(t) if t else '--:--:--'}  {printable(text_of(event))}")

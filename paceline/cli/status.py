@@ -15,7 +15,7 @@ def status(target: Target, as_json: JsonOption = False) -> None:
 
     Example: paceline status --run-dir runs/demo --json
     """
-    from paceline.cli.messages import as_dict
+    from paceline.rpc.messages import as_dict
     from paceline.run_view.event_follower import leader_status
 
     reply = target.ask(lambda control: leader_status(control, ANSWER_LIMIT_S))

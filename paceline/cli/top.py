@@ -64,7 +64,7 @@ def top(
 def as_object(picture: RunPicture) -> dict[str, Any]:
     """Fields of the status and: t (Unix seconds), reward_history (the run in at most 48 spans),
     time_left_s (null: unknown), last_event ({t, text} or null)."""
-    from paceline.cli.messages import as_dict
+    from paceline.rpc.messages import as_dict
 
     status = picture.status
     assert status is not None

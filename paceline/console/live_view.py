@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable
-from typing import Protocol
 
 from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
@@ -25,24 +24,6 @@ PLAIN_EVERY_S = 2.0
 """Shortest interval between two lines about steps, without a terminal."""
 
 
-class Console(Protocol):
-    def show(self, status: admin_pb2.StatusReply) -> None:
-        """The newest state of the run."""
-
-    def note(self, line: str, t: float | None = None) -> None:
-        """An event at ``t`` (Unix seconds), or now."""
-
-    def close(self) -> None: ...
-
-
-def open_console(out: RichConsole | None = None, progress: Progress | None = None) -> Console:
-    """The console that fits standard output. ``progress``: the steps of the run so far."""
-    out, progress = out or RichConsole(), progress or Progress()
-    # A dumb terminal cannot redraw: rich would show nothing before the end.
-    live = out.is_terminal and not out.is_dumb_terminal
-    return LiveConsole(out, progress) if live else PlainConsole(out, progress)
-
-
 class PlainConsole:
     """One line per event, and a line about the newest step every few seconds."""
 
@@ -54,6 +35,7 @@ class PlainConsole:
         self._next_at = 0.0
 
     def show(self, status: admin_pb2.StatusReply) -> None:
+        """Takes the newest state of the run."""
         self._progress.observe(status)
         now = time.monotonic()
         last = status.step == status.total_steps
@@ -70,6 +52,7 @@ class PlainConsole:
         )
 
     def note(self, line: str, t: float | None = None) -> None:
+        """Takes an event at ``t`` (Unix seconds), or now."""
         when = f"{time.monotonic() - self._began:7.1f}s" if t is None else _clock(t)
         self._out.print(f"{when}  {printable(line)}", markup=False, highlight=False, soft_wrap=True)
 
@@ -80,8 +63,8 @@ class PlainConsole:
 class LiveConsole:
     """One table that redraws itself, with the last events below it."""
 
-    def __init__(self, out: RichConsole, progress: Progress | None = None) -> None:
-        self._progress = progress or Progress()
+    def __init__(self, out: RichConsole, progress: Progress) -> None:
+        self._progress = progress
         self._events: deque[tuple[float, str]] = deque(maxlen=EVENTS_SHOWN)
         self._status: admin_pb2.StatusReply | None = None
         self._live = Live(console=out, auto_refresh=False, transient=False)
@@ -102,6 +85,17 @@ class LiveConsole:
     def _draw(self) -> None:
         drawn = fitted(self._live.console, self._status, self._progress, list(self._events))
         self._live.update(drawn, refresh=True)
+
+
+Console = PlainConsole | LiveConsole
+
+
+def open_console(out: RichConsole | None = None, progress: Progress | None = None) -> Console:
+    """The console that fits standard output. ``progress``: the steps of the run so far."""
+    out, progress = out or RichConsole(), progress or Progress()
+    # A dumb terminal cannot redraw: rich would show nothing before the end.
+    live = out.is_terminal and not out.is_dumb_terminal
+    return LiveConsole(out, progress) if live else PlainConsole(out, progress)
 
 
 def fitted(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping
 
 from rich.table import Table
 from rich.text import Text
 
 from paceline.console.terminal import printable
+from paceline.run_view.summary import TIME_SPLIT
 from paceline.v1 import admin_pb2, common_pb2
 
 STATE_STYLE = {
@@ -23,7 +25,19 @@ STATE_STYLE = {
 }
 GONE = frozenset({"dead", "stopped"})
 QUIET = frozenset({"running", "spare"})
-TIME_SPLIT = ("generate", "wait", "compute", "reduce", "commit", "publish")
+LINES = {
+    "reward": "{reward_mean} ± {reward_std}",
+    "policy": (
+        "loss {loss}   kl {kl}   entropy {entropy}   clipped {clip_fraction}   grad {grad_norm}   "
+        "lr {lr}"
+    ),
+    "pace": "{samples_per_s} samples/s   {tokens_per_s} tokens/s   {step_s} s/step",
+    "freshness": (
+        "staleness {staleness_mean} (max {staleness_max})   ratio {ratio_mean} (max {ratio_max})   "
+        "engine gap {logprob_gap_mean} (max {logprob_gap_max})"
+    ),
+}
+"""Metrics of the newest step, by the name of their line."""
 
 
 def fleet_table(
@@ -74,36 +88,13 @@ def fleet_table(
 
 def progress_table(status: admin_pb2.StatusReply) -> Table:
     """Metrics of the newest step, and the tasks by state."""
-    metrics = status.metrics
+    shown = defaultdict(lambda: "-", {name: _show(v) for name, v in status.metrics.items()})
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="dim")
     table.add_column()
-    reward = f"{_show(metrics, 'reward_mean')} ± {_show(metrics, 'reward_std')}"
-    if "eval_reward_mean" in metrics:
-        reward += f"   held out {_show(metrics, 'eval_reward_mean')}"
-    table.add_row("reward", reward)
-    table.add_row(
-        "policy",
-        f"loss {_show(metrics, 'loss')}   kl {_show(metrics, 'kl')}   "
-        f"entropy {_show(metrics, 'entropy')}   clipped {_show(metrics, 'clip_fraction')}   "
-        f"grad {_show(metrics, 'grad_norm')}   lr {_show(metrics, 'lr')}",
-    )
-    table.add_row(
-        "pace",
-        f"{_show(metrics, 'samples_per_s')} samples/s   {_show(metrics, 'tokens_per_s')} tokens/s   "
-        f"{_show(metrics, 'step_s')} s/step",
-    )
-    table.add_row(
-        "freshness",
-        f"staleness {_show(metrics, 'staleness_mean')} (max {_show(metrics, 'staleness_max')})   "
-        f"ratio {_show(metrics, 'ratio_mean')} (max {_show(metrics, 'ratio_max')})   "
-        f"engine gap {_show(metrics, 'logprob_gap_mean')} (max {_show(metrics, 'logprob_gap_max')})",
-    )
-    split = [
-        f"{name} {_show(metrics, f'time_{name}_s')}"
-        for name in TIME_SPLIT
-        if f"time_{name}_s" in metrics
-    ]
+    for name, line in LINES.items():
+        table.add_row(name, line.format_map(shown))
+    split = [f"{n} {shown[k]}" for n in TIME_SPLIT if (k := f"time_{n}_s") in shown]
     table.add_row("seconds", "   ".join(split) or "-")
     tasks = status.tasks
     table.add_row(
@@ -132,9 +123,8 @@ def _counts(counts: Mapping[str, int]) -> str:
     return " ".join(f"{role}={count}" for role, count in sorted(counts.items()))
 
 
-def _show(metrics: Mapping[str, float], name: str) -> str:
-    value = metrics.get(name) if name in metrics else None
-    return "-" if value is None else f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
+def _show(value: float) -> str:
+    return f"{value:.3g}" if abs(value) < 1000 else f"{value:,.0f}"
 
 
 def _text(text: str) -> Text:

@@ -24,6 +24,7 @@ class MetricStore:
         self.versions = array("q")
         self.times = array("d")
         self._values: dict[str, array[float]] = {}
+        """Columns as long as ``steps``; NaN: not measured."""
 
     def __len__(self) -> int:
         return len(self.steps)
@@ -36,8 +37,7 @@ class MetricStore:
         """(step, value) of the finite values of a metric, in order of steps; ``newest``: only those
         of so many newest steps."""
         values = self._values.get(name, array("d"))
-        start = len(self.steps) - newest if 0 < newest < len(self.steps) else 0
-        pairs = zip(self.steps[start:], values[start:], strict=False)
+        pairs = zip(self.steps[-newest:], values[-newest:], strict=False)
         return [(step, value) for step, value in pairs if math.isfinite(value)]
 
     def append(self, row: Mapping[str, Any]) -> None:
@@ -47,18 +47,15 @@ class MetricStore:
         self.steps.append(step)
         self.versions.append(int(row.get("version") or 0))
         self.times.append(float(row.get("t") or 0.0))
-        count = len(self.steps)
-        for name, value in row.items():
-            if name in HEAD or isinstance(value, bool | str):
-                continue
-            column = self._values.get(name)
-            if column is None:
-                column = self._values[name] = array("d")
-            if len(column) < count - 1:
-                column.extend([float("nan")] * (count - 1 - len(column)))
-            column.append(float("nan") if value is None else float(value))
-        if count > MOST_ROWS:
-            self._thin()
+        measured = {k: v for k, v in row.items() if not (k in HEAD or isinstance(v, bool | str))}
+        for name in measured.keys() - self._values.keys():
+            self._values[name] = array("d", [math.nan]) * (len(self.steps) - 1)
+        for name, column in self._values.items():
+            value = measured.get(name)
+            column.append(math.nan if value is None else value)
+        if len(self.steps) > MOST_ROWS:
+            for column in self._columns():
+                del column[: len(column) // 2 : 2]
 
     def rows(self, since: int, limit: int) -> list[dict[str, Any]]:
         """At most ``limit`` rows after step ``since``, oldest first; since < 0: the newest."""
@@ -77,37 +74,30 @@ class MetricStore:
         import numpy as np  # 0.1 s: only curves need it
 
         first = bisect_right(self.steps, since)
-        last = bisect_right(self.steps, until)
+        last = max(first, bisect_right(self.steps, until))
         count = last - first
-        edges = np.arange(first, last)
-        if count > points:
-            edges = first + (np.arange(points) * count) // points
-        ends = np.append(edges[1:], last) - 1 if count else edges
+        spans = min(count, points)
+        starts = (np.arange(spans) * count) // max(1, spans)
+        ends = first + np.append(starts[1:], count) - 1 if count else starts
         found: dict[str, Any] = {
-            "x": np.asarray(self.steps, dtype=np.int64)[ends].tolist() if count else [],
-            "t": np.asarray(self.times, dtype=np.float64)[ends].tolist() if count else [],
+            "x": [self.steps[end] for end in ends],
+            "t": [self.times[end] for end in ends],
             "series": {},
             "low": {},
             "high": {},
         }
-        for name in names:
-            column = self._values.get(name)
-            if column is None:
-                continue
-            values = np.full(last, np.nan)
-            some = np.asarray(column, dtype=np.float64)[:last]
-            values[: len(some)] = some
+        for name in filter(self._values.__contains__, names):
+            values = np.array(self._values[name][first:last])
             if count <= points:
-                found["series"][name] = _listed(values[edges])
+                found["series"][name] = _listed(values)
                 continue
-            known = ~np.isnan(values[first:last])
-            at = edges - first
-            sums = np.add.reduceat(np.where(known, values[first:last], 0.0), at)
-            number = np.add.reduceat(known.astype(np.float64), at)
+            known = ~np.isnan(values)
+            sums = np.add.reduceat(np.where(known, values, 0.0), starts)
+            number = np.add.reduceat(known.astype(np.float64), starts)
             with np.errstate(invalid="ignore", divide="ignore"):
                 found["series"][name] = _listed(sums / number)
-            found["low"][name] = _listed(np.fmin.reduceat(values[first:last], at))
-            found["high"][name] = _listed(np.fmax.reduceat(values[first:last], at))
+            found["low"][name] = _listed(np.fmin.reduceat(values, starts))
+            found["high"][name] = _listed(np.fmax.reduceat(values, starts))
         return found
 
     def _row(self, index: int) -> dict[str, Any]:
@@ -117,8 +107,7 @@ class MetricStore:
             "t": self.times[index],
         }
         for name, column in self._values.items():
-            value = column[index] if index < len(column) else float("nan")
-            row[name] = None if value != value else value
+            row[name] = None if math.isnan(column[index]) else column[index]
         return row
 
     def _columns(self) -> Iterable[array[Any]]:
@@ -130,11 +119,6 @@ class MetricStore:
             length = bisect_right(self.steps, step)
             for column in self._columns():
                 del column[length:]
-
-    def _thin(self) -> None:
-        half = len(self.steps) // 2
-        for column in self._columns():
-            del column[: min(half, len(column)) : 2]
 
 
 def _listed(values: np.ndarray[Any, Any]) -> list[float | None]:

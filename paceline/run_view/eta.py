@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
@@ -16,37 +17,37 @@ RATE_STEPS = 20
 """The time left is estimated from so many of the newest steps."""
 
 
+@dataclass(slots=True)
 class Progress:
     """Rewards and durations of the steps on the surviving line, in ``metrics``."""
 
-    def __init__(self, metrics: MetricStore | None = None) -> None:
-        self._metrics = MetricStore() if metrics is None else metrics
+    metrics: MetricStore = field(default_factory=MetricStore)
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Takes a committed step and forgets later ones, which a rollback undid."""
         if step >= 1:
-            self._metrics.append({**metrics, "step": step})
+            self.metrics.append({**metrics, "step": step})
 
     def back_to(self, step: int) -> None:
         """Forgets the steps after ``step``."""
-        self._metrics.cut(step)
+        self.metrics.cut(step)
 
     def observe(self, status: admin_pb2.StatusReply) -> None:
         """Takes the newest step of a status, unless it is known."""
         step, metrics = int(status.step), dict(status.metrics)
         self.back_to(step)
-        known = bool(self._metrics.steps) and self._metrics.steps[-1] == step
+        known = bool(self.metrics.steps) and self.metrics.steps[-1] == step
         # Right after a rollback the newest metrics are still those of a step that was undone.
         if metrics and not known and metrics.get("step", step) == step:
             self.add(step, metrics)
 
     def rewards(self, points: int) -> list[float]:
         """Mean rewards of the whole run in at most ``points`` spans of equal length."""
-        return shrink([reward for _, reward in self._metrics.column("reward_mean")], points)
+        return shrink([reward for _, reward in self.metrics.column("reward_mean")], points)
 
     def seconds_left(self, step: int, total: int) -> float | None:
         """Time until ``total`` steps; None if unknown."""
-        newest = self._metrics.column("step_s", RATE_STEPS)
+        newest = self.metrics.column("step_s", RATE_STEPS)
         return seconds_left([seconds for _, seconds in newest], step, total)
 
     def line(self, status: admin_pb2.StatusReply, width: int = WIDTH) -> str:

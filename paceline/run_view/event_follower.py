@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import time
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -66,11 +65,6 @@ async def follow_events(
             await control.call(
                 "AdminService.GetStatus", admin_pb2.StatusRequest(), timeout_s=gone_s
             )
-
-
-def position_at(t: float | None = None) -> str:
-    """The journal position of ``t`` in Unix seconds; None: now."""
-    return f"{int((time.time() if t is None else t) * 1000)}-0"
 
 
 async def leader_status(control: ControlPlane, timeout_s: float) -> admin_pb2.StatusReply:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from typing import Any
 
-from paceline.run_view.run_file_writer import Key, position_key
-from paceline.run_view.words import text_of
+Key = tuple[tuple[int, ...], int]
+"""Journal position and number within it: orders records."""
 
 MOST_EVENTS = 20_000
 MOST_COMMITS = 2_000
@@ -34,6 +34,21 @@ NOTICED = {
 }
 NEW_LEADER = "the previous leader handed over, or did not renew its lease in time"
 _HEAD = frozenset({"position", "n", "t", "type", "after", "counts", "severity", "text"})
+
+
+def position_key(position: str) -> tuple[int, ...]:
+    """Sort key of a journal position."""
+    return tuple(int(part) for part in re.findall(r"\d+", position))
+
+
+def is_listed(event: Mapping[str, Any]) -> bool:
+    """Whether the event is shown to people. Events that happen many times a step carry no text."""
+    return "text" in event
+
+
+def text_of(event: Mapping[str, Any]) -> str:
+    """One line of prose, as the controller rendered it; the event's type if it carries no text."""
+    return str(event.get("text") or event.get("type", "?"))
 
 
 @dataclass(slots=True)
@@ -197,16 +212,13 @@ class EventHistory:
         with at least and at most so many committed steps.
         """
 
-        def chosen(pool: Iterable[ListedEvent]) -> Iterable[ListedEvent]:
-            return (e for e in pool if steps[0] <= e.step <= steps[1])
-
         def taken(pool: deque[ListedEvent], most: int | None = None) -> list[ListedEvent]:
             """From the newest backwards: a follower asks for the few that came last."""
             found: list[ListedEvent] = []
-            for event in chosen(reversed(pool)):
+            for event in reversed(pool):
                 if (key is not None and event.key <= key) or len(found) == most:
                     break
-                if kinds != "faults" or event.is_fault:
+                if steps[0] <= event.step <= steps[1] and (kinds != "faults" or event.is_fault):
                     found.append(event)
             return found
 
@@ -221,7 +233,6 @@ class EventHistory:
                 saved = saved[:: -(-len(saved) // room) or 1] if room else []
             return in_order(marks, saved)[:limit]
         most = limit if newest else None
-        found = in_order(
-            taken(self._events, most), taken(self._commits, most) if kinds == "all" else []
-        )
-        return found[-limit:] if newest else list(islice(found, limit))
+        pools = (self._events, self._commits) if kinds == "all" else (self._events,)
+        found = in_order(*(taken(pool, most) for pool in pools))
+        return found[-limit:] if newest else found[:limit]

@@ -18,10 +18,11 @@ class FileTail:
     continues in the copy at the same offset if the line before it is the one it read last.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, offset: int = 0) -> None:
+        """``offset``: of the first line to read, in bytes."""
         self._path = path
         self._file: BinaryIO | None = None
-        self._offset = 0
+        self._offset = offset
         self._last = b""
 
     @property
@@ -43,6 +44,13 @@ class FileTail:
             self._offset += end
             self._last = data[max(0, data.rfind(b"\n", 0, end - 1) + 1) : end]
         return void, lines
+
+    def rest(self) -> bytes:
+        """What follows the last line that was read: a line without its end."""
+        if self._file is None:
+            return b""
+        self._file.seek(self._offset)
+        return self._file.read()
 
     def records(self) -> Iterator[tuple[bool, dict[str, Any]]]:
         """The JSON objects up to the end of the file; a line that cannot be parsed is skipped.
@@ -86,7 +94,7 @@ class FileTail:
             self._close()
             return True
         self._file.seek(max(0, self._offset - len(self._last)))
-        if self._offset and self._file.read(len(self._last)) == self._last:
+        if 0 < self._offset <= named.st_size and self._file.read(len(self._last)) == self._last:
             return False
         void = self._offset > 0
         self._offset, self._last = 0, b""

@@ -5,13 +5,12 @@ The operating system reuses process ids, so each is recorded with its start time
 
 from __future__ import annotations
 
-import json
 import os
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
+from pydantic import TypeAdapter
 
 SAME_START_S = 0.5
 
@@ -63,26 +62,20 @@ class FleetRecord:
         """Replaces ``fleet.json`` atomically."""
         path = run_dir / "fleet.json"
         fresh = path.with_name(f".fleet.json.{os.getpid()}")
-        fresh.write_text(json.dumps(asdict(self), indent=1) + "\n")
+        fresh.write_bytes(_FILE.dump_json(self, indent=1) + b"\n")
         fresh.replace(path)
 
     @classmethod
     def read(cls, run_dir: Path) -> FleetRecord | None:
         """The record in ``run_dir``; None if there is none or it cannot be read."""
         try:
-            raw: dict[str, Any] = json.loads((run_dir / "fleet.json").read_text())
-            return cls(
-                run=raw["run"],
-                supervisor=ProcessId(**raw["supervisor"]),
-                processes=[
-                    ProcessRecord(**{**p, "ids": [ProcessId(**i) for i in p["ids"]]})
-                    for p in raw["processes"]
-                ],
-                redis=[ProcessId(**i) for i in raw["redis"]],
-            )
-        except (OSError, ValueError, KeyError, TypeError):
+            return _FILE.validate_json((run_dir / "fleet.json").read_bytes())
+        except (OSError, ValueError):
             return None
 
     def survivors(self) -> list[ProcessId]:
         """Processes of roles (not Redis) that still run."""
         return [i for process in self.processes for i in process.ids if i.alive()]
+
+
+_FILE = TypeAdapter(FleetRecord)

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from paceline.run_view.file_tail import FileTail
+
 BLOCK = 1 << 16
 LOOK_S = 0.2
 """Polling interval: there is no portable way to wait for a file."""
@@ -28,7 +30,7 @@ def last_lines(path: Path, count: int) -> tuple[list[str], int]:
     Raises OSError.
     """
     with path.open("rb") as file:
-        at = end = file.seek(0, os.SEEK_END)
+        at = file.seek(0, os.SEEK_END)
         data = b""
         while at > 0 and data.count(b"\n") <= count:
             size = min(BLOCK, at)
@@ -37,9 +39,7 @@ def last_lines(path: Path, count: int) -> tuple[list[str], int]:
             data = file.read(size) + data
         reached = data.rfind(b"\n") + 1
         lines = data[:reached].splitlines()
-        return [_text(line) for line in lines[max(0, len(lines) - count) :]], end - len(
-            data
-        ) + reached
+        return [_text(line) for line in lines[max(0, len(lines) - count) :]], at + reached
 
 
 def new_lines(path: Path, offset: int, over: Callable[[], bool]) -> Iterator[str]:
@@ -48,38 +48,16 @@ def new_lines(path: Path, offset: int, over: Callable[[], bool]) -> Iterator[str
     A file that is replaced or truncated is read from its beginning. At the end, a last line without
     a line end is returned too.
     """
-    inode = _inode(path)
-    rest = b""
+    tail = FileTail(path, offset)
     while True:
         ending = over()  # before reading: lines written before the end are still read
-        data = b""
-        try:
-            with path.open("rb") as file:
-                held = os.fstat(file.fileno())
-                if held.st_ino != inode or held.st_size < offset:
-                    inode, offset, rest = held.st_ino, 0, b""
-                file.seek(offset)
-                data = file.read()
-        except FileNotFoundError:
-            pass
-        offset += len(data)
-        *lines, rest = (rest + data).split(b"\n")
-        for line in lines:
-            yield _text(line)
-        if data:
-            continue
+        while lines := tail.read()[1]:
+            yield from map(_text, lines)
         if ending:
-            if rest:
+            if rest := tail.rest():
                 yield _text(rest)
             return
         time.sleep(LOOK_S)
-
-
-def _inode(path: Path) -> int:
-    try:
-        return path.stat().st_ino
-    except OSError:
-        return -1
 
 
 def _text(line: bytes) -> str:

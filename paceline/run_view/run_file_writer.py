@@ -14,17 +14,13 @@ committed step carries the counts since the step before it.
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.run_view.event_history import Key, is_listed, position_key
 from paceline.run_view.json_lines import JsonLinesFile, read_lines
-from paceline.run_view.words import is_listed
-
-Key = tuple[tuple[int, ...], int]
-"""Journal position and number within it: orders records."""
 
 
 class RunFileWriter:
@@ -89,11 +85,6 @@ def metrics_row(event: Mapping[str, Any]) -> dict[str, Any] | None:
         scores = {"eval_reward_mean": mean, "eval_count": float(event.get("count", 0))}
         return {"kind": "eval", **head, **_finite(scores)}
     return None
-
-
-def position_key(position: str) -> tuple[int, ...]:
-    """Sort key of a journal position."""
-    return tuple(int(part) for part in re.findall(r"\d+", position))
 
 
 def _finite(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -19,10 +19,10 @@ from typing import Any
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.rpc.rest_client import RestReader, RestRefused, RestUnavailable
 from paceline.run_view.eta import Progress
-from paceline.run_view.event_follower import GONE_S, answers, follow_events, position_at
+from paceline.run_view.event_follower import GONE_S, answers, follow_events
+from paceline.run_view.event_history import is_listed, text_of
 from paceline.run_view.run_records import RunRecords
 from paceline.run_view.summary import read_summary
-from paceline.run_view.words import is_listed, text_of
 from paceline.v1 import admin_pb2
 
 FIRST_ANSWER_S = 5.0
@@ -80,7 +80,9 @@ async def first_look(
     elif urls := [c.rest for c in status.controllers if c.rest and c.state != "silent"]:
         with contextlib.suppress(RestUnavailable, RestRefused, KeyError, TypeError, ValueError):
             picture = await asyncio.to_thread(_past_from_rest, rest(urls))
-    picture = picture or RunPicture(reached=position_at(time.time() - LOOK_BACK_S))
+    if picture is None:
+        # A journal position is the time in milliseconds.
+        picture = RunPicture(reached=f"{int((time.time() - LOOK_BACK_S) * 1000)}-0")
     picture.status = status
     picture.progress.observe(status)
     return picture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,10 +40,7 @@ class Run:
     """Unix seconds of the last line or summary written."""
 
     def to_json(self) -> dict[str, Any]:
-        return {
-            **{name: getattr(self, name) for name in self.__slots__},
-            "path": str(self.path),
-        }
+        return {**asdict(self), "path": str(self.path)}
 
 
 NUMBERS = (
@@ -58,15 +55,16 @@ def find_runs(directory: Path) -> list[Run]:
 
 
 def is_run(path: Path) -> bool:
-    return any((path / mark).is_file() for mark in MARKS)
+    return any(_marks(path))
+
+
+def _marks(path: Path) -> Iterator[Path]:
+    return (file for mark in MARKS if (file := path / mark).is_file())
 
 
 def read_run(path: Path) -> Run:
     """The run in a directory. Raises OSError and DamagedFile if it cannot be read."""
     summary = read_summary(path)
-    changed = max(
-        (m.stat().st_mtime for mark in MARKS if (m := path / mark).is_file()), default=0.0
-    )
     if summary is None:
         # Killed or still running: its records say what its summary would.
         state = "running" if _is_running(path) else "ended"
@@ -77,7 +75,7 @@ def read_run(path: Path) -> Run:
         state=str(summary.get("status") or "ended"),
         reason=str(summary.get("reason") or ""),
         steps=int(summary.get("steps") or 0),
-        changed=changed,
+        changed=max((m.stat().st_mtime for m in _marks(path)), default=0.0),
         **{name: _number(summary.get(name)) for name in NUMBERS},
     )
 

@@ -81,7 +81,10 @@ class SampleSpans:
         elif kind == "GroupAccepted":
             yield from self._accepted(t, event)
         elif kind == "TaskReleased":
-            yield from self._released(t, event, str(event["reason"]))
+            task_id, attempt = str(event["task_id"]), int(event["attempt"])
+            life = self._lives.get(task_id)
+            if life is not None and attempt in life.leases:
+                yield self._lease(task_id, life, attempt, t, error=str(event["reason"]))
         elif kind == "TaskDropped":
             yield from self._dropped(t, event)
         elif kind == "StepOpened":
@@ -109,7 +112,7 @@ class SampleSpans:
         worker = str(event["worker_id"])
         life = self._lives.setdefault(task_id, _Life(t))
         # The lease is unknown if its journal entry was trimmed before this leader replayed it.
-        _, begun = life.leases.pop(attempt, (worker, t))
+        _, begun = life.leases.setdefault(attempt, (worker, t))
         scored = max(begun, t - float(event["reward_s"]))
         generated = max(begun, scored - float(event["generate_s"]))
         facts: Attributes = {
@@ -126,14 +129,8 @@ class SampleSpans:
         )
         rewards = {"paceline.reward.mean": float(event["reward_mean"])}
         yield Span(task_id, f"reward/{attempt}", "reward", scored, t, rewards, parent=lease)
-        about: Attributes = {"paceline.worker": worker, "paceline.attempt": attempt}
-        yield Span(task_id, lease, "lease", begun, t, about)
+        yield self._lease(task_id, life, attempt, t)
         life.ready = t
-
-    def _released(self, t: float, event: Mapping[str, Any], reason: str) -> Iterator[Span]:
-        life = self._lives.get(str(event["task_id"]))
-        if life is not None and int(event["attempt"]) in life.leases:
-            yield self._lease_lost(str(event["task_id"]), life, int(event["attempt"]), t, reason)
 
     def _dropped(self, t: float, event: Mapping[str, Any]) -> Iterator[Span]:
         task_id, reason = str(event["task_id"]), str(event["reason"])
@@ -141,7 +138,7 @@ class SampleSpans:
         if life is None:
             return
         for attempt in sorted(life.leases):
-            yield self._lease_lost(task_id, life, attempt, t, reason)
+            yield self._lease(task_id, life, attempt, t, error=reason)
         if life.ready:
             yield self._ready(task_id, life, t, "dropped")
         about = {"paceline.outcome": "dropped", "paceline.reason": reason}
@@ -197,10 +194,10 @@ class SampleSpans:
         return Span(task_id, f"ready/{life.ready:.6f}/{until}", "ready", life.ready, t, {})
 
     @staticmethod
-    def _lease_lost(task_id: str, life: _Life, attempt: int, t: float, reason: str) -> Span:
+    def _lease(task_id: str, life: _Life, attempt: int, t: float, error: str = "") -> Span:
         worker, begun = life.leases.pop(attempt)
         about: Attributes = {"paceline.worker": worker, "paceline.attempt": attempt}
-        return Span(task_id, f"lease/{attempt}", "lease", begun, t, about, error=reason)
+        return Span(task_id, f"lease/{attempt}", "lease", begun, t, about, error=error)
 
 
 def _replicas(groups: Sequence[str], shards: Mapping[str, Sequence[int]]) -> dict[str, str]:

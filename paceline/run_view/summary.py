@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -23,17 +23,12 @@ TIME_SPLIT = ("generate", "reward", "wait", "compute", "reduce", "commit", "publ
 
 @dataclass(frozen=True, slots=True)
 class Accounting:
-    """Counts of a replayed journal: groups, and faults as the ledger counted them."""
+    """Result of a replay of the journal."""
 
-    ok: bool
-    trained: int
-    lost: int
-    duplicated: int
-    dropped: Mapping[str, int]
-    failovers: int = 0
-    mesh_rebuilds: int = 0
-    rollbacks: int = 0
-    problems: tuple[str, ...] = ()
+    counts: Mapping[str, Any]
+    """Of groups: trained, lost, duplicates and dropped (by reason). Of faults, as the ledger counted
+    them: failovers, mesh_rebuilds and rollbacks. A count that is missing is 0."""
+    problems: Sequence[str] = ()
 
 
 def summarise(
@@ -54,9 +49,11 @@ def summarise(
     def column(name: str) -> list[float]:
         return [value for _, value in records.metrics.column(name)]
 
+    def counted(name: str, times: int = 1) -> int | None:
+        return None if accounting is None else int(accounting.counts.get(name, 0)) * times
+
     rewards = column("reward_mean")
     scored = [row for row in records.evals if row["eval_reward_mean"] is not None]
-    counted = accounting
     return {
         "status": status,
         "reason": reason,
@@ -67,18 +64,18 @@ def summarise(
         "eval_last": scored[-1]["eval_reward_mean"] if scored else None,
         "eval_last_count": scored[-1]["eval_count"] if scored else None,
         "evals_without_scores": len(records.evals) - len(scored),
-        "samples_trained": counted and counted.trained * group_size,
-        "groups_dropped": counted and dict(counted.dropped),
-        "samples_lost": counted and counted.lost * group_size,
-        "samples_duplicated": counted and counted.duplicated * group_size,
-        "ledger_ok": counted and counted.ok,
-        "ledger_problems": counted and list(counted.problems),
+        "samples_trained": counted("trained", group_size),
+        "groups_dropped": accounting and dict(accounting.counts.get("dropped", {})),
+        "samples_lost": counted("lost", group_size),
+        "samples_duplicated": counted("duplicates", group_size),
+        "ledger_ok": accounting and not accounting.problems,
+        "ledger_problems": accounting and list(accounting.problems),
         "max_staleness": max(column("staleness_max"), default=None),
         "samples_per_s": _rate(records, "samples"),
         "tokens_per_s": _rate(records, "tokens"),
-        "controller_failovers": counted and counted.failovers,
-        "mesh_rebuilds": counted and counted.mesh_rebuilds,
-        "rollbacks": counted and counted.rollbacks,
+        "controller_failovers": counted("failovers"),
+        "mesh_rebuilds": counted("mesh_rebuilds"),
+        "rollbacks": counted("rollbacks"),
         "logprob_gap_max": max(column("logprob_gap_max"), default=None),
         "logprob_gap_fresh_max": max(column("logprob_gap_fresh_max"), default=None),
         "time_split_s": {
@@ -122,6 +119,5 @@ def _rate(records: RunRecords, name: str) -> float | None:
     return units / elapsed
 
 
-def _mean(values: Iterable[float]) -> float | None:
-    found = list(values)
-    return math.fsum(found) / len(found) if found else None
+def _mean(values: Sequence[float]) -> float | None:
+    return math.fsum(values) / len(values) if values else None

@@ -28,10 +28,10 @@ from paceline.console.live_view import Console
 from paceline.process.user_code import python_module
 from paceline.redis.server import NoRedis, ensure_redis, stop_redis
 from paceline.rpc.client import ControlPlane
+from paceline.run_view.event_history import text_of
 from paceline.run_view.fleet_file import FleetRecord, ProcessId
 from paceline.run_view.run_records import RunRecords
 from paceline.run_view.summary import Accounting, summarise, write_summary
-from paceline.run_view.words import text_of
 from paceline.supervisor.child import Child, ChildSpec, until_gone
 from paceline.supervisor.launch import Launcher
 from paceline.supervisor.local import LocalFleet
@@ -273,15 +273,4 @@ def replay(redis_url: str, run_id: str) -> Accounting | None:
         report = verify(redis_url, run_id)
     except Exception:  # the summary must not fail with the accounting
         return None
-    counts = report.counts
-    return Accounting(
-        ok=report.ok,
-        trained=int(counts.get("trained", 0)),
-        lost=int(counts.get("lost", 0)),
-        duplicated=int(counts.get("duplicates", 0)),
-        dropped=dict(counts.get("dropped", {})),
-        failovers=int(counts.get("failovers", 0)),
-        mesh_rebuilds=int(counts.get("mesh_rebuilds", 0)),
-        rollbacks=int(counts.get("rollbacks", 0)),
-        problems=tuple(report.problems),
-    )
+    return Accounting(report.counts, report.problems)

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import fields
+from http import HTTPStatus
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -65,7 +66,8 @@ def assert_problem(answer: httpx.Response, status_code: int, *words: str) -> Non
     assert answer.status_code == status_code, answer.text
     assert answer.headers["content-type"].startswith("application/problem+json")
     problem = answer.json()
-    assert problem["status"] == status_code and problem["title"] and problem["detail"]
+    assert problem["status"] == status_code and problem["detail"]
+    assert problem["title"] == HTTPStatus(status_code).phrase
     assert "Traceback" not in answer.text
     for word in words:
         assert word in problem["detail"]

@@ -111,6 +111,9 @@ def test_a_bucket_has_the_mean_and_the_extremes_of_its_steps() -> None:
     assert curves["low"]["loss"] == [1, 3, 5, 7, 9] and curves["high"]["loss"][0] == 2
     assert curves["series"]["kl"] == [None] * 5
     assert columns.curves(["loss"], since=100, until=200, points=5)["x"] == []
+    assert columns.curves(["loss"], since=8, until=2, points=5)["x"] == []
+    columns.append({"step": 11, "late": 1.0})
+    assert columns.rows(9, 5)[0]["late"] is None and columns.rows(9, 5)[1]["loss"] is None
 
 
 def test_steps_that_were_rolled_back_are_replaced_by_those_that_came_after() -> None:

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.cli.messages import as_dict
 from paceline.cli.up import _print_outcome
 from paceline.console.live_view import LiveConsole, PlainConsole, fitted, open_console
+from paceline.rpc.messages import as_dict
 from paceline.run_view.eta import Progress
-from paceline.run_view.words import text_of
+from paceline.run_view.event_history import text_of
 from paceline.v1 import admin_pb2, common_pb2
 
 

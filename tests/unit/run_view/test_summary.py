@@ -45,10 +45,8 @@ def test_rewards_rates_and_faults(tmp_path: Path) -> None:
             {"kind": "eval", "step": 10, "t": 11.0, "eval_reward_mean": 0.9},
         ],
     )
-    found = summary_of(
-        records,
-        Accounting(True, 80, 0, 0, {"stale": 2}, failovers=1, mesh_rebuilds=2, rollbacks=3),
-    )
+    faults = {"failovers": 1, "mesh_rebuilds": 2, "rollbacks": 3}
+    found = summary_of(records, Accounting({"trained": 80, "dropped": {"stale": 2}, **faults}))
     assert found["steps"] == 10
     assert found["reward_first5"] == 0.3
     assert found["reward_last5"] == 0.8
