@@ -32,7 +32,8 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 from paceline.config.schema import Config
@@ -51,8 +52,7 @@ from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.rewards.scoring import Scorer
 from rollout_worker.tasks.group_producer import GroupProducer, longest_prompt
 from rollout_worker.tasks.held_tasks import HeldTasks
-from rollout_worker.tasks.lease_loop import LeaseLoop
-from rollout_worker.tasks.lease_sizing import tasks_wanted
+from rollout_worker.tasks.lease_loop import LeaseLoop, tasks_wanted
 from rollout_worker.tasks.outbox import Outbox
 from rollout_worker.tasks.partial_rollouts import PartialReporter
 from rollout_worker.tasks.task_runner import TaskRunner
@@ -117,19 +117,20 @@ class RolloutWorker:
         """From start to STOPPED. Raises the failure that made the worker useless."""
         self.loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            self.loop.add_signal_handler(number, self.stop)
+            self.loop.add_signal_handler(number, self.lifecycle.stop)
         loops: list[asyncio.Task[None]] = []
         try:
             if not await self.unless_ended(self.prepare()):
                 return
-            loops = [
-                self.guard(self.session.run()),
-                self.guard(self.leasing.run()),
-                self.guard(self.outbox.run()),
-                self.guard(self.partials.run()),
-                self.guard(self.lifecycle.drain(self.session)),
-                self.guard(self.watch_engine()),
-            ]
+            works = (
+                self.session.run,
+                self.leasing.run,
+                self.outbox.run,
+                self.partials.run,
+                partial(self.lifecycle.drain, self.session),
+                self.engine.until_failure,
+            )
+            loops = [self.loop.create_task(self.guard(work)) for work in works]
             await self.lifecycle.ended.wait()
             keep_partial = self.config.rollout.partial_every_tokens > 0
             await self.lifecycle.leave(self.session, self.tasks, keep_partial=keep_partial)
@@ -169,8 +170,7 @@ class RolloutWorker:
         self.tokenizer.limit = longest_prompt(self.config, self.engine)
         self.engine.completion_finished = self.held.completion_finished
         if self.environments is not None:
-            await self.environments.start(self.engine, self.scorer)
-            self.environments.completion_finished = self.held.completion_finished
+            await self.environments.start(self.engine)
 
     def connect_parts(self) -> None:
         config, engine, held = self.config, self.engine, self.held
@@ -184,21 +184,23 @@ class RolloutWorker:
             worker_id=self.worker_id,
             role=common_pb2.ROLE_ROLLOUT,
             config=config,
-            report=self.report,
+            report=lambda: self.reports.message(),
             tensor_host=self.host,
         )
         self.session.on_directive(self.converge)
         self.session.on_rejoin(self.rejoin)
-        self.outbox = Outbox(self.session, held, max_message_bytes=max_message_bytes)
-        self.partials = PartialReporter(self.session, held, max_message_bytes=max_message_bytes)
+        self.outbox = Outbox(self.session, held, max_message_bytes)
+        self.partials = PartialReporter(self.session, held, max_message_bytes)
         partial_every = config.rollout.partial_every_tokens
         if partial_every:
             engine.watch(partial_every, self.partials.note)
         self.tasks = TaskRunner(
-            held, engine, self.producer, self.outbox, self.partials, self.lifecycle
+            held, engine, self.producer, self.outbox, self.partials, self.lifecycle.engine_died
         )
-        self.loading = WeightLoader(engine, self.session, held, self.tasks, self.lifecycle)
-        self.leasing = LeaseLoop(self.session, self, held.room)
+        self.loading = WeightLoader(
+            engine, self.session, held, self.tasks, self.lifecycle, self.loop
+        )
+        self.leasing = LeaseLoop(self.session, engine, held.room, self.tasks_to_lease, self.take)
         self.reports = RolloutReport(
             self.lifecycle, engine, self.rates, self.producer, held, self.outbox, self.leasing
         )
@@ -215,10 +217,6 @@ class RolloutWorker:
         await self.scorer.close()
         await self.control.close()
 
-    def stop(self) -> None:
-        """Hand back and leave now."""
-        self.lifecycle.stop()
-
     # ---- background loops
 
     async def unless_ended(self, coro: Coroutine[Any, Any, None]) -> bool:
@@ -234,22 +232,14 @@ class RolloutWorker:
         work.result()
         return True
 
-    def guard(self, coro: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    async def guard(self, work: Callable[[], Awaitable[None]]) -> None:
         """A loop of the worker: if it fails, the worker ends with its error."""
-        task = self.loop.create_task(coro)
-        task.add_done_callback(self.on_loop_done)
-        return task
-
-    def on_loop_done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.lifecycle.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
-
-    async def watch_engine(self) -> None:
-        """Ends a worker whose engine has died while it had nothing to do."""
         try:
-            await self.engine.until_failure()
+            await work()
         except EngineError as error:
             self.lifecycle.engine_died(error)
+        except Exception as error:
+            self.lifecycle.fail(error)
 
     # ---- directives and reports
 
@@ -262,7 +252,7 @@ class RolloutWorker:
             if self.tasks.cancel(ref):
                 event(log, "task cancelled", task=ref.task_id, attempt=ref.attempt)
         if directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED:
-            self.stop()
+            self.lifecycle.stop()
         elif directive.lifecycle == worker_pb2.LIFECYCLE_DRAINING:
             self.lifecycle.leaving.set()
         self.held.room.set()
@@ -270,11 +260,10 @@ class RolloutWorker:
     def rejoin(self, reply: worker_pb2.RegisterReply) -> None:
         """Everything that was held belongs to other workers by now."""
         self.tasks.drop_all()
+        # The lease request of the incarnation that is over is sent again by the new one.
+        self.held.room.set()
         if self.receiver is not None:
             self.receiver.set_link(None)
-
-    def report(self) -> worker_pb2.Report:
-        return self.reports.message()
 
     def on_link_error(self, epoch: int, detail: str) -> None:
         """In the receiver's thread."""
@@ -289,11 +278,7 @@ class RolloutWorker:
         except RequestRefused as refused:
             event(log, "link error refused", why=str(refused))
 
-    # ---- leasing (LeaseTaker)
-
-    @property
-    def loaded_version(self) -> int:
-        return self.engine.version
+    # ---- leasing
 
     def may_lease(self) -> bool:
         directive = self.session.directive

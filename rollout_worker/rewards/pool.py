@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from paceline.process.structured_log import event
 from rollout_worker.rewards.functions import RewardError
@@ -37,9 +36,9 @@ class ScoringPool:
         self._timeout_s = timeout_s
         self._processes = [self._new() for _ in range(processes)]
         self._depth = _DEPTH
-        self._room = asyncio.Condition()
+        self._room = asyncio.Event()
         self._closing = False
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._restarts: set[asyncio.Task[None]] = set()
         self.components: list[tuple[str, float]] = []
 
     async def start(self) -> None:
@@ -60,39 +59,33 @@ class ScoringPool:
         while True:
             process = await self._take()
             try:
-                return _unpack(await process.run(job))
+                return await process.run(job)
             except ProcessLost as lost:
-                self._replace(process)
                 if lost.guilty:
-                    raise _blame(lost) from None
+                    raise
                 if lost.guilty is None:
                     return await self._isolated(job)
-            finally:
-                async with self._room:
-                    self._room.notify()
 
     async def close(self) -> None:
         self._closing = True
-        for task in self._tasks:
+        for task in self._restarts:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*self._restarts, return_exceptions=True)
         await asyncio.gather(*(process.close() for process in self._processes))
 
     async def _take(self) -> ScoringProcess:
-        async with self._room:
-            while True:
-                alive = [p for p in self._processes if not p.lost and p.jobs < self._depth]
-                if alive:
-                    return min(alive, key=lambda p: p.jobs)
-                await self._room.wait()
+        while True:
+            alive = [p for p in self._processes if not p.lost and p.jobs < self._depth]
+            if alive:
+                return min(alive, key=lambda p: p.jobs)
+            self._room.clear()
+            await self._room.wait()
 
     async def _isolated(self, job: Job) -> tuple[Components, float]:
         process = self._new()
         try:
             await process.start()
-            return _unpack(await process.run(job))
-        except ProcessLost as lost:
-            raise _blame(lost) from None
+            return await process.run(job)
         except RewardError as error:
             raise ScoringFailed("reward_crashed", str(error)) from None
         finally:
@@ -102,29 +95,14 @@ class ScoringPool:
         return ScoringProcess(self._functions, self._timeout_s, self._freed)
 
     def _freed(self, process: ScoringProcess) -> None:
-        if process.lost:
-            self._replace(process)
-        else:
-            self._background(self._notify_room())
-
-    async def _notify_room(self) -> None:
-        async with self._room:
-            self._room.notify()
-
-    def _replace(self, process: ScoringProcess) -> None:
-        if process not in self._processes or self._closing:
-            return
-        event(logger, "scoring process lost, starting another", logging.WARNING)
-        fresh = self._new()
-        # It takes no jobs until it has started.
-        fresh.lost = True
-        self._processes[self._processes.index(process)] = fresh
-        self._background(self._restart(process, fresh))
-
-    def _background(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        if process.lost and process in self._processes and not self._closing:
+            event(logger, "scoring process lost, starting another", logging.WARNING)
+            fresh = self._new()
+            self._processes[self._processes.index(process)] = fresh
+            task = asyncio.create_task(self._restart(process, fresh))
+            self._restarts.add(task)
+            task.add_done_callback(self._restarts.discard)
+        self._room.set()
 
     async def _restart(self, old: ScoringProcess, fresh: ScoringProcess) -> None:
         await old.close()
@@ -136,16 +114,4 @@ class ScoringPool:
                 # The import succeeded before; perhaps the machine is out of memory. Jobs wait.
                 event(logger, "scoring process does not start", logging.ERROR, error=error)
                 await asyncio.sleep(1.0)
-        fresh.lost = False
-        async with self._room:
-            self._room.notify_all()
-
-
-def _unpack(answer: Mapping[str, Any]) -> tuple[Components, float]:
-    if "scores" not in answer:
-        raise ScoringFailed(answer["reason"], answer["detail"])
-    return answer["scores"], answer["seconds"]
-
-
-def _blame(lost: ProcessLost) -> ScoringFailed:
-    return ScoringFailed("reward_timeout" if lost.hung else "reward_crashed", str(lost))
+        self._room.set()

@@ -17,13 +17,13 @@ from typing import Any
 from paceline.process.user_code import python_module
 from rollout_worker.rewards.child import BEAT, encode_message, read_message
 from rollout_worker.rewards.functions import RewardError
-from rollout_worker.rewards.score import Job
+from rollout_worker.rewards.score import Components, Job, ScoringFailed
 
 START_S = 120.0
 """Longest import of the user's reward modules."""
 
 
-class ProcessLost(Exception):
+class ProcessLost(ScoringFailed):
     """The process ended with this job in it.
 
     ``guilty``: True if the job's own call was running, False if another job's was, None if unknown.
@@ -31,16 +31,14 @@ class ProcessLost(Exception):
     """
 
     def __init__(self, detail: str, *, guilty: bool | None, hung: bool = False) -> None:
-        super().__init__(detail)
+        super().__init__("reward_timeout" if hung else "reward_crashed", detail)
         self.guilty = guilty
-        self.hung = hung
 
 
 class ScoringProcess:
     """Started once by ``start``; takes jobs until it is lost, and is then replaced.
 
-    ``freed``: called if no caller of ``run`` notices that the process is lost, or that an abandoned
-    job has ended.
+    ``freed``: called after each job that has left the process, and once it is lost.
     """
 
     def __init__(
@@ -53,15 +51,15 @@ class ScoringProcess:
         self._timeout_s = timeout_s
         self._freed = freed
         self._jobs: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._abandoned: set[int] = set()
-        """Jobs without a waiting caller that are still in the process."""
+        """The jobs in the process; cancelled: its caller no longer waits."""
         self._next = 0
         self._hung = False
         self._tasks: list[asyncio.Task[None]] = []
         self._process: asyncio.subprocess.Process | None = None
         self._life = -1
         """Write end of a pipe; the process's group ends when it is closed."""
-        self.lost = False
+        self.lost = True
+        """It takes no jobs: not started yet, or ended."""
         self.components: list[tuple[str, float]] = []
         """Name and weight of each function's component."""
         self.waits = False
@@ -69,7 +67,7 @@ class ScoringProcess:
 
     @property
     def jobs(self) -> int:
-        return len(self._jobs) + len(self._abandoned)
+        return len(self._jobs)
 
     async def start(self) -> None:
         """Starts the process and waits until it has imported its functions. Raises RewardError."""
@@ -102,27 +100,26 @@ class ScoringProcess:
             raise RewardError(hello["error"])
         self.components = [(name, weight) for name, weight in hello["ready"]]
         self.waits = hello["waits"]
+        self.lost = False
         self._tasks = [
             asyncio.create_task(self._read(self._process.stdout)),
             asyncio.create_task(self._watch()),
         ]
 
-    async def run(self, job: Job) -> dict[str, Any]:
-        """The process's answer to ``job``. Raises ProcessLost."""
+    async def run(self, job: Job) -> tuple[Components, float]:
+        """Components for each completion, and seconds spent on them. Raises ScoringFailed."""
         assert self._process is not None and self._process.stdin is not None
         if self.lost:
             raise ProcessLost("the scoring process has ended", guilty=False)
         self._next += 1
         number = self._next
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._process.stdin.write(encode_message({"id": number, "job": asdict(job)}))
         self._jobs[number] = future
-        try:
-            self._process.stdin.write(encode_message({"id": number, "job": asdict(job)}))
-            return await future
-        finally:
-            del self._jobs[number]
-            if future.cancelled():
-                self._abandoned.add(number)
+        answer = await future
+        if "scores" not in answer:
+            raise ScoringFailed(answer["reason"], answer["detail"])
+        return answer["scores"], answer["seconds"]
 
     async def close(self) -> None:
         """Kills the process and whatever it started in its group. Idempotent."""
@@ -137,12 +134,10 @@ class ScoringProcess:
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
         while (message := await read_message(stream)) is not None:
-            if message["id"] in self._abandoned:
-                self._abandoned.remove(message["id"])
-                self._freed(self)
-            future = self._jobs.get(message["id"])
-            if future is not None and not future.done():
+            future = self._jobs.pop(message["id"])
+            if not future.done():
                 future.set_result(message)
+            self._freed(self)
         assert self._process is not None
         closed, self.lost = self.lost, True
         # Surviving children would hold its pipes and use processor time.
@@ -152,8 +147,7 @@ class ScoringProcess:
         for number, future in self._jobs.items():
             if future.done():
                 continue
-            known = running in self._jobs or running in self._abandoned
-            guilty = number == running if known else None
+            guilty = number == running if running in self._jobs else None
             if self.jobs == 1:
                 guilty = True
             detail = (

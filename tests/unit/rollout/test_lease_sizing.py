@@ -12,7 +12,7 @@ from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import EngineStats
 from rollout_worker.engine_rates import EngineRates
 from rollout_worker.tasks.held_tasks import HeldTasks, Stage
-from rollout_worker.tasks.lease_sizing import tasks_wanted
+from rollout_worker.tasks.lease_loop import tasks_wanted
 from tests.fakes.engine import FakeEngine
 from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.environment_fixture import lease_of, staged
