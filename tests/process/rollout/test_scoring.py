@@ -227,8 +227,7 @@ async def test_a_waiting_reward_that_takes_too_long_fails_alone(make: Any) -> No
 
 def pool_process(scorer: Scorer) -> ScoringProcess:
     """The pool's only process."""
-    assert scorer._pool is not None
-    (process,) = scorer._pool._processes
+    (process,) = scorer._processes
     return process
 
 
