@@ -32,9 +32,8 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any
 
 from paceline.config.schema import Config
 from paceline.process import structured_log as logs
@@ -46,7 +45,6 @@ from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.model import pick_device
-from rollout_worker.engine_rates import EngineRates
 from rollout_worker.environments.environment_runner import EnvironmentRunner
 from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.rewards.scoring import Scorer
@@ -59,7 +57,7 @@ from rollout_worker.tasks.task_runner import TaskRunner
 from rollout_worker.tokenizer import PromptTokenizer
 from rollout_worker.weight_loading import WeightLoader
 from rollout_worker.weight_receiver import WeightReceiver
-from rollout_worker.worker_report import RolloutReport
+from rollout_worker.worker_report import EngineRates, RolloutReport
 
 log = logging.getLogger(__name__)
 
@@ -118,29 +116,35 @@ class RolloutWorker:
         self.loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self.lifecycle.stop)
-        loops: list[asyncio.Task[None]] = []
+        working = self.loop.create_task(self.work())
         try:
-            if not await self.unless_ended(self.prepare()):
-                return
-            works = (
-                self.session.run,
-                self.leasing.run,
-                self.outbox.run,
-                self.partials.run,
-                partial(self.lifecycle.drain, self.session),
-                self.engine.until_failure,
-            )
-            loops = [self.loop.create_task(self.guard(work)) for work in works]
             await self.lifecycle.ended.wait()
-            keep_partial = self.config.rollout.partial_every_tokens > 0
-            await self.lifecycle.leave(self.session, self.tasks, keep_partial=keep_partial)
+            if self.receiver is not None:
+                keep_partial = self.config.rollout.partial_every_tokens > 0
+                await self.lifecycle.leave(self.session, self.tasks, keep_partial=keep_partial)
         finally:
-            for task in loops:
-                task.cancel()
-            await asyncio.gather(*loops, return_exceptions=True)
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
             await self.close()
         if self.lifecycle.failure is not None:
             raise self.lifecycle.failure
+
+    async def work(self) -> None:
+        """Until it is cancelled. A failure ends the worker."""
+        try:
+            await self.prepare()
+        except Exception as error:
+            self.lifecycle.fail(error)
+            return
+        loops: tuple[Callable[[], Awaitable[None]], ...] = (
+            self.session.run,
+            self.leasing.run,
+            self.outbox.run,
+            self.partials.run,
+            partial(self.lifecycle.drain, self.session),
+            self.engine.until_failure,
+        )
+        await asyncio.gather(*(self.guard(loop) for loop in loops))
 
     async def prepare(self) -> None:
         """Starts engine and rewards before the fleet learns of this worker."""
@@ -217,25 +221,10 @@ class RolloutWorker:
         await self.scorer.close()
         await self.control.close()
 
-    # ---- background loops
-
-    async def unless_ended(self, coro: Coroutine[Any, Any, None]) -> bool:
-        """False if the worker has to stop before ``coro`` is done."""
-        work = self.loop.create_task(coro)
-        ended = self.loop.create_task(self.lifecycle.ended.wait())
-        await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
-        if not work.done():
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
-            return False
-        work.result()
-        return True
-
-    async def guard(self, work: Callable[[], Awaitable[None]]) -> None:
+    async def guard(self, loop: Callable[[], Awaitable[None]]) -> None:
         """A loop of the worker: if it fails, the worker ends with its error."""
         try:
-            await work()
+            await loop()
         except EngineError as error:
             self.lifecycle.engine_died(error)
         except Exception as error:

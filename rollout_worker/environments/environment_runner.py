@@ -11,7 +11,6 @@ reward.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -69,7 +68,16 @@ class EnvironmentRunner:
         prompt = self._tokenizer.content_of(row)
         tasks = [self._task(held.lease, row, prompt, i) for i in range(held.lease.group_size)]
         conversations = [self._conversation(held, task) for task in tasks]
-        results = await self._play_all(held.request_id, tasks, conversations)
+        plays = [
+            asyncio.ensure_future(self._play(held.request_id, task, conversation))
+            for task, conversation in zip(tasks, conversations, strict=True)
+        ]
+        try:
+            results = await asyncio.gather(*plays)
+        finally:
+            for running in plays:
+                running.cancel()
+            await asyncio.gather(*plays, return_exceptions=True)
         shared = common_prompt(conversations)
         made = [masked_completion(conversation, len(shared)) for conversation in conversations]
         newest = [conversation.pieces[-1].turn for conversation in conversations]
@@ -121,24 +129,6 @@ class EnvironmentRunner:
             max_prompt=min(self._tokenizer.limit, context - 1),
             max_turns=task.max_turns,
         )
-
-    async def _play_all(
-        self,
-        request_id: str,
-        tasks: Sequence[EnvironmentTask],
-        conversations: Sequence[Conversation],
-    ) -> list[Any]:
-        """The environment's result for each. Raises the first failure."""
-        plays = [
-            asyncio.ensure_future(self._play(request_id, task, conversation))
-            for task, conversation in zip(tasks, conversations, strict=True)
-        ]
-        try:
-            return list(await asyncio.gather(*plays))
-        finally:
-            for running in plays:
-                running.cancel()
-            await asyncio.gather(*plays, return_exceptions=True)
 
     async def _play(
         self, request_id: str, task: EnvironmentTask, conversation: Conversation

@@ -102,11 +102,11 @@ class EnvironmentThread:
                 raise
             raise await self._blame(run) from None
         except asyncio.CancelledError:
-            if run.lost:
-                raise EnvironmentFailed(LOST, "another environment blocked it") from None
             waiting = asyncio.current_task()
             if waiting is not None and waiting.cancelling():
                 raise
+            if run.lost:
+                raise EnvironmentFailed(LOST, "another environment blocked it") from None
             raise EnvironmentFailed("environment_error", "it cancelled itself") from None
         finally:
             conversation.close()

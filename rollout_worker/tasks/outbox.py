@@ -87,16 +87,12 @@ class Outbox:
         returns = returns[:_BATCH_TASKS]
         try:
             if groups:
-                reply = await self.session.call(
-                    "RolloutService.SubmitGroups",
-                    rollout_pb2.SubmitRequest(caller=caller, groups=groups),
-                )
+                submission = rollout_pb2.SubmitRequest(caller=caller, groups=groups)
+                reply = await self.session.call("RolloutService.SubmitGroups", submission)
                 self._settle(caller, reply.results)
             if returns:
-                reply = await self.session.call(
-                    "RolloutService.ReturnTasks",
-                    rollout_pb2.ReturnRequest(caller=caller, tasks=returns),
-                )
+                giving_back = rollout_pb2.ReturnRequest(caller=caller, tasks=returns)
+                reply = await self.session.call("RolloutService.ReturnTasks", giving_back)
                 self._settle(caller, reply.results)
         except RequestRefused as refused:
             if refused.code in _LATER:
