@@ -48,7 +48,7 @@ from rollout_worker.engine.model import pick_device
 from rollout_worker.environments.environment_runner import EnvironmentRunner
 from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.rewards.scoring import Scorer
-from rollout_worker.tasks.group_producer import GroupProducer, longest_prompt
+from rollout_worker.tasks.group_producer import GroupProducer
 from rollout_worker.tasks.held_tasks import HeldTasks
 from rollout_worker.tasks.lease_loop import LeaseLoop, tasks_wanted
 from rollout_worker.tasks.outbox import Outbox
@@ -171,7 +171,9 @@ class RolloutWorker:
             # If one fails, the other must not go on to start processes that nobody would end.
             engine.cancel()
             await asyncio.gather(engine, scorer, return_exceptions=True)
-        self.tokenizer.limit = longest_prompt(self.config, self.engine)
+        # Room for one new token is needed.
+        room = max(1, self.engine.max_context - 1)
+        self.tokenizer.limit = min(room, self.config.data.max_prompt_tokens)
         self.engine.completion_finished = self.held.completion_finished
         if self.environments is not None:
             await self.environments.start(self.engine)

@@ -11,7 +11,7 @@ import tempfile
 import time
 from asyncio.subprocess import PIPE
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.process.user_code import python_module
@@ -35,35 +35,30 @@ class ProcessLost(ScoringFailed):
         self.guilty = guilty
 
 
+@dataclass(eq=False)
 class ScoringProcess:
     """Started once by ``start``; takes jobs until it is lost, and is then replaced.
 
     ``freed``: called after each job that has left the process, and once it is lost.
     """
 
-    def __init__(
-        self,
-        functions: Sequence[str] | Mapping[str, float],
-        timeout_s: float,
-        freed: Callable[[ScoringProcess], None],
-    ) -> None:
-        self._functions = functions
-        self._timeout_s = timeout_s
-        self._freed = freed
-        self._jobs: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        """The jobs in the process; cancelled: its caller no longer waits."""
-        self._next = 0
-        self._hung = False
-        self._tasks: list[asyncio.Task[None]] = []
-        self._process: asyncio.subprocess.Process | None = None
-        self._life = -1
-        """Write end of a pipe; the process's group ends when it is closed."""
-        self.lost = True
-        """It takes no jobs: not started yet, or ended."""
-        self.components: list[tuple[str, float]] = []
-        """Name and weight of each function's component."""
-        self.waits = False
-        """All functions are coroutine functions: many jobs at once make sense."""
+    functions: Sequence[str] | Mapping[str, float]
+    timeout_s: float
+    freed: Callable[[ScoringProcess], None]
+    lost: bool = True
+    """It takes no jobs: not started yet, or ended."""
+    components: list[tuple[str, float]] = field(default_factory=list)
+    """Name and weight of each function's component."""
+    waits: bool = False
+    """All functions are coroutine functions: many jobs at once make sense."""
+    _jobs: dict[int, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
+    """The jobs in the process; cancelled: its caller no longer waits."""
+    _next: int = 0
+    _hung: bool = False
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _process: asyncio.subprocess.Process | None = None
+    _life: int = -1
+    """Write end of a pipe; the process's group ends when it is closed."""
 
     @property
     def jobs(self) -> int:
@@ -77,8 +72,8 @@ class ScoringProcess:
             self._beat = mmap.mmap(file.fileno(), BEAT.size)
             self._process = await asyncio.create_subprocess_exec(
                 *python_module("rollout_worker.rewards.child"),
-                json.dumps(self._functions),
-                str(self._timeout_s),
+                json.dumps(self.functions),
+                str(self.timeout_s),
                 str(file.fileno()),
                 str(life),
                 stdin=PIPE,
@@ -137,7 +132,7 @@ class ScoringProcess:
             future = self._jobs.pop(message["id"])
             if not future.done():
                 future.set_result(message)
-            self._freed(self)
+            self.freed(self)
         assert self._process is not None
         closed, self.lost = self.lost, True
         # Surviving children would hold its pipes and use processor time.
@@ -151,20 +146,20 @@ class ScoringProcess:
             if self.jobs == 1:
                 guilty = True
             detail = (
-                f"a call took longer than {self._timeout_s:g} s"
+                f"a call took longer than {self.timeout_s:g} s"
                 if self._hung
                 else f"the scoring process ended with status {code}"
             )
             future.set_exception(ProcessLost(detail, guilty=guilty, hung=self._hung))
         if not closed:
-            self._freed(self)
+            self.freed(self)
 
     async def _watch(self) -> None:
         """Kills the process if a call hangs: then its event loop sends no heartbeat."""
         while True:
-            await asyncio.sleep(min(0.25, self._timeout_s / 4))
+            await asyncio.sleep(min(0.25, self.timeout_s / 4))
             beat, _ = BEAT.unpack_from(self._beat, 0)
-            if self.jobs and time.monotonic() - beat > self._timeout_s:
+            if self.jobs and time.monotonic() - beat > self.timeout_s:
                 self._hung = True
                 self._kill()
                 return

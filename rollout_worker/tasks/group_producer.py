@@ -11,8 +11,6 @@ import time
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
 from paceline.v1 import rollout_pb2
@@ -118,8 +116,3 @@ class GroupProducer:
         if lease.HasField("partial"):
             event(logger, "continued", task=held.request_id, tokens=tokens)
         return Request(held.request_id, prompt.tokens, params, lease.group_size, prefixes)
-
-
-def longest_prompt(config: Config, engine: Engine) -> int:
-    """Tokens a prompt may have: room for one new token is needed."""
-    return int(np.clip(engine.max_context - 1, 1, config.data.max_prompt_tokens))
