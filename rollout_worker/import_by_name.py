@@ -6,30 +6,27 @@ import importlib
 from typing import Any
 
 from paceline.process.user_code import hidden_file, search_start_directory_last
+from rollout_worker.failures import one_line
 
 
 class NotFound(Exception):
     """There is no function of this name; the message says which part of the name was not found."""
 
 
-def is_import_name(name: str) -> bool:
-    module_name, colon, attribute = name.partition(":")
-    return bool(colon and module_name and attribute)
-
-
 def find(name: str) -> Any:
-    """The function that ``package.module:attribute`` names. Raises NotFound, with one line.
+    """The function that ``package.module:function`` names. Raises NotFound, with one line.
 
     A module of the start directory is found after every installed one.
     """
     module_name, _, attribute = name.partition(":")
+    if not (module_name and attribute):
+        raise NotFound("it must have the form package.module:function")
     search_start_directory_last()
     # The user's module may fail in any way while it is imported.
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
-        line = (str(error).strip() or type(error).__name__).splitlines()[0]
-        why = f"cannot import {module_name}: {type(error).__name__}: {line}"
+        why = f"cannot import {module_name}: {one_line(error)}"
         missing = isinstance(error, ModuleNotFoundError)
         raise NotFound(why + _hint(module_name, missing=missing)) from error
     target: Any = module

@@ -32,8 +32,8 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from paceline.config.schema import Config
 from paceline.process import structured_log as logs
@@ -45,21 +45,19 @@ from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.model import pick_device
-from rollout_worker.engine_rates import EngineRates
 from rollout_worker.environments.environment_runner import EnvironmentRunner
 from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.rewards.scoring import Scorer
-from rollout_worker.tasks.group_producer import GroupProducer, longest_prompt
+from rollout_worker.tasks.group_producer import GroupProducer
 from rollout_worker.tasks.held_tasks import HeldTasks
-from rollout_worker.tasks.lease_loop import LeaseLoop
-from rollout_worker.tasks.lease_sizing import tasks_wanted
+from rollout_worker.tasks.lease_loop import LeaseLoop, tasks_wanted
 from rollout_worker.tasks.outbox import Outbox
 from rollout_worker.tasks.partial_rollouts import PartialReporter
 from rollout_worker.tasks.task_runner import TaskRunner
 from rollout_worker.tokenizer import PromptTokenizer
 from rollout_worker.weight_loading import WeightLoader
 from rollout_worker.weight_receiver import WeightReceiver
-from rollout_worker.worker_report import RolloutReport
+from rollout_worker.worker_report import EngineRates, RolloutReport
 
 log = logging.getLogger(__name__)
 
@@ -117,29 +115,36 @@ class RolloutWorker:
         """From start to STOPPED. Raises the failure that made the worker useless."""
         self.loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            self.loop.add_signal_handler(number, self.stop)
-        loops: list[asyncio.Task[None]] = []
+            self.loop.add_signal_handler(number, self.lifecycle.stop)
+        working = self.loop.create_task(self.work())
         try:
-            if not await self.unless_ended(self.prepare()):
-                return
-            loops = [
-                self.guard(self.session.run()),
-                self.guard(self.leasing.run()),
-                self.guard(self.outbox.run()),
-                self.guard(self.partials.run()),
-                self.guard(self.lifecycle.drain(self.session)),
-                self.guard(self.watch_engine()),
-            ]
             await self.lifecycle.ended.wait()
-            keep_partial = self.config.rollout.partial_every_tokens > 0
-            await self.lifecycle.leave(self.session, self.tasks, keep_partial=keep_partial)
+            if self.receiver is not None:
+                keep_partial = self.config.rollout.partial_every_tokens > 0
+                await self.lifecycle.leave(self.session, self.tasks, keep_partial=keep_partial)
         finally:
-            for task in loops:
-                task.cancel()
-            await asyncio.gather(*loops, return_exceptions=True)
+            working.cancel()
+            await asyncio.gather(working, return_exceptions=True)
             await self.close()
         if self.lifecycle.failure is not None:
             raise self.lifecycle.failure
+
+    async def work(self) -> None:
+        """Until it is cancelled. A failure ends the worker."""
+        try:
+            await self.prepare()
+        except Exception as error:
+            self.lifecycle.fail(error)
+            return
+        loops: tuple[Callable[[], Awaitable[None]], ...] = (
+            self.session.run,
+            self.leasing.run,
+            self.outbox.run,
+            self.partials.run,
+            partial(self.lifecycle.drain, self.session),
+            self.engine.until_failure,
+        )
+        await asyncio.gather(*(self.guard(loop) for loop in loops))
 
     async def prepare(self) -> None:
         """Starts engine and rewards before the fleet learns of this worker."""
@@ -166,11 +171,12 @@ class RolloutWorker:
             # If one fails, the other must not go on to start processes that nobody would end.
             engine.cancel()
             await asyncio.gather(engine, scorer, return_exceptions=True)
-        self.tokenizer.limit = longest_prompt(self.config, self.engine)
+        # Room for one new token is needed.
+        room = max(1, self.engine.max_context - 1)
+        self.tokenizer.limit = min(room, self.config.data.max_prompt_tokens)
         self.engine.completion_finished = self.held.completion_finished
         if self.environments is not None:
-            await self.environments.start(self.engine, self.scorer)
-            self.environments.completion_finished = self.held.completion_finished
+            await self.environments.start(self.engine)
 
     def connect_parts(self) -> None:
         config, engine, held = self.config, self.engine, self.held
@@ -184,21 +190,23 @@ class RolloutWorker:
             worker_id=self.worker_id,
             role=common_pb2.ROLE_ROLLOUT,
             config=config,
-            report=self.report,
+            report=lambda: self.reports.message(),
             tensor_host=self.host,
         )
         self.session.on_directive(self.converge)
         self.session.on_rejoin(self.rejoin)
-        self.outbox = Outbox(self.session, held, max_message_bytes=max_message_bytes)
-        self.partials = PartialReporter(self.session, held, max_message_bytes=max_message_bytes)
+        self.outbox = Outbox(self.session, held, max_message_bytes)
+        self.partials = PartialReporter(self.session, held, max_message_bytes)
         partial_every = config.rollout.partial_every_tokens
         if partial_every:
             engine.watch(partial_every, self.partials.note)
         self.tasks = TaskRunner(
-            held, engine, self.producer, self.outbox, self.partials, self.lifecycle
+            held, engine, self.producer, self.outbox, self.partials, self.lifecycle.engine_died
         )
-        self.loading = WeightLoader(engine, self.session, held, self.tasks, self.lifecycle)
-        self.leasing = LeaseLoop(self.session, self, held.room)
+        self.loading = WeightLoader(
+            engine, self.session, held, self.tasks, self.lifecycle, self.loop
+        )
+        self.leasing = LeaseLoop(self.session, engine, held.room, self.tasks_to_lease, self.take)
         self.reports = RolloutReport(
             self.lifecycle, engine, self.rates, self.producer, held, self.outbox, self.leasing
         )
@@ -215,41 +223,14 @@ class RolloutWorker:
         await self.scorer.close()
         await self.control.close()
 
-    def stop(self) -> None:
-        """Hand back and leave now."""
-        self.lifecycle.stop()
-
-    # ---- background loops
-
-    async def unless_ended(self, coro: Coroutine[Any, Any, None]) -> bool:
-        """False if the worker has to stop before ``coro`` is done."""
-        work = self.loop.create_task(coro)
-        ended = self.loop.create_task(self.lifecycle.ended.wait())
-        await asyncio.wait({work, ended}, return_when=asyncio.FIRST_COMPLETED)
-        ended.cancel()
-        if not work.done():
-            work.cancel()
-            await asyncio.gather(work, return_exceptions=True)
-            return False
-        work.result()
-        return True
-
-    def guard(self, coro: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    async def guard(self, loop: Callable[[], Awaitable[None]]) -> None:
         """A loop of the worker: if it fails, the worker ends with its error."""
-        task = self.loop.create_task(coro)
-        task.add_done_callback(self.on_loop_done)
-        return task
-
-    def on_loop_done(self, task: asyncio.Task[None]) -> None:
-        if not task.cancelled() and (error := task.exception()) is not None:
-            self.lifecycle.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
-
-    async def watch_engine(self) -> None:
-        """Ends a worker whose engine has died while it had nothing to do."""
         try:
-            await self.engine.until_failure()
+            await loop()
         except EngineError as error:
             self.lifecycle.engine_died(error)
+        except Exception as error:
+            self.lifecycle.fail(error)
 
     # ---- directives and reports
 
@@ -262,7 +243,7 @@ class RolloutWorker:
             if self.tasks.cancel(ref):
                 event(log, "task cancelled", task=ref.task_id, attempt=ref.attempt)
         if directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED:
-            self.stop()
+            self.lifecycle.stop()
         elif directive.lifecycle == worker_pb2.LIFECYCLE_DRAINING:
             self.lifecycle.leaving.set()
         self.held.room.set()
@@ -270,11 +251,10 @@ class RolloutWorker:
     def rejoin(self, reply: worker_pb2.RegisterReply) -> None:
         """Everything that was held belongs to other workers by now."""
         self.tasks.drop_all()
+        # The lease request of the incarnation that is over is sent again by the new one.
+        self.held.room.set()
         if self.receiver is not None:
             self.receiver.set_link(None)
-
-    def report(self) -> worker_pb2.Report:
-        return self.reports.message()
 
     def on_link_error(self, epoch: int, detail: str) -> None:
         """In the receiver's thread."""
@@ -289,11 +269,7 @@ class RolloutWorker:
         except RequestRefused as refused:
             event(log, "link error refused", why=str(refused))
 
-    # ---- leasing (LeaseTaker)
-
-    @property
-    def loaded_version(self) -> int:
-        return self.engine.version
+    # ---- leasing
 
     def may_lease(self) -> bool:
         directive = self.session.directive

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 from paceline.config.schema import Config
 from paceline.dataset.rows import DataError, Message, prompt_of
 from paceline.errors import BadInput
-from rollout_worker.failures import AttemptFailed
+from rollout_worker.failures import AttemptFailed, one_line
 
 
 class TokenizerError(BadInput):
@@ -51,8 +51,8 @@ class PromptTokenizer:
             )
         # Whatever transformers raises for a bad directory, name or file is bad input here.
         except Exception as error:
-            line = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise TokenizerError(f"{field}: cannot load a tokenizer from {path}: {line}") from error
+            why = f"cannot load a tokenizer from {path}: {one_line(error)}"
+            raise TokenizerError(f"{field}: {why}") from error
         if len(self._tokenizer) <= len(self._tokenizer.all_special_ids):
             # For a directory without tokenizer files, transformers makes an empty tokenizer.
             raise TokenizerError(
@@ -68,13 +68,16 @@ class PromptTokenizer:
         )
         self._special = {*self._tokenizer.all_special_ids, *self.end_tokens}
 
-    def prompt(self, row: dict[str, Any]) -> Prompt:
-        """Tokenises the row's prompt. Raises BadPrompt."""
+    def content_of(self, row: dict[str, Any]) -> str | list[Message]:
+        """The row's prompt, not tokenised. Raises BadPrompt."""
         try:
-            content = prompt_of(row, self._data)
+            return prompt_of(row, self._data)
         except DataError as error:
             raise BadPrompt("malformed_row", str(error)) from None
-        prompt = self.opening(content)
+
+    def prompt(self, row: dict[str, Any]) -> Prompt:
+        """Tokenises the row's prompt. Raises BadPrompt."""
+        prompt = self.opening(self.content_of(row))
         if not len(prompt.tokens):
             raise BadPrompt("malformed_row", f"{self._data.prompt_field!r} gives no tokens")
         if len(prompt.tokens) > self.limit:
@@ -89,8 +92,10 @@ class PromptTokenizer:
         Raises BadPrompt.
         """
         if isinstance(content, str):
-            text = content
-            tokens = self._without_end(self._tokenizer(text).input_ids)
+            text, tokens = content, self._tokenizer(content).input_ids
+            # Some tokenizers append end-of-sequence to every text, but a prompt is continued.
+            while tokens and tokens[-1] in self.end_tokens:
+                tokens = tokens[:-1]
         else:
             # The template writes the special tokens itself.
             text = self._templated(content, tools)
@@ -150,12 +155,6 @@ class PromptTokenizer:
     def decode_all(self, tokens: Sequence[int]) -> str:
         """Text with special tokens: a stop string may name one."""
         return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
-
-    def _without_end(self, tokens: list[int]) -> list[int]:
-        # Some tokenizers append end-of-sequence to every text, but a prompt is continued.
-        while tokens and tokens[-1] in self.end_tokens:
-            tokens = tokens[:-1]
-        return tokens
 
     def _templated(
         self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import dataclass
 
 from paceline.process.structured_log import event
 from paceline.rpc.session import WorkerSession
@@ -23,52 +24,43 @@ LOAD_TRIES = 3
 never follow the trainer."""
 
 
+@dataclass
 class WeightLoader:
-    def __init__(
-        self,
-        engine: Engine,
-        session: WorkerSession,
-        held: HeldTasks,
-        tasks: TaskRunner,
-        lifecycle: WorkerLifecycle,
-    ) -> None:
-        self._engine = engine
-        self._session = session
-        self._held = held
-        self._tasks = tasks
-        self._lifecycle = lifecycle
-        self._loop = asyncio.get_running_loop()
-        self._failed = 0
-        """In a row."""
-        self.replacing = False
-        """The version that the engine serves was never committed and is being replaced."""
+    engine: Engine
+    session: WorkerSession
+    held: HeldTasks
+    tasks: TaskRunner
+    lifecycle: WorkerLifecycle
+    loop: asyncio.AbstractEventLoop
+    _failed: int = 0
+    """In a row."""
+    replacing: bool = False
+    """The version that the engine serves was never committed and is being replaced."""
 
     def on_weights(self, staged: StagedWeights) -> None:
         """In the receiver's thread: returns once the engine serves them."""
-        asyncio.run_coroutine_threadsafe(self.load(staged), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self.load(staged), self.loop).result()
 
     async def load(self, staged: StagedWeights) -> None:
-        self.replacing = staged.version <= self._engine.version
+        self.replacing = staged.version <= self.engine.version
         if self.replacing:
             # Tokens tagged with this version would be taken for those of the new weights.
-            self._tasks.hand_back("weights_withdrawn", Stage.GENERATING)
+            self.tasks.hand_back("weights_withdrawn", Stage.GENERATING)
         try:
-            pause_s = await self._engine.load_weights(staged.version, staged.tensors)
+            pause_s = await self.engine.load_weights(staged.version, staged.tensors)
             self._failed = 0
         except WeightMismatch as error:
-            self._lifecycle.engine_failed(
-                f"weights {staged.version} do not fit model.path: {error}"
-            )
+            self.lifecycle.engine_failed(f"weights {staged.version} do not fit model.path: {error}")
             raise
         except Exception as error:
             if isinstance(error, EngineError) and not isinstance(error, SwapFailed):
-                self._lifecycle.engine_failed(f"weights {staged.version} not loaded: {error}")
+                self.lifecycle.engine_failed(f"weights {staged.version} not loaded: {error}")
                 raise
             # The link is replaced and brings them again; until then the old ones serve on.
             self._failed += 1
             if self._failed >= LOAD_TRIES:
                 why = str(error) or type(error).__name__
-                self._lifecycle.engine_failed(f"weights failed to load {LOAD_TRIES} times: {why}")
+                self.lifecycle.engine_failed(f"weights failed to load {LOAD_TRIES} times: {why}")
             raise
         finally:
             self.replacing = False
@@ -79,5 +71,5 @@ class WeightLoader:
             pause_ms=pause_s * 1e3,
             transfer_ms=staged.seconds * 1e3,
         )
-        self._session.poke()
-        self._held.room.set()
+        self.session.poke()
+        self.held.room.set()

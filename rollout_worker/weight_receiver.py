@@ -41,13 +41,9 @@ class WeightReceiver(LinkEnd):
         next transfer starts after it returns. Other arguments as for LinkEnd."""
         self._on_weights = on_weights
         self._handing_over = threading.Lock()
-        self._version = -1
-        super().__init__(**ends)
-
-    @property
-    def version(self) -> int:
+        self.version = -1
         """Newest version handed to on_weights; -1 for none."""
-        return self._version
+        super().__init__(**ends)
 
     def set_link(self, link: worker_pb2.WeightsLink | None, newest: int | None = None) -> None:
         """Converges to this link; another epoch replaces the present one. Does not block.
@@ -64,13 +60,13 @@ class WeightReceiver(LinkEnd):
     def transfer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
         # Behind the lock: a hand-over by the previous link's thread counts.
         with self._handing_over:
-            if link.newest is not None and link.newest < self._version:
-                self._version = -1
-            version = self._version
+            if link.newest is not None and link.newest < self.version:
+                self.version = -1
+            version = self.version
         say_hello(mesh, version)
         self._formed(link, has=version)
         while True:
-            staged = receive_snapshot(mesh, newer_than=self._version)
+            staged = receive_snapshot(mesh, newer_than=self.version)
             self._hand_over(link, staged)
             acknowledge(mesh, staged.version)
             self.last_transfer_s = staged.seconds
@@ -88,7 +84,7 @@ class WeightReceiver(LinkEnd):
         with self._handing_over:
             if link.withdrawn.is_set():
                 raise EpochCancelled("the link was replaced")
-            if staged.version <= self._version:
-                raise WeightsRefused(f"version {staged.version} is not newer than {self._version}")
+            if staged.version <= self.version:
+                raise WeightsRefused(f"version {staged.version} is not newer than {self.version}")
             self._on_weights(staged)
-            self._version = staged.version
+            self.version = staged.version

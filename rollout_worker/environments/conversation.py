@@ -11,7 +11,8 @@ turn is appended together with its input, or not at all.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -37,20 +38,11 @@ from rollout_worker.environments.base import (
     TranscriptOver,
     Turn,
 )
-from rollout_worker.tasks.group_encoding import text_of
+from rollout_worker.tasks.task_messages import text_of
 from rollout_worker.tokenizer import BadPrompt, PromptTokenizer
 
 FULL = "context_length_exceeded"
 TURNS = "max_turns_exceeded"
-
-
-@dataclass(frozen=True, slots=True)
-class ConversationLimits:
-    context: int
-    """Tokens of the whole transcript."""
-    prompt: int
-    """Tokens before the first turn."""
-    turns: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +64,11 @@ class Conversation:
     engine: Engine
     tokenizer: PromptTokenizer
     params: SamplingParams
-    limits: ConversationLimits
+    max_context: int
+    """Tokens of the whole transcript."""
+    max_prompt: int
+    """Tokens before the first turn."""
+    max_turns: int
     own_clock: Callable[[bool], None] = lambda runs: None
     pieces: list[TranscriptPiece] = field(default_factory=list)
     messages: list[Message] | None = field(default_factory=list)
@@ -114,6 +110,36 @@ class Conversation:
 
         Raises BadTurn, TranscriptFull, TranscriptOver, and the failure of the attempt.
         """
+        with self._one_at_a_time(after):
+            tools = self.tools if self.pieces else list(tools)
+            before = self.tokens
+            if len(self.pieces) >= self.max_turns:
+                self._refuse(TURNS, f"the model has had its {self.max_turns} turns")
+            added, text = self._tokens_of(said, tools)
+            params = change(self._params(len(before), len(added), max_tokens, stop))
+            least = self.engine.least_temperature
+            if params.temperature < least and not params.greedy:
+                raise BadTurn(f"temperature must be 0, or at least {least:g}")
+            self._calls += 1
+            # Not the task's own id: another worker cannot continue a turn.
+            request_id = f"{self.request_id}.{self._calls}"
+            request = Request(request_id, np.concatenate([before, added]), params)
+            (completion,) = await self.engine.generate(request)
+            turn = self._describe(completion, len(request.prompt_tokens))
+            self.tools = tools
+            self.pieces.append(TranscriptPiece(added, completion, text, turn))
+            self._remember(said, turn)
+            return turn
+
+    def close(self) -> None:
+        """The environment has returned: no turn is added any more."""
+        self._over = True
+        if self._running is not None:
+            self._running.cancel()
+
+    @contextmanager
+    def _one_at_a_time(self, after: int | None) -> Iterator[None]:
+        """Refuses a turn beside another one, and records the failure of the attempt."""
         if self._over:
             raise TranscriptOver("the sample's environment has ended")
         if self.failure is not None:
@@ -125,7 +151,7 @@ class Conversation:
         self._running = asyncio.current_task()
         self.own_clock(False)
         try:
-            return await self._turn(said, max_tokens, stop, change, list(tools))
+            yield
         except (Aborted, EngineError, EnvironmentFailed) as error:
             self.failure = error
             raise
@@ -134,66 +160,31 @@ class Conversation:
             if not self._over:
                 self.own_clock(True)
 
-    def close(self) -> None:
-        """The environment has returned: no turn is added any more."""
-        self._over = True
-        if self._running is not None:
-            self._running.cancel()
-
-    async def _turn(
-        self,
-        said: Said,
-        max_tokens: int | None,
-        stop: Sequence[str],
-        change: Callable[[SamplingParams], SamplingParams],
-        tools: list[dict[str, Any]],
-    ) -> Turn:
-        tools = self.tools if self.pieces else tools
-        if len(self.pieces) >= self.limits.turns:
-            self._refuse(TURNS, f"the model has had its {self.limits.turns} turns")
-        before = self.tokens
-        added, text = self._tokens_of(said, tools)
-        if not self.pieces and not 0 < len(added) <= self.limits.prompt:
-            reason = "prompt_too_long" if len(added) else "malformed_row"
-            detail = f"a prompt of {len(added)} tokens, 1 to {self.limits.prompt} allowed"
+    def _params(
+        self, before: int, added: int, max_tokens: int | None, stop: Sequence[str]
+    ) -> SamplingParams:
+        """Of a turn after ``before`` tokens and ``added`` new ones."""
+        if not self.pieces and not 0 < added <= self.max_prompt:
+            reason = "prompt_too_long" if added else "malformed_row"
+            detail = f"a prompt of {added} tokens, 1 to {self.max_prompt} allowed"
             raise EnvironmentFailed(reason, detail)
-        room = self.limits.context - len(before) - len(added)
+        room = self.max_context - before - added
         if room < 1:
             self._refuse(
                 FULL,
-                f"{len(before)} tokens and {len(added)} more leave no room for a turn within "
-                f"{self.limits.context}",
+                f"{before} tokens and {added} more leave no room for a turn within "
+                f"{self.max_context}",
             )
         if max_tokens is not None and not (isinstance(max_tokens, int) and max_tokens >= 1):
             raise BadTurn("max_tokens must be a whole number, at least 1")
         if (bad := bad_stop(stop)) is not None:
             raise BadTurn(f"stop takes texts, none of them empty; not {bad!r}")
-        most = min(room, self.params.max_tokens, max_tokens or room)
-        key = sample_keys(self.params.seed, np.array([len(self.pieces)]))
-        params = change(
-            replace(
-                self.params,
-                max_tokens=most,
-                stop=tuple(dict.fromkeys([*self.params.stop, *stop])),
-                seed=int(key[0]),
-            )
+        return replace(
+            self.params,
+            max_tokens=min(room, self.params.max_tokens, max_tokens or room),
+            stop=tuple(dict.fromkeys([*self.params.stop, *stop])),
+            seed=int(sample_keys(self.params.seed, np.array([len(self.pieces)]))[0]),
         )
-        if params.temperature < (least := self.engine.least_temperature) and not params.greedy:
-            raise BadTurn(f"temperature must be 0, or at least {least:g}")
-        self._calls += 1
-        (completion,) = await self.engine.generate(
-            Request(
-                # Not the task's own id: another worker cannot continue a turn.
-                f"{self.request_id}.{self._calls}",
-                np.concatenate([before, added]),
-                params,
-            )
-        )
-        turn = self._describe(completion, len(before) + len(added))
-        self.tools = tools
-        self.pieces.append(TranscriptPiece(added, completion, text, turn))
-        self._remember(said, turn)
-        return turn
 
     def _tokens_of(self, said: Said, tools: list[dict[str, Any]]) -> tuple[NDArray[np.int32], str]:
         """Tokens to append, and their text."""
@@ -244,7 +235,7 @@ class Conversation:
             finish=completion.finish,
             stop=completion.stop,
             prompt_tokens=before,
-            room=self.limits.context - before - len(tokens),
+            room=self.max_context - before - len(tokens),
         )
 
     def _refuse(self, code: str, detail: str) -> None:

@@ -11,33 +11,30 @@ reward.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from paceline.config.schema import Config
-from paceline.dataset.rows import DataError, Message, prompt_of
+from paceline.dataset.rows import Message
 from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Engine
 from rollout_worker.engine.transformers.rng import sample_keys
-from rollout_worker.environments import load
 from rollout_worker.environments.base import EnvironmentFailed, EnvironmentTask, TranscriptFull
-from rollout_worker.environments.conversation import FULL, TURNS, Conversation, ConversationLimits
+from rollout_worker.environments.conversation import FULL, TURNS, Conversation
 from rollout_worker.environments.environment_thread import EnvironmentThread
+from rollout_worker.environments.load import load
 from rollout_worker.environments.reward_conversion import scores_of
-from rollout_worker.environments.transcript import common_prompt, completion, readable
+from rollout_worker.environments.transcript import common_prompt, masked_completion, readable
+from rollout_worker.failures import one_line
 from rollout_worker.openai_server.server import ChatServer
-from rollout_worker.rewards.scoring import Scorer, Scores
-from rollout_worker.tasks.group_encoding import group_message
-from rollout_worker.tasks.held_tasks import HeldTask, Stage
-from rollout_worker.tasks.lease_inputs import (
+from rollout_worker.tasks.held_tasks import HeldTask
+from rollout_worker.tasks.task_messages import (
+    GeneratedGroup,
     answer_of,
     is_evaluation,
-    row_of,
     sampling_params,
-    scoring_job,
 )
 from rollout_worker.tokenizer import Prompt, PromptTokenizer
 
@@ -49,55 +46,55 @@ class EnvironmentRunner:
         """Imports it. Raises BadEnvironment."""
         self._config = config
         self._tokenizer = tokenizer
-        self._environment = load.load(config.rollout.environment or "")
+        environment = load(config.rollout.environment or "")
         self._server = ChatServer(config, tokenizer) if config.rollout.openai else None
-        self._thread: EnvironmentThread | None = None
-        self.completion_finished: Callable[[str], None] = lambda request_id: None
-        """Called with the task's request id for each of its samples whose environment has ended."""
+        self._thread = EnvironmentThread(
+            environment, timeout_s=config.rollout.environment_timeout_s
+        )
 
-    async def start(self, engine: Engine, scorer: Scorer) -> None:
+    async def start(self, engine: Engine) -> None:
         """``engine`` is started. Raises BadEnvironment if the endpoint's port is taken."""
         self._engine = engine
-        self._scorer = scorer
-        self._thread = EnvironmentThread(
-            self._environment, timeout_s=self._config.rollout.environment_timeout_s
-        )
         if self._server is not None:
             await self._server.start()
 
     async def close(self) -> None:
         if self._server is not None:
             await self._server.close()
-        if self._thread is not None:
-            await self._thread.close()
+        await self._thread.close()
 
-    async def produce(self, held: HeldTask) -> rollout_pb2.Group:
+    async def generate(self, held: HeldTask, row: dict[str, Any]) -> GeneratedGroup:
         """Raises AttemptFailed, and Aborted and EngineError as the engine does."""
-        row = row_of(held.lease)
-        try:
-            prompt = prompt_of(row, self._config.data)
-        except DataError as error:
-            raise EnvironmentFailed("malformed_row", str(error)) from error
+        prompt = self._tokenizer.content_of(row)
         tasks = [self._task(held.lease, row, prompt, i) for i in range(held.lease.group_size)]
         conversations = [self._conversation(held, task) for task in tasks]
-        results = await self._play_all(tasks, conversations, held.request_id)
-        generate_s = time.monotonic() - held.since
+        plays = [
+            asyncio.ensure_future(self._play(held.request_id, task, conversation))
+            for task, conversation in zip(tasks, conversations, strict=True)
+        ]
+        try:
+            results = await asyncio.gather(*plays)
+        finally:
+            for running in plays:
+                running.cancel()
+            await asyncio.gather(*plays, return_exceptions=True)
         shared = common_prompt(conversations)
-        made = [completion(conversation, len(shared)) for conversation in conversations]
-        scores = scores_of(results)
-        opening = Prompt(shared, self._tokenizer.decode_all(shared.tolist()))
-        if scores is None:
-            held.stage = Stage.SCORING
-            scores = await self._score(held.lease, row, opening.text, conversations)
-        completions = [masked.completion for masked in made]
-        texts = [self._tokenizer.decode_all(c.tokens.tolist()) for c in completions]
-        group = group_message(
-            held.lease, opening, completions, texts, scores, generate_s=generate_s
+        made = [masked_completion(conversation, len(shared)) for conversation in conversations]
+        newest = [conversation.pieces[-1].turn for conversation in conversations]
+        completions, masks = zip(*made, strict=True)
+        return GeneratedGroup(
+            Prompt(shared, self._tokenizer.decode_all(shared.tolist())),
+            completions,
+            texts=[self._tokenizer.decode_all(c.tokens.tolist()) for c in completions],
+            scored={
+                "completion": [turn.text for turn in newest],
+                "finish_reason": [turn.finish for turn in newest],
+                "token_count": [int(mask.sum()) for mask in masks],
+                "transcript": [readable(conversation) for conversation in conversations],
+            },
+            scores=scores_of(results),
+            masks=masks,
         )
-        for message, masked in zip(group.completions, made, strict=True):
-            if not masked.mask.all():
-                message.loss_mask = masked.mask.tobytes()
-        return group
 
     def _task(
         self,
@@ -122,44 +119,20 @@ class EnvironmentRunner:
         )
 
     def _conversation(self, held: HeldTask, task: EnvironmentTask) -> Conversation:
-        rollout = self._config.rollout
         context = self._engine.max_context
         return Conversation(
             f"{held.request_id}#{task.index}",
             self._engine,
             self._tokenizer,
-            sampling_params(
-                rollout, max_tokens=rollout.max_tokens, seed=task.seed, greedy=task.evaluation
-            ),
-            ConversationLimits(context, min(self._tokenizer.limit, context - 1), rollout.max_turns),
+            replace(sampling_params(self._config.rollout, held.lease), seed=task.seed),
+            max_context=context,
+            max_prompt=min(self._tokenizer.limit, context - 1),
+            max_turns=task.max_turns,
         )
 
-    async def _play_all(
-        self,
-        tasks: Sequence[EnvironmentTask],
-        conversations: Sequence[Conversation],
-        request_id: str,
-    ) -> list[Any]:
-        """The environment's result for each. Raises the first failure."""
-
-        async def play(task: EnvironmentTask, conversation: Conversation) -> Any:
-            result = await self._play(task, conversation)
-            self.completion_finished(request_id)
-            return result
-
-        plays = [
-            asyncio.ensure_future(play(task, conversation))
-            for task, conversation in zip(tasks, conversations, strict=True)
-        ]
-        try:
-            return list(await asyncio.gather(*plays))
-        finally:
-            for running in plays:
-                running.cancel()
-            await asyncio.gather(*plays, return_exceptions=True)
-
-    async def _play(self, task: EnvironmentTask, conversation: Conversation) -> Any:
-        assert self._thread is not None, "not started"
+    async def _play(
+        self, request_id: str, task: EnvironmentTask, conversation: Conversation
+    ) -> Any:
         if self._server is not None and task.openai is not None:
             self._server.admit(task.openai, conversation)
         try:
@@ -168,7 +141,7 @@ class EnvironmentRunner:
             if conversation.failure is not None or isinstance(error, EnvironmentFailed):
                 raise conversation.failure or error from None
             if not _full(error, conversation):
-                raise _failed(error) from error
+                raise EnvironmentFailed("environment_error", one_line(error)) from error
             result = None
         finally:
             if self._server is not None and task.openai is not None:
@@ -178,39 +151,12 @@ class EnvironmentRunner:
             raise conversation.failure
         if not conversation.pieces:
             raise EnvironmentFailed("environment_error", "it ended before the model had a turn")
+        # As for the completions of a request of the engine alone.
+        self._engine.completion_finished(request_id)
         return result
-
-    async def _score(
-        self,
-        lease: rollout_pb2.Lease,
-        row: dict[str, Any],
-        prompt: str,
-        conversations: Sequence[Conversation],
-    ) -> Scores:
-        """Scores the newest turn of each transcript with the reward functions."""
-        newest = [conversation.pieces[-1].turn for conversation in conversations]
-        job = scoring_job(
-            lease,
-            row,
-            self._config,
-            prompt,
-            [turn.text for turn in newest],
-            finish_reason=[turn.finish for turn in newest],
-            token_count=[
-                sum(len(piece.turn.tokens) for piece in conversation.pieces)
-                for conversation in conversations
-            ],
-            transcript=[readable(conversation) for conversation in conversations],
-        )
-        return await self._scorer.score(job)
 
 
 def _full(error: Exception, conversation: Conversation) -> bool:
     """The environment did not catch that the transcript is full; its client may have an own exception."""
     is_full = isinstance(error, TranscriptFull) or getattr(error, "code", None) in (FULL, TURNS)
     return is_full and conversation.full
-
-
-def _failed(error: Exception) -> EnvironmentFailed:
-    line = (str(error).strip() or "no message").splitlines()[0]
-    return EnvironmentFailed("environment_error", f"{type(error).__name__}: {line}")

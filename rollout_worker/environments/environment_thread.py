@@ -13,11 +13,9 @@ without blame, and new ones get a new thread.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
-import contextlib
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.process.asyncio_thread import BackgroundLoop
@@ -27,6 +25,7 @@ from rollout_worker.environments.base import (
     EnvironmentFailed,
     EnvironmentTask,
     Said,
+    Sample,
     Turn,
 )
 from rollout_worker.environments.conversation import Conversation
@@ -43,8 +42,12 @@ _CLOSE_S = 1.0
 @dataclass(eq=False, slots=True)
 class _Run:
     thread: BackgroundLoop
-    done: asyncio.Future[Any]
     task: asyncio.Task[Any] | None = None
+    """In the thread."""
+    result: asyncio.Future[Any] = field(init=False)
+    """In the worker's loop."""
+    lost: bool = False
+    """Its thread was abandoned because of another environment."""
 
 
 class _OwnTime:
@@ -68,23 +71,6 @@ class _OwnTime:
             self._limit.reschedule(None)
 
 
-class _Sample:
-    """``sample`` in the environment's thread."""
-
-    def __init__(self, conversation: Conversation, worker: asyncio.AbstractEventLoop) -> None:
-        self._conversation = conversation
-        self._worker = worker
-
-    async def __call__(
-        self, said: Said, *, max_tokens: int | None = None, stop: Sequence[str] = ()
-    ) -> Turn:
-        stops = (stop,) if isinstance(stop, str) else tuple(stop)
-        call = asyncio.run_coroutine_threadsafe(
-            self._conversation.say(said, max_tokens=max_tokens, stop=stops), self._worker
-        )
-        return await asyncio.wrap_future(call)
-
-
 class EnvironmentThread:
     def __init__(self, environment: Environment, *, timeout_s: float) -> None:
         self._environment = environment
@@ -96,27 +82,41 @@ class EnvironmentThread:
         """The environment's result or exception. Raises EnvironmentFailed if its time is over or its
         thread was lost. Closes ``conversation``."""
         worker = asyncio.get_running_loop()
-        run = _Run(self._thread, worker.create_future())
+
+        async def sample(
+            said: Said, *, max_tokens: int | None = None, stop: Sequence[str] = ()
+        ) -> Turn:
+            stops = (stop,) if isinstance(stop, str) else tuple(stop)
+            turn = conversation.say(said, max_tokens=max_tokens, stop=stops)
+            return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(turn, worker))
+
+        run = _Run(self._thread)
+        run.result = asyncio.wrap_future(run.thread.submit(self._play(run, task, sample)))
         self._runs.add(run)
-        play = run.thread.submit(self._play(run, task, _Sample(conversation, worker)))
-        play.add_done_callback(lambda played: _settle(worker, run.done, played))
         try:
             async with asyncio.timeout(self._timeout_s) as limit:
                 conversation.own_clock = _OwnTime(limit, self._timeout_s)
-                return await run.done
+                return await run.result
         except TimeoutError:
             if not limit.expired():
                 raise
             raise await self._blame(run) from None
+        except asyncio.CancelledError:
+            waiting = asyncio.current_task()
+            if waiting is not None and waiting.cancelling():
+                raise
+            if run.lost:
+                raise EnvironmentFailed(LOST, "another environment blocked it") from None
+            raise EnvironmentFailed("environment_error", "it cancelled itself") from None
         finally:
             conversation.close()
-            play.cancel()
+            run.result.cancel()
             self._runs.discard(run)
 
     async def close(self) -> None:
         await asyncio.to_thread(self._thread.close, _CLOSE_S)
 
-    async def _play(self, run: _Run, task: EnvironmentTask, sample: _Sample) -> Any:
+    async def _play(self, run: _Run, task: EnvironmentTask, sample: Sample) -> Any:
         run.task = asyncio.current_task()
         try:
             return await self._environment(task, sample)
@@ -152,27 +152,7 @@ class EnvironmentThread:
         event(logger, "environment blocks its thread, starting a new one", logging.WARNING)
         self._thread = BackgroundLoop("environments")
         for run in self._runs:
-            if run.thread is guilty.thread and run is not guilty and not run.done.done():
-                run.done.set_exception(EnvironmentFailed(LOST, "another environment blocked it"))
+            if run.thread is guilty.thread and run is not guilty:
+                run.lost = run.result.cancel()
         # It ends once the call returns, and it does not delay the process's exit.
         guilty.thread.close(0)
-
-
-def _settle(
-    worker: asyncio.AbstractEventLoop,
-    done: asyncio.Future[Any],
-    played: concurrent.futures.Future[Any],
-) -> None:
-    def set_result() -> None:
-        if done.done():
-            return
-        if played.cancelled():
-            done.set_exception(EnvironmentFailed("environment_error", "it cancelled itself"))
-        elif (error := played.exception()) is not None:
-            done.set_exception(error)
-        else:
-            done.set_result(played.result())
-
-    # The worker may have ended meanwhile.
-    with contextlib.suppress(RuntimeError):
-        worker.call_soon_threadsafe(set_result)

@@ -6,13 +6,11 @@ import inspect
 from typing import Any, cast
 
 from rollout_worker.environments.base import BadEnvironment, Environment
-from rollout_worker.import_by_name import NotFound, find, is_import_name
+from rollout_worker.import_by_name import NotFound, find
 
 
 def load(name: str) -> Environment:
     """Raises BadEnvironment, with what is wrong with the name or with what it names."""
-    if not is_import_name(name):
-        raise _bad(name, "it must have the form package.module:function")
     try:
         target: Any = find(name)
     except NotFound as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 from paceline.rpc.wire_limits import usable_reward
 from rollout_worker.environments.base import COMPONENT, EnvironmentFailed
+from rollout_worker.rewards.score import number_of
 from rollout_worker.rewards.scoring import Scores
 
 _MOST = 64
@@ -47,14 +48,8 @@ def _components(result: Any) -> dict[str, float] | None:
 
 def _number(value: Any) -> float:
     if isinstance(value, str):
-        raise _bad(f"it returned {value!r:.80}, not a number, numbers by name, or None")
-    try:
-        number = float(value)
-    except (TypeError, ValueError):
-        raise _bad(f"it returned {value!r:.80}, not a number, numbers by name, or None") from None
-    if not usable_reward(number):
-        raise _bad(f"it returned the reward {number}")
-    return number
+        raise _bad(f"returned {value!r:.80}, not a number, numbers by name, or None")
+    return number_of(value, _bad)
 
 
 def _bad(detail: str) -> EnvironmentFailed:

@@ -8,7 +8,6 @@ conversation 2   S S S S b   | m m S m m m        m: made by the model    traine
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,14 +18,6 @@ from rollout_worker.environments.base import EnvironmentFailed
 from rollout_worker.environments.conversation import Conversation
 
 
-@dataclass(frozen=True, slots=True)
-class MaskedCompletion:
-    completion: Completion
-    """Input and model tokens after the group's prompt; version spans cover all of them."""
-    mask: NDArray[np.uint8]
-    """[n], 1 where the model produced the token."""
-
-
 def common_prompt(conversations: Sequence[Conversation]) -> NDArray[np.int32]:
     """The common prefix of all transcripts' openings. int32 [n].
 
@@ -35,20 +26,21 @@ def common_prompt(conversations: Sequence[Conversation]) -> NDArray[np.int32]:
     """
     openings = [conversation.pieces[0].said for conversation in conversations]
     shortest = min(map(len, openings))
-    first = openings[0][:shortest]
-    differs = np.zeros(shortest, dtype=bool)
-    for opening in openings[1:]:
-        differs |= opening[:shortest] != first
+    heads = np.stack([opening[:shortest] for opening in openings])
+    differs = (heads != heads[0]).any(axis=0)
     length = int(differs.argmax()) if differs.any() else shortest
     if length == 0:
         raise EnvironmentFailed(
             "environment_error", "the samples' first prompts have not even one token in common"
         )
-    return first[:length]
+    return openings[0][:length]
 
 
-def completion(conversation: Conversation, prompt: int) -> MaskedCompletion:
-    """The tokens after the first ``prompt`` ones.
+def masked_completion(
+    conversation: Conversation, prompt: int
+) -> tuple[Completion, NDArray[np.uint8]]:
+    """The tokens after the first ``prompt`` ones, of input and model; and their mask, uint8 [n]: 1 if
+    the model produced the token. Version spans cover all of them.
 
     A masked token has the version of the model's token before it, or else of the first one after
     it: so it does not change the group's staleness.
@@ -68,15 +60,13 @@ def completion(conversation: Conversation, prompt: int) -> MaskedCompletion:
         spans += [(version, len(said)), *piece.completion.versions]
         version = spans[-1][0]
     cut = conversation.full or pieces[-1].completion.finish is Finish.LENGTH
-    return MaskedCompletion(
-        Completion(
-            np.concatenate(tokens),
-            np.concatenate(logprobs),
-            merge_spans(spans),
-            Finish.LENGTH if cut else Finish.STOP,
-        ),
-        np.concatenate(mask),
+    completion = Completion(
+        np.concatenate(tokens),
+        np.concatenate(logprobs),
+        merge_spans(spans),
+        Finish.LENGTH if cut else Finish.STOP,
     )
+    return completion, np.concatenate(mask)
 
 
 def readable(conversation: Conversation) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -37,7 +37,7 @@ from rollout_worker.openai_server import history
 from rollout_worker.openai_server.api_errors import UNSUPPORTED, ApiError
 from rollout_worker.openai_server.replies import ChatReply, sse
 from rollout_worker.openai_server.requests import ChatRequest
-from rollout_worker.tokenizer import BadPrompt, PromptTokenizer
+from rollout_worker.tokenizer import BadPrompt
 
 HEADER = "X-Paceline-Sample"
 MAX_BODY = 16 << 20
@@ -46,28 +46,19 @@ _KEEP_ALIVE_S = 10.0
 """Interval of comments in a stream that waits for the model: clients and proxies drop silent ones."""
 
 
+@dataclass
 class ChatApp:
-    """``find(key)``: the conversation of the sample that a key names. ``as_asked``: temperature and
-    top_p are the request's instead of the run's."""
+    find: Callable[[str], Conversation | None]
+    """The conversation of the sample that a key names."""
+    model: str
+    as_asked: bool
+    """Temperature and top_p are the request's instead of the run's."""
+    created: int = field(default_factory=lambda: int(time.time()))
 
-    def __init__(
-        self,
-        find: Callable[[str], Conversation | None],
-        *,
-        model: str,
-        tokenizer: PromptTokenizer,
-        as_asked: bool,
-    ) -> None:
-        self._find = find
-        self._model = model
-        self._tokenizer = tokenizer
-        self._as_asked = as_asked
-        self._card = {
-            "id": model,
-            "object": "model",
-            "created": int(time.time()),
-            "owned_by": "paceline",
-        }
+    @property
+    def card(self) -> dict[str, Any]:
+        about = {"object": "model", "created": self.created, "owned_by": "paceline"}
+        return {"id": self.model, **about}
 
     def app(self) -> Starlette:
         return Starlette(
@@ -80,11 +71,11 @@ class ChatApp:
         )
 
     async def models(self, request: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._card]})
+        return JSONResponse({"object": "list", "data": [self.card]})
 
     async def named_model(self, request: Request) -> Response:
         self._check_model(request.path_params["name"])
-        return JSONResponse(self._card)
+        return JSONResponse(self.card)
 
     async def complete(self, request: Request) -> Response:
         conversation = self._conversation(request)
@@ -92,7 +83,7 @@ class ChatApp:
         self._check_model(asked.model)
         self._check_tools(conversation, asked)
         call_ids = f"call_{conversation.request_id}" if asked.reports_calls else ""
-        reply = ChatReply(self._model, self._tokenizer, asked.logprobs, call_ids)
+        reply = ChatReply(self.model, conversation.tokenizer, asked.logprobs, call_ids)
         turn = self._begin_turn(request, conversation, asked)
         # A request that can be refused is refused now, before a stream has begun.
         await asyncio.sleep(0)
@@ -109,23 +100,20 @@ class ChatApp:
             turn.cancel()
 
     def _conversation(self, request: Request) -> Conversation:
-        key = request.headers.get(HEADER)
-        if key is None:
-            scheme, _, key = request.headers.get("Authorization", "").partition(" ")
-            if scheme.lower() != "bearer":
-                key = ""
-        if not key.strip():
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        key = request.headers.get(HEADER, token if scheme.lower() == "bearer" else "").strip()
+        if not key:
             raise ApiError(
                 400, f"no sample named: put its key into the header {HEADER}", "missing_sample"
             )
-        conversation = self._find(key.strip())
+        conversation = self.find(key)
         if conversation is None:
             raise ApiError(404, "no such sample here, or it is over", "unknown_sample")
         return conversation
 
     def _check_model(self, name: str) -> None:
-        if name not in (self._model, self._model.rstrip("/").rpartition("/")[2]):
-            message = f"no model {name[:200]!r} here, only {self._model!r}"
+        if name not in (self.model, self.model.rstrip("/").rpartition("/")[2]):
+            message = f"no model {name[:200]!r} here, only {self.model!r}"
             raise ApiError(404, message, "model_not_found", "model")
 
     def _check_tools(self, conversation: Conversation, asked: ChatRequest) -> None:
@@ -142,7 +130,7 @@ class ChatApp:
             return
         message = "the model's chat template does not render tools"
         try:
-            if not asked.tools or self._tokenizer.takes_tools(asked.tools):
+            if not asked.tools or conversation.tokenizer.takes_tools(asked.tools):
                 return
         except BadPrompt as error:
             message = f"tools: {error}"
@@ -171,7 +159,7 @@ class ChatApp:
         )
 
     def _sampling(self, asked: ChatRequest, params: SamplingParams) -> SamplingParams:
-        if not self._as_asked:
+        if not self.as_asked:
             if asked.seed is None:
                 return params
             # Mixed in: the samples of a group must not become equal because all ask for one seed.

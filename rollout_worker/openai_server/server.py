@@ -33,7 +33,6 @@ class ChatServer:
             raise BadEnvironment("rollout.openai needs a tokenizer with a chat template")
         self._rollout = config.rollout
         self._model = config.model.path
-        self._tokenizer = tokenizer
         self._served: dict[str, Conversation] = {}
         self._server: Http | None = None
         self._task: asyncio.Task[None] | None = None
@@ -41,13 +40,10 @@ class ChatServer:
 
     async def start(self) -> None:
         """Raises BadEnvironment if the port is taken."""
-        bound = socket.socket(socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            bound.bind((HOST, self._rollout.openai_port))
-            bound.listen(_BACKLOG)
+            # It reuses addresses, so that a restarted worker gets its port again.
+            bound = socket.create_server((HOST, self._rollout.openai_port), backlog=_BACKLOG)
         except OSError as error:
-            bound.close()
             raise BadEnvironment(
                 f"rollout.openai_port = {self._rollout.openai_port}: {error.strerror}; 0 takes a "
                 "free port"
@@ -89,14 +85,10 @@ class ChatServer:
         from paceline.rpc.http_server import http_server
         from rollout_worker.openai_server.app import ChatApp
 
-        chat = ChatApp(
-            self._served.get,
-            model=self._model,
-            tokenizer=self._tokenizer,
-            as_asked=self._rollout.openai_sampling == "request",
-        )
+        as_asked = self._rollout.openai_sampling == "request"
+        app = ChatApp(self._served.get, self._model, as_asked).app()
         # One connection for each sample, and other settings bound the samples.
-        return http_server(chat.app(), most_connections=None)
+        return http_server(app, most_connections=None)
 
     async def _serve(self, server: Http, bound: socket.socket) -> None:
         try:

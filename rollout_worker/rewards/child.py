@@ -16,6 +16,7 @@ import signal
 import struct
 import sys
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.process.parent_death_signal import die_with
@@ -43,13 +44,8 @@ def main() -> int:
     except RewardError as error:
         _write(out, {"error": str(error)})
         return 2
-    _write(
-        out,
-        {
-            "ready": [[r.component, r.weight] for r in rewards],
-            "waits": all(r.waits for r in rewards),
-        },
-    )
+    weights = [[reward.component, reward.weight] for reward in rewards]
+    _write(out, {"ready": weights, "waits": all(reward.waits for reward in rewards)})
     asyncio.run(_Child(rewards, timeout_s, shared, out).run())
     return 0
 
@@ -72,15 +68,13 @@ def _guard_group(life_fd: int) -> None:
         os.killpg(0, signal.SIGKILL)
 
 
+@dataclass(slots=True)
 class _Child:
-    def __init__(
-        self, rewards: list[Reward], timeout_s: float, shared: mmap.mmap, out: Any
-    ) -> None:
-        self._rewards = rewards
-        self._timeout_s = timeout_s
-        self._shared = shared
-        self._out = out
-        self._jobs: set[asyncio.Task[None]] = set()
+    _rewards: list[Reward]
+    _timeout_s: float
+    _shared: mmap.mmap
+    _out: Any
+    _jobs: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self) -> None:
         reader = asyncio.StreamReader()

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from paceline.errors import BadInput
-from rollout_worker.import_by_name import NotFound, find, is_import_name
+from rollout_worker.import_by_name import NotFound, find
 from rollout_worker.rewards.builtin import exact_match, format_reward, math_verify
 
 _BUILTIN: dict[str, Callable[..., float]] = {"exact_match": exact_match, "math_verify": math_verify}
@@ -80,7 +80,7 @@ def _find(name: str) -> Callable[..., Any]:
             return format_reward(name.removeprefix(_FORMAT))
         except re.error as error:
             raise RewardError(f"reward {name!r}: not a regular expression: {error}") from None
-    if not is_import_name(name):
+    if ":" not in name:
         raise RewardError(
             f"reward {name!r}: neither built in ({', '.join(_BUILTIN)}, format:REGEX) nor of the "
             f"form package.module:function"

@@ -11,19 +11,19 @@ import tempfile
 import time
 from asyncio.subprocess import PIPE
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.process.user_code import python_module
 from rollout_worker.rewards.child import BEAT, encode_message, read_message
 from rollout_worker.rewards.functions import RewardError
-from rollout_worker.rewards.score import Job
+from rollout_worker.rewards.score import Components, Job, ScoringFailed
 
 START_S = 120.0
 """Longest import of the user's reward modules."""
 
 
-class ProcessLost(Exception):
+class ProcessLost(ScoringFailed):
     """The process ended with this job in it.
 
     ``guilty``: True if the job's own call was running, False if another job's was, None if unknown.
@@ -31,45 +31,38 @@ class ProcessLost(Exception):
     """
 
     def __init__(self, detail: str, *, guilty: bool | None, hung: bool = False) -> None:
-        super().__init__(detail)
+        super().__init__("reward_timeout" if hung else "reward_crashed", detail)
         self.guilty = guilty
-        self.hung = hung
 
 
+@dataclass(eq=False)
 class ScoringProcess:
     """Started once by ``start``; takes jobs until it is lost, and is then replaced.
 
-    ``freed``: called if no caller of ``run`` notices that the process is lost, or that an abandoned
-    job has ended.
+    ``freed``: called after each job that has left the process, and once it is lost.
     """
 
-    def __init__(
-        self,
-        functions: Sequence[str] | Mapping[str, float],
-        timeout_s: float,
-        freed: Callable[[ScoringProcess], None],
-    ) -> None:
-        self._functions = functions
-        self._timeout_s = timeout_s
-        self._freed = freed
-        self._jobs: dict[int, asyncio.Future[dict[str, Any]]] = {}
-        self._abandoned: set[int] = set()
-        """Jobs without a waiting caller that are still in the process."""
-        self._next = 0
-        self._hung = False
-        self._tasks: list[asyncio.Task[None]] = []
-        self._process: asyncio.subprocess.Process | None = None
-        self._life = -1
-        """Write end of a pipe; the process's group ends when it is closed."""
-        self.lost = False
-        self.components: list[tuple[str, float]] = []
-        """Name and weight of each function's component."""
-        self.waits = False
-        """All functions are coroutine functions: many jobs at once make sense."""
+    functions: Sequence[str] | Mapping[str, float]
+    timeout_s: float
+    freed: Callable[[ScoringProcess], None]
+    lost: bool = True
+    """It takes no jobs: not started yet, or ended."""
+    components: list[tuple[str, float]] = field(default_factory=list)
+    """Name and weight of each function's component."""
+    waits: bool = False
+    """All functions are coroutine functions: many jobs at once make sense."""
+    _jobs: dict[int, asyncio.Future[dict[str, Any]]] = field(default_factory=dict)
+    """The jobs in the process; cancelled: its caller no longer waits."""
+    _next: int = 0
+    _hung: bool = False
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _process: asyncio.subprocess.Process | None = None
+    _life: int = -1
+    """Write end of a pipe; the process's group ends when it is closed."""
 
     @property
     def jobs(self) -> int:
-        return len(self._jobs) + len(self._abandoned)
+        return len(self._jobs)
 
     async def start(self) -> None:
         """Starts the process and waits until it has imported its functions. Raises RewardError."""
@@ -79,8 +72,8 @@ class ScoringProcess:
             self._beat = mmap.mmap(file.fileno(), BEAT.size)
             self._process = await asyncio.create_subprocess_exec(
                 *python_module("rollout_worker.rewards.child"),
-                json.dumps(self._functions),
-                str(self._timeout_s),
+                json.dumps(self.functions),
+                str(self.timeout_s),
                 str(file.fileno()),
                 str(life),
                 stdin=PIPE,
@@ -102,27 +95,26 @@ class ScoringProcess:
             raise RewardError(hello["error"])
         self.components = [(name, weight) for name, weight in hello["ready"]]
         self.waits = hello["waits"]
+        self.lost = False
         self._tasks = [
             asyncio.create_task(self._read(self._process.stdout)),
             asyncio.create_task(self._watch()),
         ]
 
-    async def run(self, job: Job) -> dict[str, Any]:
-        """The process's answer to ``job``. Raises ProcessLost."""
+    async def run(self, job: Job) -> tuple[Components, float]:
+        """Components for each completion, and seconds spent on them. Raises ScoringFailed."""
         assert self._process is not None and self._process.stdin is not None
         if self.lost:
             raise ProcessLost("the scoring process has ended", guilty=False)
         self._next += 1
         number = self._next
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+        self._process.stdin.write(encode_message({"id": number, "job": asdict(job)}))
         self._jobs[number] = future
-        try:
-            self._process.stdin.write(encode_message({"id": number, "job": asdict(job)}))
-            return await future
-        finally:
-            del self._jobs[number]
-            if future.cancelled():
-                self._abandoned.add(number)
+        answer = await future
+        if "scores" not in answer:
+            raise ScoringFailed(answer["reason"], answer["detail"])
+        return answer["scores"], answer["seconds"]
 
     async def close(self) -> None:
         """Kills the process and whatever it started in its group. Idempotent."""
@@ -137,12 +129,10 @@ class ScoringProcess:
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
         while (message := await read_message(stream)) is not None:
-            if message["id"] in self._abandoned:
-                self._abandoned.remove(message["id"])
-                self._freed(self)
-            future = self._jobs.get(message["id"])
-            if future is not None and not future.done():
+            future = self._jobs.pop(message["id"])
+            if not future.done():
                 future.set_result(message)
+            self.freed(self)
         assert self._process is not None
         closed, self.lost = self.lost, True
         # Surviving children would hold its pipes and use processor time.
@@ -152,25 +142,24 @@ class ScoringProcess:
         for number, future in self._jobs.items():
             if future.done():
                 continue
-            known = running in self._jobs or running in self._abandoned
-            guilty = number == running if known else None
+            guilty = number == running if running in self._jobs else None
             if self.jobs == 1:
                 guilty = True
             detail = (
-                f"a call took longer than {self._timeout_s:g} s"
+                f"a call took longer than {self.timeout_s:g} s"
                 if self._hung
                 else f"the scoring process ended with status {code}"
             )
             future.set_exception(ProcessLost(detail, guilty=guilty, hung=self._hung))
         if not closed:
-            self._freed(self)
+            self.freed(self)
 
     async def _watch(self) -> None:
         """Kills the process if a call hangs: then its event loop sends no heartbeat."""
         while True:
-            await asyncio.sleep(min(0.25, self._timeout_s / 4))
+            await asyncio.sleep(min(0.25, self.timeout_s / 4))
             beat, _ = BEAT.unpack_from(self._beat, 0)
-            if self.jobs and time.monotonic() - beat > self._timeout_s:
+            if self.jobs and time.monotonic() - beat > self.timeout_s:
                 self._hung = True
                 self._kill()
                 return

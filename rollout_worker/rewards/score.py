@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from paceline.rpc.wire_limits import usable_reward
-from rollout_worker.failures import AttemptFailed
+from rollout_worker.failures import AttemptFailed, one_line
 from rollout_worker.rewards.functions import Reward
 
 
@@ -20,14 +21,21 @@ class ScoringFailed(AttemptFailed):
 class Job:
     """A group to score. It can be written as JSON."""
 
-    prompt: str
-    completions: list[str]
-    answer: Any
-    row: Mapping[str, Any]
     shared: Mapping[str, Any]
-    """Further keyword arguments, the same for all completions."""
+    """Keyword arguments that are the same for all completions: prompt, answer, row, ..."""
     each: Mapping[str, list[Any]]
-    """Further keyword arguments with a value for each completion; singular in the call."""
+    """Keyword arguments with a value for each completion: completion, finish_reason, ... Functions of
+    a whole group get the lists, by the plural of these names."""
+
+    def __len__(self) -> int:
+        """Number of completions."""
+        return len(self.each["completion"])
+
+    def arguments(self, index: int) -> dict[str, Any]:
+        return {**self.shared, **{name: values[index] for name, values in self.each.items()}}
+
+    def group_arguments(self) -> dict[str, Any]:
+        return {**self.shared, **{f"{name}s": list(values) for name, values in self.each.items()}}
 
 
 Calling = Callable[[bool], None]
@@ -48,66 +56,41 @@ async def score(
     after (False) each call of another function, which only another process can stop. Raises
     ScoringFailed.
     """
-    values: Components = [{} for _ in job.completions]
+    values: Components = [{} for _ in range(len(job))]
     for reward in rewards:
         if reward.batch:
             column = await _batch(reward, job, timeout_s, calling)
         elif reward.waits:
             column = await _together(reward, job, timeout_s)
         else:
-            each = range(len(job.completions))
-            column = [_call(reward, _single(job, index), calling) for index in each]
-        if len(column) != len(values):
-            raise ScoringFailed(
-                "reward_error",
-                f"{reward.component} returned {len(column)} values for {len(values)} completions",
-            )
+            column = [_call(reward, job.arguments(i), calling) for i in range(len(job))]
+        if len(column) != len(job):
+            raise _bad(reward, f"returned {len(column)} values for {len(job)} completions")
         for target, value in zip(values, column, strict=True):
-            target[reward.component] = _number(reward, value)
+            target[reward.component] = number_of(value, partial(_bad, reward))
     return values
 
 
 async def _batch(reward: Reward, job: Job, timeout_s: float | None, calling: Calling) -> list[Any]:
-    arguments = {
-        "prompt": job.prompt,
-        "completions": list(job.completions),
-        "answer": job.answer,
-        "row": job.row,
-        **job.shared,
-        **{f"{name}s": values for name, values in job.each.items()},
-    }
-    result = _call(reward, arguments, calling)
+    result = _call(reward, job.group_arguments(), calling)
     if reward.waits:
         result = await _limited(reward, result, timeout_s)
     try:
         return list(result)
     except TypeError:
-        raise ScoringFailed(
-            "reward_error", f"{reward.component} returned {type(result).__name__}, not a list"
-        ) from None
+        raise _bad(reward, f"returned {type(result).__name__}, not a list") from None
 
 
 async def _together(reward: Reward, job: Job, timeout_s: float | None) -> list[Any]:
     calls = [
-        asyncio.ensure_future(_limited(reward, _call(reward, _single(job, index)), timeout_s))
-        for index in range(len(job.completions))
+        asyncio.ensure_future(_limited(reward, _call(reward, job.arguments(i)), timeout_s))
+        for i in range(len(job))
     ]
     try:
         return list(await asyncio.gather(*calls))
     finally:
         for call in calls:
             call.cancel()
-
-
-def _single(job: Job, index: int) -> dict[str, Any]:
-    return {
-        "prompt": job.prompt,
-        "completion": job.completions[index],
-        "answer": job.answer,
-        "row": job.row,
-        **job.shared,
-        **{name: values[index] for name, values in job.each.items()},
-    }
 
 
 def _call(
@@ -118,7 +101,7 @@ def _call(
     try:
         return reward.call(**reward.select(arguments))
     except _ITS_OWN as error:
-        raise _failed(reward, error) from error
+        raise _raised(reward, error) from error
     finally:
         calling(False)
 
@@ -136,26 +119,28 @@ async def _limited(reward: Reward, waiting: Any, timeout_s: float | None) -> Any
             raise ScoringFailed(
                 "reward_timeout", f"{reward.component} took longer than {timeout_s:g} s"
             ) from None
-        raise _failed(reward, error) from error
+        raise _raised(reward, error) from error
     except _ITS_OWN as error:
         task = asyncio.current_task()
         if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
             raise
-        raise _failed(reward, error) from error
+        raise _raised(reward, error) from error
 
 
-def _failed(reward: Reward, error: BaseException) -> ScoringFailed:
-    line = (str(error).strip() or "no message").splitlines()[0]
-    return ScoringFailed("reward_error", f"{reward.component}: {type(error).__name__}: {line}")
-
-
-def _number(reward: Reward, value: Any) -> float:
+def number_of(value: Any, refusal: Callable[[str], AttemptFailed]) -> float:
+    """A reward as a number. Raises ``refusal(detail)`` for a value that cannot be one."""
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise ScoringFailed(
-            "reward_error", f"{reward.component} returned {value!r:.80}, not a number"
-        ) from None
+        raise refusal(f"returned {value!r:.80}, not a number") from None
     if not usable_reward(number):
-        raise ScoringFailed("reward_error", f"{reward.component} returned {number}")
+        raise refusal(f"returned the reward {number}")
     return number
+
+
+def _bad(reward: Reward, detail: str) -> ScoringFailed:
+    return ScoringFailed("reward_error", f"{reward.component} {detail}")
+
+
+def _raised(reward: Reward, error: BaseException) -> ScoringFailed:
+    return _bad(reward, f"raised {one_line(error)}")

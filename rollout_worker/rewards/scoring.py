@@ -1,16 +1,34 @@
-"""Scorer of groups: in a pool of processes, or without a pool in the worker itself."""
+"""Scorer of groups: in processes that may hang or die without harm to the worker.
+
+    score(job) ──► least loaded process with room ──► scores
+                        │ ended or hung
+                        ├─ during this job's call ──► reward_crashed | reward_timeout
+                        ├─ during another job's ────► scored again in the pool
+                        └─ unknown ─────────────────► scored again in its own process
+
+A lost process is replaced at once. A job is never blamed for another job's crash.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from dataclasses import dataclass
 
 from paceline.config.schema import RewardConfig
+from paceline.process.structured_log import event
 from paceline.rpc.wire_limits import usable_reward
-from rollout_worker.rewards.functions import Reward, load
-from rollout_worker.rewards.pool import ScoringPool
+from rollout_worker.rewards.functions import Reward, RewardError, load
+from rollout_worker.rewards.process import ProcessLost, ScoringProcess
 from rollout_worker.rewards.score import Components, Job, ScoringFailed, score
+
+logger = logging.getLogger(__name__)
+
+_DEPTH = 2
+"""Jobs in a process whose functions do not wait: one running, one queued."""
+_DEPTH_WAITING = 128
+"""Jobs in a process whose functions only wait (for a sandbox, a judge)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,35 +43,41 @@ class Scores:
 
 class Scorer:
     """With ``reward.processes`` = 0, functions are called in the worker, and those that do not wait
-    have no time limit. Otherwise they run in a ScoringPool."""
+    have no time limit."""
 
     def __init__(self, config: RewardConfig) -> None:
         self._config = config
-        self._pool: ScoringPool | None = None
-        self._inline: list[Reward] = []
+        self._in_worker: list[Reward] = []
+        self._processes = [self._new() for _ in range(config.processes)]
+        self._depth = _DEPTH
+        self._room = asyncio.Event()
+        """Set when a process may have room for another job."""
+        self._closing = False
+        self._restarts: set[asyncio.Task[None]] = set()
         self._weights: list[tuple[str, float]] = []
 
     async def start(self) -> None:
-        """Imports the functions. Raises RewardError with one line."""
-        if self._config.processes == 0:
-            self._inline = load(self._config.functions)
-            self._weights = [(r.component, r.weight) for r in self._inline]
+        """Imports the functions, in every process. Raises RewardError with one line."""
+        if not self._processes:
+            self._in_worker = load(self._config.functions)
+            self._weights = [(r.component, r.weight) for r in self._in_worker]
             return
-        self._pool = ScoringPool(
-            self._config.functions,
-            processes=self._config.processes,
-            timeout_s=self._config.timeout_s,
-        )
-        await self._pool.start()
-        self._weights = self._pool.components
+        starts = (process.start() for process in self._processes)
+        for result in await asyncio.gather(*starts, return_exceptions=True):
+            if isinstance(result, BaseException):
+                await self.close()
+                raise result
+        first = self._processes[0]
+        self._weights = first.components
+        self._depth = _DEPTH_WAITING if first.waits else _DEPTH
 
     async def score(self, job: Job) -> Scores:
         """Raises ScoringFailed; never makes up a reward."""
-        if self._pool is not None:
-            components, seconds = await self._pool.score(job)
+        if self._processes:
+            components, seconds = await self._score_in_pool(job)
         else:
             started = time.monotonic()
-            components = await score(self._inline, job, timeout_s=self._config.timeout_s)
+            components = await score(self._in_worker, job, timeout_s=self._config.timeout_s)
             seconds = time.monotonic() - started
         rewards = [
             sum(weight * values[name] for name, weight in self._weights) for values in components
@@ -66,6 +90,69 @@ class Scorer:
         return Scores(rewards, components, seconds)
 
     async def close(self) -> None:
-        if self._pool is not None:
-            # Shielded: a scoring process must not outlive a worker that is cancelled.
-            await asyncio.shield(self._pool.close())
+        # Shielded: a scoring process must not outlive a worker that is cancelled.
+        await asyncio.shield(self._close())
+
+    async def _close(self) -> None:
+        self._closing = True
+        for task in self._restarts:
+            task.cancel()
+        await asyncio.gather(*self._restarts, return_exceptions=True)
+        await asyncio.gather(*(process.close() for process in self._processes))
+
+    # ---- the pool
+
+    async def _score_in_pool(self, job: Job) -> tuple[Components, float]:
+        """Components for each completion, and seconds spent on them. Raises ScoringFailed."""
+        while True:
+            process = await self._take()
+            try:
+                return await process.run(job)
+            except ProcessLost as lost:
+                if lost.guilty:
+                    raise
+                if lost.guilty is None:
+                    return await self._isolated(job)
+
+    async def _take(self) -> ScoringProcess:
+        while True:
+            alive = [p for p in self._processes if not p.lost and p.jobs < self._depth]
+            if alive:
+                return min(alive, key=lambda p: p.jobs)
+            self._room.clear()
+            await self._room.wait()
+
+    async def _isolated(self, job: Job) -> tuple[Components, float]:
+        process = self._new()
+        try:
+            await process.start()
+            return await process.run(job)
+        except RewardError as error:
+            raise ScoringFailed("reward_crashed", str(error)) from None
+        finally:
+            await process.close()
+
+    def _new(self) -> ScoringProcess:
+        return ScoringProcess(self._config.functions, self._config.timeout_s, self._freed)
+
+    def _freed(self, process: ScoringProcess) -> None:
+        if process.lost and process in self._processes and not self._closing:
+            event(logger, "scoring process lost, starting another", logging.WARNING)
+            fresh = self._new()
+            self._processes[self._processes.index(process)] = fresh
+            task = asyncio.create_task(self._restart(process, fresh))
+            self._restarts.add(task)
+            task.add_done_callback(self._restarts.discard)
+        self._room.set()
+
+    async def _restart(self, old: ScoringProcess, fresh: ScoringProcess) -> None:
+        await old.close()
+        while True:
+            try:
+                await fresh.start()
+                break
+            except (RewardError, OSError) as error:
+                # The import succeeded before; perhaps the machine is out of memory. Jobs wait.
+                event(logger, "scoring process does not start", logging.ERROR, error=error)
+                await asyncio.sleep(1.0)
+        self._room.set()

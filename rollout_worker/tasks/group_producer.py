@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import logging
 import time
-
-import numpy as np
+from dataclasses import dataclass, replace
+from typing import Any
 
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
@@ -18,17 +18,20 @@ from rollout_worker.engine.base import Engine, GenerationFailed, Request
 from rollout_worker.environments.environment_runner import EnvironmentRunner
 from rollout_worker.environments.environment_thread import LOST
 from rollout_worker.failures import AttemptFailed
+from rollout_worker.rewards.score import Job
 from rollout_worker.rewards.scoring import Scorer
-from rollout_worker.tasks.group_encoding import group_message, text_of
 from rollout_worker.tasks.held_tasks import HeldTask, Stage
-from rollout_worker.tasks.lease_inputs import (
+from rollout_worker.tasks.task_messages import (
+    GeneratedGroup,
+    answer_of,
+    group_message,
     is_evaluation,
+    prefixes_of,
     returned,
     row_of,
     sampling_params,
-    scoring_job,
+    text_of,
 )
-from rollout_worker.tasks.partial_encoding import prefixes_of
 from rollout_worker.tokenizer import Prompt, PromptTokenizer
 
 logger = logging.getLogger(__name__)
@@ -43,83 +46,73 @@ _KINDS = {
 """By reason; FAILED for the others."""
 
 
+@dataclass
 class GroupProducer:
-    """``environments``: makes the completions instead of the engine alone."""
-
-    def __init__(
-        self,
-        config: Config,
-        tokenizer: PromptTokenizer,
-        engine: Engine,
-        scorer: Scorer,
-        environments: EnvironmentRunner | None = None,
-    ) -> None:
-        self._config = config
-        self._tokenizer = tokenizer
-        self._engine = engine
-        self._scorer = scorer
-        self._environments = environments
-        self.continued_tokens = 0
-        """Tokens that other workers had generated and that were not generated again."""
+    config: Config
+    tokenizer: PromptTokenizer
+    engine: Engine
+    scorer: Scorer
+    environments: EnvironmentRunner | None = None
+    """Makes the completions instead of the engine alone."""
+    continued_tokens: int = 0
+    """Tokens that other workers had generated and that were not generated again."""
 
     async def produce(self, held: HeldTask) -> rollout_pb2.Group | rollout_pb2.ReturnedTask:
         """Raises Aborted if the request was aborted, EngineError if the engine has failed."""
         try:
-            if self._environments is not None:
-                return await self._environments.produce(held)
-            return await self._produce(held)
+            return await self._scored_group(held)
         except AttemptFailed as failed:
             kind = _KINDS.get(failed.reason, rollout_pb2.RETURN_KIND_FAILED)
-            return returned(held.lease, kind, failed.reason, str(failed))
+            return returned(held.lease.task, failed.reason, str(failed), kind)
         except GenerationFailed as error:
-            kind = rollout_pb2.RETURN_KIND_FAILED
-            return returned(held.lease, kind, "generation_error", str(error))
+            return returned(held.lease.task, "generation_error", str(error))
 
-    async def _produce(self, held: HeldTask) -> rollout_pb2.Group:
-        row = row_of(held.lease)
-        prompt = self._tokenizer.prompt(row)
-        held.request = self._request(held, prompt)
-        completions = await self._engine.generate(held.request)
+    async def _scored_group(self, held: HeldTask) -> rollout_pb2.Group:
+        lease = held.lease
+        row = row_of(lease)
+        generate = self.environments.generate if self.environments else self._generate
+        made = await generate(held, row)
         generate_s = time.monotonic() - held.since
-        held.stage, held.completions = Stage.SCORING, completions
-        texts = self._tokenizer.decode_many([c.tokens for c in completions])
+        held.stage, held.completions = Stage.SCORING, made.completions
+        shared = {
+            "prompt": made.prompt.text,
+            "answer": answer_of(row, self.config),
+            "row": row,
+            "task_id": lease.task.task_id,
+            "attempt": lease.task.attempt,
+            "evaluation": is_evaluation(lease),
+        }
+        scores = made.scores or await self.scorer.score(Job(shared, made.scored))
+        return group_message(lease, made, scores, generate_s=generate_s)
+
+    async def _generate(self, held: HeldTask, row: dict[str, Any]) -> GeneratedGroup:
+        prompt = self.tokenizer.prompt(row)
+        held.request = self._request(held, prompt)
+        completions = await self.engine.generate(held.request)
+        texts = self.tokenizer.decode_many([c.tokens for c in completions])
         texts = [text_of(c, text) for c, text in zip(completions, texts, strict=True)]
-        job = scoring_job(
-            held.lease,
-            row,
-            self._config,
-            prompt.text,
-            texts,
-            finish_reason=[c.finish.value for c in completions],
-            token_count=[len(c.tokens) for c in completions],
-        )
-        scores = await self._scorer.score(job)
-        return group_message(held.lease, prompt, completions, texts, scores, generate_s=generate_s)
+        scored: dict[str, list[Any]] = {
+            "completion": texts,
+            "finish_reason": [c.finish.value for c in completions],
+            "token_count": [len(c.tokens) for c in completions],
+        }
+        return GeneratedGroup(prompt, completions, texts, scored)
 
     def _request(self, held: HeldTask, prompt: Prompt) -> Request:
         """All completions of the task, each continued from what an earlier attempt left of it."""
-        lease, rollout = held.lease, self._config.rollout
-        room = self._engine.max_context - len(prompt.tokens)
-        params = sampling_params(
-            rollout,
-            max_tokens=min(rollout.max_tokens, room),
-            seed=lease.seed,
-            greedy=is_evaluation(lease),
-        )
+        lease = held.lease
+        params = sampling_params(self.config.rollout, lease)
+        room = self.engine.max_context - len(prompt.tokens)
+        params = replace(params, max_tokens=min(params.max_tokens, room))
         prefixes = prefixes_of(
             lease.partial,
             prompt.tokens,
             count=lease.group_size,
             max_tokens=params.max_tokens,
-            version=self._engine.version,
+            version=self.engine.version,
         )
         tokens = sum(len(prefix.tokens) for prefix in prefixes if prefix is not None)
         self.continued_tokens += tokens
         if lease.HasField("partial"):
             event(logger, "continued", task=held.request_id, tokens=tokens)
         return Request(held.request_id, prompt.tokens, params, lease.group_size, prefixes)
-
-
-def longest_prompt(config: Config, engine: Engine) -> int:
-    """Tokens a prompt may have: room for one new token is needed."""
-    return int(np.clip(engine.max_context - 1, 1, config.data.max_prompt_tokens))

@@ -45,18 +45,15 @@ class HeldTask:
         return request_id_of(self.lease.task)
 
 
-def key_of(task: common_pb2.TaskRef) -> tuple[str, int]:
-    """(task id, attempt)."""
-    return task.task_id, task.attempt
-
-
 def request_id_of(task: common_pb2.TaskRef) -> str:
+    """One attempt at a task, as the engine, the outbox and the log name it."""
     return f"{task.task_id}/{task.attempt}"
 
 
 class HeldTasks:
     def __init__(self) -> None:
-        self._tasks: dict[tuple[str, int], HeldTask] = {}
+        self._tasks: dict[str, HeldTask] = {}
+        """By request id."""
         self._released = asyncio.Event()
         self.room = asyncio.Event()
         """Set when there may be room for more tasks; the lease loop waits for it and clears it."""
@@ -69,21 +66,17 @@ class HeldTasks:
 
     def add(self, lease: rollout_pb2.Lease) -> HeldTask | None:
         """None if it is held already: a lease reply was repeated."""
-        key = key_of(lease.task)
-        if key in self._tasks:
+        task = HeldTask(lease)
+        if task.request_id in self._tasks:
             return None
-        task = self._tasks[key] = HeldTask(lease)
+        self._tasks[task.request_id] = task
         return task
 
-    def find(self, task: common_pb2.TaskRef) -> HeldTask | None:
-        return self._tasks.get(key_of(task))
-
-    def of_request(self, request_id: str) -> HeldTask | None:
-        task_id, _, attempt = request_id.rpartition("/")
-        return self._tasks.get((task_id, int(attempt))) if attempt.isdecimal() else None
+    def find(self, request_id: str) -> HeldTask | None:
+        return self._tasks.get(request_id)
 
     def release(self, task: common_pb2.TaskRef) -> None:
-        self._tasks.pop(key_of(task), None)
+        self._tasks.pop(request_id_of(task), None)
         self._released.set()
         self.room.set()
 
@@ -102,7 +95,7 @@ class HeldTasks:
 
     def completion_finished(self, request_id: str) -> None:
         """Its slot is free, however long the rest of its group takes. Ignores unknown ids."""
-        task = self.of_request(request_id)
+        task = self.find(request_id)
         if task is not None and task.unfinished:
             task.unfinished -= 1
         self.room.set()

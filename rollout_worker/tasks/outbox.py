@@ -12,13 +12,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from paceline.process.structured_log import event
 from paceline.rpc.client import RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2
-from rollout_worker.tasks.group_encoding import first_batch
-from rollout_worker.tasks.held_tasks import HeldTasks, key_of
+from rollout_worker.tasks.held_tasks import HeldTasks, request_id_of
+from rollout_worker.tasks.task_messages import first_batch, returned
 
 logger = logging.getLogger(__name__)
 
@@ -28,23 +29,25 @@ _LATER = {"RESOURCE_EXHAUSTED", "UNAVAILABLE"}
 """Refusals that pass: the store is full, or no controller leads."""
 
 
+@dataclass
 class Outbox:
-    def __init__(self, session: WorkerSession, held: HeldTasks, *, max_message_bytes: int) -> None:
-        self._session = session
-        self._held = held
-        self._limit = max_message_bytes
-        self._queue: dict[tuple[str, int], rollout_pb2.Group | rollout_pb2.ReturnedTask] = {}
-        self._filled = asyncio.Event()
-        self.submitted = 0
-        """Groups acknowledged, accepted or not."""
+    session: WorkerSession
+    held: HeldTasks
+    max_message_bytes: int
+    _queue: dict[str, rollout_pb2.Group | rollout_pb2.ReturnedTask] = field(default_factory=dict)
+    """By request id."""
+    _filled: asyncio.Event = field(default_factory=asyncio.Event)
+    submitted: int = 0
+    """Groups acknowledged, accepted or not."""
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def put(self, outcome: rollout_pb2.Group | rollout_pb2.ReturnedTask) -> None:
-        if isinstance(outcome, rollout_pb2.Group) and (size := outcome.ByteSize()) > self._limit:
-            detail = f"{size} bytes, controller.max_message_mb allows {self._limit}"
-            outcome = _failed(outcome.task, "group_too_large", detail)
+        size, most = outcome.ByteSize(), self.max_message_bytes
+        if isinstance(outcome, rollout_pb2.Group) and size > most:
+            detail = f"{size} bytes, controller.max_message_mb allows {most}"
+            outcome = returned(outcome.task, "group_too_large", detail)
         if isinstance(outcome, rollout_pb2.ReturnedTask):
             event(
                 logger,
@@ -54,12 +57,12 @@ class Outbox:
                 reason=outcome.reason,
                 detail=outcome.detail,
             )
-        self._queue[key_of(outcome.task)] = outcome
+        self._queue[request_id_of(outcome.task)] = outcome
         self._filled.set()
 
     def withdraw(self, task: common_pb2.TaskRef) -> None:
         """The task belongs to another worker now."""
-        self._queue.pop(key_of(task), None)
+        self._queue.pop(request_id_of(task), None)
 
     def clear(self) -> None:
         """This incarnation is over, and its groups would be refused."""
@@ -76,42 +79,38 @@ class Outbox:
 
     async def _send(self) -> bool:
         """One request of each kind. False if the controller cannot take it at the moment."""
-        caller = self._session.caller
+        caller = self.session.caller
         waiting = list(self._queue.values())
         groups = [item for item in waiting if isinstance(item, rollout_pb2.Group)]
-        groups = first_batch(groups[:_BATCH_TASKS], self._limit)
+        groups = first_batch(groups[:_BATCH_TASKS], self.max_message_bytes)
         returns = [item for item in waiting if isinstance(item, rollout_pb2.ReturnedTask)]
         returns = returns[:_BATCH_TASKS]
         try:
             if groups:
-                reply = await self._session.call(
-                    "RolloutService.SubmitGroups",
-                    rollout_pb2.SubmitRequest(caller=caller, groups=groups),
-                )
+                submission = rollout_pb2.SubmitRequest(caller=caller, groups=groups)
+                reply = await self.session.call("RolloutService.SubmitGroups", submission)
                 self._settle(caller, reply.results)
             if returns:
-                reply = await self._session.call(
-                    "RolloutService.ReturnTasks",
-                    rollout_pb2.ReturnRequest(caller=caller, tasks=returns),
-                )
+                giving_back = rollout_pb2.ReturnRequest(caller=caller, tasks=returns)
+                reply = await self.session.call("RolloutService.ReturnTasks", giving_back)
                 self._settle(caller, reply.results)
         except RequestRefused as refused:
             if refused.code in _LATER:
                 event(logger, "submission postponed", logging.WARNING, why=refused.message)
                 return False
-            if self._session.caller == caller:
+            if self.session.caller == caller:
                 # Fenced: the session will soon receive that this incarnation is over. Any other
                 # refusal is this worker's own fault, and sending it again does not help.
                 event(logger, "submission refused", logging.ERROR, why=str(refused))
                 for task in [*(g.task for g in groups), *(r.task for r in returns)]:
                     self.withdraw(task)
-                    self._held.release(task)
+                    self.held.release(task)
         return True
 
     def _settle(
         self, caller: common_pb2.Caller, results: Sequence[rollout_pb2.SubmitResult]
     ) -> None:
-        if self._session.caller != caller:
+        if self.session.caller != caller:
             return
         for result in results:
             if result.verdict not in (rollout_pb2.VERDICT_ACCEPTED, rollout_pb2.VERDICT_DUPLICATE):
@@ -123,15 +122,10 @@ class Outbox:
                     verdict=rollout_pb2.Verdict.Name(result.verdict),
                     why=result.message,
                 )
-            item = self._queue.pop(key_of(result.task), None)
+            item = self._queue.pop(request_id_of(result.task), None)
             is_group = isinstance(item, rollout_pb2.Group)
             if is_group and result.verdict == rollout_pb2.VERDICT_INVALID:
-                self.put(_failed(result.task, "invalid_group", result.message[:1000]))
+                self.put(returned(result.task, "invalid_group", result.message))
                 continue
             self.submitted += is_group
-            self._held.release(result.task)
-
-
-def _failed(task: common_pb2.TaskRef, reason: str, detail: str) -> rollout_pb2.ReturnedTask:
-    kind = rollout_pb2.RETURN_KIND_FAILED
-    return rollout_pb2.ReturnedTask(task=task, kind=kind, reason=reason, detail=detail)
+            self.held.release(result.task)

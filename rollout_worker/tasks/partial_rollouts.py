@@ -12,30 +12,28 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 from paceline.process.structured_log import event
 from paceline.rpc.client import RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Completion, Request
-from rollout_worker.tasks.group_encoding import first_batch
 from rollout_worker.tasks.held_tasks import HeldTask, HeldTasks, Stage, request_id_of
-from rollout_worker.tasks.partial_encoding import partial_group
+from rollout_worker.tasks.task_messages import first_batch, partial_group
 
 logger = logging.getLogger(__name__)
 
 
+@dataclass
 class PartialReporter:
-    def __init__(self, session: WorkerSession, held: HeldTasks, *, max_message_bytes: int) -> None:
-        self._session = session
-        self._held = held
-        self._limit = max_message_bytes
-        self._newest: dict[str, tuple[Request, Sequence[Completion | None]]] = {}
-        """By request id."""
-        self._filled = asyncio.Event()
-        self._sending = asyncio.Lock()
-        self.reported = 0
-        """Reports that the controller has taken."""
+    session: WorkerSession
+    held: HeldTasks
+    max_message_bytes: int
+    _newest: dict[str, tuple[Request, Sequence[Completion | None]]] = field(default_factory=dict)
+    """By request id."""
+    _filled: asyncio.Event = field(default_factory=asyncio.Event)
+    _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def note(self, request: Request, completions: Sequence[Completion | None]) -> None:
         """The request's completions so far. Ignores requests that belong to no held task."""
@@ -60,7 +58,7 @@ class PartialReporter:
                 await self._send(groups)
 
     def _next_groups(self) -> list[rollout_pb2.PartialGroup]:
-        batch = first_batch(self._encoded(), self._limit)
+        batch = first_batch(self._encoded(), self.max_message_bytes)
         for group in batch:
             del self._newest[request_id_of(group.task)]
         return batch
@@ -73,22 +71,21 @@ class PartialReporter:
                 del self._newest[request_id]
                 continue
             group = partial_group(task.lease.task, request.prompt_tokens, completions)
-            if group.ByteSize() <= self._limit:
+            if group.ByteSize() <= self.max_message_bytes:
                 yield group
                 continue
             del self._newest[request_id]
             event(logger, "partial work too large", task=request_id, bytes=group.ByteSize())
 
     async def _send(self, groups: list[rollout_pb2.PartialGroup]) -> None:
-        request = rollout_pb2.PartialRequest(caller=self._session.caller, groups=groups)
+        request = rollout_pb2.PartialRequest(caller=self.session.caller, groups=groups)
         try:
-            reply = await self._session.call("RolloutService.ReportPartials", request)
+            reply = await self.session.call("RolloutService.ReportPartials", request)
         except RequestRefused as refused:
             # Fenced, or the store is full. The task itself goes on.
             event(logger, "partial work refused", logging.WARNING, why=str(refused))
             return
         for result in reply.results:
-            self.reported += result.verdict == rollout_pb2.VERDICT_ACCEPTED
             if result.verdict == rollout_pb2.VERDICT_INVALID:
                 event(
                     logger,
@@ -100,7 +97,7 @@ class PartialReporter:
 
     def _task(self, request_id: str) -> HeldTask | None:
         """The unfinished task that this is the only request of."""
-        task = self._held.of_request(request_id)
+        task = self.held.find(request_id)
         if task is None or task.request is None or task.stage is Stage.FINISHED:
             return None
         return task

@@ -8,45 +8,33 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Aborted, Engine, EngineError
+from rollout_worker.failures import one_line
 from rollout_worker.tasks.group_producer import GroupProducer
-from rollout_worker.tasks.held_tasks import HeldTask, HeldTasks, Stage
-from rollout_worker.tasks.lease_inputs import returned
+from rollout_worker.tasks.held_tasks import HeldTask, HeldTasks, Stage, request_id_of
 from rollout_worker.tasks.outbox import Outbox
 from rollout_worker.tasks.partial_rollouts import PartialReporter
+from rollout_worker.tasks.task_messages import returned
 
 log = logging.getLogger(__name__)
 
 
-class EngineDeath(Protocol):
-    """The worker, which ends if its engine dies."""
-
-    def engine_died(self, why: EngineError) -> None: ...
-
-
+@dataclass(frozen=True)
 class TaskRunner:
-    def __init__(
-        self,
-        held: HeldTasks,
-        engine: Engine,
-        producer: GroupProducer,
-        outbox: Outbox,
-        partials: PartialReporter,
-        worker: EngineDeath,
-    ) -> None:
-        self._held = held
-        self._engine = engine
-        self._producer = producer
-        self._outbox = outbox
-        self._partials = partials
-        self._worker = worker
+    held: HeldTasks
+    engine: Engine
+    producer: GroupProducer
+    outbox: Outbox
+    partials: PartialReporter
+    engine_died: Callable[[EngineError], None]
 
     def take(self, lease: rollout_pb2.Lease, unwanted: str = "") -> None:
         """``unwanted``: why this worker hands it back at once; empty: it works on it."""
-        task = self._held.add(lease)
+        task = self.held.add(lease)
         if task is None:
             return
         if unwanted:
@@ -56,69 +44,68 @@ class TaskRunner:
 
     async def _produce(self, task: HeldTask) -> None:
         try:
-            outcome = await self._producer.produce(task)
+            outcome = await self.producer.produce(task)
         except Aborted as aborted:
             if task.request is not None:
-                self._partials.note(task.request, aborted.partial)
+                self.partials.note(task.request, aborted.partial)
             return
         except EngineError as error:
-            self._worker.engine_died(error)
+            self.engine_died(error)
             return
         except Exception as error:
             # Otherwise a bug that one task meets would keep that task held for ever.
             log.exception("task failed task=%s", task.request_id)
-            detail = f"{type(error).__name__}: {error}"
-            kind = rollout_pb2.RETURN_KIND_FAILED
-            outcome = returned(task.lease, kind, "worker_error", detail)
+            outcome = returned(task.lease.task, "worker_error", one_line(error))
         task.stage = Stage.FINISHED
-        self._outbox.put(outcome)
-        self._held.room.set()
+        self.outbox.put(outcome)
+        self.held.room.set()
 
     def _hand_back(self, task: HeldTask, reason: str) -> None:
         task.stage = Stage.FINISHED
-        self._outbox.put(returned(task.lease, rollout_pb2.RETURN_KIND_HAND_BACK, reason))
+        kind = rollout_pb2.RETURN_KIND_HAND_BACK
+        self.outbox.put(returned(task.lease.task, reason, kind=kind))
 
     def drop(self, task: HeldTask) -> None:
         """Stops work on a task, in any stage."""
-        self._engine.abort(task.request_id)
+        self.engine.abort(task.request_id)
         if task.work is not None:
             task.work.cancel()
 
     def cancel(self, ref: common_pb2.TaskRef) -> bool:
         """The controller has taken the task away. False if it is not held."""
-        if (task := self._held.find(ref)) is None:
+        if (task := self.held.find(request_id_of(ref))) is None:
             return False
         self.drop(task)
-        self._outbox.withdraw(ref)
-        self._held.release(ref)
+        self.outbox.withdraw(ref)
+        self.held.release(ref)
         return True
 
     def drop_all(self) -> None:
         """This incarnation is over: all its tasks belong to other workers by now."""
-        for task in self._held:
+        for task in self.held:
             self.drop(task)
-            self._held.release(task.lease.task)
-        self._outbox.clear()
-        self._partials.clear()
+            self.held.release(task.lease.task)
+        self.outbox.clear()
+        self.partials.clear()
 
     def hand_back(self, reason: str, *stages: Stage) -> None:
         """Stops and hands back the tasks in these stages."""
         for stage in stages:
-            for task in self._held.in_stage(stage):
+            for task in self.held.in_stage(stage):
                 self.drop(task)
                 self._hand_back(task, reason)
 
     async def leave_partial_work(self) -> None:
         """Stores the unfinished completions, for the workers that get these tasks next."""
         aborted = []
-        for task in self._held:
+        for task in self.held:
             if task.request is None or task.stage is Stage.FINISHED:
                 continue
             if task.stage is Stage.SCORING:
-                self._partials.note(task.request, task.completions)
+                self.partials.note(task.request, task.completions)
             elif task.work is not None:
                 aborted.append(task.work)
-                self._engine.abort(task.request_id)
+                self.engine.abort(task.request_id)
         if aborted:
             await asyncio.wait(aborted)
-        await self._partials.flush()
+        await self.partials.flush()

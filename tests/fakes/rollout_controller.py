@@ -131,6 +131,8 @@ class RolloutController(
                     await self._changed.wait()
         except TimeoutError:
             return rollout_pb2.LeaseReply(empty_reason=rollout_pb2.EMPTY_REASON_STALENESS)
+        # An incarnation that was declared dead meanwhile gets nothing.
+        await self._fenced(request, context)
         leases, self._to_lease = self._to_lease[: request.max_tasks], []
         return rollout_pb2.LeaseReply(leases=leases)
 

@@ -131,7 +131,7 @@ async def test_groups_with_masks_are_accepted_and_trained_on(tmp_path: Path) -> 
             await asyncio.wait_for(running, 60)
         finally:
             training.cancel()
-            worker.stop()
+            worker.lifecycle.stop()
             await asyncio.gather(running, training, return_exceptions=True)
             await policy.stop(goodbye=False)
         report = verify(controllers.redis_url, config.run.name)
@@ -196,7 +196,7 @@ async def test_a_failing_environment_is_in_the_events_with_its_detail_and_never_
             await until(lambda: len(events("TaskDropped")) >= 2)
         finally:
             training.cancel()
-            worker.stop()
+            worker.lifecycle.stop()
             await asyncio.gather(running, training, return_exceptions=True)
             await policy.stop(goodbye=False)
         dropped = events("TaskDropped")

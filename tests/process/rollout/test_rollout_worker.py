@@ -101,7 +101,7 @@ async def play(model: Path) -> AsyncIterator[Play]:
             await scene.load(3)
             yield scene
         finally:
-            worker.stop()
+            worker.lifecycle.stop()
             await asyncio.wait([scene.ended], timeout=60)
             await controller.close()
         scene.ended.result()
@@ -257,7 +257,7 @@ async def test_weights_that_arrive_while_leaving_do_not_hold_the_worker_up(play:
 
         assert worker.receiver is not None
         worker.receiver.close = close  # type: ignore[method-assign]
-        worker.stop()
+        worker.lifecycle.stop()
         await asyncio.wait_for(scene.ended, 60)
         assert handed_over == [True]
 
@@ -615,7 +615,7 @@ async def test_lost_replies_and_a_lost_leader_lose_and_double_nothing(
             await asyncio.wait_for(running, 60)
         finally:
             training.cancel()
-            worker.stop()
+            worker.lifecycle.stop()
             await asyncio.gather(running, training, return_exceptions=True)
             await policy.stop(goodbye=False)
         report = verify(controllers.redis_url, config.run.name)

@@ -124,12 +124,19 @@ async def make(module: str) -> AsyncIterator[Any]:
 def job(*completions: str, answer: Any = "12", row: dict[str, Any] | None = None) -> Job:
     n = len(completions)
     return Job(
-        prompt="s21=",
-        completions=list(completions),
-        answer=answer,
-        row=row or {},
-        shared={"task_id": "t7", "attempt": 1, "evaluation": False},
-        each={"finish_reason": ["stop"] * n, "token_count": [3] * n},
+        shared={
+            "prompt": "s21=",
+            "answer": answer,
+            "row": row or {},
+            "task_id": "t7",
+            "attempt": 1,
+            "evaluation": False,
+        },
+        each={
+            "completion": list(completions),
+            "finish_reason": ["stop"] * n,
+            "token_count": [3] * n,
+        },
     )
 
 
@@ -229,8 +236,7 @@ async def test_a_waiting_reward_that_takes_too_long_fails_alone(make: Any) -> No
 
 def pool_process(scorer: Scorer) -> ScoringProcess:
     """The pool's only process."""
-    assert scorer._pool is not None
-    (process,) = scorer._pool._processes
+    (process,) = scorer._processes
     return process
 
 
@@ -288,7 +294,7 @@ from rollout_worker.rewards.scoring import Scorer
 async def main():
     scorer = Scorer(RewardConfig(functions=[sys.argv[1]], processes=1, timeout_s=60.0))
     await scorer.start()
-    await scorer.score(Job("p", [sys.argv[2]], "", {}, {}, {}))
+    await scorer.score(Job({}, {"completion": [sys.argv[2]]}))
 
 asyncio.run(main())
 """

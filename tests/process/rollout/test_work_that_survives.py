@@ -24,7 +24,7 @@ from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.engine.base import Completion, Finish, Request, SamplingParams
 from rollout_worker.main import RolloutWorker
-from rollout_worker.tasks.partial_encoding import partial_group, prefixes_of
+from rollout_worker.tasks.task_messages import partial_group, prefixes_of
 from testbed.controllers import addresses, config_of, running_controllers, until
 from testbed.fake_workers import FakePolicy
 from testbed.tiny_model import make_endless_model
@@ -137,7 +137,7 @@ async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
                 victim.kill()
                 await victim.wait()
             training.cancel()
-            survivor.stop()
+            survivor.lifecycle.stop()
             await asyncio.gather(training, running, return_exceptions=True)
             await policy.stop(goodbye=False)
             await redis.aclose()
@@ -190,7 +190,7 @@ async def scene(model: Path) -> AsyncIterator[Scene]:
         await loaded(scene.worker, model, 3)
         yield scene
     finally:
-        scene.worker.stop()
+        scene.worker.lifecycle.stop()
         await asyncio.wait([scene.ended], timeout=60)
         await controller.close()
 
@@ -201,7 +201,7 @@ async def test_a_worker_that_leaves_hands_back_the_newest_of_its_work(
     controller = scene.controller
     task = controller.lease("t0")
     await until(lambda: task in controller.partials)
-    scene.worker.stop()
+    scene.worker.lifecycle.stop()
     await asyncio.wait_for(scene.ended, 60)
     assert controller.returns[task].kind == rollout_pb2.RETURN_KIND_HAND_BACK
     left = controller.partials[task]
@@ -216,7 +216,7 @@ async def test_a_worker_that_leaves_hands_back_the_newest_of_its_work(
 
 
 async def test_an_attempt_goes_on_from_what_the_one_before_left(scene: Scene) -> None:
-    engine = scene.worker.producer._engine = FakeEngine()
+    engine = scene.worker.producer.engine = FakeEngine()
     await engine.load_weights(3, {})
     begun = sample([5, 6, 7], [(2, 1), (3, 2)])
     prompt = scene.worker.tokenizer.prompt({"prompt": "s21="}).tokens
@@ -228,7 +228,7 @@ async def test_an_attempt_goes_on_from_what_the_one_before_left(scene: Scene) ->
     assert second is None and first is not None
     assert (first.tokens.tolist(), first.versions) == ([5, 6, 7], ((2, 1), (3, 2)))
     np.testing.assert_array_equal(first.logprobs, begun.logprobs)
-    assert scene.worker.report().gauges["continued_tokens"] == 3
+    assert scene.worker.reports.message().gauges["continued_tokens"] == 3
 
 
 # -- prefixes ---------------------------------------------------------------------------------------

@@ -1,0 +1,216 @@
+"""Protobuf messages of tasks: leases, scored groups, returns, unfinished completions.
+
+The next attempt at a task continues its unfinished completions:
+
+- Tokens, log-probs and versions stay as they were. The next attempt's random numbers are those of
+  the same seed, completion and position (see Engine.exact_continuation).
+- A prefix is used only after the prompt that it continues, and only up to the version that the
+  engine serves: within a completion versions never fall.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.config.schema import Config, RolloutConfig
+from paceline.v1 import common_pb2, rollout_pb2
+from rollout_worker.engine.base import Completion, Finish, SamplingParams
+from rollout_worker.failures import AttemptFailed
+from rollout_worker.rewards.scoring import Scores
+from rollout_worker.tokenizer import Prompt
+
+_FINISH = {
+    Finish.STOP: rollout_pb2.FINISH_REASON_STOP,
+    Finish.LENGTH: rollout_pb2.FINISH_REASON_LENGTH,
+    Finish.PARTIAL: rollout_pb2.FINISH_REASON_UNSPECIFIED,
+}
+_FINISH_OF = {reason: finish for finish, reason in _FINISH.items()}
+_MAX_TEXT = 1 << 16
+"""Characters of a text that are sent along; texts are for people."""
+_BATCH_BYTES = 8 << 20
+
+_Group = TypeVar("_Group", rollout_pb2.Group, rollout_pb2.PartialGroup)
+
+
+def row_of(lease: rollout_pb2.Lease) -> dict[str, Any]:
+    """Raises AttemptFailed."""
+    try:
+        row = json.loads(lease.row_json)
+    except json.JSONDecodeError as error:
+        raise AttemptFailed("malformed_row", str(error)) from error
+    if not isinstance(row, dict):
+        raise AttemptFailed("malformed_row", "the row is not a JSON object")
+    return row
+
+
+def is_evaluation(lease: rollout_pb2.Lease) -> bool:
+    return lease.kind == rollout_pb2.TASK_KIND_EVAL
+
+
+def answer_of(row: Mapping[str, Any], config: Config) -> Any:
+    field = config.data.answer_field
+    return row.get(field) if field else None
+
+
+def sampling_params(rollout: RolloutConfig, lease: rollout_pb2.Lease) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=rollout.max_tokens,
+        temperature=rollout.temperature,
+        top_p=rollout.top_p,
+        top_k=rollout.top_k,
+        stop=tuple(rollout.stop),
+        seed=lease.seed,
+        greedy=is_evaluation(lease),
+    )
+
+
+def returned(
+    task: common_pb2.TaskRef,
+    reason: str,
+    detail: str = "",
+    kind: rollout_pb2.ReturnKind = rollout_pb2.RETURN_KIND_FAILED,
+) -> rollout_pb2.ReturnedTask:
+    return rollout_pb2.ReturnedTask(task=task, kind=kind, reason=reason, detail=detail[:1000])
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedGroup:
+    """A lease's completions; all sequences are in the order of the completions."""
+
+    prompt: Prompt
+    completions: tuple[Completion, ...]
+    texts: list[str]
+    scored: Mapping[str, list[Any]]
+    """What the reward functions score; see Job.each."""
+    scores: Scores | None = None
+    """Of an environment that scores by itself."""
+    masks: Sequence[NDArray[np.uint8]] = ()
+    """1 where the model produced the token; empty: it produced all."""
+
+
+def _token_bytes(tokens: NDArray[np.int32]) -> bytes:
+    return np.ascontiguousarray(tokens, dtype="<i4").tobytes()
+
+
+def _completion_fields(completion: Completion) -> dict[str, Any]:
+    """The fields that Completion and PartialCompletion share."""
+    return {
+        "tokens": _token_bytes(completion.tokens),
+        "logprobs": np.ascontiguousarray(completion.logprobs, dtype="<f4").tobytes(),
+        "versions": [
+            common_pb2.VersionSpan(version=version, length=length)
+            for version, length in completion.versions
+        ],
+        "finish_reason": _FINISH[completion.finish],
+    }
+
+
+def group_message(
+    lease: rollout_pb2.Lease, made: GeneratedGroup, scores: Scores, *, generate_s: float
+) -> rollout_pb2.Group:
+    scored = zip(made.completions, made.texts, scores.rewards, scores.components, strict=True)
+    group = rollout_pb2.Group(
+        task=lease.task,
+        kind=lease.kind,
+        prompt_tokens=_token_bytes(made.prompt.tokens),
+        completions=[
+            rollout_pb2.Completion(
+                **_completion_fields(completion),
+                reward=reward,
+                reward_components=components,
+                text=text[:_MAX_TEXT],
+            )
+            for completion, text, reward, components in scored
+        ],
+        generate_s=generate_s,
+        reward_s=scores.seconds,
+        prompt_text=made.prompt.text[:_MAX_TEXT],
+    )
+    for completion, mask in zip(group.completions, made.masks, strict=False):
+        completion.loss_mask = b"" if mask.all() else mask.tobytes()
+    return group
+
+
+def partial_group(
+    task: common_pb2.TaskRef,
+    prompt_tokens: NDArray[np.int32],
+    completions: Sequence[Completion | None],
+) -> rollout_pb2.PartialGroup:
+    """``completions``: one for each of the group; None: no token of it yet."""
+    return rollout_pb2.PartialGroup(
+        task=task,
+        prompt_tokens=_token_bytes(prompt_tokens),
+        completions=[
+            rollout_pb2.PartialCompletion()
+            if completion is None
+            else rollout_pb2.PartialCompletion(
+                **_completion_fields(completion), stop=completion.stop or ""
+            )
+            for completion in completions
+        ],
+    )
+
+
+def prefixes_of(
+    partial: rollout_pb2.PartialGroup,
+    prompt_tokens: NDArray[np.int32],
+    *,
+    count: int,
+    max_tokens: int,
+    version: int,
+) -> tuple[Completion | None, ...]:
+    """The prefix of each of ``count`` completions; empty if there is none at all.
+
+    ``version``: that the engine serves.
+    """
+    if len(partial.completions) != count or partial.prompt_tokens != _token_bytes(prompt_tokens):
+        return ()
+    prefixes = tuple(_prefix(c, max_tokens, version) for c in partial.completions)
+    return prefixes if any(prefixes) else ()
+
+
+def _prefix(
+    completion: rollout_pb2.PartialCompletion, max_tokens: int, version: int
+) -> Completion | None:
+    finish = _FINISH_OF[completion.finish_reason]
+    spans = [(span.version, span.length) for span in completion.versions]
+    if finish is Finish.PARTIAL:
+        spans = [(v, length) for v, length in spans if v <= version]
+    count = sum(length for _, length in spans)
+    if not count:
+        return None
+    if finish is Finish.PARTIAL and count >= max_tokens:
+        finish = Finish.LENGTH
+    return Completion(
+        np.frombuffer(completion.tokens, dtype="<i4")[:count].astype(np.int32),
+        np.frombuffer(completion.logprobs, dtype="<f4")[:count].astype(np.float32),
+        tuple(spans),
+        finish,
+        completion.stop or None,
+    )
+
+
+def first_batch(groups: Iterable[_Group], max_message_bytes: int) -> list[_Group]:
+    """The first groups that together fit into one request; at least one."""
+    batch: list[_Group] = []
+    size = 0
+    for group in groups:
+        size += group.ByteSize()
+        if batch and size > min(_BATCH_BYTES, max_message_bytes):
+            break
+        batch.append(group)
+    return batch
+
+
+def text_of(completion: Completion, text: str) -> str:
+    """The completion's text for rewards: without the stop string and what follows it."""
+    if completion.stop is None:
+        return text
+    at = text.find(completion.stop)
+    return text if at < 0 else text[:at]
