@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from controller.ledger import commands as cmd
 from controller.services import admin
+from controller.simulator.cluster import Shape
 from controller.simulator.policy import SimulatedPolicyWorker
 from controller.simulator.virtual_time import Process
-from controller.simulator.world import Shape, World
+from controller.simulator.world import World
 from paceline.v1 import admin_pb2
 
 FATES = ("kills", "fails", "bad")
@@ -134,7 +135,8 @@ def _redis_away(world: World) -> None:
 def _lose_tail(world: World) -> None:
     """The journal's Redis fails over to a replica that lags."""
     if not world.oracle.finished:
-        world.lose_tail(world.rng.choice([1, 1, 2, 3, 6, 12]))
+        world.redis.lose_tail(world.rng.choice([1, 1, 2, 3, 6, 12]))
+        world.oracle.tail_lost()
 
 
 def _partition(world: World) -> None:
@@ -163,7 +165,7 @@ def _drop_session(world: World) -> None:
     workers = list(world.workers.values())
     victim = world.rng.choice(workers)
     for controller in world.controllers.values():
-        controller.call_soon(controller.session_lost, victim.worker_id, victim.incarnation)
+        controller.call_soon(controller.session_lost, victim.name, victim.incarnation)
 
 
 def _drain_one(world: World) -> None:

@@ -17,6 +17,7 @@ from controller.ledger import events as ev
 from controller.ledger.commands import RunSpec
 from controller.ledger.tasks import SUSPECT_DEATHS
 from controller.simulator.memory_store import Landed
+from controller.store.ledger_follower import LedgerFollower
 from paceline.v1 import policy_pb2, rollout_pb2
 
 
@@ -32,11 +33,17 @@ def next_state(before: str, groups: frozenset[str]) -> str:
 
 class Oracle:
     def __init__(
-        self, facts: RunSpec, *, guilty: Collection[str] = (), checked: bool = True
+        self,
+        facts: RunSpec,
+        entries: Sequence[Landed],
+        *,
+        guilty: Collection[str] = (),
+        checked: bool = True,
     ) -> None:
-        """``guilty``: tasks that kill their worker or fail. No other may be quarantined for deaths
-        it was not alone with."""
+        """``entries``: the journal as it stands. ``guilty``: tasks that kill their worker or fail. No
+        other may be quarantined for deaths it was not alone with."""
         self.facts = facts
+        self.entries = entries
         self.guilty = guilty
         self.checked = checked
         self.ledger = Ledger(checked=checked)
@@ -337,14 +344,26 @@ class Oracle:
         if before != value:
             raise Violation(f"{key} was told {before}, and later {value}")
 
-    def lose_tail(self, entries: Sequence[Landed]) -> None:
+    def saved(self, number: int, state: str) -> None:
+        """A snapshot is the leader's memory at an entry: it must be what the journal says."""
+        if number == len(self.entries) and state != self.ledger.fingerprint():
+            raise Violation(f"the snapshot at entry {number} differs from the journal")
+
+    def check_replica(self, name: str, replica: LedgerFollower) -> None:
+        """Of a controller that is about to lead."""
+        if not self.entries or replica.at.batch != self.entries[-1].batch:
+            return
+        if replica.ledger.fingerprint() != self.ledger.fingerprint():
+            raise Violation(f"{name}: the replayed state differs from the journal's")
+
+    def tail_lost(self) -> None:
         """The journal has lost its end, and with it every promise that rested on it: the books are
         made anew from what is left. Weights of lost commits may be about, as after a damage."""
         told_until = max(self.versions) + 1
-        anew = Oracle(self.facts, guilty=self.guilty, checked=False)
+        anew = Oracle(self.facts, self.entries, guilty=self.guilty, checked=False)
         anew.corrupted = True
         anew._void_term = max(self.term, self._void_term)
-        for entry in entries:
+        for entry in self.entries:
             anew.landed(entry)
         anew.checked = anew.ledger.checked = self.checked
         anew._damaged = max(told_until, self._damaged)

@@ -12,7 +12,8 @@ import random
 from dataclasses import dataclass
 
 from controller.ledger import commands as cmd
-from controller.simulator.world import Shape, World
+from controller.simulator.cluster import Shape
+from controller.simulator.world import World
 
 
 @dataclass(frozen=True)

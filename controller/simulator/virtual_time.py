@@ -1,4 +1,4 @@
-"""Virtual time for asyncio: one timeline, and an event loop for each simulated process.
+"""Virtual time for asyncio: one timeline, an event loop for each simulated process, their network.
 
 A process is the unit of failure. Whatever is due in a killed process is dropped; in a stopped one
 (SIGSTOP) it waits, and comes all at once when the process goes on. Callbacks that are due at the same
@@ -14,33 +14,24 @@ import random
 from asyncio import events
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 EPOCH_S = 1.7e9
 """Unix time at which every simulated run begins."""
 
 
+@dataclass(slots=True, eq=False)
 class VirtualHandle:
     """A callback to run at ``due``; in a process, if it has one.
 
     Contexts are left out: nothing that runs in virtual time uses context variables.
     """
 
-    __slots__ = ("args", "callback", "due", "process")
-
-    def __init__(
-        self, due: float, process: Process | None, callback: Callable[..., Any], args: Any
-    ) -> None:
-        self.due = due
-        self.process = process
-        self.callback: Callable[..., Any] | None = callback
-        self.args = args
-
-    def when(self) -> float:
-        return self.due
-
-    def cancelled(self) -> bool:
-        return self.callback is None
+    due: float
+    process: Process | None
+    callback: Callable[..., Any] | None
+    args: Any
 
     def cancel(self) -> None:
         self.callback = None
@@ -97,7 +88,7 @@ class Timeline:
                     process.waiting.append(handle)
                 elif process.alive:
                     if process is not current:
-                        events._set_running_loop(process)
+                        events._set_running_loop(process)  # type: ignore[arg-type]
                         current = process
                     callback(*handle.args)
         finally:
@@ -119,7 +110,7 @@ class Timeline:
         self.ready.clear()
 
 
-class Process(asyncio.AbstractEventLoop):
+class Process:
     """One simulated process: an event loop on the common timeline, and the process's clock."""
 
     def __init__(self, timeline: Timeline, name: str, *, skew_s: float = 0.0) -> None:
@@ -174,10 +165,12 @@ class Process(asyncio.AbstractEventLoop):
         return self.timeline.add(when - self.timeline.now, self, callback, args)
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=self)
+        loop: Any = self
+        return asyncio.Future(loop=loop)
 
     def create_task(self, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
-        task = asyncio.Task(coroutine, loop=self, **options)
+        loop: Any = self
+        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
@@ -247,12 +240,16 @@ class ProcessClock:
 class Network:
     """Messages between processes: delayed, sometimes lost or doubled, never across a partition."""
 
-    def __init__(self, timeline: Timeline, *, loss: float, duplicate: float, delay: float) -> None:
+    def __init__(
+        self, timeline: Timeline, *, loss: float, duplicate: float, delay: float, torn: float
+    ) -> None:
         self.timeline = timeline
         self.rng = timeline.rng
         self.loss = loss
         self.duplicate = duplicate
         self.delay = delay
+        self.torn = torn
+        """Probability that one member's collective fails where the others' succeed."""
         self._cuts: Counter[frozenset[str]] = Counter()
 
     def cut(self, a: str, b: str) -> None:

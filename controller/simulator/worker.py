@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from controller.services import worker as worker_service
+from controller.simulator.cluster import Cluster
+from controller.simulator.controller_process import ControllerProcess, Session
 from controller.simulator.virtual_time import TIMEOUT, Process, settle
 from paceline.v1 import common_pb2, worker_pb2
-
-if TYPE_CHECKING:
-    from controller.simulator.world import World
 
 SILENCE_S = 2.0
 """A controller that has sent no directive for this long is given up."""
@@ -24,10 +23,11 @@ class Fenced(Exception):
 class Client(Process):
     """Somebody who asks the controllers."""
 
-    def __init__(self, world: World, name: str) -> None:
-        super().__init__(world.timeline, name)
-        self.world = world
-        self._leader = world.rng.choice(world.controller_names)
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        super().__init__(cluster.timeline, name)
+        self.cluster = cluster
+        self.rng = cluster.rng
+        self._leader = self.rng.choice(cluster.controller_names)
 
     async def call(
         self,
@@ -42,15 +42,15 @@ class Client(Process):
         ``wait_s``: how long the controller may hold it. None after ``patience_s`` seconds: the request
         may have had its effect.
         """
-        world, rng = self.world, self.world.rng
+        cluster, rng = self.cluster, self.rng
         last = self.time() + patience_s
         while self.time() <= last:
             future = self.create_future()
-            target = world.controllers[self._leader]
-            world.network.send(self.name, target, self._serve, target, handler, request, future)
+            target = cluster.controllers[self._leader]
+            cluster.network.send(self.name, target, self._serve, target, handler, request, future)
             answer = await self.answer(future, wait_s + 1.0)
             if answer is TIMEOUT:
-                self._leader = rng.choice(world.controller_names)
+                self._leader = rng.choice(cluster.controller_names)
             elif answer[0] == "ok":
                 return answer[1]
             elif answer[0] == "refused":
@@ -63,14 +63,18 @@ class Client(Process):
         return None
 
     def _follow(self, hint: str) -> None:
-        known = self.world.controller_names
-        self._leader = hint if hint in known else self.world.rng.choice(known)
+        known = self.cluster.controller_names
+        self._leader = hint if hint in known else self.rng.choice(known)
 
     def _serve(
-        self, target: Any, handler: Callable[..., Any], request: Any, future: asyncio.Future[Any]
+        self,
+        target: ControllerProcess,
+        handler: Callable[..., Any],
+        request: Any,
+        future: asyncio.Future[Any],
     ) -> None:
         def respond(answer: tuple[Any, ...]) -> None:
-            self.world.network.send(target.name, self, settle, future, answer)
+            self.cluster.network.send(target.name, self, settle, future, answer)
 
         target.request(handler, request, respond)
 
@@ -79,9 +83,11 @@ class SimulatedWorker(Client):
     role: common_pb2.Role
     HEARTBEAT_S = 0.8
 
-    def __init__(self, world: World, worker_id: str) -> None:
-        super().__init__(world, worker_id)
-        self.worker_id = worker_id
+    def __init__(
+        self, cluster: Cluster, name: str, exited: Callable[[SimulatedWorker, int], None]
+    ) -> None:
+        """``exited`` hears of the process's end by itself, with the exit status."""
+        super().__init__(cluster, name)
         self.incarnation = 0
         self.lifecycle = worker_pb2.LIFECYCLE_STARTING
         self.progress = 0
@@ -91,12 +97,16 @@ class SimulatedWorker(Client):
         self.loaded_version = -1
         self.exited = False
         self.wedged = False
+        self._exit = exited
         self._order = (0, 0)
         self._answered = self.time()
         self._changed = self.create_future()
         self._session = 0
         self._reports = 0
         self.spawn(self._main())
+
+    def exit(self, status: int) -> None:
+        self._exit(self, status)
 
     # ---- life -----------------------------------------------------------------------------
 
@@ -114,7 +124,7 @@ class SimulatedWorker(Client):
             self._send_report()
             await asyncio.sleep(0.1)
         self.exited = True
-        self.world.ended(self)
+        self.exit(0)
 
     async def work(self) -> None:
         """Returns once the worker may exit; raises Fenced if it must register anew."""
@@ -125,8 +135,7 @@ class SimulatedWorker(Client):
 
     async def _register(self) -> None:
         while True:
-            self.world.incarnations += 1
-            self.incarnation = self.world.incarnations
+            self.incarnation = self.cluster.new_incarnation(self)
             self.directive = None
             request = worker_pb2.RegisterRequest(
                 caller=self.caller,
@@ -136,7 +145,7 @@ class SimulatedWorker(Client):
                 tensor_host="127.0.0.1",
                 ranks=1,
                 state_version=self.state_version,
-                config_digest=self.world.config_digest,
+                config_digest=self.cluster.config_digest,
             )
             try:
                 await self.call(worker_service.register, request)
@@ -146,7 +155,7 @@ class SimulatedWorker(Client):
 
     @property
     def caller(self) -> common_pb2.Caller:
-        return common_pb2.Caller(worker_id=self.worker_id, incarnation=self.incarnation)
+        return common_pb2.Caller(worker_id=self.name, incarnation=self.incarnation)
 
     @property
     def over(self) -> bool:
@@ -161,7 +170,7 @@ class SimulatedWorker(Client):
             await asyncio.sleep(self.HEARTBEAT_S)
             if self.time() - self._answered > SILENCE_S:
                 self._session += 1
-                self._leader = self.world.rng.choice(self.world.controller_names)
+                self._leader = self.rng.choice(self.cluster.controller_names)
 
     def _send_report(self) -> None:
         if self.incarnation == 0:
@@ -177,16 +186,17 @@ class SimulatedWorker(Client):
             state_version=self.state_version,
             loaded_version=self.loaded_version,
         )
-        controller = self.world.controllers[self._leader]
-        key = (self.worker_id, self.incarnation, self._session)
-        self.world.network.send(self.name, controller, controller.report, self, key, report)
+        controller = self.cluster.controllers[self._leader]
+        number, ends = self._session, (self.directed, self.session_over)
+        session = Session(self, self.incarnation, number, *ends)
+        self.cluster.network.send(self.name, controller, controller.report, session, report)
 
     def held(self) -> list[tuple[str, int]]:
         return []
 
-    def directed(self, key: tuple[str, int, int], view: worker_pb2.Directive) -> None:
+    def directed(self, session: Session, view: worker_pb2.Directive) -> None:
         """A directive came down; one that was overtaken says only that the controller lives."""
-        if key[1] != self.incarnation:
+        if session.incarnation != self.incarnation:
             return
         self._answered = self.time()
         if (view.term, view.seq) <= self._order:
@@ -195,7 +205,7 @@ class SimulatedWorker(Client):
         self.directive = view
         away = view.lifecycle in (worker_pb2.LIFECYCLE_REJOIN, worker_pb2.LIFECYCLE_STOPPED)
         if away and self.wedged:
-            self.world.crash(self)  # its launcher's part: the main loop cannot hear it
+            self.exit(1)  # its launcher's part: the main loop cannot hear it
             return
         draining = view.lifecycle == worker_pb2.LIFECYCLE_DRAINING
         if draining and self.lifecycle == worker_pb2.LIFECYCLE_RUNNING:
@@ -203,8 +213,8 @@ class SimulatedWorker(Client):
         changed, self._changed = self._changed, self.create_future()
         changed.set_result(None)
 
-    def session_over(self, key: tuple[str, int, int], hint: str) -> None:
-        if key[1:] == (self.incarnation, self._session):
+    def session_over(self, session: Session, hint: str) -> None:
+        if (session.incarnation, session.number) == (self.incarnation, self._session):
             self._session += 1
             self._follow(hint)
 
