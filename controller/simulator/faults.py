@@ -261,7 +261,7 @@ def run_schedule(seed: int, *, fenced: bool = True, trace: bool = False) -> Worl
     world = World(seed, shape)
     if trace:
         world.trace = lambda now, entry: print(
-            *(f"{now:8.3f} {entry.term} {event}" for event in entry.events), sep="\n"
+            *(f"{now:8.3f} {entry.entry.term} {event}" for event in entry.events), sep="\n"
         )
     until = world.rng.uniform(4.0, 18.0)
     plan_faults(world, until)

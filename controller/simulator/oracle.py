@@ -90,12 +90,13 @@ class Oracle:
 
     # ---- the journal ----------------------------------------------------------------------
 
-    def landed(self, entry: Landed) -> None:
+    def landed(self, landed: Landed) -> None:
         self.counts["entries"] += 1
-        if entry.term < self.term:
-            raise Violation(f"term {entry.term} wrote after term {self.term} had begun")
-        self.term = entry.term
-        for event in entry.events:
+        term = landed.entry.term
+        if term < self.term:
+            raise Violation(f"term {term} wrote after term {self.term} had begun")
+        self.term = term
+        for event in landed.events:
             self.counts["events"] += 1
             look = getattr(self, f"_on_{type(event).__name__}", None)
             if look is not None:
@@ -351,7 +352,7 @@ class Oracle:
 
     def check_replica(self, name: str, replica: LedgerFollower) -> None:
         """Of a controller that is about to lead."""
-        if not self.entries or replica.at.batch != self.entries[-1].batch:
+        if not self.entries or replica.at.batch != self.entries[-1].entry.at.batch:
             return
         if replica.ledger.fingerprint() != self.ledger.fingerprint():
             raise Violation(f"{name}: the replayed state differs from the journal's")
@@ -363,8 +364,8 @@ class Oracle:
         anew = Oracle(self.facts, self.entries, guilty=self.guilty, checked=False)
         anew.corrupted = True
         anew._void_term = max(self.term, self._void_term)
-        for entry in self.entries:
-            anew.landed(entry)
+        for landed in self.entries:
+            anew.landed(landed)
         anew.checked = anew.ledger.checked = self.checked
         anew._damaged = max(told_until, self._damaged)
         anew.counts = {**self.counts, "lost tails": self.counts["lost tails"] + 1}
