@@ -23,14 +23,12 @@ from controller.services import worker as worker_service
 from controller.services.grpc_server import final_error
 from controller.simulator.memory_store import MemoryRedis, memory_stores
 from controller.simulator.oracle import Oracle
-from controller.simulator.virtual_time import Process, ProcessClock
+from controller.simulator.virtual_time import Process, ProcessClock, settle
 from controller.store.journal import Deposed
 from paceline.config.schema import Config
 from paceline.dataset.rows import RowSource
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.v1 import worker_pb2
-
-Respond = Callable[[tuple[Any, ...]], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +97,7 @@ class SimulatedController(Controller):
         self, process: Process, config: Config, redis: MemoryRedis, oracle: Oracle
     ) -> None:
         name, lease_s = process.name, config.controller.leader_lease_s
-        identity = LeaderIdentity(name, name, "host", 1, f"{name}/{process.monotonic()}")
+        identity = LeaderIdentity(name, name, "host", 1, f"{name}/{process.time()}")
         stores = memory_stores(redis, process, identity, lease_s=lease_s)
         super().__init__(config, Path("run"), identity, stores, clock=ProcessClock(process))
         self._oracle = oracle
@@ -132,27 +130,38 @@ class ControllerProcess(Process):
 
     # ---- unary requests -------------------------------------------------------------------
 
-    def request(self, handler: Callable[..., Any], request: Any, respond: Respond) -> None:
-        self.spawn(self._answer(handler, request, respond))
+    def request(
+        self,
+        client: Process,
+        future: asyncio.Future[Any],
+        handler: Callable[..., Any],
+        request: Any,
+    ) -> None:
+        """Gives the client's ``future`` the reply, or the error that the client will see."""
+        self.spawn(self._answer(client, future, handler, request))
 
-    async def _answer(self, handler: Callable[..., Any], request: Any, respond: Respond) -> None:
+    async def _answer(
+        self,
+        client: Process,
+        future: asyncio.Future[Any],
+        handler: Callable[..., Any],
+        request: Any,
+    ) -> None:
         leader = self.controller.leader
         try:
-            reply = await handler(self.controller, request)
+            answer = await handler(self.controller, request)
         except Exception as error:
-            respond(self._status(error))
-            return
-        self._oracle.replied(leader.term if leader is not None else 0, request, reply)
-        respond(("ok", reply))
+            answer = self._seen_by_client(error)
+        else:
+            self._oracle.replied(leader.term if leader is not None else 0, request, answer)
+        self._network.send(self.name, client, settle, future, answer)
 
-    def _status(self, raised: Exception) -> tuple[Any, ...]:
+    def _seen_by_client(self, raised: Exception) -> CommandRefused | NotLeading:
         error = final_error(self.controller, raised)
-        if isinstance(error, CommandRefused):
-            return "refused", error.code, str(error)
-        if isinstance(error, NotLeading):
-            return "elsewhere", error.leader
+        if isinstance(error, CommandRefused | NotLeading):
+            return error
         if isinstance(error, Deposed | RedisError | OSError):
-            return "elsewhere", ""
+            return NotLeading("")
         raise error
 
     # ---- sessions -------------------------------------------------------------------------
@@ -179,7 +188,7 @@ class ControllerProcess(Process):
             async for directive in worker_service.session(self.controller, reports()):
                 send(self.name, session.worker, session.directed, session, directive)
         except Exception as error:
-            status = self._status(error)
-            hint = status[1] if status[0] == "elsewhere" else ""
+            seen = self._seen_by_client(error)
+            hint = seen.leader if isinstance(seen, NotLeading) else ""
         finally:
             send(self.name, session.worker, session.over, session, hint)

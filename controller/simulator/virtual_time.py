@@ -144,10 +144,7 @@ class Process:
     # ---- clock ----------------------------------------------------------------------------
 
     def time(self) -> float:
-        """As asyncio asks for it."""
-        return self.timeline.now
-
-    def monotonic(self) -> float:
+        """The monotonic clock, as asyncio asks for it."""
         return self.timeline.now
 
     def unix_time(self) -> float:
@@ -233,7 +230,7 @@ class ProcessClock:
     """The process's clock as the controller is handed it."""
 
     def __init__(self, process: Process) -> None:
-        self.monotonic = process.monotonic
+        self.monotonic = process.time
         self.time = process.unix_time
 
 

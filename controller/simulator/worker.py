@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Any
 
+from controller.errors import NotLeading
+from controller.ledger.commands import CommandRefused
 from controller.services import worker as worker_service
 from controller.simulator.cluster import Cluster
-from controller.simulator.controller_process import ControllerProcess, Session
-from controller.simulator.virtual_time import TIMEOUT, Process, settle
+from controller.simulator.controller_process import Session
+from controller.simulator.virtual_time import TIMEOUT, Process
 from paceline.v1 import common_pb2, worker_pb2
 
 SILENCE_S = 2.0
@@ -27,7 +30,7 @@ class Client(Process):
         super().__init__(cluster.timeline, name)
         self.cluster = cluster
         self.rng = cluster.rng
-        self._leader = self.rng.choice(cluster.controller_names)
+        self._follow("")
 
     async def call(
         self,
@@ -42,41 +45,29 @@ class Client(Process):
         ``wait_s``: how long the controller may hold it. None after ``patience_s`` seconds: the request
         may have had its effect.
         """
-        cluster, rng = self.cluster, self.rng
+        cluster = self.cluster
         last = self.time() + patience_s
         while self.time() <= last:
             future = self.create_future()
             target = cluster.controllers[self._leader]
-            cluster.network.send(self.name, target, self._serve, target, handler, request, future)
+            cluster.network.send(self.name, target, target.request, self, future, handler, request)
             answer = await self.answer(future, wait_s + 1.0)
             if answer is TIMEOUT:
-                self._leader = rng.choice(cluster.controller_names)
-            elif answer[0] == "ok":
-                return answer[1]
-            elif answer[0] == "refused":
-                if answer[1] in ("fenced", "unknown"):
-                    raise Fenced(answer[2])
-                raise AssertionError(f"{self.name}: {request} refused: {answer[2]}")
+                self._follow("")
+            elif isinstance(answer, NotLeading):
+                self._follow(answer.leader)
+                await asyncio.sleep(0.1 + self.rng.random() * 0.3)
+            elif not isinstance(answer, CommandRefused):
+                return answer
+            elif answer.code in ("fenced", "unknown"):
+                raise Fenced(str(answer))
             else:
-                self._follow(answer[1])
-                await asyncio.sleep(0.1 + rng.random() * 0.3)
+                raise AssertionError(f"{self.name}: {request} refused: {answer}")
         return None
 
     def _follow(self, hint: str) -> None:
         known = self.cluster.controller_names
         self._leader = hint if hint in known else self.rng.choice(known)
-
-    def _serve(
-        self,
-        target: ControllerProcess,
-        handler: Callable[..., Any],
-        request: Any,
-        future: asyncio.Future[Any],
-    ) -> None:
-        def respond(answer: tuple[Any, ...]) -> None:
-            self.cluster.network.send(target.name, self, settle, future, answer)
-
-        target.request(handler, request, respond)
 
 
 class SimulatedWorker(Client):
@@ -147,11 +138,9 @@ class SimulatedWorker(Client):
                 state_version=self.state_version,
                 config_digest=self.cluster.config_digest,
             )
-            try:
+            with contextlib.suppress(Fenced):
                 await self.call(worker_service.register, request)
                 return
-            except Fenced:
-                continue
 
     @property
     def caller(self) -> common_pb2.Caller:
@@ -170,7 +159,7 @@ class SimulatedWorker(Client):
             await asyncio.sleep(self.HEARTBEAT_S)
             if self.time() - self._answered > SILENCE_S:
                 self._session += 1
-                self._leader = self.rng.choice(self.cluster.controller_names)
+                self._follow("")
 
     def _send_report(self) -> None:
         if self.incarnation == 0:

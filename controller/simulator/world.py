@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -83,13 +84,14 @@ class World(Cluster):
 
     def ask(self, handler: Callable[..., Any], request: Any) -> None:
         """Somebody gives an order and does not wait for the answer."""
-        self.admin.spawn(self._ask(handler, request))
 
-    async def _ask(self, handler: Callable[..., Any], request: Any) -> None:
-        try:
-            await self.admin.call(handler, request)
-        except (Fenced, AssertionError):
-            pass  # refused: the worker or the run is gone already
+        async def ask() -> None:
+            with contextlib.suppress(
+                Fenced, AssertionError
+            ):  # the worker or the run is gone already
+                await self.admin.call(handler, request)
+
+        self.admin.spawn(ask())
 
     # ---- the run --------------------------------------------------------------------------
 
