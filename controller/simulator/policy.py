@@ -80,8 +80,7 @@ class SimulatedPolicyWorker(SimulatedWorker):
 
     @property
     def _mesh(self) -> worker_pb2.PolicyMesh | None:
-        view = self.directive
-        return view.mesh if view is not None and view.HasField("mesh") else None
+        return self.directive.mesh if self.directive.HasField("mesh") else None
 
     def _current(self, mesh: worker_pb2.PolicyMesh) -> bool:
         now = self._mesh
@@ -188,11 +187,9 @@ class SimulatedPolicyWorker(SimulatedWorker):
                     raise Violation(f"the payload of {task_id}/{attempt} is gone")
                 await self.news()  # it asks for what others have committed without it
                 return False
-            await (
-                self.create_future()
-                if self.wedged
-                else asyncio.sleep(self.cluster.shape.group_s(self.rng))
-            )
+            if self.wedged:
+                await self.create_future()
+            await asyncio.sleep(self.cluster.shape.group_s(self.rng))
             self.check()
             self.accumulated.add(task_id)
             self.progress += 1
@@ -224,7 +221,7 @@ class SimulatedPolicyWorker(SimulatedWorker):
     # ---- beside the step loop -------------------------------------------------------------
 
     def _maybe_save(self, mesh: worker_pb2.PolicyMesh) -> None:
-        wanted = self.directive.checkpoint_step if self.directive else 0
+        wanted = self.directive.checkpoint_step
         step = self.cluster.oracle.versions.get(self.state_version, 0)
         leads = mesh.members[0].worker_id == self.name
         if not (leads and wanted and step >= wanted) or self.saving:
@@ -252,8 +249,7 @@ class SimulatedPolicyWorker(SimulatedWorker):
     async def _publish(self, incarnation: int) -> None:
         """Sends the newest weights over every link whose receiver has not got them."""
         while self.incarnation == incarnation:
-            view = self.directive
-            for link in view.links if view else ():
+            for link in self.directive.links:
                 if link.publisher.worker_id != self.name or self.state_version < 0:
                     continue
                 key = (link.epoch, link.receiver.incarnation)

@@ -85,7 +85,7 @@ class SimulatedRolloutWorker(SimulatedWorker):
 
     def directed(self, session: Session, view: worker_pb2.Directive) -> None:
         super().directed(session, view)
-        for ref in self.directive.cancelled if self.directive is not None else ():
+        for ref in self.directive.cancelled:
             off = self.running.pop((ref.task_id, ref.attempt), None)
             if off is not None:
                 settle(off, "off")
@@ -155,8 +155,7 @@ class SimulatedRolloutWorker(SimulatedWorker):
         self, link_epoch: int, version: int, sender: Process, acknowledged: Acknowledged
     ) -> None:
         """Weights arrived over a link; loaded and acknowledged if the link is still ours."""
-        view = self.directive
-        if view is None or all(link.epoch != link_epoch for link in view.links):
+        if all(link.epoch != link_epoch for link in self.directive.links):
             return
         if version > self.loaded_version:
             self.loaded_version = version

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from controller.errors import NotLeading
@@ -83,21 +84,18 @@ class SimulatedWorker(Client):
         self.lifecycle = worker_pb2.LIFECYCLE_STARTING
         self.progress = 0
         self.busy = False
-        self.directive: worker_pb2.Directive | None = None
+        self.directive = worker_pb2.Directive()
         self.state_version = -1
         self.loaded_version = -1
         self.exited = False
         self.wedged = False
-        self._exit = exited
+        self.exit = partial(exited, self)
         self._order = (0, 0)
         self._answered = self.time()
         self._changed = self.create_future()
         self._session = 0
         self._reports = 0
         self.spawn(self._main())
-
-    def exit(self, status: int) -> None:
-        self._exit(self, status)
 
     # ---- life -----------------------------------------------------------------------------
 
@@ -127,7 +125,7 @@ class SimulatedWorker(Client):
     async def _register(self) -> None:
         while True:
             self.incarnation = self.cluster.new_incarnation(self)
-            self.directive = None
+            self.directive = worker_pb2.Directive()
             request = worker_pb2.RegisterRequest(
                 caller=self.caller,
                 role=self.role,
@@ -148,8 +146,7 @@ class SimulatedWorker(Client):
 
     @property
     def over(self) -> bool:
-        view = self.directive
-        return view is not None and view.lifecycle == worker_pb2.LIFECYCLE_STOPPED
+        return self.directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED
 
     # ---- session --------------------------------------------------------------------------
 
@@ -176,8 +173,7 @@ class SimulatedWorker(Client):
             loaded_version=self.loaded_version,
         )
         controller = self.cluster.controllers[self._leader]
-        number, ends = self._session, (self.directed, self.session_over)
-        session = Session(self, self.incarnation, number, *ends)
+        session = Session(self, self.incarnation, self._session, self.directed, self.session_over)
         self.cluster.network.send(self.name, controller, controller.report, session, report)
 
     def held(self) -> list[tuple[str, int]]:
@@ -213,6 +209,5 @@ class SimulatedWorker(Client):
         self.check()
 
     def check(self) -> None:
-        view = self.directive
-        if view is not None and view.lifecycle == worker_pb2.LIFECYCLE_REJOIN:
+        if self.directive.lifecycle == worker_pb2.LIFECYCLE_REJOIN:
             raise Fenced("told to rejoin")
