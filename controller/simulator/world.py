@@ -38,7 +38,7 @@ class World(Cluster):
         kind = SimulatedPolicyWorker if worker_id.startswith("policy") else SimulatedRolloutWorker
         self.workers[worker_id] = kind(self, worker_id, self._exited)
 
-    def crash(self, worker: SimulatedWorker, *, restart_s: float | None = None) -> None:
+    def crash(self, worker: SimulatedWorker) -> None:
         """The process is gone; its peers may or may not see the connection break."""
         if not worker.alive:
             return
@@ -46,15 +46,14 @@ class World(Cluster):
         rng = self.rng
         for controller in self.controllers.values():
             if rng.random() < 0.8:
-                who = (worker.name, worker.incarnation)
-                self.timeline.after(
-                    rng.random() * 0.2, controller.call_soon, controller.session_lost, *who
-                )
+                lost = (controller.session_lost, worker.name, worker.incarnation)
+                self.timeline.after(rng.random() * 0.2, controller.call_soon, *lost)
         if rng.random() < 0.4 and worker.incarnation:
-            exited = admin_pb2.ExitReport(worker_id=worker.name, exit_code=1)
-            exited.incarnation = worker.incarnation
+            exited = admin_pb2.ExitReport(
+                worker_id=worker.name, incarnation=worker.incarnation, exit_code=1
+            )
             self.ask(admin.report_exit, exited)
-        self._restart(worker, rng.uniform(0.3, 3.0) if restart_s is None else restart_s)
+        self._restart(worker, rng.uniform(0.3, 3.0))
 
     def _exited(self, worker: SimulatedWorker, status: int) -> None:
         """A worker's process has ended by itself."""
@@ -86,9 +85,8 @@ class World(Cluster):
         """Somebody gives an order and does not wait for the answer."""
 
         async def ask() -> None:
-            with contextlib.suppress(
-                Fenced, AssertionError
-            ):  # the worker or the run is gone already
+            # Refused: the worker or the run is gone already.
+            with contextlib.suppress(Fenced, AssertionError):
                 await self.admin.call(handler, request)
 
         self.admin.spawn(ask())
