@@ -58,8 +58,11 @@ class LongPolls:
 
     def announce(self, events: Iterable[Event]) -> None:
         """Wakes the topics that these durable events concern."""
-        for topic in frozenset[Topic]().union(*(event.wakes for event in events)):
-            self._topics[topic].wake()
+        woken = frozenset[Topic]().union(*(event.wakes for event in events))
+        # In the order of the topics: that of a set of strings differs from process to process.
+        for topic in Topic:
+            if topic in woken:
+                self._topics[topic].wake()
         self.journal.wake()
 
     def wake_all(self) -> None:

@@ -4,16 +4,16 @@ A fleet started with ``environment(directory)`` can be signalled, at any time wh
 ``fall(directory, pid, instant)``: the next time that process comes to the instant it writes the
 time and sends itself the signal. Instants:
 
-    policy    idle      asking for the next step
-              forward   in the forward pass of a micro-batch
-              reduce    with its all-reduce under way
-              vote      a few milliseconds after its vote was sent
-              commit    the commit is known, the optimizer step not yet done
-              seed      the state half sent to a joiner
-              send      a bucket of new weights on its way to a rollout worker
-    rollout   generate  a few milliseconds after a prompt went to the engine
-              submit    a few milliseconds after finished groups were sent
-              receive   a bucket of new weights on its way
+    policy    idle            asking for the next step
+              forward         in the forward pass of a micro-batch
+              reduce          with its all-reduce under way
+              vote            a few milliseconds after its vote was sent
+              commit          the commit is known, the optimizer step not yet done
+              state_transfer  the state half sent to a joiner
+              send            a bucket of new weights on its way to a rollout worker
+    rollout   generate        a few milliseconds after a prompt went to the engine
+              submit          a few milliseconds after finished groups were sent
+              receive         a bucket of new weights on its way
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 VARIABLE = "PACELINE_INSTANTS"
-POLICY = ("idle", "forward", "reduce", "vote", "commit", "seed", "send")
+POLICY = ("idle", "forward", "reduce", "vote", "commit", "state_transfer", "send")
 ROLLOUT = ("generate", "submit", "receive")
 
 
@@ -154,7 +154,7 @@ class Trap:
     def _commit(self) -> None:
         self._before(_module("policy_worker.trainer").Trainer, "commit")
 
-    def _seed(self) -> None:
+    def _state_transfer(self) -> None:
         trainer = _module("policy_worker.trainer")
 
         def make(whole: Any) -> Any:

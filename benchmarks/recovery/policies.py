@@ -79,12 +79,12 @@ def _follow(
     return Trial(detected - t0, committed - t0, repeated, voted - registered)
 
 
-def seeder_killed(fleet: LaunchedFleet) -> Trial:
-    """The one of two survivors that seeds the replacement of the third."""
+def source_killed(fleet: LaunchedFleet) -> Trial:
+    """The one of two survivors that sends the state to the replacement of the third."""
     joiner = "policy-2"
     mesh = [e for _, e in fleet.tail.events if e["type"] == "MeshFormed"][-1]
     source = next(m["worker_id"] for m in mesh["members"] if m["worker_id"] != joiner)
-    fallen = failpoints.fall(fleet.armed, fleet.process(source).pid, "seed")
+    fallen = failpoints.fall(fleet.armed, fleet.process(source).pid, "state_transfer")
     at = fleet.mark()
     fleet.send(joiner)
     t0 = fallen(SERVE_LIMIT_S)
@@ -155,9 +155,9 @@ CASES = {
         *("one of three replicas: kill -9 in the all-reduce", EXIT, COMMIT, NOTHING),
         THREE,
     ),
-    "policy-seed": Case(
-        seeder_killed,
-        *("one of three replicas: kill -9 while seeding a joiner", EXIT, COMMIT, NOTHING),
+    "policy-state-transfer": Case(
+        source_killed,
+        *("one of three replicas: kill -9 while sending a joiner the state", EXIT, COMMIT, NOTHING),
         THREE,
     ),
     "policy-rank": Case(

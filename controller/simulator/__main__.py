@@ -12,6 +12,7 @@ import sys
 import time
 import traceback
 from collections import Counter
+from dataclasses import fields
 
 from controller.simulator.faults import run_schedule
 from controller.simulator.plan import PlannedFleet, forecast, parse, show
@@ -22,10 +23,13 @@ def main() -> int:
         prog="python -m controller.simulator",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("--seeds", type=int, default=1, help="number of schedules")
     parser.add_argument("--seed", type=int, default=0, help="the first one")
-    parser.add_argument("--verbose", action="store_true", help="print every journal entry")
+    parser.add_argument(
+        "--verbose", action="store_true", default=False, help="print every journal entry"
+    )
     parser.add_argument("--plan", nargs="+", metavar="ROLE=N", help="policy=N rollout=N slots=N")
     parser.add_argument("--step-s", type=float, help="one replica alone on a step, seconds")
     parser.add_argument("--generate-s", type=float, help="mean time of a group, seconds")
@@ -35,15 +39,13 @@ def main() -> int:
     parser.add_argument("--max-staleness", type=int)
     parser.add_argument("--steps", type=int)
     arguments = parser.parse_args()
-    return _plan(parser, arguments) if arguments.plan else _fuzz(arguments)
-
-
-def _plan(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
-    names = ["step_s", "generate_s", "spread", "transfer_s"]
-    names += ["groups_per_step", "max_staleness", "steps"]
-    given = {n: value for n in names if (value := getattr(arguments, n)) is not None}
+    if "plan" not in arguments:
+        return _fuzz(arguments)
+    chosen = {
+        f.name: getattr(arguments, f.name) for f in fields(PlannedFleet) if f.name in arguments
+    }
     try:
-        fleet = PlannedFleet(**parse(arguments.plan), **given)
+        fleet = PlannedFleet(**parse(arguments.plan), **chosen)
     except ValueError as error:
         parser.error(str(error))
     print(show(fleet, forecast(fleet, arguments.seed)))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -21,20 +21,26 @@ from controller.ledger.commands import CommandRefused, RunSpec
 from controller.replicated_controller import Controller
 from controller.services import worker as worker_service
 from controller.services.grpc_server import final_error
-from controller.simulator.memory_store import memory_stores
-from controller.simulator.virtual_time import Process, ProcessClock
+from controller.simulator.memory_store import MemoryRedis, memory_stores
+from controller.simulator.oracle import Oracle
+from controller.simulator.virtual_time import Process, ProcessClock, settle
 from controller.store.journal import Deposed
+from paceline.config.schema import Config
 from paceline.dataset.rows import RowSource
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.v1 import worker_pb2
 
-if TYPE_CHECKING:
-    from controller.simulator.worker import SimulatedWorker
-    from controller.simulator.world import World
 
-Respond = Callable[[tuple[Any, ...]], None]
-SessionKey = tuple[str, int, int]
-"""Worker id, incarnation, number of the session."""
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A worker's end of one of its sessions."""
+
+    worker: Process
+    incarnation: int
+    number: int
+    directed: Callable[[Session, worker_pb2.Directive], None]
+    over: Callable[[Session, str], None]
+    """With the name of the leader, or an empty one."""
 
 
 class NoRunFiles:
@@ -87,94 +93,102 @@ class Prompts(RowSource):
 class SimulatedController(Controller):
     FOLLOW_MS = 1000
 
-    def __init__(self, world: World, process: Process) -> None:
-        name, lease_s = process.name, world.config.controller.leader_lease_s
-        identity = LeaderIdentity(name, name, "host", 1, f"{name}/{world.timeline.now}")
-        stores = memory_stores(world.redis, process, identity, lease_s=lease_s)
-        clock = ProcessClock(process)
-        super().__init__(world.config, Path("run"), identity, stores, clock=clock)
-        self._world = world
+    def __init__(
+        self, process: Process, config: Config, redis: MemoryRedis, oracle: Oracle
+    ) -> None:
+        name, lease_s = process.name, config.controller.leader_lease_s
+        identity = LeaderIdentity(name, name, "host", 1, f"{name}/{process.time()}")
+        stores = memory_stores(redis, process, identity, lease_s=lease_s)
+        super().__init__(config, Path("run"), identity, stores, clock=ProcessClock(process))
+        self._oracle = oracle
 
     def context(self, rows: DatasetRows) -> ControllerContext:
         assert self.replica is not None
-        self._world.check_replica(self.identity.controller_id, self.replica)
+        self._oracle.check_replica(self.identity.controller_id, self.replica)
         plain = super().context(rows)
         context = SimulatedContext(**{f.name: getattr(plain, f.name) for f in fields(plain)})
-        context.spec = self._world.facts
+        context.spec = self._oracle.facts
         context.tick_s = 0.2
         return context
 
     async def load_rows(self) -> DatasetRows:
-        facts = self._world.facts
+        facts = self._oracle.facts
         return DatasetRows(Prompts(facts.dataset_rows), Prompts(facts.eval_rows), facts.eval_rows)
 
 
 class ControllerProcess(Process):
-    def __init__(self, world: World, name: str) -> None:
-        super().__init__(world.timeline, name, skew_s=world.rng.uniform(-1.0, 1.0))
-        self.world = world
-        self.controller = SimulatedController(world, self)
-        self._reports: dict[SessionKey, asyncio.Queue[worker_pb2.Report]] = {}
-        self._sessions: dict[SessionKey, asyncio.Task[None]] = {}
+    def __init__(self, name: str, config: Config, redis: MemoryRedis, oracle: Oracle) -> None:
+        timeline = redis.process.timeline
+        super().__init__(timeline, name, skew_s=timeline.rng.uniform(-1.0, 1.0))
+        self.controller = SimulatedController(self, config, redis, oracle)
+        self._network = redis.network
+        self._oracle = oracle
+        self._sessions: dict[Session, tuple[asyncio.Queue[worker_pb2.Report], asyncio.Task[None]]]
+        self._sessions = {}
+        """Those that are over too: what still comes in over one of them is lost."""
         self.spawn(self.controller.run())
 
     # ---- unary requests -------------------------------------------------------------------
 
-    def request(self, handler: Callable[..., Any], request: Any, respond: Respond) -> None:
-        self.spawn(self._answer(handler, request, respond))
+    def request(
+        self,
+        client: Process,
+        future: asyncio.Future[Any],
+        handler: Callable[..., Any],
+        request: Any,
+    ) -> None:
+        """Gives the client's ``future`` the reply, or the error that the client will see."""
+        self.spawn(self._answer(client, future, handler, request))
 
-    async def _answer(self, handler: Callable[..., Any], request: Any, respond: Respond) -> None:
+    async def _answer(
+        self,
+        client: Process,
+        future: asyncio.Future[Any],
+        handler: Callable[..., Any],
+        request: Any,
+    ) -> None:
         leader = self.controller.leader
         try:
-            reply = await handler(self.controller, request)
+            answer = await handler(self.controller, request)
         except Exception as error:
-            respond(self._status(error))
-            return
-        self.world.oracle.replied(leader.term if leader is not None else 0, request, reply)
-        respond(("ok", reply))
+            answer = self._seen_by_client(error)
+        else:
+            self._oracle.replied(leader.term if leader is not None else 0, request, answer)
+        self._network.send(self.name, client, settle, future, answer)
 
-    def _status(self, raised: Exception) -> tuple[Any, ...]:
+    def _seen_by_client(self, raised: Exception) -> CommandRefused | NotLeading:
         error = final_error(self.controller, raised)
-        if isinstance(error, CommandRefused):
-            return "refused", error.code, str(error)
-        if isinstance(error, NotLeading):
-            return "elsewhere", error.leader
+        if isinstance(error, CommandRefused | NotLeading):
+            return error
         if isinstance(error, Deposed | RedisError | OSError):
-            return "elsewhere", ""
+            return NotLeading("")
         raise error
 
     # ---- sessions -------------------------------------------------------------------------
 
-    def report(self, worker: SimulatedWorker, key: SessionKey, report: worker_pb2.Report) -> None:
-        reports = self._reports.get(key)
-        if reports is None:
-            reports = self._reports[key] = asyncio.Queue()
-            self._sessions[key] = self.spawn(self._session(worker, key, reports))
-        reports.put_nowait(report)
+    def report(self, session: Session, report: worker_pb2.Report) -> None:
+        if session not in self._sessions:
+            queue: asyncio.Queue[worker_pb2.Report] = asyncio.Queue()
+            self._sessions[session] = queue, self.spawn(self._serve(session, queue))
+        self._sessions[session][0].put_nowait(report)
 
     def session_lost(self, worker_id: str, incarnation: int) -> None:
         """The worker's connection is found to be broken."""
-        for key, task in list(self._sessions.items()):
-            if key[:2] == (worker_id, incarnation):
+        for session, (_, task) in list(self._sessions.items()):
+            if (session.worker.name, session.incarnation) == (worker_id, incarnation):
                 task.cancel()
 
-    async def _session(
-        self,
-        worker: SimulatedWorker,
-        key: SessionKey,
-        queue: asyncio.Queue[worker_pb2.Report],
-    ) -> None:
+    async def _serve(self, session: Session, queue: asyncio.Queue[worker_pb2.Report]) -> None:
         async def reports() -> AsyncIterator[worker_pb2.Report]:
             while True:
                 yield await queue.get()
 
-        send, hint = self.world.network.send, ""
+        send, hint = self._network.send, ""
         try:
             async for directive in worker_service.session(self.controller, reports()):
-                send(self.name, worker, worker.directed, key, directive)
+                send(self.name, session.worker, session.directed, session, directive)
         except Exception as error:
-            status = self._status(error)
-            hint = status[1] if status[0] == "elsewhere" else ""
+            seen = self._seen_by_client(error)
+            hint = seen.leader if isinstance(seen, NotLeading) else ""
         finally:
-            self._sessions.pop(key, None)
-            send(self.name, worker, worker.session_over, key, hint)
+            send(self.name, session.worker, session.over, session, hint)

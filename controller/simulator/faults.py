@@ -8,9 +8,11 @@ from dataclasses import replace
 
 from controller.ledger import commands as cmd
 from controller.services import admin
+from controller.simulator.cluster import Shape
 from controller.simulator.policy import SimulatedPolicyWorker
 from controller.simulator.virtual_time import Process
-from controller.simulator.world import Shape, World
+from controller.simulator.worker import SimulatedWorker
+from controller.simulator.world import World
 from paceline.v1 import admin_pb2
 
 FATES = ("kills", "fails", "bad")
@@ -40,7 +42,7 @@ def draw_shape(rng: random.Random) -> Shape:
         shuffle=rng.random() < 0.8,
         desired={"policy": 2, "rollout": 2},
     )
-    return Shape(
+    shape = Shape(
         facts=facts,
         controllers=rng.choice([1, 2, 2, 3]),
         policy=rng.choice([1, 2, 2, 3]),
@@ -55,14 +57,9 @@ def draw_shape(rng: random.Random) -> Shape:
         torn=rng.choice([0.0, 0.0, 0.05]),
         fates=fates,
     )
-
-
-def _varied(shape: Shape, rng: random.Random) -> Shape:
-    """A quarter of the schedules have spares."""
-    facts = shape.facts
     if rng.random() < 0.25:
-        facts = replace(facts, bounds={"rollout_spares": 1})
-    return replace(shape, facts=facts)
+        return replace(shape, facts=replace(facts, bounds={"rollout_spares": 1}))
+    return shape
 
 
 def plan_faults(world: World, until: float) -> None:
@@ -74,20 +71,18 @@ def plan_faults(world: World, until: float) -> None:
         world.timeline.after(rng.uniform(0.5, until), strike, world)
 
 
-def _workers(world: World, prefix: str = "") -> list[Process]:
+def _workers(world: World, prefix: str = "") -> list[SimulatedWorker]:
     return [w for w in world.workers.values() if w.alive and w.name.startswith(prefix)]
 
 
 def _kill_worker(world: World) -> None:
-    victims = _workers(world)
-    if victims:
-        victim = world.rng.choice(victims)
-        world.crash(world.workers[victim.name])
+    if victims := _workers(world):
+        world.crash(world.rng.choice(victims))
 
 
 def _kill_all_policy(world: World) -> None:
     for victim in _workers(world, "policy"):
-        world.crash(world.workers[victim.name])
+        world.crash(victim)
 
 
 def _kill_leader(world: World) -> None:
@@ -103,14 +98,13 @@ def _kill_controllers(world: World) -> None:
 def _power_cut(world: World) -> None:
     _kill_controllers(world)
     for victim in _workers(world):
-        world.crash(world.workers[victim.name])
+        world.crash(victim)
     _redis_away(world)
 
 
 def _stop_one(world: World) -> None:
     """SIGSTOP, and SIGCONT later: longer than any lease, or not."""
-    victims = [p for p in world.everyone() if p.alive and not p.stopped]
-    if victims:
+    if victims := [p for p in world.everyone() if p.alive and not p.stopped]:
         _freeze(world, world.rng.choice(victims), world.rng.choice([0.5, 1.5, 5.0]))
 
 
@@ -127,14 +121,15 @@ def _freeze(world: World, victim: Process, delay: float) -> None:
 
 def _redis_away(world: World) -> None:
     if not world.redis.process.stopped:
-        for process in [*world.controllers.values()]:
-            _cut(world, process.name, "redis", world.rng.uniform(0.3, 3.0))
+        for name in world.controller_names:
+            _cut(world, name, "redis", world.rng.uniform(0.3, 3.0))
 
 
 def _lose_tail(world: World) -> None:
     """The journal's Redis fails over to a replica that lags."""
     if not world.oracle.finished:
-        world.lose_tail(world.rng.choice([1, 1, 2, 3, 6, 12]))
+        world.redis.lose_tail(world.rng.choice([1, 1, 2, 3, 6, 12]))
+        world.oracle.tail_lost()
 
 
 def _partition(world: World) -> None:
@@ -163,7 +158,7 @@ def _drop_session(world: World) -> None:
     workers = list(world.workers.values())
     victim = world.rng.choice(workers)
     for controller in world.controllers.values():
-        controller.call_soon(controller.session_lost, victim.worker_id, victim.incarnation)
+        controller.call_soon(controller.session_lost, victim.name, victim.incarnation)
 
 
 def _drain_one(world: World) -> None:
@@ -199,9 +194,8 @@ def _scale(world: World) -> None:
 
 
 def _wedge(world: World) -> None:
-    victims = _workers(world, "policy")
-    if victims:
-        world.workers[world.rng.choice(victims).name].wedged = True
+    if victims := _workers(world, "policy"):
+        world.rng.choice(victims).wedged = True
 
 
 def _flip_bit(world: World) -> None:
@@ -221,45 +215,37 @@ def _stop_run(world: World) -> None:
         world.ask(admin.stop, admin_pb2.StopRequest(request_id="stop", reason="enough"))
 
 
-_FAULTS: tuple[Callable[[World], None], ...] = (
-    _kill_worker,
-    _kill_worker,
-    _kill_worker,
-    _kill_all_policy,
-    _kill_leader,
-    _kill_leader,
-    _kill_controllers,
-    _power_cut,
-    _stop_one,
-    _stop_one,
-    _stop_leader,
-    _stop_leader,
-    _redis_away,
-    _lose_tail,
-    _partition,
-    _partition,
-    _leader_without_redis,
-    _drop_session,
-    _drain_one,
-    _join_one,
-    _pause,
-    _scale,
-    _wedge,
-    _flip_bit,
-    _stop_run,
-)
+_WEIGHTS: dict[Callable[[World], None], int] = {
+    _kill_worker: 3,
+    _kill_all_policy: 1,
+    _kill_leader: 2,
+    _kill_controllers: 1,
+    _power_cut: 1,
+    _stop_one: 2,
+    _stop_leader: 2,
+    _redis_away: 1,
+    _lose_tail: 1,
+    _partition: 2,
+    _leader_without_redis: 1,
+    _drop_session: 1,
+    _drain_one: 1,
+    _join_one: 1,
+    _pause: 1,
+    _scale: 1,
+    _wedge: 1,
+    _flip_bit: 1,
+    _stop_run: 1,
+}
+_FAULTS = [fault for fault, weight in _WEIGHTS.items() for _ in range(weight)]
 
 
 def run_schedule(seed: int, *, fenced: bool = True, trace: bool = False) -> World:
     """Runs one seed to its end. Raises what it found."""
     rng = random.Random(seed * 2654435761 % (1 << 32))
-    shape = _varied(draw_shape(rng), rng)
-    if not fenced:
-        shape = Shape(**{**shape.__dict__, "fenced": False})
-    world = World(seed, shape)
+    world = World(seed, replace(draw_shape(rng), fenced=fenced))
     if trace:
         world.trace = lambda now, entry: print(
-            *(f"{now:8.3f} {entry.term} {event}" for event in entry.events), sep="\n"
+            *(f"{now:8.3f} {entry.entry.term} {event}" for event in entry.events), sep="\n"
         )
     until = world.rng.uniform(4.0, 18.0)
     plan_faults(world, until)

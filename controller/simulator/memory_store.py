@@ -7,15 +7,17 @@ process, as an append-only file does; a failover to a replica that lags loses th
 
 from __future__ import annotations
 
+import asyncio
 import json
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from controller.ledger import events as ev
 from controller.simulator.virtual_time import TIMEOUT, Network, Process, ProcessClock, settle
 from controller.store.election import Election
-from controller.store.journal import START, Entry, Journal, Position, decode_entry, order
+from controller.store.journal import Entry, Journal, Position, order
 from controller.store.partial_rollouts import Kept, Partial
 from controller.store.payloads import Payloads, Ref, Refs
 from controller.store.run_registry import RunRegistry
@@ -23,6 +25,7 @@ from controller.store.stores import Stores
 from paceline.ids import TaskId
 from paceline.redis.leader_lease import LeaderIdentity
 
+T = TypeVar("T")
 ANSWER_S = 0.5
 """How long a client waits for an answer."""
 
@@ -31,36 +34,37 @@ ANSWER_S = 0.5
 class Landed:
     """One entry of the stream."""
 
-    position: str
-    number: int
-    batch: str
-    text: str
-    term: int
+    entry: Entry
     events: tuple[ev.Event, ...]
 
+    @property
+    def id(self) -> tuple[int, ...]:
+        """Its stream id, as it is ordered."""
+        return order(self.entry.at.entry)
 
+
+@dataclass
 class MemoryRedis:
     """Lease and term, the fenced journal, snapshots, payloads."""
 
-    def __init__(self, process: Process, network: Network, *, fenced: bool = True) -> None:
-        self.process = process
-        self.network = network
-        self.fenced = fenced
-        self.holder = ""
-        """Identity of who has the lease, as JSON."""
-        self.expires = 0.0
-        self.term = 0
-        self.entries: list[Landed] = []
-        self.first = 0
-        """Entries before this one have been trimmed."""
-        self.failovers = 0
-        self.snapshots: list[str] = []
-        self.payloads: dict[Ref, int] = {}
-        """To the number of entries that were there when they were stored."""
-        self.landed: Callable[[Landed], None] = lambda entry: None
-        self.saved: Callable[[int, str], None] = lambda number, state: None
-        self._deleted: list[tuple[int, Ref, int]] = []
-        self._readers: list[tuple[Process, Any]] = []
+    process: Process
+    network: Network
+    fenced: bool = True
+    holder: str = ""
+    """Identity of who has the lease, as JSON."""
+    expires: float = 0.0
+    term: int = 0
+    entries: list[Landed] = field(default_factory=list)
+    first: int = 0
+    """Entries before this one have been trimmed."""
+    failovers: int = 0
+    snapshots: list[str] = field(default_factory=list)
+    payloads: dict[Ref, int] = field(default_factory=dict)
+    """To the number of entries that were there when they were stored."""
+    landed: Callable[[Landed], None] = lambda landed: None
+    saved: Callable[[int, str], None] = lambda number, state: None
+    _deleted: list[tuple[int, Ref, int]] = field(default_factory=list)
+    _readers: list[tuple[Process, asyncio.Future[list[Landed]]]] = field(default_factory=list)
 
     @property
     def leader(self) -> str:
@@ -73,7 +77,7 @@ class MemoryRedis:
         now = self.process.timeline.now
         if self.holder and self.expires > now:
             return None
-        written = self.entries[-1].term if self.entries else 0
+        written = self.entries[-1].entry.term if self.entries else 0
         self.term = max(int(now * 1000), self.term + 1, written + 1, known_term + 1)
         self.holder, self.expires = identity, now + lease_s
         return self.term
@@ -101,34 +105,36 @@ class MemoryRedis:
         """(verdict, detail). ``before``: the batch that the writer believes to be the last one."""
         for ref in payloads:
             self.payloads.setdefault(ref, len(self.entries))
-        head = self.entries[-1] if self.entries else None
-        if head is not None and head.batch == batch:
-            return "appended", head.position
+        head = self.entries[-1].entry.at if self.entries else Position()
+        if head.batch == batch:
+            return "appended", head.entry
         if self.fenced and term != self.term:
             return "deposed", str(self.term)
-        if self.fenced and (head.batch if head else "") != before:
-            return "diverged", head.batch if head else "nothing"
+        if self.fenced and head.batch != before:
+            return "diverged", head.batch or "nothing"
         raw = json.loads(text)
-        events = tuple(ev.from_json(event) for event in raw["events"])
-        position = f"{int(self.process.timeline.now * 1000)}-{number}"
-        entry = Landed(position, number, batch, text, raw["term"], events)
-        self.entries.append(entry)
-        self.landed(entry)
+        at = Position(f"{int(self.process.timeline.now * 1000)}-{number}", number, batch)
+        entry = Entry(at, raw["term"], raw["t"], raw["events"])
+        landed = Landed(entry, tuple(ev.from_json(event) for event in raw["events"]))
+        self.entries.append(landed)
+        self.landed(landed)
         readers, self._readers = self._readers, []
         for process, poke in readers:
-            self.network.send(self.process.name, process, settle, poke, [entry])
-        return "appended", position
+            self.network.send(self.process.name, process, settle, poke, [landed])
+        return "appended", at.entry
 
-    def next(self, after: str, count: int, reader: tuple[Process, Any] | None) -> list[Landed]:
+    def next(
+        self,
+        after: str,
+        count: int,
+        reader: tuple[Process, asyncio.Future[list[Landed]]] | None = None,
+    ) -> list[Landed]:
         """Entries after ``after``; if there are none, ``reader`` hears of the next one."""
         seen = order(after)
-        found = self.entries[self.first :]
-        at = len(found)
-        while at and order(found[at - 1].position) > seen:
-            at -= 1
-        if at == len(found) and reader is not None:
+        at = bisect_right(self.entries, seen, lo=self.first, key=lambda landed: landed.id)
+        if at == len(self.entries) and reader is not None:
             self._readers.append(reader)
-        return found[at : at + count]
+        return self.entries[at : at + count]
 
     def save(self, data: str, term: int, trim_before: str) -> bool:
         if term != self.term:
@@ -136,7 +142,7 @@ class MemoryRedis:
         raw = json.loads(data)
         self.saved(raw["at"][1], json.dumps(raw["state"], separators=(",", ":")))
         self.snapshots.append(data)
-        while trim_before and order(self.entries[self.first].position) < order(trim_before):
+        while trim_before and self.entries[self.first].id < order(trim_before):
             self.first += 1
         return True
 
@@ -162,32 +168,29 @@ class MemoryRedis:
                 self.payloads[ref] = stored
         self._deleted = [item for item in self._deleted if item[0] < kept]
         self.payloads = {ref: at for ref, at in self.payloads.items() if at < kept}
-        self.term = self.entries[-1].term if self.entries else 0
+        self.term = self.entries[-1].entry.term if self.entries else 0
         self.holder, self.expires = "", 0.0
 
 
+@dataclass(frozen=True)
 class Link:
     """One controller's connection to the Redis."""
 
-    def __init__(self, redis: MemoryRedis, process: Process) -> None:
-        self.redis = redis
-        self.process = process
+    redis: MemoryRedis
+    process: Process
 
-    async def call(self, operation: Callable[..., Any], *args: Any) -> Any:
+    async def call(self, operation: Callable[..., T], *args: Any) -> T:
         """The operation's result. Raises ConnectionError: then it may have happened or not."""
         redis, process = self.redis, self.process
         future = process.create_future()
-
         master = redis.failovers
 
         def serve() -> None:
-            if redis.failovers != master:
-                return  # it was sent to the master before
-            result = operation(*args)
-            redis.network.send(redis.process.name, process, settle, future, result)
+            if redis.failovers == master:
+                redis.network.send("redis", process, settle, future, operation(*args))
 
         redis.network.send(process.name, redis.process, serve)
-        answer = await process.answer(future, ANSWER_S)
+        answer: T = await process.answer(future, ANSWER_S)
         if answer is TIMEOUT:
             raise ConnectionError("redis did not answer")
         return answer
@@ -207,10 +210,9 @@ class MemoryJournal(Journal):
         payloads: Mapping[Ref, bytes],
     ) -> tuple[str, str]:
         operation = self._link.redis.append
-        answer: tuple[str, str] = await self._link.call(
+        return await self._link.call(
             operation, after.batch, term, batch, number, entry, list(payloads)
         )
-        return answer
 
     async def _next(self, after: str, count: int, block_ms: int | None) -> list[Entry]:
         link, process = self._link, self._link.process
@@ -219,32 +221,22 @@ class MemoryJournal(Journal):
         found = await link.call(link.redis.next, after, count, reader)
         if not found and block_ms:
             found = await process.answer(poke, block_ms / 1e3)
-        return [_entry(landed) for landed in found] if found is not TIMEOUT else []
+        return [landed.entry for landed in found] if found is not TIMEOUT else []
 
     async def scan(self, after: str, *, until: str = "+", count: int = 256) -> list[Entry]:
-        redis = self._link.redis
-        found = await self._link.call(redis.next, after if after != "0" else START, count, None)
-        return [_entry(x) for x in found if until == "+" or order(x.position) <= order(until)]
+        found = await self._link.call(self._link.redis.next, after, count)
+        return [x.entry for x in found if until == "+" or x.id <= order(until)]
 
     async def replicated(self, *, expected: bool) -> bool:
         return True
 
     async def _check_format(self) -> None: ...
 
-    async def _get_snapshot(self) -> str | bytes | None:
-        redis = self._link.redis
-        data: str | None = await self._link.call(
-            lambda: redis.snapshots[-1] if redis.snapshots else None
-        )
-        return data
+    async def _get_snapshot(self) -> str | None:
+        return await self._link.call(lambda: next(reversed(self._link.redis.snapshots), None))
 
     async def _set_snapshot(self, data: str, term: int, trim_before: str) -> bool:
-        return bool(await self._link.call(self._link.redis.save, data, term, trim_before))
-
-
-def _entry(landed: Landed) -> Entry:
-    fields = {b"e": landed.text, b"n": landed.number, b"b": landed.batch.encode()}
-    return decode_entry(landed.position.encode(), fields)  # type: ignore[arg-type]
+        return await self._link.call(self._link.redis.save, data, term, trim_before)
 
 
 class MemoryElection(Election):
@@ -254,14 +246,11 @@ class MemoryElection(Election):
         self._link = link
 
     async def _grant(self, known_term: int) -> int | None:
-        term: int | None = await self._link.call(
-            self._link.redis.acquire, self._identity, self._lease_s, known_term
-        )
-        return term
+        operation = self._link.redis.acquire
+        return await self._link.call(operation, self._identity, self._lease_s, known_term)
 
     async def _extend(self, term: int) -> bool:
-        redis = self._link.redis
-        return bool(await self._link.call(redis.renew, self._identity, self._lease_s, term))
+        return await self._link.call(self._link.redis.renew, self._identity, self._lease_s, term)
 
     async def _delete(self) -> None:
         await self._link.call(self._link.redis.release, self._identity)
@@ -282,14 +271,13 @@ class MemoryPayloads:
 
     async def get(self, refs: Sequence[Ref]) -> Payloads:
         stored = self._link.redis.payloads
-        return list(await self._link.call(lambda: [b"" if r in stored else None for r in refs]))
+        return await self._link.call(lambda: [b"" if r in stored else None for r in refs])
 
     async def delete(self, refs: Sequence[Ref]) -> None:
         await self._link.call(self._link.redis.delete, refs)
 
     async def list(self) -> Refs:
-        redis = self._link.redis
-        return list(await self._link.call(lambda: list(redis.payloads)))
+        return await self._link.call(lambda: [*self._link.redis.payloads])
 
 
 class NoPartials:

@@ -17,6 +17,7 @@ from controller.ledger import events as ev
 from controller.ledger.commands import RunSpec
 from controller.ledger.tasks import SUSPECT_DEATHS
 from controller.simulator.memory_store import Landed
+from controller.store.ledger_follower import LedgerFollower
 from paceline.v1 import policy_pb2, rollout_pb2
 
 
@@ -32,11 +33,17 @@ def next_state(before: str, groups: frozenset[str]) -> str:
 
 class Oracle:
     def __init__(
-        self, facts: RunSpec, *, guilty: Collection[str] = (), checked: bool = True
+        self,
+        facts: RunSpec,
+        entries: Sequence[Landed],
+        *,
+        guilty: Collection[str] = (),
+        checked: bool = True,
     ) -> None:
-        """``guilty``: tasks that kill their worker or fail. No other may be quarantined for deaths
-        it was not alone with."""
+        """``entries``: the journal as it stands. ``guilty``: tasks that kill their worker or fail. No
+        other may be quarantined for deaths it was not alone with."""
         self.facts = facts
+        self.entries = entries
         self.guilty = guilty
         self.checked = checked
         self.ledger = Ledger(checked=checked)
@@ -53,8 +60,10 @@ class Oracle:
         self.line: list[tuple[str, ...]] = []
         """Compositions of the surviving steps."""
         self.lost: dict[int, tuple[str, ...]] = {}
-        self.leases: dict[str, dict[int, tuple[str, int, bool]]] = {}
-        """Task to its attempts: (worker, incarnation, still running)."""
+        self.attempts: Counter[str] = Counter()
+        """Leases of each task so far."""
+        self.leases: dict[str, tuple[int, str, int]] = {}
+        """Attempt, worker and incarnation of each task that is leased."""
         self.accepted: dict[str, ev.GroupAccepted] = {}
         self.dropped: set[str] = set()
         self.deaths: Counter[str] = Counter()
@@ -75,20 +84,19 @@ class Oracle:
         self.told: dict[Any, Any] = {}
         self._void_term = 0
         """What leaders up to this term remember may be lost."""
-        names = ["entries", "events", "commits", "rollbacks", "deaths"]
-        names += ["terms", "second tries", "spares put to work", "lost tails"]
-        self.counts = dict.fromkeys(names, 0)
+        self.counts: Counter[str] = Counter()
         self.max_staleness = 0
         self.staleness_sum = 0.0
 
     # ---- the journal ----------------------------------------------------------------------
 
-    def landed(self, entry: Landed) -> None:
+    def landed(self, landed: Landed) -> None:
         self.counts["entries"] += 1
-        if entry.term < self.term:
-            raise Violation(f"term {entry.term} wrote after term {self.term} had begun")
-        self.term = entry.term
-        for event in entry.events:
+        term = landed.entry.term
+        if term < self.term:
+            raise Violation(f"term {term} wrote after term {self.term} had begun")
+        self.term = term
+        for event in landed.events:
             self.counts["events"] += 1
             look = getattr(self, f"_on_{type(event).__name__}", None)
             if look is not None:
@@ -148,13 +156,7 @@ class Oracle:
             raise Violation(f"{left} died with their owner {worker_id}")
 
     def _held_by(self, worker_id: str, incarnation: int) -> list[str]:
-        lease = (worker_id, incarnation, True)
-        return [t for t, attempts in self.leases.items() if lease in attempts.values()]
-
-    def _running(self, task_id: str) -> list[str]:
-        """Workers that the task is leased to."""
-        attempts = self.leases.get(task_id, {})
-        return [worker_id for worker_id, _, running in attempts.values() if running]
+        return [t for t, lease in self.leases.items() if lease[1:] == (worker_id, incarnation)]
 
     def _on_TasksLeased(self, e: ev.TasksLeased) -> None:
         if self.living.get(e.worker_id) != e.incarnation:
@@ -162,37 +164,32 @@ class Oracle:
         if e.worker_id in self.spares:
             raise Violation(f"{e.worker_id} stands by and leased {e.leases}")
         for lease in e.leases:
-            before = self.leases.setdefault(lease.task_id, {})
-            if lease.attempt != max(before, default=0) + 1:
-                raise Violation(f"{lease.task_id}/{lease.attempt} follows {before}")
-            if running := self._running(lease.task_id):
-                raise Violation(f"{lease.task_id} leased twice: {running} and {e.worker_id}")
-            if lease.task_id in self.accepted or lease.task_id in self.dropped:
-                raise Violation(f"{lease.task_id} leased after it was finished")
-            before[lease.attempt] = (e.worker_id, e.incarnation, True)
+            task_id, before = lease.task_id, self.attempts[lease.task_id]
+            if lease.attempt != before + 1:
+                raise Violation(f"{task_id}/{lease.attempt} follows attempt {before}")
+            if task_id in self.leases:
+                raise Violation(f"{task_id} of {self.leases[task_id]} is leased to {e.worker_id}")
+            if task_id in self.accepted or task_id in self.dropped:
+                raise Violation(f"{task_id} leased after it was finished")
+            self.attempts[task_id] = lease.attempt
+            self.leases[task_id] = (lease.attempt, e.worker_id, e.incarnation)
         holds = self._held_by(e.worker_id, e.incarnation)
         suspects = [t for t in holds if self.deaths[t] >= SUSPECT_DEATHS]
         if suspects and len(holds) > 1:
             raise Violation(f"{suspects} leased to {e.worker_id} in company: {holds}")
 
     def _end_lease(self, task_id: str, attempt: int, worker_id: str | None = None) -> None:
-        held = self.leases.get(task_id, {}).get(attempt)
-        if held is None or not held[2]:
+        held = self.leases.pop(task_id, None)
+        if held is None or held[0] != attempt:
             raise Violation(f"{task_id}/{attempt} ended without being leased: {held}")
-        if worker_id is not None and held[:2] != (worker_id, self.living.get(worker_id)):
-            raise Violation(f"{task_id} of {held[0]} was finished by {worker_id}")
-        self.leases[task_id][attempt] = (*held[:2], False)
-
-    def _finish(self, task_id: str) -> None:
-        if left := self._running(task_id):
-            raise Violation(f"{task_id} is finished, and still leased to {left}")
+        if worker_id is not None and held[1:] != (worker_id, self.living.get(worker_id)):
+            raise Violation(f"{task_id} of {held[1]} was finished by {worker_id}")
 
     def _on_GroupAccepted(self, e: ev.GroupAccepted) -> None:
         task_id = e.group.task_id
         if task_id in self.accepted:
             raise Violation(f"{task_id} accepted twice")
         self._end_lease(task_id, e.group.attempt, e.worker_id)
-        self._finish(task_id)
         self.accepted[task_id] = e
 
     def _on_EvalTaskDone(self, e: ev.EvalTaskDone) -> None:
@@ -209,9 +206,8 @@ class Oracle:
         self.dropped.add(e.task_id)
         if e.reason == "quarantined" and "owner_died" in e.detail.rpartition("; ")[2]:
             self._buried[e.task_id] = True
-        if self._running(e.task_id):
+        if e.task_id in self.leases:
             self._end_lease(e.task_id, e.attempt)
-        self._finish(e.task_id)
 
     def _on_MeshFormed(self, e: ev.MeshFormed) -> None:
         self._rise("mesh", e.epoch)
@@ -337,18 +333,30 @@ class Oracle:
         if before != value:
             raise Violation(f"{key} was told {before}, and later {value}")
 
-    def lose_tail(self, entries: Sequence[Landed]) -> None:
+    def saved(self, number: int, state: str) -> None:
+        """A snapshot is the leader's memory at an entry: it must be what the journal says."""
+        if number == len(self.entries) and state != self.ledger.fingerprint():
+            raise Violation(f"the snapshot at entry {number} differs from the journal")
+
+    def check_replica(self, name: str, replica: LedgerFollower) -> None:
+        """Of a controller that is about to lead."""
+        if not self.entries or replica.at.batch != self.entries[-1].entry.at.batch:
+            return
+        if replica.ledger.fingerprint() != self.ledger.fingerprint():
+            raise Violation(f"{name}: the replayed state differs from the journal's")
+
+    def tail_lost(self) -> None:
         """The journal has lost its end, and with it every promise that rested on it: the books are
         made anew from what is left. Weights of lost commits may be about, as after a damage."""
         told_until = max(self.versions) + 1
-        anew = Oracle(self.facts, guilty=self.guilty, checked=False)
+        anew = Oracle(self.facts, self.entries, guilty=self.guilty, checked=False)
         anew.corrupted = True
         anew._void_term = max(self.term, self._void_term)
-        for entry in entries:
-            anew.landed(entry)
+        for landed in self.entries:
+            anew.landed(landed)
         anew.checked = anew.ledger.checked = self.checked
         anew._damaged = max(told_until, self._damaged)
-        anew.counts = {**self.counts, "lost tails": self.counts["lost tails"] + 1}
+        anew.counts = self.counts + Counter(["lost tails"])
         self.__dict__.update(anew.__dict__)
 
     def corrupt(self) -> None:
@@ -378,7 +386,7 @@ class Oracle:
         """The run is over: nothing lost, nothing left behind."""
         counts = self.ledger.state.tasks
         trained = {task_id for groups in self.line for task_id in groups}
-        train_leases = {t for t in self.leases if t.startswith("t")}
+        train_leases = {t for t in self.attempts if t.startswith("t")}
         lost = train_leases - trained - self.dropped
         if lost or len(train_leases) != counts.cursor:
             raise Violation(f"lost: {sorted(lost)}, dispatched {counts.cursor}")

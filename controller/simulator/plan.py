@@ -8,11 +8,11 @@ contention for bandwidth or cores.
 from __future__ import annotations
 
 import math
-import random
 from dataclasses import dataclass
 
 from controller.ledger import commands as cmd
-from controller.simulator.world import Shape, World
+from controller.simulator.cluster import Shape
+from controller.simulator.world import World
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def forecast(fleet: PlannedFleet, seed: int = 0) -> Forecast:
         rollout=fleet.rollout,
         slots=fleet.slots,
         group_s=lambda rng: group_s,
-        generate_s=lambda rng: _lognormal(rng, location, fleet.spread),
+        generate_s=lambda rng: rng.lognormvariate(location, fleet.spread),
         delay=fleet.transfer_s,
         wedged_after_s=1e9,
         checked=False,
@@ -106,12 +106,8 @@ def forecast(fleet: PlannedFleet, seed: int = 0) -> Forecast:
     )
 
 
-def _lognormal(rng: random.Random, location: float, spread: float) -> float:
-    return math.exp(rng.gauss(location, spread)) if spread else math.exp(location)
-
-
 def parse(words: list[str]) -> dict[str, int]:
-    """``policy=4 rollout=16`` and other whole-number fields of Fleet. Raises ValueError."""
+    """``policy=4 rollout=16`` and other whole-number fields of PlannedFleet. Raises ValueError."""
     values = {}
     for word in words:
         name, equals, value = word.partition("=")

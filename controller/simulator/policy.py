@@ -1,6 +1,6 @@
 """Simulated policy replica: it converges to the mesh, then trains step after step until its epoch is over.
 
-    directive ──► form epoch ──► restore, or be seeded ──► plan ─► accumulate ─► reduce ─► vote
+    directive ──► form epoch ──► restore, or receive ──► plan ─► accumulate ─► reduce ─► vote
                      ▲                                      ▲                               │
                      └────────── epoch over ────────────────┴────────── committed ◄─────────┘
 
@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any
 
 from controller.services import policy as policy_service
 from controller.services import worker as worker_service
-from controller.simulator.members import ERROR, Weights
+from controller.simulator.cluster import Cluster
+from controller.simulator.gradient_mesh import ERROR, Weights
 from controller.simulator.oracle import Violation, next_state
+from controller.simulator.rollout import SimulatedRolloutWorker
 from controller.simulator.worker import Fenced, SimulatedWorker
 from paceline.v1 import common_pb2, policy_pb2, worker_pb2
-
-if TYPE_CHECKING:
-    from controller.simulator.world import World
-
 
 FORM_S = 10.0
 """Time limit of a rendezvous."""
@@ -31,10 +30,17 @@ WAIT_S = 2.0
 """How long a request for a plan or a vote may be held."""
 
 
+class EpochLost(Exception):
+    """The epoch was called off, or this replica cannot go on in it."""
+
+
 class SimulatedPolicyWorker(SimulatedWorker):
     role = common_pb2.ROLE_POLICY
 
-    def __init__(self, world: World, worker_id: str) -> None:
+    def __init__(
+        self, cluster: Cluster, name: str, exited: Callable[[SimulatedWorker, int], None]
+    ) -> None:
+        super().__init__(cluster, name, exited)
         self.state = ""
         self.epoch = 0
         """Newest epoch it has set out to form; it never comes back to one."""
@@ -45,93 +51,90 @@ class SimulatedPolicyWorker(SimulatedWorker):
         self.saving = False
         self.sent: dict[tuple[int, int], int] = {}
         """Newest version acknowledged, by link epoch and incarnation of the receiver."""
-        super().__init__(world, worker_id)
 
     def rejoin(self) -> None:
         self.accumulated.clear()
 
     async def work(self) -> None:
-        await asyncio.sleep(self.world.rng.uniform(0.1, 1.0))
+        await asyncio.sleep(self.rng.uniform(0.1, 1.0))
         self.lifecycle = worker_pb2.LIFECYCLE_RUNNING
         self._send_report()
         self.spawn(self._publish(self.incarnation))
         while not self.over:
             mesh = self._mesh
-            if mesh is not None and mesh.epoch == self.epoch:
-                # It has left this epoch, and the controller may not know: it says so again.
+            if mesh is None or mesh.epoch == self.epoch:
                 await self.news()
-                if self._current(mesh):
+                if mesh is not None and self._current(mesh):
+                    # It has left this epoch, and the controller may not know: it says so again.
                     await self._complain(mesh)
                 continue
-            if mesh is None or not await self._converge(mesh):
-                await self.news()
-                continue
-            await self._train(mesh)
+            formed = False
+            try:
+                await self._converge(mesh)
+                formed = True
+                await self._train(mesh)
+            except EpochLost:
+                await self._complain(mesh)
+                if not formed:
+                    await self.news()
 
     @property
     def _mesh(self) -> worker_pb2.PolicyMesh | None:
-        view = self.directive
-        return view.mesh if view is not None and view.HasField("mesh") else None
+        return self.directive.mesh if self.directive.HasField("mesh") else None
 
     def _current(self, mesh: worker_pb2.PolicyMesh) -> bool:
         now = self._mesh
         return now is not None and now.epoch == mesh.epoch
 
-    async def _until(
+    async def _joined(
         self,
-        future: asyncio.Future[Any],
+        collective: asyncio.Future[Any],
         mesh: worker_pb2.PolicyMesh,
         limit_s: float = math.inf,
-    ) -> bool:
-        """Waits for ``future`` as long as the epoch is not called off; whether it is there."""
+    ) -> Any:
+        """What the collective gives. Raises EpochLost."""
         last = self.time() + limit_s
-        while not future.done() and self._current(mesh) and self.time() < last:
-            await self.within(future, 0.5)
+        while not collective.done() and self._current(mesh) and self.time() < last:
+            await self.within(collective, 0.5)
             self.check()
-        return future.done()
+        if not collective.done() or collective.result() == ERROR:
+            raise EpochLost
+        return collective.result()
 
-    async def _converge(self, mesh: worker_pb2.PolicyMesh) -> bool:
-        """Forms the epoch and holds its state; False where it was called off first."""
-        world, me = self.world, (self.worker_id, self.incarnation)
+    async def _converge(self, mesh: worker_pb2.PolicyMesh) -> None:
+        """Forms the epoch and holds its state. Raises EpochLost."""
+        cluster, me = self.cluster, (self.name, self.incarnation)
         self.epoch = mesh.epoch
-        epoch = self.world.epoch(mesh)
-        rank = next(r for r, m in enumerate(mesh.members) if (m.worker_id, m.incarnation) == me)
+        epoch = cluster.epoch(mesh)
+        (needs_state,) = (m.needs_state for m in mesh.members if (m.worker_id, m.incarnation) == me)
+        if mesh.restore or needs_state:
+            self.accumulated.clear()
         if mesh.restore:
-            self.accumulated.clear()
-            await asyncio.sleep(world.rng.uniform(0.1, 0.6))
-            self.state = world.checkpoints[mesh.checkpoint_path].state
+            await asyncio.sleep(self.rng.uniform(0.1, 0.6))
+            self.state = cluster.checkpoints[mesh.checkpoint_path].state
             self._hold(mesh.state_version)
-        elif mesh.members[rank].needs_state:
-            self.accumulated.clear()
-        elif self.state_version != mesh.state_version:
-            if world.oracle.corrupted:  # what it holds was committed in a tail that is lost
-                await self._complain(mesh)
-                return False
+        elif not needs_state and self.state_version != mesh.state_version:
+            if cluster.oracle.corrupted:  # what it holds was committed in a tail that is lost
+                raise EpochLost
             raise Violation(
                 f"{self.name} holds {self.state_version}, epoch {mesh.epoch} needs "
                 f"{mesh.state_version}"
             )
-        formed = epoch.join(self, (-1, 0))
-        if not await self._until(formed, mesh, FORM_S):
-            await self._complain(mesh)
-            return False
-        if formed.result() == ERROR:
-            await self._complain(mesh)
-            return False
-        if mesh.members[rank].needs_state:
-            seed = epoch.seed(mesh.members[mesh.source_rank].worker_id)
-            await asyncio.sleep(world.rng.uniform(0.05, 0.4))
-            if seed is None or not self._current(mesh):
-                await self._complain(mesh)
-                return False
-            self.state = seed
+        await self._joined(epoch.meet(self, Weights(self.state_version, self.state)), mesh, FORM_S)
+        if needs_state:
+            state = epoch.transferred(mesh.members[mesh.source_rank].worker_id)
+            await asyncio.sleep(self.rng.uniform(0.05, 0.4))
+            if state is None or not self._current(mesh):
+                raise EpochLost
+            self.state = state
             self._hold(mesh.state_version)
-        return self._current(mesh)
+        if not self._current(mesh):
+            raise EpochLost
 
     def _hold(self, version: int) -> None:
         self.state_version = version
         self.progress += 1
-        self.world.oracle.holds(self.worker_id, version, self.state)
+        self.cluster.oracle.holds(self.name, version, self.state)
         self._send_report()
 
     async def _complain(self, mesh: worker_pb2.PolicyMesh) -> None:
@@ -140,9 +143,8 @@ class SimulatedPolicyWorker(SimulatedWorker):
             await self.call(worker_service.report_peer_error, error)
 
     async def _train(self, mesh: worker_pb2.PolicyMesh) -> None:
-        """Steps until the epoch is over."""
-        world = self.world
-        epoch = world.epoch(mesh)
+        """Steps until the epoch is over. Raises EpochLost."""
+        epoch = self.cluster.epoch(mesh)
         while self._current(mesh) and not self.over:
             self._maybe_save(mesh)
             request = policy_pb2.PlanRequest(
@@ -163,13 +165,9 @@ class SimulatedPolicyWorker(SimulatedWorker):
             if not await self._accumulate(mesh, plan):
                 continue
             self.busy = False
-            reduced = epoch.join(self, (plan.step, plan.mesh_epoch), frozenset(self.accumulated))
-            if not await self._until(reduced, mesh):
-                return
-            if reduced.result() == ERROR:
-                await self._complain(mesh)
-                return
-            await self._vote(plan, reduced.result())
+            gradients = frozenset(self.accumulated)
+            reduced = epoch.join(self, (plan.step, plan.mesh_epoch), gradients)
+            await self._vote(plan, await self._joined(reduced, mesh))
 
     async def _accumulate(self, mesh: worker_pb2.PolicyMesh, plan: policy_pb2.StepPlan) -> bool:
         """Gradients of the shard, on top of what an earlier epoch has accumulated."""
@@ -184,12 +182,14 @@ class SimulatedPolicyWorker(SimulatedWorker):
             task_id, attempt = ref.task_id, ref.attempt
             if task_id in self.accumulated:
                 continue
-            if (task_id, attempt) not in self.world.redis.payloads:
-                if self.world.oracle.may_train(self.worker_id, self.incarnation, plan):
+            if (task_id, attempt) not in self.cluster.redis.payloads:
+                if self.cluster.oracle.may_train(self.name, self.incarnation, plan):
                     raise Violation(f"the payload of {task_id}/{attempt} is gone")
                 await self.news()  # it asks for what others have committed without it
                 return False
-            await (self.create_future() if self.wedged else asyncio.sleep(self.world.group_s()))
+            if self.wedged:
+                await self.create_future()
+            await asyncio.sleep(self.cluster.shape.group_s(self.rng))
             self.check()
             self.accumulated.add(task_id)
             self.progress += 1
@@ -221,9 +221,9 @@ class SimulatedPolicyWorker(SimulatedWorker):
     # ---- beside the step loop -------------------------------------------------------------
 
     def _maybe_save(self, mesh: worker_pb2.PolicyMesh) -> None:
-        wanted = self.directive.checkpoint_step if self.directive else 0
-        step = self.world.oracle.versions.get(self.state_version, 0)
-        leads = mesh.members[0].worker_id == self.worker_id
+        wanted = self.directive.checkpoint_step
+        step = self.cluster.oracle.versions.get(self.state_version, 0)
+        leads = mesh.members[0].worker_id == self.name
         if not (leads and wanted and step >= wanted) or self.saving:
             return
         if self.saved >= (self._order[0], wanted):
@@ -232,9 +232,9 @@ class SimulatedPolicyWorker(SimulatedWorker):
         self.spawn(self._save(step, Weights(self.state_version, self.state)))
 
     async def _save(self, step: int, weights: Weights) -> None:
-        await asyncio.sleep(self.world.rng.uniform(0.1, 1.5))
+        await asyncio.sleep(self.rng.uniform(0.1, 1.5))
         path = f"v{weights.version}/checkpoints/step-{step}"
-        self.world.checkpoints.setdefault(path, weights)
+        self.cluster.checkpoints.setdefault(path, weights)
         try:
             record = policy_pb2.CheckpointRequest(
                 caller=self.caller, step=step, version=weights.version, path=path
@@ -249,13 +249,16 @@ class SimulatedPolicyWorker(SimulatedWorker):
     async def _publish(self, incarnation: int) -> None:
         """Sends the newest weights over every link whose receiver has not got them."""
         while self.incarnation == incarnation:
-            view = self.directive
-            for link in view.links if view else ():
-                if link.publisher.worker_id != self.worker_id or self.state_version < 0:
+            for link in self.directive.links:
+                if link.publisher.worker_id != self.name or self.state_version < 0:
                     continue
                 key = (link.epoch, link.receiver.incarnation)
-                if self.sent.get(key, -1) < self.state_version:
-                    self.world.send_weights(self, link, self.state_version)
+                receiver = self.cluster.workers.get(link.receiver.worker_id)
+                if self.sent.get(key, -1) < self.state_version and isinstance(
+                    receiver, SimulatedRolloutWorker
+                ):
+                    arrived = (link.epoch, self.state_version, self, self.acknowledged)
+                    self.cluster.network.send(self.name, receiver, receiver.receive, *arrived)
             await asyncio.sleep(0.4)
 
     def acknowledged(self, link: tuple[int, int], version: int) -> None:

@@ -3,36 +3,37 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from controller.services import rollout as rollout_service
+from controller.simulator.cluster import Cluster
+from controller.simulator.controller_process import Session
 from controller.simulator.oracle import Violation
-from controller.simulator.virtual_time import settle
+from controller.simulator.virtual_time import Process, settle
 from controller.simulator.worker import Fenced, SimulatedWorker
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
-
-if TYPE_CHECKING:
-    from controller.simulator.policy import SimulatedPolicyWorker
-    from controller.simulator.world import World
 
 WAIT_S = 1.0
 """How long a request for tasks may be held."""
 PATIENCE_S = 1.5
 """A worker that has waited so long for its answer asks for other tasks instead."""
+Acknowledged = Callable[[tuple[int, int], int], None]
+"""Takes the link, as its epoch and the incarnation of the receiver, and the version loaded."""
 
 
 class SimulatedRolloutWorker(SimulatedWorker):
     role = common_pb2.ROLE_ROLLOUT
 
-    def __init__(self, world: World, worker_id: str) -> None:
+    def __init__(
+        self, cluster: Cluster, name: str, exited: Callable[[SimulatedWorker, int], None]
+    ) -> None:
+        super().__init__(cluster, name, exited)
         self.running: dict[tuple[str, int], asyncio.Future[str]] = {}
         """Held leases, and what calls them off."""
         self.unnamed: set[tuple[str, int]] = set()
         """Held leases that its reports leave out, as if from a worker that forgot and remembers."""
         self.lease_seq = 0
-        self.slots = world.shape.slots
         self.fenced = False
-        super().__init__(world, worker_id)
 
     def held(self) -> list[tuple[str, int]]:
         return [ref for ref in self.running if ref not in self.unnamed]
@@ -46,14 +47,14 @@ class SimulatedRolloutWorker(SimulatedWorker):
         self.fenced = False
 
     async def work(self) -> None:
-        await asyncio.sleep(self.world.rng.uniform(0.1, 0.5))
+        await asyncio.sleep(self.rng.uniform(0.1, 0.5))
         self.lifecycle = worker_pb2.LIFECYCLE_RUNNING
         self._send_report()
         while not self.over:
             self.check()
             if self.fenced:
                 raise Fenced("a request was fenced")
-            free = self.slots - len(self.running)
+            free = self.cluster.shape.slots - len(self.running)
             leaving = self.lifecycle == worker_pb2.LIFECYCLE_DRAINING
             if free <= 0 or self.loaded_version < 0 or leaving:
                 await self.news(0.6)
@@ -82,40 +83,44 @@ class SimulatedRolloutWorker(SimulatedWorker):
         if not reply.leases:
             await self.news(0.1)
 
-    def directed(self, key: tuple[str, int, int], view: worker_pb2.Directive) -> None:
-        super().directed(key, view)
-        for ref in self.directive.cancelled if self.directive is not None else ():
+    def directed(self, session: Session, view: worker_pb2.Directive) -> None:
+        super().directed(session, view)
+        for ref in self.directive.cancelled:
             off = self.running.pop((ref.task_id, ref.attempt), None)
             if off is not None:
                 settle(off, "off")
 
     async def _generate(self, lease: rollout_pb2.Lease, off: asyncio.Future[str]) -> None:
-        world, ref = self.world, (lease.task.task_id, lease.task.attempt)
+        rng, shape, ref = self.rng, self.cluster.shape, (lease.task.task_id, lease.task.attempt)
         caller, incarnation = self.caller, self.incarnation
         first = self.loaded_version
-        fate = world.fate(lease)
-        if fate == "kills" and world.rng.random() < 0.8:
-            await self.within(off, world.rng.random())
-            world.crash(self)
+        training = lease.kind == rollout_pb2.TASK_KIND_TRAIN
+        fate = shape.fates.get(int(lease.task.task_id[1:]), "") if training else ""
+        if fate == "kills" and rng.random() < 0.8:
+            await self.within(off, rng.random())
+            self.exit(1)
             return
-        delay = world.generate_s()
-        if world.rng.random() < world.shape.forgetful:
+        delay = shape.generate_s(rng)
+        if rng.random() < shape.forgetful:
             self.unnamed.add(ref)
-            delay += world.rng.uniform(0.0, 2.0) * world.shape.lease_ttl_s
+            delay += rng.uniform(0.0, 2.0) * shape.lease_ttl_s
         if await self.within(off, delay) == "off" or incarnation != self.incarnation:
             return
         leaving = self.lifecycle == worker_pb2.LIFECYCLE_DRAINING
+        back = None
+        if fate == "fails":
+            back = rollout_pb2.RETURN_KIND_FAILED, "reward_error"
+        elif fate == "bad":
+            back = rollout_pb2.RETURN_KIND_DROP, "prompt_too_long"
+        elif leaving and rng.random() < 0.3:
+            back = rollout_pb2.RETURN_KIND_HAND_BACK, "draining"
         try:
-            if fate == "fails":
-                await self._give_back(caller, lease, rollout_pb2.RETURN_KIND_FAILED, "reward_error")
-            elif fate == "bad":
-                await self._give_back(
-                    caller, lease, rollout_pb2.RETURN_KIND_DROP, "prompt_too_long"
-                )
-            elif leaving and world.rng.random() < 0.3:
-                await self._give_back(caller, lease, rollout_pb2.RETURN_KIND_HAND_BACK, "draining")
+            if back is None:
+                await self._submit(caller, self._group(lease, first))
             else:
-                await self._submit(caller, world.group(lease, first, self.loaded_version))
+                returned = rollout_pb2.ReturnedTask(task=lease.task, kind=back[0], reason=back[1])
+                request = rollout_pb2.ReturnRequest(caller=caller, tasks=[returned])
+                await self.call(rollout_service.return_tasks, request)
         except Fenced:
             self.fenced = self.incarnation == incarnation
         if self.incarnation == incarnation:
@@ -126,30 +131,35 @@ class SimulatedRolloutWorker(SimulatedWorker):
         reply = await self.call(rollout_service.submit_groups, request)
         (result,) = reply.results
         # Versions that a lost tail of the journal has taken back are refused, and rightly so.
-        if result.verdict == rollout_pb2.VERDICT_INVALID and not self.world.oracle.corrupted:
+        if result.verdict == rollout_pb2.VERDICT_INVALID and not self.cluster.oracle.corrupted:
             raise Violation(f"a sound group was refused: {result.message}")
 
-    async def _give_back(
-        self,
-        caller: common_pb2.Caller,
-        lease: rollout_pb2.Lease,
-        kind: rollout_pb2.ReturnKind,
-        reason: str,
-    ) -> None:
-        returned = rollout_pb2.ReturnedTask(task=lease.task, kind=kind, reason=reason)
-        request = rollout_pb2.ReturnRequest(caller=caller, tasks=[returned])
-        await self.call(rollout_service.return_tasks, request)
+    def _group(self, lease: rollout_pb2.Lease, first: int) -> rollout_pb2.Group:
+        """What it made of ``lease``, sampled with versions ``first`` to the one that is loaded."""
+        dull, last = self.rng.random() < 0.1, self.loaded_version
+        group = rollout_pb2.Group(task=lease.task, kind=lease.kind, prompt_tokens=bytes(4 * 8))
+        for number in range(lease.group_size):
+            tokens = self.rng.randrange(10, 60)
+            head = tokens if first == last else tokens // 2
+            spans = [(first, head), (last, tokens - head)]
+            group.completions.add(
+                tokens=bytes(4 * tokens),
+                logprobs=bytes(4 * tokens),
+                versions=[common_pb2.VersionSpan(version=v, length=n) for v, n in spans if n],
+                finish_reason=rollout_pb2.FINISH_REASON_STOP,
+                reward=0.5 if dull else float(number % 2),
+            )
+        return group
 
-    def receive(self, sender: SimulatedPolicyWorker, link_epoch: int, version: int) -> None:
+    def receive(
+        self, link_epoch: int, version: int, sender: Process, acknowledged: Acknowledged
+    ) -> None:
         """Weights arrived over a link; loaded and acknowledged if the link is still ours."""
-        view = self.directive
-        if view is None or all(link.epoch != link_epoch for link in view.links):
+        if all(link.epoch != link_epoch for link in self.directive.links):
             return
         if version > self.loaded_version:
             self.loaded_version = version
             self.progress += 1
             self._send_report()
-        self.world.network.send(
-            *(self.name, sender, sender.acknowledged),
-            *((link_epoch, self.incarnation), self.loaded_version),
-        )
+        link = (link_epoch, self.incarnation)
+        self.cluster.network.send(self.name, sender, acknowledged, link, self.loaded_version)

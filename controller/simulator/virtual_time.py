@@ -1,4 +1,4 @@
-"""Virtual time for asyncio: one timeline, and an event loop for each simulated process.
+"""Virtual time for asyncio: one timeline, an event loop for each simulated process, their network.
 
 A process is the unit of failure. Whatever is due in a killed process is dropped; in a stopped one
 (SIGSTOP) it waits, and comes all at once when the process goes on. Callbacks that are due at the same
@@ -12,39 +12,26 @@ import contextlib
 import heapq
 import random
 from asyncio import events
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context, copy_context
-from typing import Any, cast
+from dataclasses import dataclass
+from typing import Any
 
 EPOCH_S = 1.7e9
 """Unix time at which every simulated run begins."""
 
 
+@dataclass(slots=True, eq=False)
 class VirtualHandle:
-    """A callback to run at ``due``; in a process, if it has one."""
+    """A callback to run at ``due``; in a process, if it has one.
 
-    __slots__ = ("args", "callback", "context", "due", "process")
+    Contexts are left out: nothing that runs in virtual time uses context variables.
+    """
 
-    def __init__(
-        self,
-        due: float,
-        process: Process | None,
-        callback: Callable[..., Any] | None,
-        args: tuple[Any, ...],
-        context: Context | None,
-    ) -> None:
-        self.due = due
-        self.process = process
-        self.callback = callback
-        self.args = args
-        self.context = context
-
-    def when(self) -> float:
-        return self.due
-
-    def cancelled(self) -> bool:
-        return self.callback is None
+    due: float
+    process: Process | None
+    callback: Callable[..., Any] | None
+    args: Any
 
     def cancel(self) -> None:
         self.callback = None
@@ -59,23 +46,27 @@ class Timeline:
         self.now = 0.0
         self.processes: list[Process] = []
         self._heap: list[tuple[float, int, VirtualHandle]] = []
-        self._ready: deque[VirtualHandle] = deque()
+        self.ready: deque[VirtualHandle] = deque()
         self._count = 0
 
     def after(self, delay: float, callback: Callable[..., Any], *args: Any) -> None:
         """Runs ``callback`` outside all processes: a fault, or a message on its way."""
-        self.add(delay, VirtualHandle(self.now + delay, None, callback, args, None))
+        self.add(delay, None, callback, args)
 
-    def add(self, delay: float, handle: VirtualHandle) -> None:
+    def add(
+        self, delay: float, process: Process | None, callback: Callable[..., Any], args: Any
+    ) -> VirtualHandle:
+        handle = VirtualHandle(self.now + delay, process, callback, args)
         if delay <= 0.0:
-            self._ready.append(handle)
+            self.ready.append(handle)
         else:
             self._count += 1
             heapq.heappush(self._heap, (handle.due, self._count, handle))
+        return handle
 
     def run(self, until: float, done: Callable[[], bool]) -> None:
         """Runs until nothing is left, ``done()`` holds, or the time ``until`` is reached."""
-        heap, ready = self._heap, self._ready
+        heap, ready = self._heap, self.ready
         current: Process | None = None
         try:
             while True:
@@ -99,7 +90,7 @@ class Timeline:
                     if process is not current:
                         events._set_running_loop(process)  # type: ignore[arg-type]
                         current = process
-                    handle.context.run(callback, *handle.args)  # type: ignore[union-attr]
+                    callback(*handle.args)
         finally:
             events._set_running_loop(None)
 
@@ -109,21 +100,14 @@ class Timeline:
             process.alive = False
         for process in self.processes:
             for task in process.tasks:
-                _end(task)
+                task._log_destroy_pending = False  # type: ignore[attr-defined]
+                # What it awaits while it is being closed is not there any more.
+                with contextlib.suppress(BaseException):
+                    task.get_coro().close()  # type: ignore[union-attr]
             process.tasks.clear()
         self.processes.clear()
         self._heap.clear()
-        self._ready.clear()
-
-
-def _end(task: asyncio.Task[Any]) -> None:
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
-    coroutine = task.get_coro()
-    for _ in range(3):
-        # What it awaits while it is being closed is not there any more.
-        with contextlib.suppress(BaseException):
-            coroutine.close()  # type: ignore[union-attr]
-            return
+        self.ready.clear()
 
 
 class Process:
@@ -155,16 +139,12 @@ class Process:
         """SIGCONT: everything that waited, in order."""
         self.stopped = False
         waiting, self.waiting = self.waiting, []
-        for handle in waiting:
-            self.timeline.add(0.0, handle)
+        self.timeline.ready.extend(waiting)
 
     # ---- clock ----------------------------------------------------------------------------
 
     def time(self) -> float:
-        """As asyncio asks for it."""
-        return self.timeline.now
-
-    def monotonic(self) -> float:
+        """The monotonic clock, as asyncio asks for it."""
         return self.timeline.now
 
     def unix_time(self) -> float:
@@ -172,39 +152,27 @@ class Process:
 
     # ---- what asyncio asks of a loop ------------------------------------------------------
 
-    def call_soon(
-        self, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> VirtualHandle:
-        return self.call_later(0.0, callback, *args, context=context)
+    def call_soon(self, callback: Any, *args: Any, context: Any = None) -> Any:
+        return self.timeline.add(0.0, self, callback, args)
 
-    def call_later(
-        self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> VirtualHandle:
-        due = self.timeline.now + delay
-        handle = VirtualHandle(due, self, callback, args, context or copy_context())
-        self.timeline.add(delay, handle)
-        return handle
+    def call_later(self, delay: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        return self.timeline.add(delay, self, callback, args)
 
-    def call_at(
-        self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
-    ) -> VirtualHandle:
-        return self.call_later(when - self.timeline.now, callback, *args, context=context)
+    def call_at(self, when: float, callback: Any, *args: Any, context: Any = None) -> Any:
+        return self.timeline.add(when - self.timeline.now, self, callback, args)
 
     def create_future(self) -> asyncio.Future[Any]:
-        return asyncio.Future(loop=cast(asyncio.AbstractEventLoop, self))
+        loop: Any = self
+        return asyncio.Future(loop=loop)
 
-    def create_task(
-        self, coroutine: Coroutine[Any, Any, Any], *, name: str | None = None, context: Any = None
-    ) -> asyncio.Task[Any]:
-        loop = cast(asyncio.AbstractEventLoop, self)
-        task = asyncio.Task(coroutine, loop=loop, name=name, context=context)
+    def create_task(self, coroutine: Any, **options: Any) -> asyncio.Task[Any]:
+        loop: Any = self
+        task: asyncio.Task[Any] = asyncio.Task(coroutine, loop=loop, **options)
         self.tasks.add(task)
         task.add_done_callback(self.tasks.discard)
         return task
 
-    def run_in_executor(
-        self, executor: Any, function: Callable[..., Any], *args: Any
-    ) -> asyncio.Future[Any]:
+    def run_in_executor(self, executor: Any, function: Any, *args: Any) -> asyncio.Future[Any]:
         """At once: threads would not be repeatable."""
         future = self.create_future()
         future.set_result(function(*args))
@@ -262,60 +230,46 @@ class ProcessClock:
     """The process's clock as the controller is handed it."""
 
     def __init__(self, process: Process) -> None:
-        self.monotonic = process.monotonic
+        self.monotonic = process.time
         self.time = process.unix_time
 
 
 class Network:
     """Messages between processes: delayed, sometimes lost or doubled, never across a partition."""
 
-    def __init__(self, timeline: Timeline, *, loss: float, duplicate: float, delay: float) -> None:
+    def __init__(
+        self, timeline: Timeline, *, loss: float, duplicate: float, delay: float, torn: float
+    ) -> None:
         self.timeline = timeline
         self.rng = timeline.rng
         self.loss = loss
         self.duplicate = duplicate
         self.delay = delay
-        self._cuts: dict[tuple[str, str], int] = {}
+        self.torn = torn
+        """Probability that one member's collective fails where the others' succeed."""
+        self._cuts: Counter[frozenset[str]] = Counter()
 
     def cut(self, a: str, b: str) -> None:
-        key = (a, b) if a < b else (b, a)
-        self._cuts[key] = self._cuts.get(key, 0) + 1
+        self._cuts[frozenset((a, b))] += 1
 
     def mend(self, a: str, b: str) -> None:
-        key = (a, b) if a < b else (b, a)
-        self._cuts[key] -= 1
-        if not self._cuts[key]:
-            del self._cuts[key]
+        self._cuts[frozenset((a, b))] -= 1
 
     def connected(self, a: str, b: str) -> bool:
-        return not self._cuts or ((a, b) if a < b else (b, a)) not in self._cuts
+        return not self._cuts[frozenset((a, b))]
 
     def send(self, source: str, target: Process, fn: Callable[..., Any], *args: Any) -> None:
         """Runs ``fn`` in ``target`` a little later, unless the message is lost."""
         if self.rng.random() < self.loss:
             return
-        self._deliver(self._latency(), source, target, fn, args)
+        target.call_later(self._latency(), self._arrive, source, target, fn, args)
         if self.duplicate and self.rng.random() < self.duplicate:
             late = self._latency() + self.rng.random() * 3.0
-            self._deliver(late, source, target, fn, args)
+            target.call_later(late, self._arrive, source, target, fn, args)
 
     def _latency(self) -> float:
         return self.delay * (0.5 + self.rng.random())
 
-    def _deliver(
-        self,
-        delay: float,
-        source: str,
-        target: Process,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...],
-    ) -> None:
-        def arrive() -> None:
-            if self.connected(source, target.name):
-                fn(*args)
-
-        due = self.timeline.now + delay
-        self.timeline.add(delay, VirtualHandle(due, target, arrive, (), _EMPTY))
-
-
-_EMPTY = Context()
+    def _arrive(self, source: str, target: Process, fn: Callable[..., Any], args: Any) -> None:
+        if self.connected(source, target.name):
+            fn(*args)

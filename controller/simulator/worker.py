@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import Any
 
+from controller.errors import NotLeading
+from controller.ledger.commands import CommandRefused
 from controller.services import worker as worker_service
-from controller.simulator.virtual_time import TIMEOUT, Process, settle
+from controller.simulator.cluster import Cluster
+from controller.simulator.controller_process import Session
+from controller.simulator.virtual_time import TIMEOUT, Process
 from paceline.v1 import common_pb2, worker_pb2
-
-if TYPE_CHECKING:
-    from controller.simulator.world import World
 
 SILENCE_S = 2.0
 """A controller that has sent no directive for this long is given up."""
@@ -24,10 +27,11 @@ class Fenced(Exception):
 class Client(Process):
     """Somebody who asks the controllers."""
 
-    def __init__(self, world: World, name: str) -> None:
-        super().__init__(world.timeline, name)
-        self.world = world
-        self._leader = world.rng.choice(world.controller_names)
+    def __init__(self, cluster: Cluster, name: str) -> None:
+        super().__init__(cluster.timeline, name)
+        self.cluster = cluster
+        self.rng = cluster.rng
+        self._follow("")
 
     async def call(
         self,
@@ -42,55 +46,50 @@ class Client(Process):
         ``wait_s``: how long the controller may hold it. None after ``patience_s`` seconds: the request
         may have had its effect.
         """
-        world, rng = self.world, self.world.rng
+        cluster = self.cluster
         last = self.time() + patience_s
         while self.time() <= last:
             future = self.create_future()
-            target = world.controllers[self._leader]
-            world.network.send(self.name, target, self._serve, target, handler, request, future)
+            target = cluster.controllers[self._leader]
+            cluster.network.send(self.name, target, target.request, self, future, handler, request)
             answer = await self.answer(future, wait_s + 1.0)
             if answer is TIMEOUT:
-                self._leader = rng.choice(world.controller_names)
-            elif answer[0] == "ok":
-                return answer[1]
-            elif answer[0] == "refused":
-                if answer[1] in ("fenced", "unknown"):
-                    raise Fenced(answer[2])
-                raise AssertionError(f"{self.name}: {request} refused: {answer[2]}")
+                self._follow("")
+            elif isinstance(answer, NotLeading):
+                self._follow(answer.leader)
+                await asyncio.sleep(0.1 + self.rng.random() * 0.3)
+            elif not isinstance(answer, CommandRefused):
+                return answer
+            elif answer.code in ("fenced", "unknown"):
+                raise Fenced(str(answer))
             else:
-                self._follow(answer[1])
-                await asyncio.sleep(0.1 + rng.random() * 0.3)
+                raise AssertionError(f"{self.name}: {request} refused: {answer}")
         return None
 
     def _follow(self, hint: str) -> None:
-        known = self.world.controller_names
-        self._leader = hint if hint in known else self.world.rng.choice(known)
-
-    def _serve(
-        self, target: Any, handler: Callable[..., Any], request: Any, future: asyncio.Future[Any]
-    ) -> None:
-        def respond(answer: tuple[Any, ...]) -> None:
-            self.world.network.send(target.name, self, settle, future, answer)
-
-        target.request(handler, request, respond)
+        known = self.cluster.controller_names
+        self._leader = hint if hint in known else self.rng.choice(known)
 
 
 class SimulatedWorker(Client):
     role: common_pb2.Role
     HEARTBEAT_S = 0.8
 
-    def __init__(self, world: World, worker_id: str) -> None:
-        super().__init__(world, worker_id)
-        self.worker_id = worker_id
+    def __init__(
+        self, cluster: Cluster, name: str, exited: Callable[[SimulatedWorker, int], None]
+    ) -> None:
+        """``exited`` hears of the process's end by itself, with the exit status."""
+        super().__init__(cluster, name)
         self.incarnation = 0
         self.lifecycle = worker_pb2.LIFECYCLE_STARTING
         self.progress = 0
         self.busy = False
-        self.directive: worker_pb2.Directive | None = None
+        self.directive = worker_pb2.Directive()
         self.state_version = -1
         self.loaded_version = -1
         self.exited = False
         self.wedged = False
+        self.exit = partial(exited, self)
         self._order = (0, 0)
         self._answered = self.time()
         self._changed = self.create_future()
@@ -114,7 +113,7 @@ class SimulatedWorker(Client):
             self._send_report()
             await asyncio.sleep(0.1)
         self.exited = True
-        self.world.ended(self)
+        self.exit(0)
 
     async def work(self) -> None:
         """Returns once the worker may exit; raises Fenced if it must register anew."""
@@ -125,9 +124,8 @@ class SimulatedWorker(Client):
 
     async def _register(self) -> None:
         while True:
-            self.world.incarnations += 1
-            self.incarnation = self.world.incarnations
-            self.directive = None
+            self.incarnation = self.cluster.new_incarnation(self)
+            self.directive = worker_pb2.Directive()
             request = worker_pb2.RegisterRequest(
                 caller=self.caller,
                 role=self.role,
@@ -136,22 +134,19 @@ class SimulatedWorker(Client):
                 tensor_host="127.0.0.1",
                 ranks=1,
                 state_version=self.state_version,
-                config_digest=self.world.config_digest,
+                config_digest=self.cluster.config_digest,
             )
-            try:
+            with contextlib.suppress(Fenced):
                 await self.call(worker_service.register, request)
                 return
-            except Fenced:
-                continue
 
     @property
     def caller(self) -> common_pb2.Caller:
-        return common_pb2.Caller(worker_id=self.worker_id, incarnation=self.incarnation)
+        return common_pb2.Caller(worker_id=self.name, incarnation=self.incarnation)
 
     @property
     def over(self) -> bool:
-        view = self.directive
-        return view is not None and view.lifecycle == worker_pb2.LIFECYCLE_STOPPED
+        return self.directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED
 
     # ---- session --------------------------------------------------------------------------
 
@@ -161,7 +156,7 @@ class SimulatedWorker(Client):
             await asyncio.sleep(self.HEARTBEAT_S)
             if self.time() - self._answered > SILENCE_S:
                 self._session += 1
-                self._leader = self.world.rng.choice(self.world.controller_names)
+                self._follow("")
 
     def _send_report(self) -> None:
         if self.incarnation == 0:
@@ -177,16 +172,16 @@ class SimulatedWorker(Client):
             state_version=self.state_version,
             loaded_version=self.loaded_version,
         )
-        controller = self.world.controllers[self._leader]
-        key = (self.worker_id, self.incarnation, self._session)
-        self.world.network.send(self.name, controller, controller.report, self, key, report)
+        controller = self.cluster.controllers[self._leader]
+        session = Session(self, self.incarnation, self._session, self.directed, self.session_over)
+        self.cluster.network.send(self.name, controller, controller.report, session, report)
 
     def held(self) -> list[tuple[str, int]]:
         return []
 
-    def directed(self, key: tuple[str, int, int], view: worker_pb2.Directive) -> None:
+    def directed(self, session: Session, view: worker_pb2.Directive) -> None:
         """A directive came down; one that was overtaken says only that the controller lives."""
-        if key[1] != self.incarnation:
+        if session.incarnation != self.incarnation:
             return
         self._answered = self.time()
         if (view.term, view.seq) <= self._order:
@@ -195,7 +190,7 @@ class SimulatedWorker(Client):
         self.directive = view
         away = view.lifecycle in (worker_pb2.LIFECYCLE_REJOIN, worker_pb2.LIFECYCLE_STOPPED)
         if away and self.wedged:
-            self.world.crash(self)  # its launcher's part: the main loop cannot hear it
+            self.exit(1)  # its launcher's part: the main loop cannot hear it
             return
         draining = view.lifecycle == worker_pb2.LIFECYCLE_DRAINING
         if draining and self.lifecycle == worker_pb2.LIFECYCLE_RUNNING:
@@ -203,8 +198,8 @@ class SimulatedWorker(Client):
         changed, self._changed = self._changed, self.create_future()
         changed.set_result(None)
 
-    def session_over(self, key: tuple[str, int, int], hint: str) -> None:
-        if key[1:] == (self.incarnation, self._session):
+    def session_over(self, session: Session, hint: str) -> None:
+        if (session.incarnation, session.number) == (self.incarnation, self._session):
             self._session += 1
             self._follow(hint)
 
@@ -214,6 +209,5 @@ class SimulatedWorker(Client):
         self.check()
 
     def check(self) -> None:
-        view = self.directive
-        if view is not None and view.lifecycle == worker_pb2.LIFECYCLE_REJOIN:
+        if self.directive.lifecycle == worker_pb2.LIFECYCLE_REJOIN:
             raise Fenced("told to rejoin")

@@ -118,7 +118,7 @@ def _next_members(d: Decider) -> list[Worker] | None:
     if not holders:
         return joining
     # The only replicas with the state are leaving or not ready. A leaving one stays until another
-    # has been seeded; for one that is coming the others wait.
+    # has received it; for one that is coming the others wait.
     leaving = next((w for w in holders if w.leaving), None)
     return None if leaving is None else [leaving, *joining]
 

@@ -185,12 +185,12 @@ def test_a_member_killed_at(start_fleet, undisturbed, size, instant):
     assert_committed_once(controller)
 
 
-def test_a_member_killed_while_it_seeds_a_joiner_is_replaced_as_the_source(
+def test_a_member_killed_while_it_sends_a_joiner_the_state_is_replaced_as_the_source(
     start_fleet, undisturbed
 ):
     fleet, controller = start_fleet(2)
     controller.pause_after = 1
-    fleet.start("policy-0", falls_at="seed")
+    fleet.start("policy-0", falls_at="state_transfer")
     controller.wait(lambda: "policy-0" in controller.workers)  # first to come: rank 0, the source
     fleet.start("policy-1")
     controller.wait(lambda: controller.step == 1)
@@ -199,7 +199,7 @@ def test_a_member_killed_while_it_seeds_a_joiner_is_replaced_as_the_source(
     controller.wait(lambda: [w.state_version for w in controller.workers.values()] == [1, 1])
     controller.change(lambda: setattr(controller, "pause_after", STEPS))
     weights = fleet.finish("policy-1", "policy-2")
-    fleet.assert_fell("seed")
+    fleet.assert_fell("state_transfer")
     same_bits(weights)
     same_step(weights[0], undisturbed[-1])
     assert_committed_once(controller)

@@ -126,7 +126,7 @@ def test_a_version_that_is_not_newer_is_not_published(publishing: PublishingEnd)
 def test_weights_of_a_lost_commit_are_replaced_by_older_ones(
     publishing: PublishingEnd, receiving: ReceivingEnd
 ) -> None:
-    """Redis lost the commit of version 5; the replica was seeded with 4 since, and the link renewed."""
+    """Redis lost the commit of version 5; the replica has received 4 since, and the link renewed."""
     publishing.publish(5)
     publishing.publisher.set_links([link(1)])
     receiving.receiver.set_link(link(1), 5)

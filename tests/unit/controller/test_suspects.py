@@ -9,7 +9,8 @@ import pytest
 from controller.ledger import Ledger, views
 from controller.ledger import commands as cmd
 from controller.ledger.tasks import SUSPECT_DEATHS
-from controller.simulator.world import Shape, World
+from controller.simulator.cluster import Shape
+from controller.simulator.world import World
 from tests.fixtures.ledgers import Driven, facts
 
 

@@ -16,7 +16,7 @@ def members(run: Driven) -> list[str]:
 
 
 def with_joiner() -> Driven:
-    """p0 has committed a step; p1 is to be seeded by it."""
+    """p0 has committed a step; p1 is to receive the state from it."""
     run = Driven()
     run.policy("p0")
     run.rollout("r0")

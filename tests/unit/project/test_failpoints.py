@@ -12,7 +12,7 @@ import rollout_worker.main
 from testbed.failpoints import Trap
 
 INSTANTS = {
-    policy_worker.main: ("idle", "forward", "reduce", "vote", "commit", "seed", "send"),
+    policy_worker.main: ("idle", "forward", "reduce", "vote", "commit", "state_transfer", "send"),
     rollout_worker.main: ("generate", "submit", "receive"),
 }
 
