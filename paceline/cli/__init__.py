@@ -43,11 +43,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for module in (
-    *(up, init, doctor, status, top, events, logs, samples, runs),
-    *(roles, admin, ledger, export, config, completion),
+for command in (
+    *(up.up, init.init, doctor.doctor, status.status, top.top, events.events, logs.logs),
+    *(samples.samples, runs.runs, runs.compare, roles.controller, roles.policy, roles.rollout),
+    *(admin.scale, admin.drain, admin.pause, admin.resume, admin.stop, export.export),
+    completion.completion,
 ):
-    module.register(app)
+    app.command()(command)
+app.add_typer(ledger.ledger, name="ledger")
+app.add_typer(config.config, name="config")
 
 
 def main() -> None:

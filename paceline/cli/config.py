@@ -42,7 +42,3 @@ def docs() -> None:
     from paceline.config.reference import reference
 
     typer.echo(reference(), nl=False)
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(config, name="config")

@@ -32,9 +32,7 @@ def doctor(
     target: Target,
     config: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="[CONFIG]", help="Also check what this run needs.", show_default=False
-        ),
+        typer.Argument(metavar="[CONFIG]", help="Also check what this run needs."),
     ] = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -79,7 +77,3 @@ def _line(check: Check) -> str:
     state = typer.style(f"{check.state:<5}", **STYLES[check.state])
     remedy = f"\n{'':<21}→ {check.remedy}" if check.remedy else ""
     return f"{state} {check.name:<15} {check.found}{remedy}"
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(doctor)

@@ -45,9 +45,8 @@ def events(
     """
     if not re.fullmatch(POSITION, after):
         raise BadInput(f"--after: {after} is no journal position, such as 1763711975123-0")
-    run_dir = target.run_dir
-    if run_dir is not None and not (follow or all_kinds):
-        _from_file(run_dir, after, as_json)
+    if target.run_dir is not None and not (follow or all_kinds):
+        _from_file(target.run_dir, after, as_json)
         return
     from paceline.rpc.client import ControlPlaneUnavailable
     from paceline.run_view.event_follower import answers, follow_events
@@ -70,18 +69,17 @@ def events(
         async for record in control.stream("AdminService.WatchEvents", request):
             yield record.position, json.loads(record.json)
 
-    async def look(control: ControlPlane) -> bool:
-        return await answers(control, OVER_S) is not None
-
-    if run_dir is not None and (last := target.last_known()) and not target.ask(look):
+    last = target.last_known()
+    if not last or target.ask(lambda control: answers(control, OVER_S)) is not None:
+        target.ask(watch)
+    elif all_kinds:
+        raise ControlPlaneUnavailable(
+            f"the run in {target.run_dir} is not running: {last}. Its files have the events without --all"
+        )
+    else:
         # The run is over: its files hold all of its listed events.
-        if all_kinds:
-            raise ControlPlaneUnavailable(
-                f"the run in {run_dir} is not running: {last}. Its files have the events without --all"
-            )
-        _from_file(run_dir, after, as_json)
-        return
-    target.ask(watch)
+        assert target.run_dir is not None
+        _from_file(target.run_dir, after, as_json)
 
 
 def _from_file(run_dir: Path, after: str, as_json: bool) -> None:
@@ -111,7 +109,3 @@ def _clock(t: float) -> str:
     at = time.localtime(t)
     today = time.strftime("%Y-%m-%d", at) == time.strftime("%Y-%m-%d")
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", at)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(events)

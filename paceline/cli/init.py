@@ -81,7 +81,3 @@ def init(
     typer.echo(f"    paceline config check {out}")
     for line in SIZES[size].start:
         typer.echo(f"    {line.format(out=out)}")
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(init)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -27,13 +27,11 @@ def verify(
     run_dir: RunDirOption = None,
     redis_url: Annotated[
         str | None,
-        typer.Option(
-            "--redis-url", metavar="URL", help="Redis that holds the ledger.", show_default=False
-        ),
+        typer.Option("--redis-url", metavar="URL", help="Redis that holds the ledger."),
     ] = None,
     run: Annotated[
         str | None,
-        typer.Option("--run", metavar="NAME", help="Name of the run.", show_default=False),
+        typer.Option("--run", metavar="NAME", help="Name of the run."),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -48,7 +46,7 @@ def verify(
 
     if (run_dir is None) == (redis_url is None):
         raise BadInput("give either --run-dir DIR or --redis-url URL")
-    with _redis(run_dir, redis_url) as url:
+    with redis_of(run_dir, redis_url) as url:
         name = run or (_settings(run_dir)[0] if run_dir else _only_run(url))
         report = replay(url, name)
     counts: dict[str, Any] = dict(report.counts)
@@ -74,13 +72,8 @@ def _print(name: str, ok: bool, counts: dict[str, Any], problems: Any) -> None:
     typer.echo("every invariant holds" if ok else "the ledger is NOT sound")
 
 
-def redis_of(run_dir: Path) -> AbstractContextManager[str]:
-    """URL of a run directory's Redis, for as long as the block lasts."""
-    return _redis(run_dir, None)
-
-
 @contextmanager
-def _redis(run_dir: Path | None, redis_url: str | None) -> Iterator[str]:
+def redis_of(run_dir: Path | None, redis_url: str | None = None) -> Iterator[str]:
     """URL of the Redis with the journal; a server that had to be started is stopped afterwards."""
     from paceline.config.schema import RedisConfig
     from paceline.redis.server import ensure_redis, stop_redis
@@ -125,7 +118,3 @@ def _only_run(url: str) -> str:
     if len(names) != 1:
         raise BadInput(f"--run NAME: this Redis holds {', '.join(names) or 'no run'}")
     return names[0]
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(ledger, name="ledger")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +30,6 @@ def logs(
         typer.Argument(
             metavar="PROCESS",
             help="For example policy-0, controller-1 or redis. Default: list all that have a log.",
-            show_default=False,
             autocompletion=_complete_names,
         ),
     ] = None,
@@ -73,7 +72,9 @@ def logs(
     shown, offset = last_lines(known[process], lines)
     for line in shown:
         put(line)
-    for line in new_lines(known[process], offset, _over(run_dir) if follow else lambda: True):
+    for line in new_lines(
+        known[process], offset, partial(_over, run_dir) if follow else lambda: True
+    ):
         put(line)
 
 
@@ -94,16 +95,9 @@ def _unknown(process: str, known: dict[str, Path], run_dir: Path) -> str:
     return f"no process {process[:64]!r} wrote a log.{hint} There are: {', '.join(known)}"
 
 
-def _over(run_dir: Path) -> Callable[[], bool]:
+def _over(run_dir: Path) -> bool:
     from paceline.run_view.fleet_file import FleetRecord
 
-    def over() -> bool:
-        record = FleetRecord.read(run_dir)
-        # Without a record the processes were started by hand, and nothing tells when they are done.
-        return record is not None and not record.supervisor.alive() and not record.survivors()
-
-    return over
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(logs)
+    record = FleetRecord.read(run_dir)
+    # Without a record the processes were started by hand, and nothing tells when they are done.
+    return record is not None and not record.supervisor.alive() and not record.survivors()

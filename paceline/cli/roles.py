@@ -21,12 +21,11 @@ Controllers = Annotated[
         "--controllers",
         metavar="HOST:PORT,...",
         help="Addresses of all controllers of the run; every process gets the same list.",
-        show_default=False,
     ),
 ]
 Identity = Annotated[
     str | None,
-    typer.Option("--id", help="Name of this process, unique in the run.", show_default=False),
+    typer.Option("--id", help="Name of this process, unique in the run."),
 ]
 
 
@@ -126,9 +125,3 @@ def _become(
     sys.stdout.flush()
     argv = [*python_module(module), str(config), *arguments, *settings]
     os.execv(sys.executable, argv)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(controller)
-    app.command()(policy)
-    app.command()(rollout)

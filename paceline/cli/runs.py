@@ -55,9 +55,7 @@ def compare(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            "--out", metavar="FILE", help=f"File of the plot; default: {PLOT}.", show_default=False
-        ),
+        typer.Option("--out", metavar="FILE", help=f"File of the plot; default: {PLOT}."),
     ] = None,
     metric: Annotated[
         str, typer.Option("--metric", metavar="NAME", help="Metric to plot over the steps.")
@@ -149,8 +147,3 @@ def _ago(t: float) -> str:
     from paceline.run_view.eta import duration
 
     return f"{duration(max(0.0, time.time() - t))} ago"
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(runs)
-    app.command()(compare)

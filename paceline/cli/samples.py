@@ -14,13 +14,14 @@ from paceline.cli.common import (
     Target,
     print_json,
     run_config,
-    run_rest_urls,
     takes_target,
+    written_by_controllers,
 )
 from paceline.console.terminal import printable
 from paceline.errors import BadInput
 
 if TYPE_CHECKING:
+    from paceline.rpc.client import ControlPlane
     from paceline.rpc.rest_client import RestReader
 
 ANSWER_S = 5.0
@@ -52,7 +53,7 @@ def samples(
     ] = 5,
     step: Annotated[
         int | None,
-        typer.Option("--step", min=1, help="Only groups of this step.", show_default=False),
+        typer.Option("--step", min=1, help="Only groups of this step."),
     ] = None,
     sort: Annotated[
         Sort, typer.Option("--sort", help="Order by mean reward, length, age or staleness.")
@@ -92,7 +93,7 @@ def _from_controllers(target: Target, query: dict[str, Any]) -> dict[str, Any] |
     run_dir = target.run_dir
     try:
         target.addresses()
-        urls = asyncio.run(_rest_urls(target)) if run_dir is None else run_rest_urls(run_dir)
+        urls = written_by_controllers(run_dir, "rest") if run_dir else target.ask(_rest_urls)
         if not urls:
             raise RestUnavailable(
                 "the controllers serve no REST interface: set rest.enabled = true"
@@ -112,16 +113,10 @@ def _from_controllers(target: Target, query: dict[str, Any]) -> dict[str, Any] |
         raise
 
 
-async def _rest_urls(target: Target) -> list[str]:
-    from paceline.v1 import admin_pb2
+async def _rest_urls(control: ControlPlane) -> list[str]:
+    from paceline.run_view.event_follower import leader_status
 
-    control = target.control()
-    try:
-        status = await control.call(
-            "AdminService.GetStatus", admin_pb2.StatusRequest(), timeout_s=ANSWER_S
-        )
-    finally:
-        await control.close()
+    status = await leader_status(control, ANSWER_S)
     return [c.rest for c in status.controllers if c.rest and c.state != "silent"]
 
 
@@ -175,7 +170,3 @@ def _text(group: dict[str, Any]) -> str:
 
 def _indented(text: str, indent: str) -> list[str]:
     return [f"{indent}{line}" for line in printable(text).split("\n")]
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(samples)

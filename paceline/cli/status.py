@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import typer
-
 from paceline.cli.common import JsonOption, Target, print_json, takes_target
 
 ANSWER_LIMIT_S = 3.0
@@ -33,7 +31,3 @@ def status(target: Target, as_json: JsonOption = False) -> None:
         if one.rest and one.state != "silent":
             line = f"dashboard ({one.controller_id}): {one.rest}"
             console.print(line, markup=False, highlight=False)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(status)

@@ -44,17 +44,15 @@ def top(
         if once:
             _print_once(picture, as_json)
             return ""
+        watched = partial(watch, control, picture, every_s=every, run_dir=run_dir)
         if as_json:
-            show, note = _print_object, _ignore
-            return await watch(control, picture, show, note, every_s=every, run_dir=run_dir)
+            # An object shows the last event.
+            return await watched(_print_object, lambda text, t: None)
         console = open_console(progress=picture.progress)
         try:
             for t, text in picture.events:
                 console.note(text, t)
-            update = partial(_show_status, console)
-            return await watch(
-                control, picture, update, console.note, every_s=every, run_dir=run_dir
-            )
+            return await watched(partial(_show_status, console), console.note)
         finally:
             console.close()
 
@@ -98,14 +96,6 @@ def _print_object(picture: RunPicture) -> None:
         print_json_line(as_object(picture))
 
 
-def _ignore(text: str, t: float) -> None:
-    """An object shows the last event."""
-
-
 def _show_status(console: Console, picture: RunPicture) -> None:
     if picture.status is not None and not picture.silent_s:
         console.show(picture.status)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(top)

@@ -31,10 +31,7 @@ def up(
     ] = False,
     attach: Annotated[
         bool,
-        typer.Option(
-            "--attach",
-            help="Take over a running fleet whose `paceline up` has ended.",
-        ),
+        typer.Option("--attach", help="Take over a running fleet whose `paceline up` has ended."),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Run the checks and start nothing.")
@@ -135,16 +132,12 @@ def _run(
     # The view of a continued run begins with the rewards so far.
     console = open_console(Console(stderr=as_json), Progress(RunRecords.read(directory).metrics))
     console.note(f"{_fleet_line(settings)} in {directory}")
-
-    async def run() -> Any:
-        return await LocalRun(settings, directory, console, earlier).run()
-
-    outcome = asyncio.run(run())
+    outcome = asyncio.run(LocalRun(settings, directory, console, earlier).run())
     if as_json:
         print_json({**outcome.summary, "run_dir": str(directory)})
     else:
         _print_outcome(outcome.summary, outcome.status, directory)
-    return int(outcome.exit_code)
+    return outcome.exit_code
 
 
 def _fleet_line(settings: Config) -> str:
@@ -188,7 +181,3 @@ def _print_outcome(summary: dict[str, Any], status: str, directory: Path) -> Non
     if status == "failed":
         reason = printable(str(summary.get("reason")))
         typer.echo(f"error: {reason} (logs: {directory / 'logs'})", err=True)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(up)

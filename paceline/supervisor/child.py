@@ -1,7 +1,7 @@
 """One process of the fleet, in a session of its own that ends with it.
 
-An ``Adopted`` process was started by an earlier supervisor. It is known by its id and start time and
-awaited through a process descriptor; its exit status is unknown.
+An ``Adopted`` process was started by an earlier supervisor. It is known by its id and start time; its
+exit status is unknown.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -21,8 +21,8 @@ from paceline.run_view.fleet_file import ProcessId
 
 UNSEEN = -1000
 """Exit code of an adopted process: the system reports it only to the parent."""
-WATCH_S = 0.2
-"""Poll interval for an adopted process on a system without process descriptors."""
+WATCH_S = 0.1
+"""Poll interval for a process that is not our child."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +40,16 @@ class ChildSpec:
     address: str = ""
 
 
+@dataclass(eq=False)
 class Child:
     """A running process. Its own session: a terminal's Ctrl-C reaches only the supervisor."""
 
-    def __init__(
-        self,
-        spec: ChildSpec,
-        process: asyncio.subprocess.Process | None,
-        offset: int,
-        identity: ProcessId,
-    ) -> None:
-        self.spec = spec
-        self.identity = identity
-        self.began = time.monotonic()
-        self._process = process
-        self._offset = offset
+    spec: ChildSpec
+    identity: ProcessId
+    process: asyncio.subprocess.Process | None = None
+    log_offset: int = 0
+    """Bytes of the log file before the start."""
+    began: float = field(default_factory=time.monotonic)
 
     @classmethod
     async def start(cls, spec: ChildSpec) -> Child:
@@ -80,7 +75,7 @@ class Child:
         except psutil.Error:
             # It has ended and been reaped already; its exit status says why.
             identity = ProcessId(process.pid, time.time())
-        return cls(spec, process, offset, identity)
+        return cls(spec, identity, process, offset)
 
     @property
     def pid(self) -> int:
@@ -88,8 +83,8 @@ class Child:
 
     @property
     def running(self) -> bool:
-        assert self._process is not None
-        return self._process.returncode is None
+        assert self.process is not None
+        return self.process.returncode is None
 
     @property
     def lived_s(self) -> float:
@@ -97,8 +92,8 @@ class Child:
 
     async def wait(self) -> int:
         """Exit status, negative for a signal. Kills what the process left in its session."""
-        assert self._process is not None
-        code = await self._process.wait()
+        assert self.process is not None
+        code = await self.process.wait()
         self._signal_group(signal.SIGKILL)
         return code
 
@@ -118,7 +113,7 @@ class Child:
         try:
             with self.spec.log.open("rb") as log:
                 log.seek(0, os.SEEK_END)
-                log.seek(max(self._offset, log.tell() - 65536))
+                log.seek(max(self.log_offset, log.tell() - 65536))
                 lines = [line for line in log.read().decode(errors="replace").splitlines() if line]
         except OSError:
             return ""
@@ -137,50 +132,27 @@ class Adopted(Child):
 
     def __init__(self, spec: ChildSpec, identity: ProcessId) -> None:
         """Raises ProcessLookupError if that very process has ended."""
-        super().__init__(spec, None, 0, identity)
+        super().__init__(spec, identity)
         self.began -= max(0.0, time.time() - identity.started)
-        self._ended = asyncio.Event()
-        self._watch = asyncio.create_task(self._watched(), name=f"watch {spec.name}")
         if not identity.alive():
-            self._watch.cancel()
             raise ProcessLookupError(f"{spec.name} ({identity.pid}) is gone")
 
     @property
     def running(self) -> bool:
-        return not self._ended.is_set() and self.identity.alive()
+        return self.identity.alive()
 
     async def wait(self) -> int:
         """Always UNSEEN. Kills what the process left in its session."""
-        await self._ended.wait()
+        await until_gone(self.identity)
         self._signal_group(signal.SIGKILL)
         return UNSEEN
-
-    async def _watched(self) -> None:
-        await until_gone(self.identity)
-        self._ended.set()
 
 
 async def until_gone(identity: ProcessId) -> None:
     """Returns once that very process, ours or not, has ended."""
-    try:
-        descriptor = os.pidfd_open(identity.pid)
-    except ProcessLookupError:
-        return
-    except (AttributeError, OSError):
-        while identity.alive():  # noqa: ASYNC110
-            # Nothing to await: it is not our child and has no descriptor.
-            await asyncio.sleep(WATCH_S)
-        return
-    loop = asyncio.get_running_loop()
-    gone = asyncio.Event()
-    loop.add_reader(descriptor, gone.set)
-    try:
-        # The id may have been reused before the descriptor was there.
-        if identity.alive():
-            await gone.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
+    while identity.alive():  # noqa: ASYNC110
+        # Nothing to await: only the parent is told.
+        await asyncio.sleep(WATCH_S)
 
 
 async def end_all(children: Sequence[Child], patience_s: float) -> None:

@@ -17,13 +17,15 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
 from pathlib import Path
+from typing import Any
 
 from paceline.config.schema import Config
 from paceline.providers.base import desired_of
 from paceline.redis.leader_lease import release_dead
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
+from paceline.run_view.event_follower import leader_status
 from paceline.run_view.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.supervisor.child import UNSEEN, Adopted, Child, ChildSpec, end_all
 from paceline.supervisor.launch import Launcher
@@ -64,11 +66,10 @@ class LocalFleet:
         self._roles: dict[str, str] = {}
         self._leaving: set[str] = set()
         self._abandoned: Counter[str] = Counter()
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[object]] = set()
         self._ending = asyncio.Event()
         self._killed = False
         """Controllers were killed as well, so that nothing can be reported any more."""
-        self._host = socket.gethostname()
         self.redis_url = ""
         self.finished = False
         """The run is over: a worker that exits with status 0 is done."""
@@ -252,11 +253,8 @@ class LocalFleet:
         return False
 
     async def _ask_why(self, name: str, pid: int) -> None:
-        request = admin_pb2.StatusRequest()
         try:
-            status = await self._control.call(
-                "AdminService.GetStatus", request, timeout_s=WHY_LIMIT_S
-            )
+            status = await leader_status(self._control, WHY_LIMIT_S)
         except (ControlPlaneUnavailable, RequestRefused):
             return
         if status.phase == "finished":
@@ -298,17 +296,17 @@ class LocalFleet:
     def _report_exit(self, spec: ChildSpec, child: Child, code: int) -> None:
         if spec.role == "controller":
             run = self._config.run.name
-            work: Awaitable[object] = asyncio.to_thread(
+            work: Coroutine[Any, Any, object] = asyncio.to_thread(
                 release_dead, self.redis_url, run, spec.name, child.pid
             )
         else:
             work = self._send_exit_report(spec.name, child.pid, code)
-        task = asyncio.create_task(_ignoring_result(work))
+        task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
     async def _send_exit_report(self, name: str, pid: int, code: int) -> None:
-        report = admin_pb2.ExitReport(worker_id=name, pid=pid, host=self._host, exit_code=code)
+        report = admin_pb2.ExitReport(worker_id=name, pid=pid, host=socket.gethostname(), exit_code=code)
         # If the report does not arrive, the worker's lease expires instead.
         with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):
             await self._control.call("AdminService.ReportExit", report, timeout_s=REPORT_LIMIT_S)
@@ -362,7 +360,3 @@ def _is_leaving(worker: admin_pb2.WorkerStatus) -> bool:
 
 def _index(name: str) -> int:
     return int(name.rpartition("-")[2])
-
-
-async def _ignoring_result(work: Awaitable[object]) -> None:
-    await work
