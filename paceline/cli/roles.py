@@ -14,6 +14,7 @@ import typer
 from paceline.cli.common import ConfigArgument, RunDirOption, SetOption, parse_addresses
 from paceline.errors import BadInput
 from paceline.process.user_code import python_module
+from paceline.process.worker_command import THREAD_VARIABLES
 
 Controllers = Annotated[
     str,
@@ -60,7 +61,7 @@ def controller(
     host, _, port = addresses[index].rpartition(":")
     arguments = ["--run-dir", str(directory), "--id", f"controller-{index}", "--port", port]
     arguments += ["--advertise", host.strip("[]")]
-    _become("controller", config, arguments, overrides, threads=1)
+    _become("controller", config, arguments, overrides)
 
 
 def policy(
@@ -110,17 +111,16 @@ def _worker(
         raise BadInput(f"--id {name}: use at most 64 letters, digits, '-', '_' and '.'")
     directory = run_dir or Path("runs") / settings.run.name
     arguments = ["--controllers", ",".join(addresses), "--id", name, "--run-dir", str(directory)]
-    fleet = settings.fleet
-    threads = fleet.policy_threads if role == "policy" else fleet.rollout_threads
-    _become(f"{role}_worker", config, arguments, overrides, threads)
+    _become(f"{role}_worker", config, arguments, overrides)
 
 
 def _become(
-    module: str, config: Path, arguments: list[str], overrides: list[str] | None, threads: int
+    module: str, config: Path, arguments: list[str], overrides: list[str] | None
 ) -> NoReturn:
     """Replaces this process: signals and the exit status are the role's own."""
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(variable, str(threads))
+    for variable in THREAD_VARIABLES:
+        # A worker replaces it by its number in the configuration.
+        os.environ.setdefault(variable, "1")
     settings = [part for override in overrides or () for part in ("--set", override)]
     sys.stdout.flush()
     argv = [*python_module(module), str(config), *arguments, *settings]

@@ -8,6 +8,7 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,17 +17,13 @@ from pydantic_core import ErrorDetails
 
 from paceline.config.errors import ConfigError
 from paceline.config.lines import field_lines
-from paceline.config.schema import Config, Section
+from paceline.config.schema import SECTIONS, Config, meaning
 
 __all__ = ["ConfigError", "fleet_digest", "load_config"]
 
 FLEET_SECTIONS = ("run", "model", "data", "reward", "train", "rollout")
 """Sections that must be equal in every process of a run."""
 
-SECTIONS: dict[str, type[Section]] = {
-    name: info.annotation  # type: ignore[misc]
-    for name, info in Config.model_fields.items()
-}
 FIELDS = [(section, name) for section, model in SECTIONS.items() for name in model.model_fields]
 
 Field = tuple[str, ...]
@@ -97,24 +94,24 @@ def _put(raw: dict[str, Any], keys: Field, value: Any, override: str) -> None:
     table[keys[-1]] = value
 
 
+@dataclass(frozen=True, slots=True)
 class _Places:
     """The origin of a field's value: an override, a line of the file, or just the file."""
 
-    def __init__(
-        self, path: Path, lines: Mapping[Field, int], overridden: Mapping[Field, str]
-    ) -> None:
-        self._path, self._lines, self._overridden = path, lines, overridden
+    path: Path
+    lines: Mapping[Field, int]
+    overridden: Mapping[Field, str]
 
     def of(self, field: Field) -> str:
         for depth in range(len(field), 0, -1):
-            if override := self._overridden.get(field[:depth]):
+            if override := self.overridden.get(field[:depth]):
                 return f"--set {override}"
-            if line := self._lines.get(field[:depth]):
-                return f"{self._path} line {line}"
-        for dotted, override in self._overridden.items():
+            if line := self.lines.get(field[:depth]):
+                return f"{self.path} line {line}"
+        for dotted, override in self.overridden.items():
             if field and dotted[: len(field)] == field:
                 return f"--set {override}"
-        return str(self._path)
+        return str(self.path)
 
 
 def _one_per_field(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
@@ -147,8 +144,8 @@ def _describe(error: ErrorDetails, places: _Places) -> str:
         return f"{place}: {message}"
     message = message[0].lower() + message[1:]
     shown = json.dumps(error["input"], default=str)
-    meaning = f" {name}: {_meaning(field)}" if _meaning(field) else ""
-    return f"{places.of(field)}: {name} = {shown}: {message}.{meaning}"
+    explained = f" {name}: {_meaning(field)}" if _meaning(field) else ""
+    return f"{places.of(field)}: {name} = {shown}: {message}.{explained}"
 
 
 def _suggest(field: Field) -> str:
@@ -183,4 +180,4 @@ def _remedy_missing(field: Field) -> str:
 
 def _meaning(field: Field) -> str:
     info = SECTIONS[field[0]].model_fields.get(field[1]) if len(field) > 1 else None
-    return " ".join((info.description or "").split()) if info else ""
+    return meaning(info) if info else ""

@@ -33,3 +33,10 @@ def warn(name: str, found: str, remedy: str) -> Check:
 
 def fail(name: str, found: str, remedy: str) -> Check:
     return Check(name, "fail", found, remedy)
+
+
+def judge(name: str, found: str, remedy: str, *, warns: bool, fails: bool = False) -> Check:
+    """A failure, else a warning, else ok. There is a remedy only if it is not ok."""
+    if fails:
+        return fail(name, found, remedy)
+    return warn(name, found, remedy) if warns else ok(name, found)

@@ -20,12 +20,8 @@ WEIGHTS = (".safetensors", ".bin")
 
 
 def inputs(config: Config) -> Iterator[Check]:
-    found = False
-    for check in (*_models(config), *_data(config), *_rewards(config)):
-        found = True
-        yield check
-    if not found:
-        yield ok("inputs", "model, data and rewards are there")
+    problems = [*_models(config), *_data(config), *_rewards(config)]
+    yield from problems or [ok("inputs", "model, data and rewards are there")]
 
 
 def _bad(found: str, remedy: str = "Correct the setting that this line begins with") -> Check:

@@ -306,7 +306,9 @@ class LocalFleet:
         task.add_done_callback(self._background.discard)
 
     async def _send_exit_report(self, name: str, pid: int, code: int) -> None:
-        report = admin_pb2.ExitReport(worker_id=name, pid=pid, host=socket.gethostname(), exit_code=code)
+        report = admin_pb2.ExitReport(
+            worker_id=name, pid=pid, host=socket.gethostname(), exit_code=code
+        )
         # If the report does not arrive, the worker's lease expires instead.
         with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):
             await self._control.call("AdminService.ReportExit", report, timeout_s=REPORT_LIMIT_S)

@@ -33,7 +33,7 @@ from paceline.run_view.run_records import RunRecords
 from paceline.run_view.summary import Accounting, summarise, write_summary
 from paceline.run_view.words import text_of
 from paceline.supervisor.child import Child, ChildSpec, until_gone
-from paceline.supervisor.launch import Launcher
+from paceline.supervisor.launch import Launcher, controller_ports
 from paceline.supervisor.local import LocalFleet
 from paceline.supervisor.status_poller import StatusPoller
 from paceline.v1 import admin_pb2
@@ -87,7 +87,8 @@ class LocalRun:
             loop.add_signal_handler(number, self._on_signal)
         config_path = self._run_dir / "config.toml"
         config_path.write_text(to_toml(self._config))
-        launcher = Launcher(self._config, config_path, self._run_dir, self._known_ports())
+        ports = self._known_ports() or controller_ports(self._config)
+        launcher = Launcher(self._config, config_path, self._run_dir, ports)
         control = ControlPlane.from_config(self._config, launcher.addresses)
         note = self._console.note
         fleet = self._fleet = LocalFleet(
@@ -176,11 +177,7 @@ class LocalRun:
                     return "failed", watch.refused
                 if redis.done():
                     redis.result()
-                await asyncio.wait(
-                    waiting,
-                    timeout=POLL_S,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
+                await asyncio.wait(waiting, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             stop.cancel()
             redis.cancel()
