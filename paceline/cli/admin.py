@@ -31,7 +31,6 @@ def scale(
     expected: Annotated[
         list[str] | None,
         typer.Option(
-            "--expected",
             metavar="ROLE=COUNT",
             help="Refuse if the desired number is not this one; may be repeated.",
         ),
@@ -75,14 +74,11 @@ def drain(
     ] = False,
     wait: Annotated[
         float,
-        typer.Option(
-            "--wait", min=0.0, metavar="SECONDS", help="Wait for it to leave, at most this long."
-        ),
+        typer.Option(min=0.0, metavar="SECONDS", help="Wait for it to leave, at most this long."),
     ] = 0.0,
     incarnation: Annotated[
         str,
         typer.Option(
-            "--incarnation",
             metavar="NUMBER",
             help="Refuse if another process has this id now; see paceline status --json.",
         ),
@@ -147,9 +143,7 @@ def resume(target: Target, as_json: JsonOption = False) -> None:
 @takes_target
 def stop(
     target: Target,
-    reason: Annotated[
-        str, typer.Option("--reason", help="Recorded in the run's events.")
-    ] = "paceline stop",
+    reason: Annotated[str, typer.Option(help="Recorded in the run's events.")] = "paceline stop",
     as_json: JsonOption = False,
 ) -> None:
     """End a run for good, after the open step and with a final checkpoint.

@@ -93,25 +93,15 @@ class Target:
     run_dir: RunDirOption = None
     controllers: Annotated[
         str | None,
-        typer.Option(
-            "--controllers", metavar="HOST:PORT,...", help="Addresses of the run's controllers."
-        ),
+        typer.Option(metavar="HOST:PORT,...", help="Addresses of the run's controllers."),
     ] = None
     token_file: Annotated[
         Path | None,
-        typer.Option(
-            "--token-file",
-            metavar="FILE",
-            help="File with the bearer token (or set PACELINE_TOKEN).",
-        ),
+        typer.Option(metavar="FILE", help="File with the bearer token (or set PACELINE_TOKEN)."),
     ] = None
     tls_ca: Annotated[
         Path | None,
-        typer.Option(
-            "--tls-ca",
-            metavar="FILE",
-            help="PEM root certificate of the controllers; turns TLS on.",
-        ),
+        typer.Option(metavar="FILE", help="PEM root certificate of the controllers; turns TLS on."),
     ] = None
 
     def addresses(self) -> list[str]:

@@ -31,8 +31,7 @@ STYLES: dict[str, dict[str, Any]] = {
 def doctor(
     target: Target,
     config: Annotated[
-        Path | None,
-        typer.Argument(metavar="[CONFIG]", help="Also check what this run needs."),
+        Path | None, typer.Argument(metavar="[CONFIG]", help="Also check what this run needs.")
     ] = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,

@@ -30,7 +30,7 @@ def events(
         bool, typer.Option("--follow", "-f", help="Print new events as they happen.")
     ] = False,
     after: Annotated[
-        str, typer.Option("--after", metavar="POSITION", help="Start after this journal position.")
+        str, typer.Option(metavar="POSITION", help="Start after this journal position.")
     ] = "",
     all_kinds: Annotated[
         bool, typer.Option("--all", help="Print every journal event, leases and votes included.")

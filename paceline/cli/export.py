@@ -18,22 +18,14 @@ def export(
             metavar="RUN_DIR|CHECKPOINT", help="Directory of a run, or of one of its checkpoints."
         ),
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Directory to write.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.")],
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model",
-            metavar="PATH",
-            help="Model that the run started from, if it has moved.",
-        ),
+        typer.Option(metavar="PATH", help="Model that the run started from, if it has moved."),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            "--dtype",
-            metavar="TYPE",
-            help="float32, bfloat16 or float16; default: as stored.",
-        ),
+        typer.Option(metavar="TYPE", help="float32, bfloat16 or float16; default: as stored."),
     ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")

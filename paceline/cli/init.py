@@ -32,15 +32,13 @@ def init(
     algorithm: Annotated[
         str,
         typer.Option(
-            "--algorithm",
             metavar="NAME",
             help="grpo, dr-grpo, dapo, decoupled or interpolated.",
             autocompletion=_algorithms,
         ),
     ] = "grpo",
     size: Annotated[
-        str,
-        typer.Option("--size", metavar="NAME", help="tiny, small or 7b.", autocompletion=_sizes),
+        str, typer.Option(metavar="NAME", help="tiny, small or 7b.", autocompletion=_sizes)
     ] = "tiny",
     force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
     as_json: JsonOption = False,

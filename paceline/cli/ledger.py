@@ -27,12 +27,9 @@ def verify(
     run_dir: RunDirOption = None,
     redis_url: Annotated[
         str | None,
-        typer.Option("--redis-url", metavar="URL", help="Redis that holds the ledger."),
+        typer.Option(metavar="URL", help="Redis that holds the ledger."),
     ] = None,
-    run: Annotated[
-        str | None,
-        typer.Option("--run", metavar="NAME", help="Name of the run."),
-    ] = None,
+    run: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the run.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Replay the journal, check every invariant, and count every sample.

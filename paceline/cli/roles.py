@@ -34,10 +34,7 @@ def controller(
     config: ConfigArgument,
     controllers: Controllers,
     index: Annotated[
-        int,
-        typer.Option(
-            "--index", min=0, help="Position of this controller in --controllers, from 0."
-        ),
+        int, typer.Option(min=0, help="Position of this controller in --controllers, from 0.")
     ] = 0,
     run_dir: RunDirOption = None,
     overrides: SetOption = None,

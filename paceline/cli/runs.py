@@ -54,11 +54,10 @@ def compare(
         list[Path], typer.Argument(metavar="RUN_DIR...", help="Directories of two or more runs.")
     ],
     out: Annotated[
-        Path | None,
-        typer.Option("--out", metavar="FILE", help=f"File of the plot; default: {PLOT}."),
+        Path | None, typer.Option(metavar="FILE", help=f"File of the plot; default: {PLOT}.")
     ] = None,
     metric: Annotated[
-        str, typer.Option("--metric", metavar="NAME", help="Metric to plot over the steps.")
+        str, typer.Option(metavar="NAME", help="Metric to plot over the steps.")
     ] = "reward_mean",
     as_json: JsonOption = False,
 ) -> None:

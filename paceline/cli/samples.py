@@ -49,14 +49,14 @@ ORDER = {
 def samples(
     target: Target,
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, max=500, help="Number of groups, at most.")
+        int, typer.Option(metavar="N", min=1, max=500, help="Number of groups, at most.")
     ] = 5,
     step: Annotated[
         int | None,
-        typer.Option("--step", min=1, help="Only groups of this step."),
+        typer.Option(min=1, help="Only groups of this step."),
     ] = None,
     sort: Annotated[
-        Sort, typer.Option("--sort", help="Order by mean reward, length, age or staleness.")
+        Sort, typer.Option(help="Order by mean reward, length, age or staleness.")
     ] = Sort.recent,
     as_json: JsonOption = False,
 ) -> None:

@@ -23,7 +23,7 @@ HISTORY = 48
 def top(
     target: Target,
     every: Annotated[
-        float, typer.Option("--every", metavar="SECONDS", min=0.1, help="Refresh interval.")
+        float, typer.Option(metavar="SECONDS", min=0.1, help="Refresh interval.")
     ] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Print the state once and exit.")] = False,
     as_json: JsonOption = False,
