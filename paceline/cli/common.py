@@ -123,14 +123,6 @@ class Target:
             update={name: str(value) for name, value in given.items() if value is not None}
         )
 
-    def control(self) -> ControlPlane:
-        """A client for one event loop. Raises BadInput."""
-        from paceline.rpc.client import ControlPlane
-
-        addresses = self.addresses()
-        token, root = self._credentials()
-        return ControlPlane(addresses, token=token, tls_ca=root)
-
     def rest(self, urls: Sequence[str]) -> RestReader:
         """A reader of the REST interfaces at ``urls``. Raises BadInput."""
         from paceline.rpc.rest_client import RestReader
@@ -139,11 +131,13 @@ class Target:
         return RestReader(urls, token=token, tls_ca=root)
 
     def ask(self, work: Callable[[ControlPlane], Awaitable[T]]) -> T:
-        """Runs ``work`` with a client. If the run has ended, the error says how."""
-        from paceline.rpc.client import ControlPlaneUnavailable
+        """Runs ``work`` with a client. If the run has ended, the error says how. Raises BadInput."""
+        from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 
         async def session() -> T:
-            control = self.control()
+            addresses = self.addresses()
+            token, root = self._credentials()
+            control = ControlPlane(addresses, token=token, tls_ca=root)
             try:
                 return await work(control)
             finally:

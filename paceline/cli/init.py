@@ -49,10 +49,7 @@ def init(
     """
     from paceline.config.template import ALGORITHMS, SIZES, template
 
-    for option, value, known in (
-        ("--algorithm", algorithm, ALGORITHMS),
-        ("--size", size, SIZES),
-    ):
+    for option, value, known in (("--algorithm", algorithm, ALGORITHMS), ("--size", size, SIZES)):
         if value not in known:
             raise BadInput(f"{option} {value}: choose {', '.join(known)}")
     if str(out) == "-":

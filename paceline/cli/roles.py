@@ -25,8 +25,7 @@ Controllers = Annotated[
     ),
 ]
 Identity = Annotated[
-    str | None,
-    typer.Option("--id", help="Name of this process, unique in the run."),
+    str | None, typer.Option("--id", help="Name of this process, unique in the run.")
 ]
 
 

@@ -51,10 +51,7 @@ def samples(
     limit: Annotated[
         int, typer.Option(metavar="N", min=1, max=500, help="Number of groups, at most.")
     ] = 5,
-    step: Annotated[
-        int | None,
-        typer.Option(min=1, help="Only groups of this step."),
-    ] = None,
+    step: Annotated[int | None, typer.Option(min=1, help="Only groups of this step.")] = None,
     sort: Annotated[
         Sort, typer.Option(help="Order by mean reward, length, age or staleness.")
     ] = Sort.recent,
@@ -87,7 +84,6 @@ def samples(
 def _from_controllers(target: Target, query: dict[str, Any]) -> dict[str, Any] | None:
     """None if no controller answers and the run directory has a journal to read instead."""
     from paceline.rpc.auth import AuthError
-    from paceline.rpc.client import ControlPlaneUnavailable
     from paceline.rpc.rest_client import RestRefused, RestUnavailable
 
     run_dir = target.run_dir
@@ -105,11 +101,9 @@ def _from_controllers(target: Target, query: dict[str, Any]) -> dict[str, Any] |
         raise
     except AuthError:
         raise
-    except (BadInput, RestUnavailable) as error:
+    except (BadInput, RestUnavailable):
         if run_dir is not None and (run_dir / "config.toml").is_file():
             return None
-        if isinstance(error, RestUnavailable):
-            raise ControlPlaneUnavailable(str(error)) from None
         raise
 
 

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.common import (
-    ConfigArgument,
-    JsonOption,
-    RunDirOption,
-    SetOption,
-    print_json,
-)
+from paceline.cli.common import ConfigArgument, JsonOption, RunDirOption, SetOption, print_json
 from paceline.errors import BadInput
 
 if TYPE_CHECKING:

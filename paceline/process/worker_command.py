@@ -40,8 +40,7 @@ def worker_command(role: str, run: Callable[[Config, argparse.Namespace], int]) 
 def _parser(role: str) -> argparse.ArgumentParser:
     program = f"{role}_worker"
     parser = argparse.ArgumentParser(
-        prog=program,
-        description=f"Starts one {role} worker. `paceline {role}` runs this command.",
+        prog=program, description=f"Starts one {role} worker. `paceline {role}` runs this command."
     )
     parser.add_argument("config", type=Path, help="TOML file of the run")
     parser.add_argument(

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,21 +20,6 @@ FIRST_LAST = 5
 TIME_SPLIT = ("generate", "reward", "wait", "compute", "reduce", "commit", "publish")
 
 
-@dataclass(frozen=True, slots=True)
-class Accounting:
-    """Counts of a replayed journal: groups, and faults as the ledger counted them."""
-
-    ok: bool
-    trained: int
-    lost: int
-    duplicated: int
-    dropped: Mapping[str, int]
-    failovers: int = 0
-    mesh_rebuilds: int = 0
-    rollbacks: int = 0
-    problems: tuple[str, ...] = ()
-
-
 def summarise(
     records: RunRecords,
     *,
@@ -43,12 +27,14 @@ def summarise(
     reason: str = "",
     wall_s: float | None = None,
     group_size: int = 1,
-    accounting: Accounting | None = None,
+    counts: Mapping[str, Any] | None = None,
+    problems: Sequence[str] = (),
     export: str | None = None,
 ) -> dict[str, Any]:
     """The fields of summary.json. ``status``: finished, failed or interrupted.
 
-    ``accounting``: None if the journal could not be read.
+    ``counts`` and ``problems``: those of the replayed journal; ``counts`` is None if it could not be
+    read.
     """
 
     def column(name: str) -> list[float]:
@@ -56,7 +42,10 @@ def summarise(
 
     rewards = column("reward_mean")
     scored = [row for row in records.evals if row["eval_reward_mean"] is not None]
-    counted = accounting
+
+    def counted(name: str, times: int = 1) -> int | None:
+        return None if counts is None else int(counts.get(name, 0)) * times
+
     return {
         "status": status,
         "reason": reason,
@@ -67,18 +56,18 @@ def summarise(
         "eval_last": scored[-1]["eval_reward_mean"] if scored else None,
         "eval_last_count": scored[-1]["eval_count"] if scored else None,
         "evals_without_scores": len(records.evals) - len(scored),
-        "samples_trained": counted and counted.trained * group_size,
-        "groups_dropped": counted and dict(counted.dropped),
-        "samples_lost": counted and counted.lost * group_size,
-        "samples_duplicated": counted and counted.duplicated * group_size,
-        "ledger_ok": counted and counted.ok,
-        "ledger_problems": counted and list(counted.problems),
+        "samples_trained": counted("trained", group_size),
+        "groups_dropped": None if counts is None else dict(counts.get("dropped", {})),
+        "samples_lost": counted("lost", group_size),
+        "samples_duplicated": counted("duplicates", group_size),
+        "ledger_ok": None if counts is None else not problems,
+        "ledger_problems": None if counts is None else list(problems),
         "max_staleness": max(column("staleness_max"), default=None),
         "samples_per_s": _rate(records, "samples"),
         "tokens_per_s": _rate(records, "tokens"),
-        "controller_failovers": counted and counted.failovers,
-        "mesh_rebuilds": counted and counted.mesh_rebuilds,
-        "rollbacks": counted and counted.rollbacks,
+        "controller_failovers": counted("failovers"),
+        "mesh_rebuilds": counted("mesh_rebuilds"),
+        "rollbacks": counted("rollbacks"),
         "logprob_gap_max": max(column("logprob_gap_max"), default=None),
         "logprob_gap_fresh_max": max(column("logprob_gap_fresh_max"), default=None),
         "time_split_s": {

@@ -131,11 +131,8 @@ class Adopted(Child):
     """A running process that an earlier supervisor started and left behind."""
 
     def __init__(self, spec: ChildSpec, identity: ProcessId) -> None:
-        """Raises ProcessLookupError if that very process has ended."""
         super().__init__(spec, identity)
         self.began -= max(0.0, time.time() - identity.started)
-        if not identity.alive():
-            raise ProcessLookupError(f"{spec.name} ({identity.pid}) is gone")
 
     @property
     def running(self) -> bool:
