@@ -28,7 +28,6 @@ from paceline.cli import (
     runs,
     samples,
     status,
-    top,
     up,
 )
 from paceline.errors import UserError
@@ -44,7 +43,7 @@ app = typer.Typer(
     add_completion=False,
 )
 for command in (
-    *(up.up, init.init, doctor.doctor, status.status, top.top, events.events, logs.logs),
+    *(up.up, init.init, doctor.doctor, status.status, status.top, events.events, logs.logs),
     *(samples.samples, runs.runs, runs.compare, roles.controller, roles.policy, roles.rollout),
     *(admin.scale, admin.drain, admin.pause, admin.resume, admin.stop, export.export),
     completion.completion,

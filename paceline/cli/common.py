@@ -6,8 +6,7 @@ import asyncio
 import functools
 import inspect
 import json
-import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from paceline.errors import BadInput
+from paceline.run_view.run_file_writer import finite
 
 if TYPE_CHECKING:
     from paceline.config.schema import AuthConfig, Config
@@ -194,19 +194,9 @@ def takes_target(command: Callable[..., None]) -> Callable[..., None]:
 
 def print_json(value: Any) -> None:
     """``value`` on standard output; NaN and infinity, which JSON lacks, become null."""
-    typer.echo(json.dumps(_finite(value), indent=2))
+    typer.echo(json.dumps(finite(value), indent=2))
 
 
 def print_json_line(value: Any) -> None:
     """The same on one line, for a stream of objects."""
-    typer.echo(json.dumps(_finite(value), separators=(",", ":")))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return value
+    typer.echo(json.dumps(finite(value), separators=(",", ":")))

@@ -18,8 +18,7 @@ def check(config: ConfigArgument, overrides: SetOption = None, as_json: JsonOpti
 
     Example: paceline config check demo.toml --set train.lr=3e-4
     """
-    from paceline.config.load import load_config
-    from paceline.config.toml import to_toml
+    from paceline.config.load import load_config, to_toml
     from paceline.preflight.config_warnings import config_warnings
 
     resolved = load_config(config, overrides or ())

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -60,54 +61,42 @@ def controller(
     _become("controller", config, arguments, overrides)
 
 
-def policy(
-    config: ConfigArgument,
-    controllers: Controllers,
-    identity: Identity = None,
-    run_dir: RunDirOption = None,
-    overrides: SetOption = None,
-) -> None:
-    """Start one policy replica, with all its ranks on this machine.
+def _worker(role: str, help_text: str) -> Callable[..., None]:
+    """The command that starts one worker of ``role``."""
 
-    Example: paceline policy run.toml --controllers a:7000,b:7000 --id policy-2
-    """
-    _worker("policy", config, controllers, identity, run_dir, overrides)
+    def command(
+        config: ConfigArgument,
+        controllers: Controllers,
+        identity: Identity = None,
+        run_dir: RunDirOption = None,
+        overrides: SetOption = None,
+    ) -> None:
+        from paceline.config.load import load_config
+
+        settings = load_config(config, overrides or ())
+        addresses = ",".join(parse_addresses(controllers))
+        # The process id: two workers of one name would replace each other.
+        host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:40]
+        name = identity or f"{role}-{host}-{os.getpid()}"
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
+            raise BadInput(f"--id {name}: use at most 64 letters, digits, '-', '_' and '.'")
+        directory = run_dir or Path("runs") / settings.run.name
+        arguments = ["--controllers", addresses, "--id", name, "--run-dir", str(directory)]
+        _become(f"{role}_worker", config, arguments, overrides)
+
+    command.__name__, command.__doc__ = role, help_text
+    return command
 
 
-def rollout(
-    config: ConfigArgument,
-    controllers: Controllers,
-    identity: Identity = None,
-    run_dir: RunDirOption = None,
-    overrides: SetOption = None,
-) -> None:
-    """Start one rollout worker.
-
-    Example: paceline rollout run.toml --controllers a:7000,b:7000
-    """
-    _worker("rollout", config, controllers, identity, run_dir, overrides)
-
-
-def _worker(
-    role: str,
-    config: Path,
-    controllers: str,
-    identity: str | None,
-    run_dir: Path | None,
-    overrides: list[str] | None,
-) -> NoReturn:
-    from paceline.config.load import load_config
-
-    settings = load_config(config, overrides or ())
-    addresses = parse_addresses(controllers)
-    # The process id: two workers of one name would replace each other.
-    host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:40]
-    name = identity or f"{role}-{host}-{os.getpid()}"
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
-        raise BadInput(f"--id {name}: use at most 64 letters, digits, '-', '_' and '.'")
-    directory = run_dir or Path("runs") / settings.run.name
-    arguments = ["--controllers", ",".join(addresses), "--id", name, "--run-dir", str(directory)]
-    _become(f"{role}_worker", config, arguments, overrides)
+policy = _worker(
+    "policy",
+    "Start one policy replica, with all its ranks on this machine.\n\n"
+    "Example: paceline policy run.toml --controllers a:7000,b:7000 --id policy-2",
+)
+rollout = _worker(
+    "rollout",
+    "Start one rollout worker.\n\nExample: paceline rollout run.toml --controllers a:7000,b:7000",
+)
 
 
 def _become(

@@ -120,13 +120,17 @@ def _run(
     from paceline.console.live_view import open_console
     from paceline.run_view.eta import Progress
     from paceline.run_view.run_records import RunRecords
-    from paceline.supervisor.up import LocalRun
+    from paceline.supervisor.up import LocalRun, Outcome
 
     (directory / "summary.json").unlink(missing_ok=True)
     # The view of a continued run begins with the rewards so far.
     console = open_console(Console(stderr=as_json), Progress(RunRecords.read(directory).metrics))
     console.note(f"{_fleet_line(settings)} in {directory}")
-    outcome = asyncio.run(LocalRun(settings, directory, console, earlier).run())
+
+    async def run() -> Outcome:
+        return await LocalRun(settings, directory, console, earlier).run()
+
+    outcome = asyncio.run(run())
     if as_json:
         print_json({**outcome.summary, "run_dir": str(directory)})
     else:

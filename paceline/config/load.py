@@ -1,4 +1,4 @@
-"""Loader of configurations: a TOML file and dotted overrides become a checked ``Config``."""
+"""Configuration files: TOML and dotted overrides become a checked ``Config``, and it becomes TOML."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from paceline.config.errors import ConfigError
 from paceline.config.lines import field_lines
 from paceline.config.schema import SECTIONS, Config, meaning
-
-__all__ = ["ConfigError", "fleet_digest", "load_config"]
+from paceline.errors import BadInput
 
 FLEET_SECTIONS = ("run", "model", "data", "reward", "train", "rollout")
 """Sections that must be equal in every process of a run."""
@@ -28,6 +27,14 @@ FIELDS = [(section, name) for section, model in SECTIONS.items() for name in mod
 
 Field = tuple[str, ...]
 """A section, or a section and a field."""
+
+
+class ConfigError(BadInput):
+    """A configuration cannot be used.
+
+    The message names the field, the place (file and line, or override) and the remedy. Several
+    problems are reported at once, one per line.
+    """
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -53,6 +60,23 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         places = _Places(path, field_lines(text), overridden)
         found = dict.fromkeys(_describe(e, places) for e in _one_per_field(error.errors()))
         raise ConfigError("\n".join(found)) from None
+
+
+def to_toml(config: Config) -> str:
+    """TOML that ``load_config`` reads back to an equal ``Config``.
+
+    TOML has no null: a field without a value is left out if that is its default, and ``"none"``
+    otherwise.
+    """
+    sections = {}
+    for section, fields in config.model_dump(mode="json").items():
+        known = type(getattr(config, section)).model_fields
+        sections[section] = {
+            name: "none" if value is None else value
+            for name, value in fields.items()
+            if value is not None or known[name].default is not None
+        }
+    return tomli_w.dumps(sections)
 
 
 def fleet_digest(config: Config) -> tuple[str, str]:

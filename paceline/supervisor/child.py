@@ -66,10 +66,8 @@ class Child:
             )
         if spec.nice:
             # Right after the start: threads inherit the priority of the thread that makes them.
-            try:
+            with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, process.pid, spec.nice)
-            except OSError:
-                pass
         try:
             identity = ProcessId.of(process.pid)
         except psutil.Error:
@@ -94,7 +92,7 @@ class Child:
         """Exit status, negative for a signal. Kills what the process left in its session."""
         assert self.process is not None
         code = await self.process.wait()
-        self._signal_group(signal.SIGKILL)
+        self.kill()
         return code
 
     def terminate(self) -> None:
@@ -106,7 +104,9 @@ class Child:
 
     def kill(self) -> None:
         """Ends the process and everything in its session, at once."""
-        self._signal_group(signal.SIGKILL)
+        # The group's id is the process's own and stays taken while a member of the group lives.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def last_line(self) -> str:
         """Last line that the process has written since its start; empty if there is none."""
@@ -118,13 +118,6 @@ class Child:
         except OSError:
             return ""
         return lines[-1].strip() if lines else ""
-
-    def _signal_group(self, number: int) -> None:
-        # The group's id is the process's own and stays taken while a member of the group lives.
-        try:
-            os.killpg(self.pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass
 
 
 class Adopted(Child):
@@ -141,7 +134,7 @@ class Adopted(Child):
     async def wait(self) -> int:
         """Always UNSEEN. Kills what the process left in its session."""
         await until_gone(self.identity)
-        self._signal_group(signal.SIGKILL)
+        self.kill()
         return UNSEEN
 
 

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from paceline.config.errors import ConfigError
+from paceline.config.load import ConfigError, to_toml
 from paceline.config.schema import Config
-from paceline.config.toml import to_toml
 from paceline.console.live_view import Console
 from paceline.process.user_code import python_module
 from paceline.redis.server import NoRedis, ensure_redis, stop_redis
@@ -74,9 +73,11 @@ class LocalRun:
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
-        self._interrupts = 0
-        self._interrupted = asyncio.Event()
-        self._at_once = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._interrupted: asyncio.Future[None] = loop.create_future()
+        """Done at the first signal."""
+        self._at_once: asyncio.Future[None] = loop.create_future()
+        """Done at the second."""
         self._redis_url = ""
         self._dashboard = ""
         self._fleet: LocalFleet | None = None
@@ -134,13 +135,13 @@ class LocalRun:
         return [int(known[name].rpartition(":")[2]) for name in names if name in known]
 
     def _on_signal(self) -> None:
-        self._interrupts += 1
-        self._interrupted.set()
-        if self._interrupts == 1:
+        if not self._interrupted.done():
+            self._interrupted.set_result(None)
             self.console.note("stopping; press Ctrl-C again to kill at once")
         elif self._fleet is not None:
-            self._at_once.set()
             self._fleet.kill_all()
+            if not self._at_once.done():
+                self._at_once.set_result(None)
 
     async def _note_events(self) -> None:
         """Prints the new lines of events.jsonl. The live view shows steps itself."""
@@ -159,14 +160,13 @@ class LocalRun:
 
     async def _watch(self, fleet: LocalFleet, control: ControlPlane) -> tuple[str, str]:
         """Watches the run until it ends. Returns (status, reason)."""
-        stop = asyncio.create_task(self._interrupted.wait())
         redis = asyncio.create_task(self._keep_redis(fleet))
-        waiting: list[asyncio.Future[Any]] = [stop, fleet.failed, redis]
+        waiting: list[asyncio.Future[Any]] = [self._interrupted, fleet.failed, redis]
         try:
             while True:
                 if fleet.failed.done():
                     return "failed", fleet.failed.result()
-                if stop.done():
+                if self._interrupted.done():
                     return "interrupted", "interrupted"
                 await self._note_events()
                 try:
@@ -185,7 +185,6 @@ class LocalRun:
                     redis.result()
                 await asyncio.wait(waiting, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stop.cancel()
             redis.cancel()
 
     def _note_dashboard(self, status: admin_pb2.StatusReply) -> None:
@@ -214,9 +213,8 @@ class LocalRun:
             # wait: all steps are committed.
             members = {w.worker_id for w in self._status.workers if w.state != "dead"}
             waiting = asyncio.create_task(fleet.wait_workers(members, self.config.fleet.finish_s))
-            stop = asyncio.create_task(self._interrupted.wait())
-            await asyncio.wait({waiting, stop}, return_when=asyncio.FIRST_COMPLETED)
-            stop.cancel()
+            ends: list[asyncio.Future[None]] = [waiting, self._interrupted]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         await fleet.stop_workers(PATIENCE_S)
         await fleet.stop_controllers(CONTROLLER_PATIENCE_S)
         return await asyncio.to_thread(replay, self._redis_url, self.config.run.name)
@@ -235,13 +233,10 @@ class LocalRun:
         log = self.run_dir / "logs" / "export.log"
         child = await Child.start(ChildSpec("export", "export", command, os.environ, log))
         ended = asyncio.create_task(child.wait())
-        at_once = asyncio.create_task(self._at_once.wait())
+        ends: list[asyncio.Future[Any]] = [ended, self._at_once]
         try:
-            await asyncio.wait(
-                {ended, at_once}, timeout=EXPORT_LIMIT_S, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(ends, timeout=EXPORT_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            at_once.cancel()
             if not ended.done():
                 child.kill()
         return out if await ended == 0 else None
