@@ -21,7 +21,6 @@ from paceline.cli import (
     doctor,
     events,
     export,
-    init,
     ledger,
     logs,
     roles,
@@ -43,7 +42,7 @@ app = typer.Typer(
     add_completion=False,
 )
 for command in (
-    *(up.up, init.init, doctor.doctor, status.status, status.top, events.events, logs.logs),
+    *(up.up, config.init, doctor.doctor, status.status, status.top, events.events, logs.logs),
     *(samples.samples, runs.runs, runs.compare, roles.controller, roles.policy, roles.rollout),
     *(admin.scale, admin.drain, admin.pause, admin.resume, admin.stop, export.export),
     completion.completion,

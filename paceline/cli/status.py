@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 ANSWER_LIMIT_S = 3.0
 HISTORY = 48
+AS_TEXT = frozenset({"incarnation"})
+"""As in the REST interface: they are random in 64 bits, and many readers of JSON have 53 for a number."""
 
 
 @takes_target
@@ -26,7 +28,6 @@ def status(target: Target, as_json: JsonOption = False) -> None:
 
     Example: paceline status --run-dir runs/demo --json
     """
-    from paceline.cli.messages import as_dict
     from paceline.run_view.event_follower import leader_status
 
     reply = target.ask(lambda control: leader_status(control, ANSWER_LIMIT_S))
@@ -88,8 +89,6 @@ def top(
 def as_object(picture: RunPicture) -> dict[str, Any]:
     """Fields of the status and: t (Unix seconds), reward_history (the run in at most 48 spans),
     time_left_s (null: unknown), last_event ({t, text} or null)."""
-    from paceline.cli.messages import as_dict
-
     status = picture.status
     assert status is not None
     over = status.phase in ("finished", "failed")
@@ -125,3 +124,29 @@ def _print_object(picture: RunPicture) -> None:
 def _show_status(console: Console, picture: RunPicture) -> None:
     if picture.status is not None and not picture.silent_s:
         console.show(picture.status)
+
+
+def as_dict(message: Any) -> dict[str, Any]:
+    """``message`` as a dictionary that JSON can hold; enums by their short lower-case name.
+
+    Counts stay numbers, and absent fields get defaults.
+    """
+    result: dict[str, Any] = {}
+    for field in message.DESCRIPTOR.fields:
+        value = getattr(message, field.name)
+        entry = field.message_type
+        if entry is not None and entry.GetOptions().map_entry:
+            result[field.name] = {key: value[key] for key in sorted(value)}
+        elif field.is_repeated:
+            result[field.name] = [_plain(field, item) for item in value]
+        else:
+            result[field.name] = _plain(field, value)
+    return result
+
+
+def _plain(field: Any, value: Any) -> Any:
+    if field.message_type is not None:
+        return as_dict(value)
+    if field.enum_type is not None:
+        return field.enum_type.values_by_number[value].name.rpartition("_")[2].lower()
+    return str(value) if field.name in AS_TEXT else value

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.cli.messages import as_dict
+from paceline.cli.status import as_dict
 from paceline.cli.up import _print_outcome
 from paceline.console.live_view import LiveConsole, PlainConsole, fitted, open_console
 from paceline.run_view.eta import Progress
