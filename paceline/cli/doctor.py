@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -65,7 +66,7 @@ def doctor(
             typer.echo(_line(check))
     failed = [check for check in checks if check.state == "fail"]
     if as_json:
-        print_json({"ok": not failed, "checks": [check.to_json() for check in checks]})
+        print_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
     else:
         warned = sum(check.state == "warn" for check in checks)
         typer.echo(f"{len(checks)} checks, {warned} warnings, {len(failed)} failures")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +18,6 @@ class Check:
         if not self.remedy:
             return self.found
         return f"{self.found}{'' if self.found.endswith(('.', '?')) else '.'} {self.remedy}"
-
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
 
 
 def ok(name: str, found: str) -> Check:

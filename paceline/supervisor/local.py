@@ -126,9 +126,7 @@ class LocalFleet:
 
     def worker_pids(self) -> dict[str, int]:
         """Pid of every worker process that runs."""
-        return {
-            n: c.pid for n, c in self._children.items() if c.running and self._roles[n] in ROLES
-        }
+        return {child.spec.name: child.pid for child in self._running(*ROLES)}
 
     async def wait_workers(self, names: Collection[str], limit_s: float) -> None:
         """Waits until these workers have ended by themselves, at most ``limit_s`` seconds."""
@@ -139,9 +137,9 @@ class LocalFleet:
     async def stop_workers(self, patience_s: float) -> None:
         """Reports to the ledger how they ended: a continued run must find none of them alive."""
         self._ending.set()
-        names = [c.spec.name for c in self._running(*ROLES)]
-        await end_all(self._running(*ROLES), patience_s)
-        tends = [self._tends[name] for name in names]
+        running = self._running(*ROLES)
+        tends = [self._tends[child.spec.name] for child in running]
+        await end_all(running, patience_s)
         if tends:
             await asyncio.wait(tends, timeout=FAREWELL_LIMIT_S)
         if self._background:
@@ -166,12 +164,11 @@ class LocalFleet:
         self._killed = True
         for task in self._background:
             task.cancel()
-        for child in self._children.values():
-            if child.running:
-                child.kill()
+        for child in self._running("controller", *ROLES):
+            child.kill()
 
     def _running(self, *roles: str) -> list[Child]:
-        return [c for n, c in self._children.items() if c.running and c.spec.role in roles]
+        return [c for c in self._children.values() if c.running and c.spec.role in roles]
 
     def _tend_new(self, spec: ChildSpec, first: Child | None = None) -> None:
         """``first``: the process of that name that already runs."""
