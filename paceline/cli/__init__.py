@@ -22,7 +22,6 @@ from paceline.cli import (
     events,
     export,
     ledger,
-    logs,
     roles,
     runs,
     samples,
@@ -42,7 +41,7 @@ app = typer.Typer(
     add_completion=False,
 )
 for command in (
-    *(up.up, config.init, doctor.doctor, status.status, status.top, events.events, logs.logs),
+    *(up.up, config.init, doctor.doctor, status.status, status.top, events.events, events.logs),
     *(samples.samples, runs.runs, runs.compare, roles.controller, roles.policy, roles.rollout),
     *(admin.scale, admin.drain, admin.pause, admin.resume, admin.stop, export.export),
     completion.completion,

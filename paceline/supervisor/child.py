@@ -84,10 +84,6 @@ class Child:
         assert self.process is not None
         return self.process.returncode is None
 
-    @property
-    def lived_s(self) -> float:
-        return time.monotonic() - self.began
-
     async def wait(self) -> int:
         """Exit status, negative for a signal. Kills what the process left in its session."""
         assert self.process is not None

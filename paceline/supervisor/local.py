@@ -247,7 +247,8 @@ class LocalFleet:
                 self._leaving.add(name)
 
     async def _again(self, spec: ChildSpec, child: Child, code: int, record: ProcessRecord) -> bool:
-        verdict = self._restarts.decide(spec.name, code, child.lived_s, time.monotonic())
+        now = time.monotonic()
+        verdict = self._restarts.decide(spec.name, code, now - child.began, now)
         how = f"exit status {code}" if code >= 0 else f"signal {-code}"
         if code == UNSEEN:
             how = "exit status unknown"
