@@ -30,7 +30,7 @@ from controller.rest.server import RestServer, open_door
 from controller.services import admin, partial_rollouts, policy, rollout, worker
 from controller.services.grpc_server import Services, bind, new_server
 from controller.store.stores import redis_stores
-from paceline.config.errors import ConfigError
+from paceline.config.load import ConfigError
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity

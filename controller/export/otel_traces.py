@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
-from paceline.config.errors import ConfigError
+from paceline.config.load import ConfigError
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
 from paceline.run_view.sample_spans import SampleSpans, Span

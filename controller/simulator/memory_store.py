@@ -38,7 +38,7 @@ class Landed:
     events: tuple[ev.Event, ...]
 
     @property
-    def id(self) -> tuple[int, ...]:
+    def id(self) -> tuple[int, int]:
         """Its stream id, as it is ordered."""
         return order(self.entry.at.entry)
 

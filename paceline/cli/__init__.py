@@ -21,14 +21,11 @@ from paceline.cli import (
     doctor,
     events,
     export,
-    init,
     ledger,
-    logs,
     roles,
     runs,
     samples,
     status,
-    top,
     up,
 )
 from paceline.errors import UserError
@@ -43,11 +40,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for module in (
-    *(up, init, doctor, status, top, events, logs, samples, runs),
-    *(roles, admin, ledger, export, config, completion),
+for command in (
+    *(up.up, config.init, doctor.doctor, status.status, status.top, events.events, events.logs),
+    *(samples.samples, runs.runs, runs.compare, roles.controller, roles.policy, roles.rollout),
+    *(admin.scale, admin.drain, admin.pause, admin.resume, admin.stop, export.export),
+    completion.completion,
 ):
-    module.register(app)
+    app.command()(command)
+app.add_typer(ledger.ledger, name="ledger")
+app.add_typer(config.config, name="config")
 
 
 def main() -> None:

@@ -31,10 +31,8 @@ def scale(
     expected: Annotated[
         list[str] | None,
         typer.Option(
-            "--expected",
             metavar="ROLE=COUNT",
             help="Refuse if the desired number is not this one; may be repeated.",
-            show_default=False,
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -76,14 +74,11 @@ def drain(
     ] = False,
     wait: Annotated[
         float,
-        typer.Option(
-            "--wait", min=0.0, metavar="SECONDS", help="Wait for it to leave, at most this long."
-        ),
+        typer.Option(min=0.0, metavar="SECONDS", help="Wait for it to leave, at most this long."),
     ] = 0.0,
     incarnation: Annotated[
         str,
         typer.Option(
-            "--incarnation",
             metavar="NUMBER",
             help="Refuse if another process has this id now; see paceline status --json.",
         ),
@@ -111,13 +106,11 @@ async def _left(
     control: ControlPlane, worker_id: str, limit_s: float, incarnation: int = 0
 ) -> bool:
     """True if that process (0: the one that has the id now) leaves within ``limit_s`` seconds."""
-    from paceline.v1 import admin_pb2
+    from paceline.run_view.event_follower import leader_status
 
     deadline = time.monotonic() + limit_s
     while True:
-        status = await control.call(
-            "AdminService.GetStatus", admin_pb2.StatusRequest(), timeout_s=ANSWER_LIMIT_S
-        )
+        status = await leader_status(control, ANSWER_LIMIT_S)
         here = next((w for w in status.workers if w.worker_id == worker_id), None)
         if here is None or here.state in ("stopped", "dead"):
             return True
@@ -130,10 +123,7 @@ async def _left(
 
 
 @takes_target
-def pause(
-    target: Target,
-    as_json: JsonOption = False,
-) -> None:
+def pause(target: Target, as_json: JsonOption = False) -> None:
     """Start no new step and lease no new task until `paceline resume`.
 
     Example: paceline pause --run-dir runs/demo
@@ -142,10 +132,7 @@ def pause(
 
 
 @takes_target
-def resume(
-    target: Target,
-    as_json: JsonOption = False,
-) -> None:
+def resume(target: Target, as_json: JsonOption = False) -> None:
     """Continue a paused run.
 
     Example: paceline resume --run-dir runs/demo
@@ -156,9 +143,7 @@ def resume(
 @takes_target
 def stop(
     target: Target,
-    reason: Annotated[
-        str, typer.Option("--reason", help="Recorded in the run's events.")
-    ] = "paceline stop",
+    reason: Annotated[str, typer.Option(help="Recorded in the run's events.")] = "paceline stop",
     as_json: JsonOption = False,
 ) -> None:
     """End a run for good, after the open step and with a final checkpoint.
@@ -175,22 +160,12 @@ def _ask(method: str, fields: dict[str, Any], as_json: bool, target: Target) -> 
 
     # One id for all tries of this command: a retry over a failover has one effect.
     request = getattr(admin_pb2, f"{method}Request")(request_id=uuid.uuid4().hex, **fields)
-
-    async def ask(control: ControlPlane) -> admin_pb2.AdminReply:
-        reply: admin_pb2.AdminReply = await control.call(
-            f"AdminService.{method}", request, timeout_s=ANSWER_LIMIT_S
-        )
-        return reply
-
-    reply = target.ask(ask)
+    reply: admin_pb2.AdminReply = target.ask(
+        lambda control: control.call(f"AdminService.{method}", request, timeout_s=ANSWER_LIMIT_S)
+    )
     if as_json:
         print_json({"accepted": reply.accepted, "message": reply.message})
     if not reply.accepted:
         raise UserError(f"refused: {reply.message}")
     if not as_json:
         typer.echo(reply.message or "done")
-
-
-def register(app: typer.Typer) -> None:
-    for command in (scale, drain, pause, resume, stop):
-        app.command()(command)

@@ -6,8 +6,7 @@ import asyncio
 import functools
 import inspect
 import json
-import math
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from paceline.errors import BadInput
+from paceline.run_view.run_file_writer import finite
 
 if TYPE_CHECKING:
     from paceline.config.schema import AuthConfig, Config
@@ -24,34 +24,15 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def _option(kind: Any, name: str, metavar: str, meaning: str) -> Any:
-    option = typer.Option(name, metavar=metavar, help=meaning, show_default=False)
-    return Annotated[kind | None, option]
-
-
-ConfigArgument = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="TOML file of the run.", show_default=False)
-]
+ConfigArgument = Annotated[Path, typer.Argument(metavar="CONFIG", help="TOML file of the run.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-if TYPE_CHECKING:
-    SetOption = list[str] | None
-    RunDirOption = Path | None
-else:
-    SetOption = _option(list[str], "--set", "A.B=C", "Override a setting; may be repeated.")
-    RunDirOption = _option(Path, "--run-dir", "DIR", "Directory of the run.")
-
-TARGET_OPTIONS = {
-    "run_dir": RunDirOption,
-    "controllers": _option(
-        str, "--controllers", "HOST:PORT,...", "Addresses of the run's controllers."
-    ),
-    "token_file": _option(
-        Path, "--token-file", "FILE", "File with the bearer token (or set PACELINE_TOKEN)."
-    ),
-    "tls_ca": _option(
-        Path, "--tls-ca", "FILE", "PEM root certificate of the controllers; turns TLS on."
-    ),
-}
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="A.B=C", help="Override a setting; may be repeated."),
+]
+RunDirOption = Annotated[
+    Path | None, typer.Option("--run-dir", metavar="DIR", help="Directory of the run.")
+]
 
 
 def is_number(text: str, least: int, most: int) -> bool:
@@ -83,7 +64,7 @@ def run_config(run_dir: Path) -> Config:
 
 def run_addresses(run_dir: Path) -> list[str]:
     """gRPC addresses that the controllers of a run directory wrote. Raises BadInput for none."""
-    found = _written_by_controllers(run_dir, "address")
+    found = written_by_controllers(run_dir, "address")
     if not found:
         if not run_dir.is_dir():
             raise BadInput(f"--run-dir: {run_dir}: no such directory")
@@ -91,12 +72,8 @@ def run_addresses(run_dir: Path) -> list[str]:
     return found
 
 
-def run_rest_urls(run_dir: Path) -> list[str]:
-    """REST addresses that the controllers of a run directory wrote; may be empty."""
-    return _written_by_controllers(run_dir, "rest")
-
-
-def _written_by_controllers(run_dir: Path, field: str) -> list[str]:
+def written_by_controllers(run_dir: Path, field: str) -> list[str]:
+    """``field`` (address or rest) of each controller file in a run directory; may be empty."""
     found = []
     for path in sorted((run_dir / "controllers").glob("*.json")):
         try:
@@ -108,12 +85,24 @@ def _written_by_controllers(run_dir: Path, field: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The controllers that a command's options name, and how to speak to them."""
+    """The controllers that a command's options name, and how to speak to them.
 
-    run_dir: Path | None = None
-    controllers: str | None = None
-    token_file: Path | None = None
-    tls_ca: Path | None = None
+    Its fields are the options: ``takes_target`` adds them to a command.
+    """
+
+    run_dir: RunDirOption = None
+    controllers: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT,...", help="Addresses of the run's controllers."),
+    ] = None
+    token_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="File with the bearer token (or set PACELINE_TOKEN)."),
+    ] = None
+    tls_ca: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="PEM root certificate of the controllers; turns TLS on."),
+    ] = None
 
     def addresses(self) -> list[str]:
         """Raises BadInput if the options name no controllers, or name them twice."""
@@ -134,14 +123,6 @@ class Target:
             update={name: str(value) for name, value in given.items() if value is not None}
         )
 
-    def control(self) -> ControlPlane:
-        """A client for one event loop. Raises BadInput."""
-        from paceline.rpc.client import ControlPlane
-
-        addresses = self.addresses()
-        token, root = self._credentials()
-        return ControlPlane(addresses, token=token, tls_ca=root)
-
     def rest(self, urls: Sequence[str]) -> RestReader:
         """A reader of the REST interfaces at ``urls``. Raises BadInput."""
         from paceline.rpc.rest_client import RestReader
@@ -150,11 +131,13 @@ class Target:
         return RestReader(urls, token=token, tls_ca=root)
 
     def ask(self, work: Callable[[ControlPlane], Awaitable[T]]) -> T:
-        """Runs ``work`` with a client. If the run has ended, the error says how."""
-        from paceline.rpc.client import ControlPlaneUnavailable
+        """Runs ``work`` with a client. If the run has ended, the error says how. Raises BadInput."""
+        from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 
         async def session() -> T:
-            control = self.control()
+            addresses = self.addresses()
+            token, root = self._credentials()
+            control = ControlPlane(addresses, token=token, tls_ca=root)
             try:
                 return await work(control)
             finally:
@@ -193,40 +176,27 @@ class Target:
 
 def takes_target(command: Callable[..., None]) -> Callable[..., None]:
     """Adds the options that find a run; ``command`` gets them as its argument ``target``."""
-    signature = inspect.signature(command, eval_str=True)
-    kind = inspect.Parameter.KEYWORD_ONLY
-    own = [p.replace(kind=kind) for n, p in signature.parameters.items() if n != "target"]
-    added = [
-        inspect.Parameter(name, kind, default=None, annotation=option)
-        for name, option in TARGET_OPTIONS.items()
-    ]
+    options = inspect.signature(Target, eval_str=True).parameters
+    own = inspect.signature(command, eval_str=True).parameters
+    together = [p for p in (*own.values(), *options.values()) if p.name != "target"]
+    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in together]
 
     @functools.wraps(command)
     def run(**given: Any) -> None:
-        target = Target(**{name: given.pop(name) for name in TARGET_OPTIONS})
+        target = Target(**{name: given.pop(name) for name in options})
         command(target=target, **given)
 
     # typer reads both.
-    run.__signature__ = signature.replace(parameters=[*own, *added])  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in (*own, *added)}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
     return run
 
 
 def print_json(value: Any) -> None:
     """``value`` on standard output; NaN and infinity, which JSON lacks, become null."""
-    typer.echo(json.dumps(_finite(value), indent=2))
+    typer.echo(json.dumps(finite(value), indent=2))
 
 
 def print_json_line(value: Any) -> None:
     """The same on one line, for a stream of objects."""
-    typer.echo(json.dumps(_finite(value), separators=(",", ":")))
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    if isinstance(value, Mapping):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return value
+    typer.echo(json.dumps(finite(value), separators=(",", ":")))

@@ -40,7 +40,3 @@ def prepare() -> None:
         from typer.completion import completion_init  # type: ignore[attr-defined]
 
         completion_init()
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(completion)

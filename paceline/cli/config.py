@@ -1,15 +1,85 @@
-"""``paceline config check | docs``."""
+"""``paceline init`` and ``paceline config check | docs``."""
 
 from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
 
 import typer
 
 from paceline.cli.common import ConfigArgument, JsonOption, SetOption, print_json
+from paceline.errors import BadInput
 
+DEFAULT = Path("run.toml")
 config = typer.Typer(
     help="Check a configuration, or describe all settings.\n\nExample: paceline config check run.toml",
     no_args_is_help=True,
 )
+
+
+def _algorithms() -> list[str]:
+    from paceline.config.template import ALGORITHMS
+
+    return list(ALGORITHMS)
+
+
+def _sizes() -> list[str]:
+    from paceline.config.template import SIZES
+
+    return list(SIZES)
+
+
+def init(
+    out: Annotated[
+        Path, typer.Argument(metavar="OUT", help="File to write; - for standard output.")
+    ] = DEFAULT,
+    algorithm: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="grpo, dr-grpo, dapo, decoupled or interpolated.",
+            autocompletion=_algorithms,
+        ),
+    ] = "grpo",
+    size: Annotated[
+        str, typer.Option(metavar="NAME", help="tiny, small or 7b.", autocompletion=_sizes)
+    ] = "tiny",
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing file.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a commented configuration for an algorithm and a model size.
+
+    Example: paceline init --algorithm dr-grpo --size small run.toml
+    """
+    from paceline.config.template import ALGORITHMS, SIZES, template
+
+    for option, value, known in (("--algorithm", algorithm, ALGORITHMS), ("--size", size, SIZES)):
+        if value not in known:
+            raise BadInput(f"{option} {value}: choose {', '.join(known)}")
+    if str(out) == "-":
+        text = template(algorithm, size, str(DEFAULT))
+        if as_json:
+            print_json({"written": None, "algorithm": algorithm, "size": size, "toml": text})
+        else:
+            typer.echo(text, nl=False)
+        return
+    text = template(algorithm, size, str(out))
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        # Exclusive: a file that another process creates now is not replaced either.
+        with out.open("w" if force else "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise BadInput(f"{out} exists: --force replaces it") from None
+    except OSError as error:
+        raise BadInput(f"{out}: cannot be written: {error.strerror or error}") from None
+    if as_json:
+        print_json({"written": str(out), "algorithm": algorithm, "size": size})
+        return
+    typer.echo(f"wrote {out}: edit [model] and [data], then")
+    typer.echo(f"    paceline config check {out}")
+    for line in SIZES[size].start:
+        typer.echo(f"    {line.format(out=out)}")
 
 
 @config.command()
@@ -18,8 +88,7 @@ def check(config: ConfigArgument, overrides: SetOption = None, as_json: JsonOpti
 
     Example: paceline config check demo.toml --set train.lr=3e-4
     """
-    from paceline.config.load import load_config
-    from paceline.config.toml import to_toml
+    from paceline.config.load import load_config, to_toml
     from paceline.preflight.config_warnings import config_warnings
 
     resolved = load_config(config, overrides or ())
@@ -42,7 +111,3 @@ def docs() -> None:
     from paceline.config.reference import reference
 
     typer.echo(reference(), nl=False)
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(config, name="config")

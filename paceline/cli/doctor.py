@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,10 +32,7 @@ STYLES: dict[str, dict[str, Any]] = {
 def doctor(
     target: Target,
     config: Annotated[
-        Path | None,
-        typer.Argument(
-            metavar="[CONFIG]", help="Also check what this run needs.", show_default=False
-        ),
+        Path | None, typer.Argument(metavar="[CONFIG]", help="Also check what this run needs.")
     ] = None,
     overrides: SetOption = None,
     as_json: JsonOption = False,
@@ -68,7 +66,7 @@ def doctor(
             typer.echo(_line(check))
     failed = [check for check in checks if check.state == "fail"]
     if as_json:
-        print_json({"ok": not failed, "checks": [check.to_json() for check in checks]})
+        print_json({"ok": not failed, "checks": [asdict(check) for check in checks]})
     else:
         warned = sum(check.state == "warn" for check in checks)
         typer.echo(f"{len(checks)} checks, {warned} warnings, {len(failed)} failures")
@@ -79,7 +77,3 @@ def _line(check: Check) -> str:
     state = typer.style(f"{check.state:<5}", **STYLES[check.state])
     remedy = f"\n{'':<21}→ {check.remedy}" if check.remedy else ""
     return f"{state} {check.name:<15} {check.found}{remedy}"
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(doctor)

@@ -1,17 +1,27 @@
-"""``paceline events``."""
+"""``paceline events`` and ``paceline logs``: what a run and its processes have written."""
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
+import sys
 import time
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.common import JsonOption, Target, print_json_line, takes_target
+from paceline.cli.common import (
+    JsonOption,
+    RunDirOption,
+    Target,
+    print_json,
+    print_json_line,
+    takes_target,
+)
 from paceline.console.terminal import printable
 from paceline.errors import BadInput
 
@@ -20,6 +30,7 @@ if TYPE_CHECKING:
 
 OVER_S = 1.5
 """Time for a controller to answer if the run directory says that the run has ended."""
+DEFAULT_LINES = 50
 POSITION = r"(\d{1,20}(-\d{1,20})?)?"
 
 
@@ -30,7 +41,7 @@ def events(
         bool, typer.Option("--follow", "-f", help="Print new events as they happen.")
     ] = False,
     after: Annotated[
-        str, typer.Option("--after", metavar="POSITION", help="Start after this journal position.")
+        str, typer.Option(metavar="POSITION", help="Start after this journal position.")
     ] = "",
     all_kinds: Annotated[
         bool, typer.Option("--all", help="Print every journal event, leases and votes included.")
@@ -45,9 +56,8 @@ def events(
     """
     if not re.fullmatch(POSITION, after):
         raise BadInput(f"--after: {after} is no journal position, such as 1763711975123-0")
-    run_dir = target.run_dir
-    if run_dir is not None and not (follow or all_kinds):
-        _from_file(run_dir, after, as_json)
+    if target.run_dir is not None and not (follow or all_kinds):
+        _from_file(target.run_dir, after, as_json)
         return
     from paceline.rpc.client import ControlPlaneUnavailable
     from paceline.run_view.event_follower import answers, follow_events
@@ -70,18 +80,17 @@ def events(
         async for record in control.stream("AdminService.WatchEvents", request):
             yield record.position, json.loads(record.json)
 
-    async def look(control: ControlPlane) -> bool:
-        return await answers(control, OVER_S) is not None
-
-    if run_dir is not None and (last := target.last_known()) and not target.ask(look):
+    last = target.last_known()
+    if not last or target.ask(lambda control: answers(control, OVER_S)) is not None:
+        target.ask(watch)
+    elif all_kinds:
+        raise ControlPlaneUnavailable(
+            f"the run in {target.run_dir} is not running: {last}. Its files have the events without --all"
+        )
+    else:
         # The run is over: its files hold all of its listed events.
-        if all_kinds:
-            raise ControlPlaneUnavailable(
-                f"the run in {run_dir} is not running: {last}. Its files have the events without --all"
-            )
-        _from_file(run_dir, after, as_json)
-        return
-    target.ask(watch)
+        assert target.run_dir is not None
+        _from_file(target.run_dir, after, as_json)
 
 
 def _from_file(run_dir: Path, after: str, as_json: bool) -> None:
@@ -113,5 +122,87 @@ def _clock(t: float) -> str:
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", at)
 
 
-def register(app: typer.Typer) -> None:
-    app.command()(events)
+def _complete_names(context: typer.Context, incomplete: str) -> list[str]:
+    from paceline.run_view.log_files import log_files
+
+    run_dir = context.params.get("run_dir")
+    return [] if run_dir is None else sorted(log_files(Path(run_dir)))
+
+
+def logs(
+    process: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="PROCESS",
+            help="For example policy-0, controller-1 or redis. Default: list all that have a log.",
+            autocompletion=_complete_names,
+        ),
+    ] = None,
+    run_dir: RunDirOption = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new lines until the run ends.")
+    ] = False,
+    lines: Annotated[
+        int, typer.Option("--lines", "-n", metavar="N", min=0, help="Start with the last N lines.")
+    ] = DEFAULT_LINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the log of a process.
+
+    The file outlives the process: one that is killed and started again continues the same file. With
+    --json, each line is an object with the fields process and line.
+
+    Example: paceline logs rollout-0 --run-dir runs/demo --follow
+    """
+    from paceline.run_view.log_files import last_lines, log_files, new_lines
+
+    if run_dir is None:
+        raise BadInput("give --run-dir DIR: logs are in the directory of a run")
+    if not run_dir.is_dir():
+        raise BadInput(f"--run-dir: {run_dir}: no such directory")
+    known = log_files(run_dir)
+    if process is None:
+        _list_logs(known, as_json)
+        return
+    if process not in known:
+        raise BadInput(_unknown(process, known, run_dir))
+    safe = sys.stdout.isatty()
+
+    def put(line: str) -> None:
+        if as_json:
+            print_json_line({"process": process, "line": line})
+        else:
+            typer.echo(printable(line) if safe else line)
+
+    shown, offset = last_lines(known[process], lines)
+    for line in shown:
+        put(line)
+    for line in new_lines(
+        known[process], offset, partial(_over, run_dir) if follow else lambda: True
+    ):
+        put(line)
+
+
+def _list_logs(known: dict[str, Path], as_json: bool) -> None:
+    if as_json:
+        sizes = {name: path.stat().st_size for name, path in known.items()}
+        print_json([{"process": n, "bytes": size} for n, size in sizes.items()])
+        return
+    for name in known:
+        typer.echo(name)
+
+
+def _unknown(process: str, known: dict[str, Path], run_dir: Path) -> str:
+    if not known:
+        return f"{run_dir} has no logs: `paceline up` has not started a process in it"
+    near = difflib.get_close_matches(process, known, 1)
+    hint = f" Did you mean {near[0]}?" if near else ""
+    return f"no process {process[:64]!r} wrote a log.{hint} There are: {', '.join(known)}"
+
+
+def _over(run_dir: Path) -> bool:
+    from paceline.run_view.fleet_file import FleetRecord
+
+    record = FleetRecord.read(run_dir)
+    # Without a record the processes were started by hand, and nothing tells when they are done.
+    return record is not None and not record.supervisor.alive() and not record.survivors()

@@ -18,26 +18,14 @@ def export(
             metavar="RUN_DIR|CHECKPOINT", help="Directory of a run, or of one of its checkpoints."
         ),
     ],
-    out: Annotated[
-        Path, typer.Option("--out", metavar="DIR", help="Directory to write.", show_default=False)
-    ],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.")],
     model: Annotated[
         str | None,
-        typer.Option(
-            "--model",
-            metavar="PATH",
-            help="Model that the run started from, if it has moved.",
-            show_default=False,
-        ),
+        typer.Option(metavar="PATH", help="Model that the run started from, if it has moved."),
     ] = None,
     dtype: Annotated[
         str | None,
-        typer.Option(
-            "--dtype",
-            metavar="TYPE",
-            help="float32, bfloat16 or float16; default: as stored.",
-            show_default=False,
-        ),
+        typer.Option(metavar="TYPE", help="float32, bfloat16 or float16; default: as stored."),
     ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
@@ -76,7 +64,3 @@ def _checkpoint(source: Path) -> Path:
     path = Path(recorded[-1].path)
     # The path was recorded before the run directory was moved.
     return path if path.is_dir() else source / "checkpoints" / path.name
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(export)

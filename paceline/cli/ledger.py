@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,7 @@ from paceline.cli.common import JsonOption, RunDirOption, print_json
 from paceline.errors import BadInput
 
 if TYPE_CHECKING:
+    from controller.store.journal_audit import Report
     from paceline.config.schema import RedisConfig
 
 ledger = typer.Typer(
@@ -26,15 +27,9 @@ ledger = typer.Typer(
 def verify(
     run_dir: RunDirOption = None,
     redis_url: Annotated[
-        str | None,
-        typer.Option(
-            "--redis-url", metavar="URL", help="Redis that holds the ledger.", show_default=False
-        ),
+        str | None, typer.Option(metavar="URL", help="Redis that holds the ledger.")
     ] = None,
-    run: Annotated[
-        str | None,
-        typer.Option("--run", metavar="NAME", help="Name of the run.", show_default=False),
-    ] = None,
+    run: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the run.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Replay the journal, check every invariant, and count every sample.
@@ -48,39 +43,33 @@ def verify(
 
     if (run_dir is None) == (redis_url is None):
         raise BadInput("give either --run-dir DIR or --redis-url URL")
-    with _redis(run_dir, redis_url) as url:
+    with redis_of(run_dir, redis_url) as url:
         name = run or (_settings(run_dir)[0] if run_dir else _only_run(url))
         report = replay(url, name)
-    counts: dict[str, Any] = dict(report.counts)
     if as_json:
-        shown = {"run": name, "ok": report.ok, "counts": counts, "problems": list(report.problems)}
-        print_json(shown)
+        counts, problems = report.counts, report.problems
+        print_json({"run": name, "ok": report.ok, "counts": counts, "problems": problems})
     else:
-        _print(name, report.ok, counts, report.problems)
+        _print(name, report)
     raise typer.Exit(0 if report.ok else 1)
 
 
-def _print(name: str, ok: bool, counts: dict[str, Any], problems: Any) -> None:
+def _print(name: str, report: Report) -> None:
     typer.echo(f"run {name}")
-    for what, count in counts.items():
+    for what, count in report.counts.items():
         if isinstance(count, dict):
             total = sum(count.values())
             reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(count.items()))
             typer.echo(f"  {what:<12} {total}" + (f"  ({reasons})" if reasons else ""))
         else:
             typer.echo(f"  {what:<12} {count}")
-    for problem in problems:
+    for problem in report.problems:
         typer.echo(f"  violated: {problem}")
-    typer.echo("every invariant holds" if ok else "the ledger is NOT sound")
-
-
-def redis_of(run_dir: Path) -> AbstractContextManager[str]:
-    """URL of a run directory's Redis, for as long as the block lasts."""
-    return _redis(run_dir, None)
+    typer.echo("every invariant holds" if report.ok else "the ledger is NOT sound")
 
 
 @contextmanager
-def _redis(run_dir: Path | None, redis_url: str | None) -> Iterator[str]:
+def redis_of(run_dir: Path | None, redis_url: str | None = None) -> Iterator[str]:
     """URL of the Redis with the journal; a server that had to be started is stopped afterwards."""
     from paceline.config.schema import RedisConfig
     from paceline.redis.server import ensure_redis, stop_redis
@@ -125,7 +114,3 @@ def _only_run(url: str) -> str:
     if len(names) != 1:
         raise BadInput(f"--run NAME: this Redis holds {', '.join(names) or 'no run'}")
     return names[0]
-
-
-def register(app: typer.Typer) -> None:
-    app.add_typer(ledger, name="ledger")

@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -14,6 +15,7 @@ import typer
 from paceline.cli.common import ConfigArgument, RunDirOption, SetOption, parse_addresses
 from paceline.errors import BadInput
 from paceline.process.user_code import python_module
+from paceline.process.worker_command import THREAD_VARIABLES
 
 Controllers = Annotated[
     str,
@@ -21,12 +23,10 @@ Controllers = Annotated[
         "--controllers",
         metavar="HOST:PORT,...",
         help="Addresses of all controllers of the run; every process gets the same list.",
-        show_default=False,
     ),
 ]
 Identity = Annotated[
-    str | None,
-    typer.Option("--id", help="Name of this process, unique in the run.", show_default=False),
+    str | None, typer.Option("--id", help="Name of this process, unique in the run.")
 ]
 
 
@@ -34,10 +34,7 @@ def controller(
     config: ConfigArgument,
     controllers: Controllers,
     index: Annotated[
-        int,
-        typer.Option(
-            "--index", min=0, help="Position of this controller in --controllers, from 0."
-        ),
+        int, typer.Option(min=0, help="Position of this controller in --controllers, from 0.")
     ] = 0,
     run_dir: RunDirOption = None,
     overrides: SetOption = None,
@@ -61,74 +58,55 @@ def controller(
     host, _, port = addresses[index].rpartition(":")
     arguments = ["--run-dir", str(directory), "--id", f"controller-{index}", "--port", port]
     arguments += ["--advertise", host.strip("[]")]
-    _become("controller", config, arguments, overrides, threads=1)
+    _become("controller", config, arguments, overrides)
 
 
-def policy(
-    config: ConfigArgument,
-    controllers: Controllers,
-    identity: Identity = None,
-    run_dir: RunDirOption = None,
-    overrides: SetOption = None,
-) -> None:
-    """Start one policy replica, with all its ranks on this machine.
+def _worker(role: str, help_text: str) -> Callable[..., None]:
+    """The command that starts one worker of ``role``."""
 
-    Example: paceline policy run.toml --controllers a:7000,b:7000 --id policy-2
-    """
-    _worker("policy", config, controllers, identity, run_dir, overrides)
+    def command(
+        config: ConfigArgument,
+        controllers: Controllers,
+        identity: Identity = None,
+        run_dir: RunDirOption = None,
+        overrides: SetOption = None,
+    ) -> None:
+        from paceline.config.load import load_config
+
+        settings = load_config(config, overrides or ())
+        addresses = ",".join(parse_addresses(controllers))
+        # The process id: two workers of one name would replace each other.
+        host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:40]
+        name = identity or f"{role}-{host}-{os.getpid()}"
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
+            raise BadInput(f"--id {name}: use at most 64 letters, digits, '-', '_' and '.'")
+        directory = run_dir or Path("runs") / settings.run.name
+        arguments = ["--controllers", addresses, "--id", name, "--run-dir", str(directory)]
+        _become(f"{role}_worker", config, arguments, overrides)
+
+    command.__name__, command.__doc__ = role, help_text
+    return command
 
 
-def rollout(
-    config: ConfigArgument,
-    controllers: Controllers,
-    identity: Identity = None,
-    run_dir: RunDirOption = None,
-    overrides: SetOption = None,
-) -> None:
-    """Start one rollout worker.
-
-    Example: paceline rollout run.toml --controllers a:7000,b:7000
-    """
-    _worker("rollout", config, controllers, identity, run_dir, overrides)
-
-
-def _worker(
-    role: str,
-    config: Path,
-    controllers: str,
-    identity: str | None,
-    run_dir: Path | None,
-    overrides: list[str] | None,
-) -> NoReturn:
-    from paceline.config.load import load_config
-
-    settings = load_config(config, overrides or ())
-    addresses = parse_addresses(controllers)
-    # The process id: two workers of one name would replace each other.
-    host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:40]
-    name = identity or f"{role}-{host}-{os.getpid()}"
-    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
-        raise BadInput(f"--id {name}: use at most 64 letters, digits, '-', '_' and '.'")
-    directory = run_dir or Path("runs") / settings.run.name
-    arguments = ["--controllers", ",".join(addresses), "--id", name, "--run-dir", str(directory)]
-    fleet = settings.fleet
-    threads = fleet.policy_threads if role == "policy" else fleet.rollout_threads
-    _become(f"{role}_worker", config, arguments, overrides, threads)
+policy = _worker(
+    "policy",
+    "Start one policy replica, with all its ranks on this machine.\n\n"
+    "Example: paceline policy run.toml --controllers a:7000,b:7000 --id policy-2",
+)
+rollout = _worker(
+    "rollout",
+    "Start one rollout worker.\n\nExample: paceline rollout run.toml --controllers a:7000,b:7000",
+)
 
 
 def _become(
-    module: str, config: Path, arguments: list[str], overrides: list[str] | None, threads: int
+    module: str, config: Path, arguments: list[str], overrides: list[str] | None
 ) -> NoReturn:
     """Replaces this process: signals and the exit status are the role's own."""
-    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
-        os.environ.setdefault(variable, str(threads))
+    for variable in THREAD_VARIABLES:
+        # A worker replaces it by its number in the configuration.
+        os.environ.setdefault(variable, "1")
     settings = [part for override in overrides or () for part in ("--set", override)]
     sys.stdout.flush()
     argv = [*python_module(module), str(config), *arguments, *settings]
     os.execv(sys.executable, argv)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(controller)
-    app.command()(policy)
-    app.command()(rollout)

@@ -54,13 +54,10 @@ def compare(
         list[Path], typer.Argument(metavar="RUN_DIR...", help="Directories of two or more runs.")
     ],
     out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out", metavar="FILE", help=f"File of the plot; default: {PLOT}.", show_default=False
-        ),
+        Path | None, typer.Option(metavar="FILE", help=f"File of the plot; default: {PLOT}.")
     ] = None,
     metric: Annotated[
-        str, typer.Option("--metric", metavar="NAME", help="Metric to plot over the steps.")
+        str, typer.Option(metavar="NAME", help="Metric to plot over the steps.")
     ] = "reward_mean",
     as_json: JsonOption = False,
 ) -> None:
@@ -149,8 +146,3 @@ def _ago(t: float) -> str:
     from paceline.run_view.eta import duration
 
     return f"{duration(max(0.0, time.time() - t))} ago"
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(runs)
-    app.command()(compare)

@@ -14,13 +14,14 @@ from paceline.cli.common import (
     Target,
     print_json,
     run_config,
-    run_rest_urls,
     takes_target,
+    written_by_controllers,
 )
 from paceline.console.terminal import printable
 from paceline.errors import BadInput
 
 if TYPE_CHECKING:
+    from paceline.rpc.client import ControlPlane
     from paceline.rpc.rest_client import RestReader
 
 ANSWER_S = 5.0
@@ -48,14 +49,11 @@ ORDER = {
 def samples(
     target: Target,
     limit: Annotated[
-        int, typer.Option("--limit", metavar="N", min=1, max=500, help="Number of groups, at most.")
+        int, typer.Option(metavar="N", min=1, max=500, help="Number of groups, at most.")
     ] = 5,
-    step: Annotated[
-        int | None,
-        typer.Option("--step", min=1, help="Only groups of this step.", show_default=False),
-    ] = None,
+    step: Annotated[int | None, typer.Option(min=1, help="Only groups of this step.")] = None,
     sort: Annotated[
-        Sort, typer.Option("--sort", help="Order by mean reward, length, age or staleness.")
+        Sort, typer.Option(help="Order by mean reward, length, age or staleness.")
     ] = Sort.recent,
     as_json: JsonOption = False,
 ) -> None:
@@ -86,13 +84,12 @@ def samples(
 def _from_controllers(target: Target, query: dict[str, Any]) -> dict[str, Any] | None:
     """None if no controller answers and the run directory has a journal to read instead."""
     from paceline.rpc.auth import AuthError
-    from paceline.rpc.client import ControlPlaneUnavailable
     from paceline.rpc.rest_client import RestRefused, RestUnavailable
 
     run_dir = target.run_dir
     try:
         target.addresses()
-        urls = asyncio.run(_rest_urls(target)) if run_dir is None else run_rest_urls(run_dir)
+        urls = written_by_controllers(run_dir, "rest") if run_dir else target.ask(_rest_urls)
         if not urls:
             raise RestUnavailable(
                 "the controllers serve no REST interface: set rest.enabled = true"
@@ -104,24 +101,16 @@ def _from_controllers(target: Target, query: dict[str, Any]) -> dict[str, Any] |
         raise
     except AuthError:
         raise
-    except (BadInput, RestUnavailable) as error:
+    except (BadInput, RestUnavailable):
         if run_dir is not None and (run_dir / "config.toml").is_file():
             return None
-        if isinstance(error, RestUnavailable):
-            raise ControlPlaneUnavailable(str(error)) from None
         raise
 
 
-async def _rest_urls(target: Target) -> list[str]:
-    from paceline.v1 import admin_pb2
+async def _rest_urls(control: ControlPlane) -> list[str]:
+    from paceline.run_view.event_follower import leader_status
 
-    control = target.control()
-    try:
-        status = await control.call(
-            "AdminService.GetStatus", admin_pb2.StatusRequest(), timeout_s=ANSWER_S
-        )
-    finally:
-        await control.close()
+    status = await leader_status(control, ANSWER_S)
     return [c.rest for c in status.controllers if c.rest and c.state != "silent"]
 
 
@@ -175,7 +164,3 @@ def _text(group: dict[str, Any]) -> str:
 
 def _indented(text: str, indent: str) -> list[str]:
     return [f"{indent}{line}" for line in printable(text).split("\n")]
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(samples)

@@ -8,13 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.common import (
-    ConfigArgument,
-    JsonOption,
-    RunDirOption,
-    SetOption,
-    print_json,
-)
+from paceline.cli.common import ConfigArgument, JsonOption, RunDirOption, SetOption, print_json
 from paceline.errors import BadInput
 
 if TYPE_CHECKING:
@@ -31,10 +25,7 @@ def up(
     ] = False,
     attach: Annotated[
         bool,
-        typer.Option(
-            "--attach",
-            help="Take over a running fleet whose `paceline up` has ended.",
-        ),
+        typer.Option("--attach", help="Take over a running fleet whose `paceline up` has ended."),
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Run the checks and start nothing.")
@@ -129,14 +120,14 @@ def _run(
     from paceline.console.live_view import open_console
     from paceline.run_view.eta import Progress
     from paceline.run_view.run_records import RunRecords
-    from paceline.supervisor.up import LocalRun
+    from paceline.supervisor.up import LocalRun, Outcome
 
     (directory / "summary.json").unlink(missing_ok=True)
     # The view of a continued run begins with the rewards so far.
     console = open_console(Console(stderr=as_json), Progress(RunRecords.read(directory).metrics))
     console.note(f"{_fleet_line(settings)} in {directory}")
 
-    async def run() -> Any:
+    async def run() -> Outcome:
         return await LocalRun(settings, directory, console, earlier).run()
 
     outcome = asyncio.run(run())
@@ -144,7 +135,7 @@ def _run(
         print_json({**outcome.summary, "run_dir": str(directory)})
     else:
         _print_outcome(outcome.summary, outcome.status, directory)
-    return int(outcome.exit_code)
+    return outcome.exit_code
 
 
 def _fleet_line(settings: Config) -> str:
@@ -188,7 +179,3 @@ def _print_outcome(summary: dict[str, Any], status: str, directory: Path) -> Non
     if status == "failed":
         reason = printable(str(summary.get("reason")))
         typer.echo(f"error: {reason} (logs: {directory / 'logs'})", err=True)
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(up)

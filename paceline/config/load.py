@@ -1,4 +1,4 @@
-"""Loader of configurations: a TOML file and dotted overrides become a checked ``Config``."""
+"""Configuration files: TOML and dotted overrides become a checked ``Config``, and it becomes TOML."""
 
 from __future__ import annotations
 
@@ -8,29 +8,33 @@ import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tomli_w
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from paceline.config.errors import ConfigError
 from paceline.config.lines import field_lines
-from paceline.config.schema import Config, Section
-
-__all__ = ["ConfigError", "fleet_digest", "load_config"]
+from paceline.config.schema import SECTIONS, Config, meaning
+from paceline.errors import BadInput
 
 FLEET_SECTIONS = ("run", "model", "data", "reward", "train", "rollout")
 """Sections that must be equal in every process of a run."""
 
-SECTIONS: dict[str, type[Section]] = {
-    name: info.annotation  # type: ignore[misc]
-    for name, info in Config.model_fields.items()
-}
 FIELDS = [(section, name) for section, model in SECTIONS.items() for name in model.model_fields]
 
 Field = tuple[str, ...]
 """A section, or a section and a field."""
+
+
+class ConfigError(BadInput):
+    """A configuration cannot be used.
+
+    The message names the field, the place (file and line, or override) and the remedy. Several
+    problems are reported at once, one per line.
+    """
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
@@ -56,6 +60,23 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
         places = _Places(path, field_lines(text), overridden)
         found = dict.fromkeys(_describe(e, places) for e in _one_per_field(error.errors()))
         raise ConfigError("\n".join(found)) from None
+
+
+def to_toml(config: Config) -> str:
+    """TOML that ``load_config`` reads back to an equal ``Config``.
+
+    TOML has no null: a field without a value is left out if that is its default, and ``"none"``
+    otherwise.
+    """
+    sections = {}
+    for section, fields in config.model_dump(mode="json").items():
+        known = type(getattr(config, section)).model_fields
+        sections[section] = {
+            name: "none" if value is None else value
+            for name, value in fields.items()
+            if value is not None or known[name].default is not None
+        }
+    return tomli_w.dumps(sections)
 
 
 def fleet_digest(config: Config) -> tuple[str, str]:
@@ -97,24 +118,24 @@ def _put(raw: dict[str, Any], keys: Field, value: Any, override: str) -> None:
     table[keys[-1]] = value
 
 
+@dataclass(frozen=True, slots=True)
 class _Places:
     """The origin of a field's value: an override, a line of the file, or just the file."""
 
-    def __init__(
-        self, path: Path, lines: Mapping[Field, int], overridden: Mapping[Field, str]
-    ) -> None:
-        self._path, self._lines, self._overridden = path, lines, overridden
+    path: Path
+    lines: Mapping[Field, int]
+    overridden: Mapping[Field, str]
 
     def of(self, field: Field) -> str:
         for depth in range(len(field), 0, -1):
-            if override := self._overridden.get(field[:depth]):
+            if override := self.overridden.get(field[:depth]):
                 return f"--set {override}"
-            if line := self._lines.get(field[:depth]):
-                return f"{self._path} line {line}"
-        for dotted, override in self._overridden.items():
+            if line := self.lines.get(field[:depth]):
+                return f"{self.path} line {line}"
+        for dotted, override in self.overridden.items():
             if field and dotted[: len(field)] == field:
                 return f"--set {override}"
-        return str(self._path)
+        return str(self.path)
 
 
 def _one_per_field(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
@@ -147,8 +168,8 @@ def _describe(error: ErrorDetails, places: _Places) -> str:
         return f"{place}: {message}"
     message = message[0].lower() + message[1:]
     shown = json.dumps(error["input"], default=str)
-    meaning = f" {name}: {_meaning(field)}" if _meaning(field) else ""
-    return f"{places.of(field)}: {name} = {shown}: {message}.{meaning}"
+    explained = f" {name}: {_meaning(field)}" if _meaning(field) else ""
+    return f"{places.of(field)}: {name} = {shown}: {message}.{explained}"
 
 
 def _suggest(field: Field) -> str:
@@ -183,4 +204,4 @@ def _remedy_missing(field: Field) -> str:
 
 def _meaning(field: Field) -> str:
     info = SECTIONS[field[0]].model_fields.get(field[1]) if len(field) > 1 else None
-    return " ".join((info.description or "").split()) if info else ""
+    return meaning(info) if info else ""

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any, Literal, get_args, get_origin
 
-from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
-from paceline.config.schema import Config
+from paceline.config.schema import SECTIONS, meaning
 
 HEAD = """\
 # Settings
@@ -27,10 +25,7 @@ TOML has no null: `"none"` unsets a setting whose type below allows none. A lead
 def reference() -> str:
     """The whole page, as Markdown."""
     parts = [HEAD]
-    for section, info in Config.model_fields.items():
-        model = info.annotation
-        assert isinstance(model, type)
-        assert issubclass(model, BaseModel)
+    for section, model in SECTIONS.items():
         parts.append(
             f"\n## [{section}]\n\n| setting | type | default | meaning |\n|---|---|---|---|\n"
         )
@@ -39,8 +34,8 @@ def reference() -> str:
 
 
 def _row(name: str, field: FieldInfo) -> str:
-    meaning = " ".join((field.description or "").split()).replace("|", "\\|")
-    return f"| `{name}` | {_type(field)} | {_default(field)} | {meaning} |\n"
+    text = meaning(field).replace("|", "\\|")
+    return f"| `{name}` | {_type(field)} | {_default(field)} | {text} |\n"
 
 
 def _type(field: FieldInfo) -> str:
@@ -74,9 +69,5 @@ def _name(annotation: Any) -> str:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    default = field.default
-    if default is PydanticUndefined and field.default_factory is not None:
-        default = field.default_factory()  # type: ignore[call-arg]
-    if default is None:
-        return "none"
-    return f"`{json.dumps(default)}`"
+    default = field.get_default(call_default_factory=True)
+    return "none" if default is None else f"`{json.dumps(default)}`"

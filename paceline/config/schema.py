@@ -19,6 +19,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 Positive = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[int, Field(ge=0)]
@@ -528,3 +529,14 @@ class Config(Section):
     @property
     def samples_per_step(self) -> int:
         return self.train.groups_per_step * self.rollout.group_size
+
+
+SECTIONS: dict[str, type[Section]] = {
+    name: info.annotation  # type: ignore[misc]
+    for name, info in Config.model_fields.items()
+}
+
+
+def meaning(field: FieldInfo) -> str:
+    """The field's text as one line; empty if it has none."""
+    return " ".join((field.description or "").split())

@@ -16,7 +16,7 @@ from typing import Any
 
 import tomli_w
 
-from paceline.config.schema import Config
+from paceline.config.schema import SECTIONS, meaning
 
 WIDTH = 98
 
@@ -67,12 +67,12 @@ def template(algorithm: str, size: str, out: str) -> str:
 
 def _section(section: str, fields: Mapping[str, Any]) -> str:
     """A section as TOML, with the meaning of each setting above it."""
-    known = Config.model_fields[section].annotation.model_fields  # type: ignore[union-attr]
+    known = SECTIONS[section].model_fields
     lines = []
     for line in tomli_w.dumps({section: fields}).splitlines():
         name = re.match(rf"(?:\[{section}\.)?(\w+)(?: =|\]$)", line)
         if name and name[1] in known:
-            lines += _comment(" ".join((known[name[1]].description or "").split()))
+            lines += _comment(meaning(known[name[1]]))
         lines.append(line)
     return "\n".join(lines)
 

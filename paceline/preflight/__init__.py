@@ -26,7 +26,6 @@ def machine_checks(
     from paceline.preflight.clock_skew import check_hosts
     from paceline.preflight.config_warnings import config_warnings
 
-    yield from machine.python()
     yield from machine.packages()
     yield from machine.devices(config)
     yield from machine.vllm(config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,9 +19,6 @@ class Check:
             return self.found
         return f"{self.found}{'' if self.found.endswith(('.', '?')) else '.'} {self.remedy}"
 
-    def to_json(self) -> dict[str, str]:
-        return asdict(self)
-
 
 def ok(name: str, found: str) -> Check:
     return Check(name, "ok", found)
@@ -33,3 +30,10 @@ def warn(name: str, found: str, remedy: str) -> Check:
 
 def fail(name: str, found: str, remedy: str) -> Check:
     return Check(name, "fail", found, remedy)
+
+
+def judge(name: str, found: str, remedy: str, *, warns: bool, fails: bool = False) -> Check:
+    """A failure, else a warning, else ok. There is a remedy only if it is not ok."""
+    if fails:
+        return fail(name, found, remedy)
+    return warn(name, found, remedy) if warns else ok(name, found)

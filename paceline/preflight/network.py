@@ -45,11 +45,7 @@ def access(config: Config) -> Iterator[Check]:
         elif config.redis.url is None:
             found = f"controller.host: {host} is reachable from other machines, Redis is not"
             yield fail("access", found, REDIS_OUT_OF_REACH.format(host=host))
-    for setting, name in (
-        ("tls_cert", auth.tls_cert),
-        ("tls_key", auth.tls_key),
-        ("tls_ca", root),
-    ):
+    for setting, name in (("tls_cert", auth.tls_cert), ("tls_key", auth.tls_key), ("tls_ca", root)):
         if name is not None and not os.access(name, os.R_OK):
             found = f"auth.{setting}: {name} cannot be read"
             yield fail("access", found, "Correct the path, or its permissions")

@@ -14,6 +14,9 @@ from paceline.process.user_code import search_start_directory_last
 if TYPE_CHECKING:
     from paceline.config.schema import Config
 
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+"""Sizes of the thread pools of torch and numpy, read when these are imported."""
+
 
 def worker_command(role: str, run: Callable[[Config, argparse.Namespace], int]) -> NoReturn:
     """Parses the command line, calls ``run`` and ends the process with its exit status.
@@ -27,8 +30,8 @@ def worker_command(role: str, run: Callable[[Config, argparse.Namespace], int]) 
         from paceline.config.load import load_config
 
         config = load_config(options.config, options.overrides)
-        threads = str(getattr(config.fleet, f"{role}_threads"))
-        os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = threads
+        threads = getattr(config.fleet, f"{role}_threads")
+        os.environ.update(dict.fromkeys(THREAD_VARIABLES, str(threads)))
         return run(config, options)
 
     leave_after(main, f"{role}_worker")
@@ -37,8 +40,7 @@ def worker_command(role: str, run: Callable[[Config, argparse.Namespace], int]) 
 def _parser(role: str) -> argparse.ArgumentParser:
     program = f"{role}_worker"
     parser = argparse.ArgumentParser(
-        prog=program,
-        description=f"Starts one {role} worker. `paceline {role}` runs this command.",
+        prog=program, description=f"Starts one {role} worker. `paceline {role}` runs this command."
     )
     parser.add_argument("config", type=Path, help="TOML file of the run")
     parser.add_argument(

@@ -17,8 +17,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.config.load import to_toml
 from paceline.config.schema import Config
-from paceline.config.toml import to_toml
 from paceline.process.user_code import python_module
 from paceline.providers.base import (
     AT_WORK,

@@ -60,7 +60,7 @@ class RunFileWriter:
                 self._counts[f"dropped_{event.get('reason', 'unknown')}"] += 1
             return
         if key > self._listed:
-            line = {**head, **_finite(event)}
+            line = {**head, **finite(event)}
             if kind == "StepCommitted":
                 line["after"] = self._previous
                 line["counts"] = dict(self._counts)
@@ -79,23 +79,21 @@ def metrics_row(event: Mapping[str, Any]) -> dict[str, Any] | None:
     head = {"step": int(event.get("step", 0)), "version": int(event.get("version", 0))}
     if event.get("type") == "StepCommitted":
         values = {k: float(v) for k, v in (event.get("metrics") or {}).items() if k not in head}
-        return {"kind": "step", **head, **_finite(values)}
+        return {"kind": "step", **head, **finite(values)}
     if event.get("type") == "EvalRecorded":
         mean = event.get("reward_mean")
         scores = {"eval_reward_mean": mean, "eval_count": float(event.get("count", 0))}
-        return {"kind": "eval", **head, **_finite(scores)}
+        return {"kind": "eval", **head, **finite(scores)}
     return None
 
 
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
+def finite(value: Any) -> Any:
     """JSON has no infinity and no NaN: they become null."""
-
-    def clean(value: Any) -> Any:
-        if isinstance(value, float) and not math.isfinite(value):
-            return None
-        return _finite(value) if isinstance(value, Mapping) else value
-
-    return {name: clean(value) for name, value in values.items()}
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if isinstance(value, Mapping):
+        return {str(name): finite(inner) for name, inner in value.items()}
+    return [finite(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 def _last_line(path: Path) -> tuple[Key, str | None]:

@@ -10,7 +10,6 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -21,16 +20,6 @@ FIRST_LAST = 5
 TIME_SPLIT = ("generate", "reward", "wait", "compute", "reduce", "commit", "publish")
 
 
-@dataclass(frozen=True, slots=True)
-class Accounting:
-    """Result of a replay of the journal."""
-
-    counts: Mapping[str, Any]
-    """Of groups: trained, lost, duplicates and dropped (by reason). Of faults, as the ledger counted
-    them: failovers, mesh_rebuilds and rollbacks. A count that is missing is 0."""
-    problems: Sequence[str] = ()
-
-
 def summarise(
     records: RunRecords,
     *,
@@ -38,22 +27,25 @@ def summarise(
     reason: str = "",
     wall_s: float | None = None,
     group_size: int = 1,
-    accounting: Accounting | None = None,
+    counts: Mapping[str, Any] | None = None,
+    problems: Sequence[str] = (),
     export: str | None = None,
 ) -> dict[str, Any]:
     """The fields of summary.json. ``status``: finished, failed or interrupted.
 
-    ``accounting``: None if the journal could not be read.
+    ``counts`` and ``problems``: those of the replayed journal; ``counts`` is None if it could not be
+    read.
     """
 
     def column(name: str) -> list[float]:
         return [value for _, value in records.metrics.column(name)]
 
-    def counted(name: str, times: int = 1) -> int | None:
-        return None if accounting is None else int(accounting.counts.get(name, 0)) * times
-
     rewards = column("reward_mean")
     scored = [row for row in records.evals if row["eval_reward_mean"] is not None]
+
+    def counted(name: str, times: int = 1) -> int | None:
+        return None if counts is None else int(counts.get(name, 0)) * times
+
     return {
         "status": status,
         "reason": reason,
@@ -65,11 +57,11 @@ def summarise(
         "eval_last_count": scored[-1]["eval_count"] if scored else None,
         "evals_without_scores": len(records.evals) - len(scored),
         "samples_trained": counted("trained", group_size),
-        "groups_dropped": accounting and dict(accounting.counts.get("dropped", {})),
+        "groups_dropped": None if counts is None else dict(counts.get("dropped", {})),
         "samples_lost": counted("lost", group_size),
         "samples_duplicated": counted("duplicates", group_size),
-        "ledger_ok": accounting and not accounting.problems,
-        "ledger_problems": accounting and list(accounting.problems),
+        "ledger_ok": None if counts is None else not problems,
+        "ledger_problems": None if counts is None else list(problems),
         "max_staleness": max(column("staleness_max"), default=None),
         "samples_per_s": _rate(records, "samples"),
         "tokens_per_s": _rate(records, "tokens"),

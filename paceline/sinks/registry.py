@@ -9,8 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
-from paceline.config.errors import ConfigError
-from paceline.config.load import FLEET_SECTIONS
+from paceline.config.load import FLEET_SECTIONS, ConfigError
 from paceline.config.schema import Config
 from paceline.sinks.base import ExternalRun, Sink
 

@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from paceline.process.structured_log import event
@@ -29,33 +30,29 @@ LONGEST_PAUSE_S = 60.0
 STUCK_S = 30.0
 
 
+@dataclass(eq=False)
 class SinkThread:
     """Feeds the sink that ``make`` creates from the run's metrics.jsonl until ``begin_close``."""
 
-    def __init__(
-        self,
-        name: str,
-        make: Callable[[], Sink],
-        path: Path,
-        *,
-        may_write: Callable[[], bool],
-        first_pause_s: float = FIRST_PAUSE_S,
-    ) -> None:
-        """``may_write`` reports whether this process still leads: a deposed leader that resumes must
-        not write beside its successor. ``first_pause_s``: the pause before the first retry."""
-        self.name = name
-        self.written = 0
-        """Points."""
-        self.trouble = ""
-        """The error of the last call to the sink; empty if it succeeded."""
-        self._make = make
-        self._path = path
-        self._may_write = may_write
-        self._first_pause_s = first_pause_s
+    name: str
+    make: Callable[[], Sink]
+    path: Path
+    """metrics.jsonl."""
+    may_write: Callable[[], bool]
+    """Whether this process still leads: a deposed leader that resumes must not write beside its
+    successor."""
+    first_pause_s: float = FIRST_PAUSE_S
+    """Before the first retry."""
+    written: int = field(default=0, init=False)
+    """Points."""
+    trouble: str = field(default="", init=False)
+    """The error of the last call to the sink; empty if it succeeded."""
+
+    def __post_init__(self) -> None:
         self._busy_since: float | None = None
         self._outcome: str | None = None
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name=f"sink-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=f"sink-{self.name}", daemon=True)
         self._thread.start()
 
     @property
@@ -80,13 +77,13 @@ class SinkThread:
         return not self._thread.is_alive()
 
     def _serve(self) -> None:
-        pause_s = self._first_pause_s
+        pause_s = self.first_pause_s
         while True:
             before = self.written
             sink: Sink | None = None
             try:
                 self._busy_since = time.monotonic()
-                sink = self._make()
+                sink = self.make()
                 self._deliver(sink)
                 sink.close(self._outcome)
                 return
@@ -101,20 +98,20 @@ class SinkThread:
                 return
             pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
             if self.written > before:
-                pause_s = self._first_pause_s
+                pause_s = self.first_pause_s
 
     def _deliver(self, sink: Sink) -> None:
         """Writes points as they appear; returns once closing was requested and the rest is written."""
         last = sink.open()
         event(log, "sink open", name=self.name, after="nothing" if last is None else last)
-        reader = PointReader(self._path, last)
+        reader = PointReader(self.path, last)
         while True:
             self._busy_since = None
             closing = self._closing.wait(POLL_S)
             if closing and self._outcome is None:
                 return
             self._busy_since = time.monotonic()
-            while self._may_write() and (points := reader.read(POINTS_PER_WRITE)):
+            while self.may_write() and (points := reader.read(POINTS_PER_WRITE)):
                 sink.write(points)
                 self.written += len(points)
                 self._busy_since = time.monotonic()

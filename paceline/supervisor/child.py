@@ -1,7 +1,7 @@
 """One process of the fleet, in a session of its own that ends with it.
 
-An ``Adopted`` process was started by an earlier supervisor. It is known by its id and start time and
-awaited through a process descriptor; its exit status is unknown.
+An ``Adopted`` process was started by an earlier supervisor. It is known by its id and start time; its
+exit status is unknown.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -21,8 +21,8 @@ from paceline.run_view.fleet_file import ProcessId
 
 UNSEEN = -1000
 """Exit code of an adopted process: the system reports it only to the parent."""
-WATCH_S = 0.2
-"""Poll interval for an adopted process on a system without process descriptors."""
+WATCH_S = 0.1
+"""Poll interval for a process that is not our child."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +40,16 @@ class ChildSpec:
     address: str = ""
 
 
+@dataclass(eq=False)
 class Child:
     """A running process. Its own session: a terminal's Ctrl-C reaches only the supervisor."""
 
-    def __init__(
-        self,
-        spec: ChildSpec,
-        process: asyncio.subprocess.Process | None,
-        offset: int,
-        identity: ProcessId,
-    ) -> None:
-        self.spec = spec
-        self.identity = identity
-        self.began = time.monotonic()
-        self._process = process
-        self._offset = offset
+    spec: ChildSpec
+    identity: ProcessId
+    process: asyncio.subprocess.Process | None = None
+    log_offset: int = 0
+    """Bytes of the log file before the start."""
+    began: float = field(default_factory=time.monotonic)
 
     @classmethod
     async def start(cls, spec: ChildSpec) -> Child:
@@ -71,16 +66,14 @@ class Child:
             )
         if spec.nice:
             # Right after the start: threads inherit the priority of the thread that makes them.
-            try:
+            with contextlib.suppress(OSError):
                 os.setpriority(os.PRIO_PROCESS, process.pid, spec.nice)
-            except OSError:
-                pass
         try:
             identity = ProcessId.of(process.pid)
         except psutil.Error:
             # It has ended and been reaped already; its exit status says why.
             identity = ProcessId(process.pid, time.time())
-        return cls(spec, process, offset, identity)
+        return cls(spec, identity, process, offset)
 
     @property
     def pid(self) -> int:
@@ -88,18 +81,14 @@ class Child:
 
     @property
     def running(self) -> bool:
-        assert self._process is not None
-        return self._process.returncode is None
-
-    @property
-    def lived_s(self) -> float:
-        return time.monotonic() - self.began
+        assert self.process is not None
+        return self.process.returncode is None
 
     async def wait(self) -> int:
         """Exit status, negative for a signal. Kills what the process left in its session."""
-        assert self._process is not None
-        code = await self._process.wait()
-        self._signal_group(signal.SIGKILL)
+        assert self.process is not None
+        code = await self.process.wait()
+        self.kill()
         return code
 
     def terminate(self) -> None:
@@ -111,76 +100,45 @@ class Child:
 
     def kill(self) -> None:
         """Ends the process and everything in its session, at once."""
-        self._signal_group(signal.SIGKILL)
+        # The group's id is the process's own and stays taken while a member of the group lives.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def last_line(self) -> str:
         """Last line that the process has written since its start; empty if there is none."""
         try:
             with self.spec.log.open("rb") as log:
                 log.seek(0, os.SEEK_END)
-                log.seek(max(self._offset, log.tell() - 65536))
+                log.seek(max(self.log_offset, log.tell() - 65536))
                 lines = [line for line in log.read().decode(errors="replace").splitlines() if line]
         except OSError:
             return ""
         return lines[-1].strip() if lines else ""
-
-    def _signal_group(self, number: int) -> None:
-        # The group's id is the process's own and stays taken while a member of the group lives.
-        try:
-            os.killpg(self.pid, number)
-        except (ProcessLookupError, PermissionError):
-            pass
 
 
 class Adopted(Child):
     """A running process that an earlier supervisor started and left behind."""
 
     def __init__(self, spec: ChildSpec, identity: ProcessId) -> None:
-        """Raises ProcessLookupError if that very process has ended."""
-        super().__init__(spec, None, 0, identity)
+        super().__init__(spec, identity)
         self.began -= max(0.0, time.time() - identity.started)
-        self._ended = asyncio.Event()
-        self._watch = asyncio.create_task(self._watched(), name=f"watch {spec.name}")
-        if not identity.alive():
-            self._watch.cancel()
-            raise ProcessLookupError(f"{spec.name} ({identity.pid}) is gone")
 
     @property
     def running(self) -> bool:
-        return not self._ended.is_set() and self.identity.alive()
+        return self.identity.alive()
 
     async def wait(self) -> int:
         """Always UNSEEN. Kills what the process left in its session."""
-        await self._ended.wait()
-        self._signal_group(signal.SIGKILL)
-        return UNSEEN
-
-    async def _watched(self) -> None:
         await until_gone(self.identity)
-        self._ended.set()
+        self.kill()
+        return UNSEEN
 
 
 async def until_gone(identity: ProcessId) -> None:
     """Returns once that very process, ours or not, has ended."""
-    try:
-        descriptor = os.pidfd_open(identity.pid)
-    except ProcessLookupError:
-        return
-    except (AttributeError, OSError):
-        while identity.alive():  # noqa: ASYNC110
-            # Nothing to await: it is not our child and has no descriptor.
-            await asyncio.sleep(WATCH_S)
-        return
-    loop = asyncio.get_running_loop()
-    gone = asyncio.Event()
-    loop.add_reader(descriptor, gone.set)
-    try:
-        # The id may have been reused before the descriptor was there.
-        if identity.alive():
-            await gone.wait()
-    finally:
-        loop.remove_reader(descriptor)
-        os.close(descriptor)
+    while identity.alive():  # noqa: ASYNC110
+        # Nothing to await: only the parent is told.
+        await asyncio.sleep(WATCH_S)
 
 
 async def end_all(children: Sequence[Child], patience_s: float) -> None:

@@ -4,72 +4,63 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from paceline.config.schema import Config
 from paceline.process.user_code import python_module
+from paceline.process.worker_command import THREAD_VARIABLES
 from paceline.rpc.ports import bindable, free_ports
 from paceline.supervisor.child import ChildSpec
 
 WORKER_NICE = 5
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
+@dataclass(frozen=True, slots=True)
 class Launcher:
     """Makes the ``ChildSpec`` of any process of a run."""
 
-    def __init__(
-        self,
-        config: Config,
-        config_path: Path,
-        run_dir: Path,
-        ports: Sequence[int] | None = None,
-    ) -> None:
-        """``ports``: those of controllers that already run; default: chosen now."""
-        self._config = config
-        self._config_path = config_path
-        self._run_dir = run_dir
-        self.ports = list(ports) if ports else controller_ports(config)
+    config: Config
+    config_path: Path
+    run_dir: Path
+    ports: Sequence[int]
+    """Of the controllers."""
 
     @property
     def addresses(self) -> list[str]:
         """Addresses of the controllers as seen from this machine."""
-        return [f"{_reachable(self._config.controller.host)}:{port}" for port in self.ports]
+        return [f"{_reachable(self.config.controller.host)}:{port}" for port in self.ports]
 
     def controller(self, index: int) -> ChildSpec:
-        return ChildSpec(
-            name=f"controller-{index}",
-            role="controller",
-            argv=(
-                *(*python_module("controller"), str(self._config_path)),
-                *("--run-dir", str(self._run_dir), "--id", f"controller-{index}"),
-                *("--port", str(self.ports[index])),
-            ),
-            environment=_environment(threads=1),
-            log=self._log(f"controller-{index}"),
-            address=self.addresses[index],
-        )
+        own = ("--port", str(self.ports[index]))
+        address = self.addresses[index]
+        return self._spec("controller", index, "controller", own, address=address)
 
     def worker(self, role: str, index: int) -> ChildSpec:
         """``role``: policy or rollout."""
-        fleet = self._config.fleet
-        threads = fleet.policy_threads if role == "policy" else fleet.rollout_threads
+        own = ("--controllers", ",".join(self.addresses))
+        return self._spec(role, index, f"{role}_worker", own, nice=WORKER_NICE)
+
+    def _spec(
+        self,
+        role: str,
+        index: int,
+        module: str,
+        own: Sequence[str],
+        nice: int = 0,
+        address: str = "",
+    ) -> ChildSpec:
         name = f"{role}-{index}"
+        common = ("--run-dir", str(self.run_dir), "--id", name)
         return ChildSpec(
             name=name,
             role=role,
-            argv=(
-                *(*python_module(f"{role}_worker"), str(self._config_path)),
-                *("--controllers", ",".join(self.addresses), "--id", name),
-                *("--run-dir", str(self._run_dir)),
-            ),
-            environment=_environment(threads),
-            log=self._log(name),
-            nice=WORKER_NICE,
+            argv=(*python_module(module), str(self.config_path), *common, *own),
+            environment=_environment(),
+            log=self.run_dir / "logs" / f"{name}.log",
+            nice=nice,
+            address=address,
         )
-
-    def _log(self, name: str) -> Path:
-        return self._run_dir / "logs" / f"{name}.log"
 
 
 def controller_ports(config: Config) -> list[int]:
@@ -80,9 +71,10 @@ def controller_ports(config: Config) -> list[int]:
     return free_ports(bindable(config.controller.host), count)
 
 
-def _environment(threads: int) -> dict[str, str]:
-    # Pinned: processes that each use a thread pool of all cores slow one another down.
-    pinned = dict.fromkeys(THREAD_VARIABLES, str(threads))
+def _environment() -> dict[str, str]:
+    # Processes that each use a thread pool of all cores slow one another down. Workers replace these
+    # numbers by those of the configuration.
+    pinned = dict.fromkeys(THREAD_VARIABLES, "1")
     return {**os.environ, **pinned, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 

@@ -17,13 +17,16 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Callable, Collection, Coroutine
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from paceline.config.schema import Config
 from paceline.providers.base import desired_of
 from paceline.redis.leader_lease import release_dead
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
+from paceline.run_view.event_follower import leader_status
 from paceline.run_view.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.supervisor.child import UNSEEN, Adopted, Child, ChildSpec, end_all
 from paceline.supervisor.launch import Launcher
@@ -38,24 +41,20 @@ FAREWELL_LIMIT_S = 2.0
 ROLES = ("policy", "rollout")
 
 
+@dataclass(eq=False)
 class LocalFleet:
     """``failed`` gets one line as its result when the fleet cannot go on."""
 
-    def __init__(
-        self,
-        config: Config,
-        launcher: Launcher,
-        run_dir: Path,
-        control: ControlPlane,
-        note: Callable[[str], None],
-        earlier: FleetRecord | None = None,
-    ) -> None:
-        """``earlier``: record of a fleet whose supervisor is gone, for ``adopt_all``."""
-        self._config = config
-        self._launcher = launcher
-        self._run_dir = run_dir
-        self._control = control
-        self._note = note
+    config: Config
+    launcher: Launcher
+    run_dir: Path
+    control: ControlPlane
+    note: Callable[[str], None]
+    earlier: FleetRecord | None = None
+    """Record of a fleet whose supervisor is gone, for ``adopt_all``."""
+
+    def __post_init__(self) -> None:
+        config = self.config
         self._restarts = RestartPolicy(
             enabled=config.fleet.restart, max_restarts=config.fleet.max_restarts
         )
@@ -64,27 +63,26 @@ class LocalFleet:
         self._roles: dict[str, str] = {}
         self._leaving: set[str] = set()
         self._abandoned: Counter[str] = Counter()
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[object]] = set()
         self._ending = asyncio.Event()
         self._killed = False
         """Controllers were killed as well, so that nothing can be reported any more."""
-        self._host = socket.gethostname()
         self.redis_url = ""
         self.finished = False
         """The run is over: a worker that exits with status 0 is done."""
         self.failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.record = FleetRecord(config.run.name, ProcessId.of(os.getpid()))
-        if earlier is not None:
-            self.record.processes, self.record.redis = earlier.processes, earlier.redis
-        self.record.write(run_dir)
+        if self.earlier is not None:
+            self.record.processes, self.record.redis = self.earlier.processes, self.earlier.redis
+        self.record.write(self.run_dir)
 
     def start_all(self) -> None:
         """Controllers and workers at once: workers wait for a leader by themselves."""
-        for index in range(self._config.fleet.controllers):
-            self._tend_new(self._launcher.controller(index))
+        for index in range(self.config.fleet.controllers):
+            self._tend_new(self.launcher.controller(index))
         for role in ROLES:
-            for index in range(int(getattr(self._config.fleet, role))):
-                self._tend_new(self._launcher.worker(role, index))
+            for index in range(int(getattr(self.config.fleet, role))):
+                self._tend_new(self.launcher.worker(role, index))
 
     def adopt_all(self) -> int:
         """Takes over the living processes of the earlier fleet and starts missing controllers.
@@ -93,27 +91,16 @@ class LocalFleet:
         if the run has ended meanwhile. Returns the number of processes taken over.
         """
         living = {p.name: i for p in self.record.processes for i in p.ids if i.alive()}
-        adopted = 0
-        for index in range(self._config.fleet.controllers):
-            adopted += self._adopt(self._launcher.controller(index), living)
+        specs = [self.launcher.controller(i) for i in range(self.config.fleet.controllers)]
         for process in self.record.processes:
-            if process.role not in ROLES:
-                continue
-            if process.name in living:
-                spec = self._launcher.worker(process.role, _index(process.name))
-                adopted += self._adopt(spec, living)
-            elif process.state != "ended":
+            if process.role in ROLES and process.name in living:
+                specs.append(self.launcher.worker(process.role, _index(process.name)))
+            elif process.role in ROLES and process.state != "ended":
                 self._mark(process, "ended")
-        return adopted
-
-    def _adopt(self, spec: ChildSpec, living: dict[str, ProcessId]) -> bool:
-        identity = living.get(spec.name)
-        child: Child | None = None
-        if identity is not None:
-            with contextlib.suppress(ProcessLookupError):
-                child = Adopted(spec, identity)
-        self._tend_new(spec, child)
-        return child is not None
+        for spec in specs:
+            identity = living.get(spec.name)
+            self._tend_new(spec, Adopted(spec, identity) if identity else None)
+        return len(living)
 
     async def reconcile(self, status: admin_pb2.StatusReply) -> None:
         """Starts or drains workers until their number is the desired one."""
@@ -131,17 +118,15 @@ class LocalFleet:
             desired = desired_of(status, role) - self._abandoned[role]
             for _ in range(desired - len(staying)):
                 index = self._next_index(role)
-                self._note(f"starting {role}-{index}")
-                self._tend_new(self._launcher.worker(role, index))
+                self.note(f"starting {role}-{index}")
+                self._tend_new(self.launcher.worker(role, index))
             surplus = len(staying) - desired
             for name in sorted(staying, key=_index, reverse=True)[: max(0, surplus)]:
                 await self._drain(name)
 
     def worker_pids(self) -> dict[str, int]:
         """Pid of every worker process that runs."""
-        return {
-            n: c.pid for n, c in self._children.items() if c.running and self._roles[n] in ROLES
-        }
+        return {child.spec.name: child.pid for child in self._running(*ROLES)}
 
     async def wait_workers(self, names: Collection[str], limit_s: float) -> None:
         """Waits until these workers have ended by themselves, at most ``limit_s`` seconds."""
@@ -152,9 +137,9 @@ class LocalFleet:
     async def stop_workers(self, patience_s: float) -> None:
         """Reports to the ledger how they ended: a continued run must find none of them alive."""
         self._ending.set()
-        names = [c.spec.name for c in self._running(*ROLES)]
-        await end_all(self._running(*ROLES), patience_s)
-        tends = [self._tends[name] for name in names]
+        running = self._running(*ROLES)
+        tends = [self._tends[child.spec.name] for child in running]
+        await end_all(running, patience_s)
         if tends:
             await asyncio.wait(tends, timeout=FAREWELL_LIMIT_S)
         if self._background:
@@ -171,7 +156,7 @@ class LocalFleet:
         tasks = [*self._tends.values(), *self._background]
         if tasks:
             await asyncio.wait(tasks, timeout=10.0)
-        self.record.write(self._run_dir)
+        self.record.write(self.run_dir)
 
     def kill_all(self) -> None:
         """SIGKILL to exactly the sessions this fleet started."""
@@ -179,12 +164,11 @@ class LocalFleet:
         self._killed = True
         for task in self._background:
             task.cancel()
-        for child in self._children.values():
-            if child.running:
-                child.kill()
+        for child in self._running("controller", *ROLES):
+            child.kill()
 
     def _running(self, *roles: str) -> list[Child]:
-        return [c for n, c in self._children.items() if c.running and c.spec.role in roles]
+        return [c for c in self._children.values() if c.running and c.spec.role in roles]
 
     def _tend_new(self, spec: ChildSpec, first: Child | None = None) -> None:
         """``first``: the process of that name that already runs."""
@@ -237,7 +221,7 @@ class LocalFleet:
         if code != 0 and spec.name in self._leaving:
             # Killed while it was draining: it may not have deregistered, and is not restarted.
             self._report_exit(spec, child, code)
-            self._note(f"{spec.name} ended while it was leaving")
+            self.note(f"{spec.name} ended while it was leaving")
             return True
         if code not in (0, UNSEEN):
             return False
@@ -247,16 +231,13 @@ class LocalFleet:
         if self.finished:
             return True
         if spec.name in self._leaving:
-            self._note(f"{spec.name} has left")
+            self.note(f"{spec.name} has left")
             return True
         return False
 
     async def _ask_why(self, name: str, pid: int) -> None:
-        request = admin_pb2.StatusRequest()
         try:
-            status = await self._control.call(
-                "AdminService.GetStatus", request, timeout_s=WHY_LIMIT_S
-            )
+            status = await leader_status(self.control, WHY_LIMIT_S)
         except (ControlPlaneUnavailable, RequestRefused):
             return
         if status.phase == "finished":
@@ -266,7 +247,8 @@ class LocalFleet:
                 self._leaving.add(name)
 
     async def _again(self, spec: ChildSpec, child: Child, code: int, record: ProcessRecord) -> bool:
-        verdict = self._restarts.decide(spec.name, code, child.lived_s, time.monotonic())
+        now = time.monotonic()
+        verdict = self._restarts.decide(spec.name, code, now - child.began, now)
         how = f"exit status {code}" if code >= 0 else f"signal {-code}"
         if code == UNSEEN:
             how = "exit status unknown"
@@ -280,7 +262,7 @@ class LocalFleet:
                     self._fail(f"{spec.name} ended ({how}) and {reason}{said} (see {spec.log})")
                 return False
             case Leave():
-                self._note(f"{spec.name} ended ({how}); fleet.restart is off")
+                self.note(f"{spec.name} ended ({how}); fleet.restart is off")
                 self._abandoned[spec.role] += 1
                 others = [n for n, r in self._roles.items() if r == spec.role and n != spec.name]
                 if not others:
@@ -288,7 +270,7 @@ class LocalFleet:
                 return False
             case Restart(delay_s):
                 when = f"in {delay_s:g} s" if delay_s else "now"
-                self._note(f"{spec.name} ended ({how}); starting it again {when}")
+                self.note(f"{spec.name} ended ({how}); starting it again {when}")
                 self._mark(record, "waiting")
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(delay_s or 0.001):
@@ -297,21 +279,23 @@ class LocalFleet:
 
     def _report_exit(self, spec: ChildSpec, child: Child, code: int) -> None:
         if spec.role == "controller":
-            run = self._config.run.name
-            work: Awaitable[object] = asyncio.to_thread(
+            run = self.config.run.name
+            work: Coroutine[Any, Any, object] = asyncio.to_thread(
                 release_dead, self.redis_url, run, spec.name, child.pid
             )
         else:
             work = self._send_exit_report(spec.name, child.pid, code)
-        task = asyncio.create_task(_ignoring_result(work))
+        task = asyncio.create_task(work)
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
     async def _send_exit_report(self, name: str, pid: int, code: int) -> None:
-        report = admin_pb2.ExitReport(worker_id=name, pid=pid, host=self._host, exit_code=code)
+        report = admin_pb2.ExitReport(
+            worker_id=name, pid=pid, host=socket.gethostname(), exit_code=code
+        )
         # If the report does not arrive, the worker's lease expires instead.
         with contextlib.suppress(ControlPlaneUnavailable, RequestRefused):
-            await self._control.call("AdminService.ReportExit", report, timeout_s=REPORT_LIMIT_S)
+            await self.control.call("AdminService.ReportExit", report, timeout_s=REPORT_LIMIT_S)
 
     async def _drain(self, name: str) -> None:
         child = self._children.get(name)
@@ -322,18 +306,16 @@ class LocalFleet:
             request_id=f"surplus-{name}-{child.pid}", worker_id=name, replace=True
         )
         try:
-            reply = await self._control.call(
-                "AdminService.Drain", request, timeout_s=REPORT_LIMIT_S
-            )
+            reply = await self.control.call("AdminService.Drain", request, timeout_s=REPORT_LIMIT_S)
         except (ControlPlaneUnavailable, RequestRefused) as error:
-            self._note(f"{name} could not be drained: {error}")
+            self.note(f"{name} could not be drained: {error}")
             return
         if not reply.accepted:
             # It has not registered yet, because its model is still loading. The next poll repeats
             # the request.
             return
         self._leaving.add(name)
-        self._note(f"{name} is asked to leave")
+        self.note(f"{name} is asked to leave")
 
     def _next_index(self, role: str) -> int:
         taken = {_index(name) for name, r in self._roles.items() if r == role}
@@ -349,7 +331,7 @@ class LocalFleet:
 
     def _mark(self, record: ProcessRecord, state: str) -> None:
         record.state = state
-        self.record.write(self._run_dir)
+        self.record.write(self.run_dir)
 
     def _fail(self, reason: str) -> None:
         if not self.failed.done():
@@ -362,7 +344,3 @@ def _is_leaving(worker: admin_pb2.WorkerStatus) -> bool:
 
 def _index(name: str) -> int:
     return int(name.rpartition("-")[2])
-
-
-async def _ignoring_result(work: Awaitable[object]) -> None:
-    await work

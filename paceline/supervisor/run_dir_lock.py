@@ -12,11 +12,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-import psutil
-
 from paceline.config.schema import Config
 from paceline.errors import BadInput
-from paceline.process.process_wait import wait_ended
 from paceline.run_view.fleet_file import FleetRecord, ProcessId
 
 OWN_ENTRIES = (
@@ -26,6 +23,7 @@ OWN_ENTRIES = (
 )
 """What a run makes in its directory; nothing else in there is ever removed."""
 PATIENCE_S = 10.0
+POLL_S = 0.05
 
 
 @contextmanager
@@ -85,14 +83,10 @@ def end_leftovers(run_dir: Path) -> list[ProcessId]:
     record = FleetRecord.read(run_dir)
     left = record.survivors() if record else []
     _signal(left, signal.SIGTERM)
-    processes = []
-    for one in left:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            processes.append(psutil.Process(one.pid))
     deadline = time.monotonic() + PATIENCE_S
-    for process in processes:
-        wait_ended(process, max(0.0, deadline - time.monotonic()))
-    _signal([one for one in left if one.alive()], signal.SIGKILL)
+    while any(one.alive() for one in left) and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    _signal(left, signal.SIGKILL)
     return left
 
 

@@ -19,26 +19,30 @@ import signal
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from paceline.config.errors import ConfigError
+from paceline.config.load import ConfigError, to_toml
 from paceline.config.schema import Config
-from paceline.config.toml import to_toml
 from paceline.console.live_view import Console
 from paceline.process.user_code import python_module
 from paceline.redis.server import NoRedis, ensure_redis, stop_redis
-from paceline.rpc.client import ControlPlane
+from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
+from paceline.run_view.event_follower import leader_status
 from paceline.run_view.event_history import text_of
+from paceline.run_view.file_tail import FileTail
 from paceline.run_view.fleet_file import FleetRecord, ProcessId
 from paceline.run_view.run_records import RunRecords
-from paceline.run_view.summary import Accounting, summarise, write_summary
+from paceline.run_view.summary import summarise, write_summary
 from paceline.supervisor.child import Child, ChildSpec, until_gone
-from paceline.supervisor.launch import Launcher
+from paceline.supervisor.launch import Launcher, controller_ports
 from paceline.supervisor.local import LocalFleet
-from paceline.supervisor.status_poller import StatusPoller
 from paceline.v1 import admin_pb2
 
+if TYPE_CHECKING:
+    from controller.store.journal_audit import Report
+
 POLL_S = 0.5
+ASK_LIMIT_S = 2.0
 REDIS_AGAIN_S = 1.0
 """Between two attempts to start an embedded Redis that does not start."""
 PATIENCE_S = 10.0
@@ -59,49 +63,50 @@ class Outcome:
         return {"finished": 0, "failed": 1}.get(self.status, 130)
 
 
+@dataclass(eq=False)
 class LocalRun:
-    def __init__(
-        self,
-        config: Config,
-        run_dir: Path,
-        console: Console,
-        earlier: FleetRecord | None = None,
-    ) -> None:
-        """``earlier``: record of a fleet that has lost its supervisor and is taken over."""
-        self._earlier = earlier
-        self._config = config
-        self._run_dir = run_dir
-        self._console = console
+    config: Config
+    run_dir: Path
+    console: Console
+    earlier: FleetRecord | None = None
+    """Record of a fleet that has lost its supervisor and is taken over."""
+
+    def __post_init__(self) -> None:
         self._began = time.monotonic()
-        self._interrupts = 0
-        self._interrupted = asyncio.Event()
-        self._at_once = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        self._interrupted: asyncio.Future[None] = loop.create_future()
+        """Done at the first signal."""
+        self._at_once: asyncio.Future[None] = loop.create_future()
+        """Done at the second."""
         self._redis_url = ""
         self._dashboard = ""
         self._fleet: LocalFleet | None = None
+        self._status: admin_pb2.StatusReply | None = None
+        self._events = FileTail(self.run_dir / "events.jsonl")
+        list(self._events.records())  # what an earlier session of the run left is no news
 
     async def run(self) -> Outcome:
         """Runs to the end. Raises NoRedis or ConfigError if nothing could be started."""
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
-        config_path = self._run_dir / "config.toml"
-        config_path.write_text(to_toml(self._config))
-        launcher = Launcher(self._config, config_path, self._run_dir, self._known_ports())
-        control = ControlPlane.from_config(self._config, launcher.addresses)
-        note = self._console.note
+        config_path = self.run_dir / "config.toml"
+        config_path.write_text(to_toml(self.config))
+        ports = self._known_ports() or controller_ports(self.config)
+        launcher = Launcher(self.config, config_path, self.run_dir, ports)
+        control = ControlPlane.from_config(self.config, launcher.addresses)
+        note = self.console.note
         fleet = self._fleet = LocalFleet(
-            self._config, launcher, self._run_dir, control, note, self._earlier
+            self.config, launcher, self.run_dir, control, note, self.earlier
         )
-        watch = StatusPoller(control, self._run_dir, self._on_event)
         try:
             await self._start_redis(fleet)
-            if self._earlier is None:
+            if self.earlier is None:
                 fleet.start_all()
             else:
                 note(f"took over {fleet.adopt_all()} running processes")
-            status, reason = await self._watch(fleet, watch)
-            accounting = await self._wind_down(fleet, watch, status)
+            status, reason = await self._watch(fleet, control)
+            report = await self._wind_down(fleet, status)
             export = await self._export() if status == "finished" else None
         except (NoRedis, ConfigError):
             raise
@@ -113,83 +118,80 @@ class LocalRun:
             await fleet.close()
             await asyncio.shield(asyncio.to_thread(self._stop_redis))
             await control.close()
-            self._console.close()
+            self.console.close()
         if status == "finished" and export is None:
             status, reason = (
                 "failed",
-                f"the final export failed: see {self._run_dir / 'logs' / 'export.log'}",
+                f"the final export failed: see {self.run_dir / 'logs' / 'export.log'}",
             )
-        return self._sum_up(status, reason, accounting, export)
+        return self._sum_up(status, reason, report, export)
 
     def _known_ports(self) -> list[int]:
         """Ports of the controllers that are taken over: the running workers know only these."""
-        if self._earlier is None:
+        if self.earlier is None:
             return []
-        known = {p.name: p.address for p in self._earlier.processes if p.role == "controller"}
-        names = [f"controller-{index}" for index in range(self._config.fleet.controllers)]
+        known = {p.name: p.address for p in self.earlier.processes if p.role == "controller"}
+        names = [f"controller-{index}" for index in range(self.config.fleet.controllers)]
         return [int(known[name].rpartition(":")[2]) for name in names if name in known]
 
     def _on_signal(self) -> None:
-        self._interrupts += 1
-        self._interrupted.set()
-        if self._interrupts == 1:
-            self._console.note("stopping; press Ctrl-C again to kill at once")
+        if not self._interrupted.done():
+            self._interrupted.set_result(None)
+            self.console.note("stopping; press Ctrl-C again to kill at once")
         elif self._fleet is not None:
-            self._at_once.set()
             self._fleet.kill_all()
+            if not self._at_once.done():
+                self._at_once.set_result(None)
 
-    def _on_event(self, event: dict[str, Any]) -> None:
-        if event["type"] != "StepCommitted":
-            self._console.note(text_of(event))
+    async def _note_events(self) -> None:
+        """Prints the new lines of events.jsonl. The live view shows steps itself."""
+        for _, event in await asyncio.to_thread(lambda: list(self._events.records())):
+            if event["type"] != "StepCommitted":
+                self.console.note(text_of(event))
 
     async def _start_redis(self, fleet: LocalFleet) -> None:
-        endpoint = await asyncio.to_thread(ensure_redis, self._run_dir, self._config.redis)
+        endpoint = await asyncio.to_thread(ensure_redis, self.run_dir, self.config.redis)
         self._redis_url = fleet.redis_url = endpoint.url
         if endpoint.pid is not None:
             identity = ProcessId.of(endpoint.pid)
             if identity not in fleet.record.redis:
                 fleet.record.redis.append(identity)
-                fleet.record.write(self._run_dir)
+                fleet.record.write(self.run_dir)
 
-    async def _watch(self, fleet: LocalFleet, watch: StatusPoller) -> tuple[str, str]:
+    async def _watch(self, fleet: LocalFleet, control: ControlPlane) -> tuple[str, str]:
         """Watches the run until it ends. Returns (status, reason)."""
-        stop = asyncio.create_task(self._interrupted.wait())
         redis = asyncio.create_task(self._keep_redis(fleet))
-        waiting: list[asyncio.Future[Any]] = [stop, fleet.failed, redis]
+        waiting: list[asyncio.Future[Any]] = [self._interrupted, fleet.failed, redis]
         try:
             while True:
                 if fleet.failed.done():
                     return "failed", fleet.failed.result()
-                if stop.done():
+                if self._interrupted.done():
                     return "interrupted", "interrupted"
-                if await watch.poll() and watch.status is not None:
-                    self._note_dashboard(watch.status)
-                    self._console.show(watch.status)
-                    phase = watch.status.phase
-                    if phase == "finished":
-                        fleet.finished = True
-                        return "finished", watch.status.reason
-                    if phase == "failed":
-                        return "failed", watch.status.reason
-                    await fleet.reconcile(watch.status)
-                elif watch.refused:
-                    return "failed", watch.refused
+                await self._note_events()
+                try:
+                    status = self._status = await leader_status(control, ASK_LIMIT_S)
+                    self._note_dashboard(status)
+                    self.console.show(status)
+                    if status.phase in ("finished", "failed"):
+                        fleet.finished = status.phase == "finished"
+                        return status.phase, status.reason
+                    await fleet.reconcile(status)
+                except ControlPlaneUnavailable:
+                    pass  # an election, or they are still starting
+                except RequestRefused as error:
+                    return "failed", error.message
                 if redis.done():
                     redis.result()
-                await asyncio.wait(
-                    waiting,
-                    timeout=POLL_S,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
+                await asyncio.wait(waiting, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            stop.cancel()
             redis.cancel()
 
     def _note_dashboard(self, status: admin_pb2.StatusReply) -> None:
         urls = [c.rest for c in status.controllers if c.state == "leader" and c.rest]
         if urls and not self._dashboard:
             self._dashboard = urls[0]
-            self._console.note(f"dashboard: {self._dashboard}")
+            self.console.note(f"dashboard: {self._dashboard}")
 
     async def _keep_redis(self, fleet: LocalFleet) -> None:
         """Restarts the embedded Redis whenever it ends. Never returns."""
@@ -197,80 +199,74 @@ class LocalRun:
             await asyncio.Event().wait()
         while True:
             await until_gone(fleet.record.redis[-1])
-            self._console.note("the embedded Redis ended; starting it again")
+            self.console.note("the embedded Redis ended; starting it again")
             try:
                 await self._start_redis(fleet)
             except NoRedis as error:
-                self._console.note(str(error))
+                self.console.note(str(error))
                 await asyncio.sleep(REDIS_AGAIN_S)
 
-    async def _wind_down(
-        self, fleet: LocalFleet, watch: StatusPoller, status: str
-    ) -> Accounting | None:
+    async def _wind_down(self, fleet: LocalFleet, status: str) -> Report | None:
         """Stops workers, then controllers, then counts the samples."""
-        if status == "finished" and watch.status is not None:
+        if status == "finished" and self._status is not None:
             # Workers that are still starting have nothing to finish. An interrupt ends only the
             # wait: all steps are committed.
-            members = {w.worker_id for w in watch.status.workers if w.state != "dead"}
-            waiting = asyncio.create_task(fleet.wait_workers(members, self._config.fleet.finish_s))
-            stop = asyncio.create_task(self._interrupted.wait())
-            await asyncio.wait({waiting, stop}, return_when=asyncio.FIRST_COMPLETED)
-            stop.cancel()
+            members = {w.worker_id for w in self._status.workers if w.state != "dead"}
+            waiting = asyncio.create_task(fleet.wait_workers(members, self.config.fleet.finish_s))
+            ends: list[asyncio.Future[None]] = [waiting, self._interrupted]
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         await fleet.stop_workers(PATIENCE_S)
         await fleet.stop_controllers(CONTROLLER_PATIENCE_S)
-        return await asyncio.to_thread(replay, self._redis_url, self._config.run.name)
+        return await asyncio.to_thread(replay, self._redis_url, self.config.run.name)
 
     async def _export(self) -> Path | None:
         """The newest checkpoint as a Hugging Face directory; None if that fails."""
-        checkpoints = RunRecords.read(self._run_dir).history.checkpoints
+        checkpoints = RunRecords.read(self.run_dir).history.checkpoints
         if not checkpoints:
-            self._console.note("no checkpoint to export")
+            self.console.note("no checkpoint to export")
             return None
         checkpoint = checkpoints[-1].path
-        out = self._run_dir / "export"
-        self._console.note(f"exporting {checkpoint}")
-        trust = ["--trust-remote-code"] if self._config.model.trust_remote_code else []
+        out = self.run_dir / "export"
+        self.console.note(f"exporting {checkpoint}")
+        trust = ["--trust-remote-code"] if self.config.model.trust_remote_code else []
         command = (*python_module("policy_worker.checkpoint.export"), checkpoint, str(out), *trust)
-        log = self._run_dir / "logs" / "export.log"
+        log = self.run_dir / "logs" / "export.log"
         child = await Child.start(ChildSpec("export", "export", command, os.environ, log))
         ended = asyncio.create_task(child.wait())
-        at_once = asyncio.create_task(self._at_once.wait())
+        ends: list[asyncio.Future[Any]] = [ended, self._at_once]
         try:
-            await asyncio.wait(
-                {ended, at_once}, timeout=EXPORT_LIMIT_S, return_when=asyncio.FIRST_COMPLETED
-            )
+            await asyncio.wait(ends, timeout=EXPORT_LIMIT_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            at_once.cancel()
             if not ended.done():
                 child.kill()
         return out if await ended == 0 else None
 
     def _stop_redis(self) -> None:
-        if self._config.redis.url is None:
-            stop_redis(self._run_dir)
+        if self.config.redis.url is None:
+            stop_redis(self.run_dir)
 
     def _sum_up(
-        self, status: str, reason: str, accounting: Accounting | None, export: Path | None
+        self, status: str, reason: str, report: Report | None, export: Path | None
     ) -> Outcome:
         summary = summarise(
-            RunRecords.read(self._run_dir),
+            RunRecords.read(self.run_dir),
             status=status,
             reason=reason,
             wall_s=time.monotonic() - self._began,
-            group_size=self._config.rollout.group_size,
-            accounting=accounting,
+            group_size=self.config.rollout.group_size,
+            counts=report.counts if report else None,
+            problems=report.problems if report else (),
             export=str(export) if export else None,
         )
-        write_summary(self._run_dir, summary)
+        write_summary(self.run_dir, summary)
         return Outcome(status, summary)
 
 
-def replay(redis_url: str, run_id: str) -> Accounting | None:
-    """Counts from the run's journal; None if it cannot be read. Blocks."""
+def replay(redis_url: str, run_id: str) -> Report | None:
+    """The run's replayed journal; None if it cannot be read. Blocks."""
     from controller.store.journal_audit import verify
 
     try:
-        report = verify(redis_url, run_id)
+        return verify(redis_url, run_id)
     except Exception:  # the summary must not fail with the accounting
         return None
-    return Accounting(report.counts, report.problems)

@@ -82,8 +82,8 @@ def _find(name: str) -> Callable[..., Any]:
             raise RewardError(f"reward {name!r}: not a regular expression: {error}") from None
     if ":" not in name:
         raise RewardError(
-            f"reward {name!r}: neither built in ({', '.join(_BUILTIN)}, format:REGEX) nor of the "
-            f"form package.module:function"
+            f"{name} is not a reward: neither built in ({', '.join(_BUILTIN)}, format:REGEX) nor of "
+            "the form package.module:function"
         )
     try:
         return cast(Callable[..., Any], find(name))

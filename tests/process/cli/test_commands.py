@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from paceline.cli import app, main
 from paceline.cli.common import Target, parse_addresses
-from paceline.config.errors import ConfigError
+from paceline.config.load import ConfigError
 from paceline.console.plot import NoPlot
 from paceline.dataset.rows import DataError
 from paceline.errors import BadInput, UserError

@@ -186,7 +186,7 @@ async def test_a_worker_asked_to_leave_when_it_had_ended_is_asked_again_once_it_
 
         fleet.start_all()
         await until(lambda: len(fleet.worker_pids()) == 3)
-        monkeypatch.setattr(fleet._control, "call", answer)
+        monkeypatch.setattr(fleet.control, "call", answer)
         monkeypatch.setattr(fleet, "_again", asked_in_between)
         before = fleet.worker_pids()["rollout-1"]
         os.kill(before, signal.SIGKILL)
@@ -210,7 +210,7 @@ async def test_a_surplus_worker_that_has_not_registered_yet_is_asked_to_leave_on
 
         fleet.start_all()
         await until(lambda: len(fleet.worker_pids()) == 3)
-        monkeypatch.setattr(fleet._control, "call", answer)
+        monkeypatch.setattr(fleet.control, "call", answer)
         await fleet.reconcile(desired(policy=1, rollout=1))
         assert asked == ["rollout-1"] and not notes
         known.add("rollout-1")
@@ -285,7 +285,7 @@ async def test_workers_of_a_run_that_is_stopped_are_not_left_alive_in_the_ledger
             assert fleet._running("controller"), "they are stopped once they have heard it"
             told.append((request.worker_id, request.pid, request.exit_code))
 
-        monkeypatch.setattr(fleet._control, "call", answer)
+        monkeypatch.setattr(fleet.control, "call", answer)
         fleet.start_all()
         await until(lambda: len(fleet.worker_pids()) == 2)
         pids = fleet.worker_pids()

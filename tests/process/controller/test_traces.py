@@ -19,7 +19,7 @@ pytest.importorskip(
 )
 
 from controller.export.otel_traces import Tracer, check_telemetry
-from paceline.config.errors import ConfigError
+from paceline.config.load import ConfigError
 from paceline.config.schema import Config
 from paceline.run_view.sample_spans import Span
 from testbed.controller_processes import Controllers

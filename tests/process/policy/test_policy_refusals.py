@@ -10,7 +10,7 @@ import time
 import grpc
 import pytest
 
-from paceline.config.toml import to_toml
+from paceline.config.load import to_toml
 from paceline.rpc.client import RequestRefused
 from policy_worker.refusal_limit import RefusalLimit, RefusedForGood
 from testbed.redis_process import throwaway_redis

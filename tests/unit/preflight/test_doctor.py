@@ -15,7 +15,7 @@ from paceline.config.load import load_config
 from paceline.config.schema import AuthConfig, Config
 from paceline.preflight import machine_checks
 from paceline.preflight.check import Check
-from paceline.preflight.clock_skew import ClockReading, judge
+from paceline.preflight.clock_skew import ClockReading, clock_check
 from paceline.rpc.ports import free_ports
 
 
@@ -127,14 +127,14 @@ def test_clocks_are_judged_by_the_skew_that_the_round_trip_cannot_explain(
     # Asked at 100.0, heard at 100.2: the middle is 100.1, uncertain by 0.1.
     reading = ClockReading.of(100.0, told, 100.2)
     assert reading.uncertain_s == pytest.approx(0.1)
-    check = judge("b:7000", reading)
+    check = clock_check("b:7000", reading)
     assert check.state == state
     assert "b:7000" in check.found
     assert bool(check.remedy) == (state != "ok")
 
 
 def test_a_slow_answer_is_no_skew() -> None:
-    assert judge("far", ClockReading.of(100.0, 104.0, 104.5)).state == "ok"
+    assert clock_check("far", ClockReading.of(100.0, 104.0, 104.5)).state == "ok"
 
 
 def test_controllers_that_do_not_answer_fail(tmp_path: Path) -> None:

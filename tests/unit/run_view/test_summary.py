@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from paceline.run_view.run_records import RunRecords
-from paceline.run_view.summary import Accounting, summarise
+from paceline.run_view.summary import summarise
 
 
 def write(run_dir: Path, events: list[dict], metrics: list[dict]) -> RunRecords:
@@ -23,14 +24,14 @@ def committed(number: int) -> dict:
     return {"type": "StepCommitted", "step": number}
 
 
-def summary_of(records: RunRecords, accounting: Accounting | None = None) -> dict:
+def summary_of(records: RunRecords, counts: dict[str, Any] | None = None) -> dict:
     return summarise(
         records,
         status="finished",
         reason="",
         wall_s=1.0,
         group_size=8,
-        accounting=accounting,
+        counts=counts,
         export=None,
     )
 
@@ -45,8 +46,9 @@ def test_rewards_rates_and_faults(tmp_path: Path) -> None:
             {"kind": "eval", "step": 10, "t": 11.0, "eval_reward_mean": 0.9},
         ],
     )
+    counts = {"trained": 80, "dropped": {"stale": 2}}
     faults = {"failovers": 1, "mesh_rebuilds": 2, "rollbacks": 3}
-    found = summary_of(records, Accounting({"trained": 80, "dropped": {"stale": 2}, **faults}))
+    found = summary_of(records, {**counts, **faults})
     assert found["steps"] == 10
     assert found["reward_first5"] == 0.3
     assert found["reward_last5"] == 0.8

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.config.errors import ConfigError
+from paceline.config.load import ConfigError
 from paceline.config.schema import Config
 from paceline.sinks import sink_thread as feeds
 from paceline.sinks.base import Sink
