@@ -6,7 +6,8 @@
 
 Both copy the state on the training thread and continue in the background; each version leaves once. If
 a checkpoint is due and nobody is writing it (its writer died, its write failed), it is written at the
-next opportunity, not at the next regular step.
+next opportunity, not at the next regular step. If a failover of Redis loses the record of one, a leader
+of a newer term asks for it still: the record is posted again, because the files are on disk.
 """
 
 from __future__ import annotations
@@ -50,6 +51,8 @@ class PublishAndCheckpoint:
         """Version of the newest checkpoint that is being written or is recorded."""
         self._saved_step = Step(0)
         self._save_again_at = 0.0
+        self._recorded: tuple[CheckpointInfo, int] | None = None
+        """The newest checkpoint whose record was acknowledged, and the term that the leader had before."""
         self._records: list[Future[None]] = []
         self.last_publish_s = 0.0
         """Time that the newest publication took on the training thread."""
@@ -66,18 +69,19 @@ class PublishAndCheckpoint:
         if directive is None:
             return True
         unpublished = self._published != self._trainer.state.version
-        return (bool(self._own_links(directive)) and unpublished) or self.checkpoint_due()
+        return (
+            (bool(self._own_links(directive)) and unpublished)
+            or self.checkpoint_due()
+            or self._lost_record() is not None
+        )
 
     def checkpoint_due(self) -> bool:
         """This replica is to write a checkpoint of its present state now."""
         directive, state = self._control.directive, self._trainer.state
         if directive is None:
             return False
-        # Version and step rise together until a rollback: a checkpoint before one does not count.
-        same_line = self._saved - self._saved_step == state.version - state.step
-        saved_step = self._saved_step if same_line else 0
         return (
-            saved_step < directive.checkpoint_step <= state.step
+            self._saved_step_of_this_line() < directive.checkpoint_step <= state.step
             and self._saved != state.version
             and self._trainer.rank == 0
             and time.monotonic() >= self._save_again_at
@@ -88,6 +92,9 @@ class PublishAndCheckpoint:
         self.publish()
         if self.checkpoint_due():
             self.save_checkpoint()
+        elif (lost := self._lost_record()) is not None:
+            self._recorded = None
+            self._record(lost)
 
     def publish(self) -> None:
         """Hands the newest weights to the publisher, if receivers are linked to this replica."""
@@ -127,6 +134,22 @@ class PublishAndCheckpoint:
     def close(self) -> None:
         self._publisher.close()
 
+    def _saved_step_of_this_line(self) -> int:
+        """Version and step rise together until a rollback: a checkpoint before one does not count."""
+        state = self._trainer.state
+        same_line = self._saved - self._saved_step == state.version - state.step
+        return self._saved_step if same_line else 0
+
+    def _lost_record(self) -> CheckpointInfo | None:
+        """The saved checkpoint, if a leader of a newer term than the one that recorded it asks for it."""
+        recorded, directive = self._recorded, self._control.directive
+        if recorded is None or directive is None or self._trainer.rank != 0:
+            return None
+        info, term = recorded
+        wanted = 0 < directive.checkpoint_step <= self._saved_step_of_this_line()
+        lost = wanted and directive.term > term and info.version == self._saved
+        return info if lost else None
+
     def _follow_links(self, directive: worker_pb2.Directive) -> None:
         # On the session's thread: links form while the training thread computes.
         self._publisher.set_links(self._own_links(directive))
@@ -144,7 +167,12 @@ class PublishAndCheckpoint:
         if future.exception() is not None:
             self._not_saved(version)  # logged by the writer; the one before stays the newest
             return
-        info = future.result()
+        self._record(future.result())
+
+    def _record(self, info: CheckpointInfo) -> None:
+        """Any thread."""
+        directive = self._control.directive
+        term = 0 if directive is None else directive.term
         request = policy_pb2.CheckpointRequest(
             caller=self._control.caller,
             step=info.step,
@@ -158,10 +186,11 @@ class PublishAndCheckpoint:
         def obsolete(reply: policy_pb2.CheckpointReply) -> None:
             nonlocal recorded
             recorded = True
+            self._recorded = info, term
             self._trainer.checkpointer.delete(list(reply.obsolete_paths))
 
         record = self._control.post("PolicyService.RecordCheckpoint", request, obsolete)
-        record.add_done_callback(lambda _: None if recorded else self._not_saved(version))
+        record.add_done_callback(lambda _: None if recorded else self._not_saved(info.version))
         self._records.append(record)
 
     def _not_saved(self, version: Version) -> None:
