@@ -25,13 +25,10 @@ import grpc.aio
 
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
-from paceline.rpc.client import Backoff, ControlPlane, RequestRefused
+from paceline.rpc.client import Backoff, ControlPlane
 from paceline.v1 import common_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
-
-DirectiveCallback = Callable[[worker_pb2.Directive], None]
-RejoinCallback = Callable[[worker_pb2.RegisterReply], None]
 
 SILENCE_S = 1.5
 """A leader that has not answered for this long, and for four heartbeats, is considered lost."""
@@ -41,10 +38,12 @@ a leader may be that late: asking is cheap, and the session leaves only if anoth
 
 
 class WorkerSession:
-    """One worker's session, on one event loop.
+    """One worker's session, on one event loop. Any thread may poke it and read its attributes."""
 
-    ``poke`` may be called and ``directive`` and ``caller`` may be read from any thread.
-    """
+    directive: worker_pb2.Directive | None = None
+    """The newest directive of this incarnation. Do not modify it."""
+    connected = False
+    """Whether a leader has this session."""
 
     def __init__(
         self,
@@ -68,10 +67,8 @@ class WorkerSession:
         self._incarnation = 0
         self._seq = 0
         self._seen = (-1, -1)
-        self._directive: worker_pb2.Directive | None = None
-        self._directive_callbacks: list[DirectiveCallback] = []
-        self._rejoin_callbacks: list[RejoinCallback] = []
-        self._waiters: list[tuple[Callable[[worker_pb2.Directive], bool], asyncio.Future[Any]]] = []
+        self._directive_callbacks: list[Callable[[worker_pb2.Directive], None]] = []
+        self._rejoin_callbacks: list[Callable[[worker_pb2.RegisterReply], None]] = []
         self._heartbeat_s = config.fleet.heartbeat_s
         self._poked = asyncio.Event()
         self._closed = asyncio.Event()
@@ -81,32 +78,21 @@ class WorkerSession:
         self._over = asyncio.Event()
         """Set once ``run`` has ended."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._connected = False
 
     @property
     def caller(self) -> common_pb2.Caller:
         """Identity of this process; it changes with every registration."""
         return common_pb2.Caller(worker_id=self._worker_id, incarnation=self._incarnation)
 
-    @property
-    def directive(self) -> worker_pb2.Directive | None:
-        """The newest directive of this incarnation. Do not modify it."""
-        return self._directive
-
-    @property
-    def connected(self) -> bool:
-        """Whether a leader has this session."""
-        return self._connected
-
     async def call(self, method: str, request: Any) -> Any:
         """Calls the leader, however long there is none. Raises RequestRefused."""
         return await self._control.call(method, request, timeout_s=None)
 
-    def on_directive(self, callback: DirectiveCallback) -> None:
+    def on_directive(self, callback: Callable[[worker_pb2.Directive], None]) -> None:
         """Calls ``callback`` on the event loop with every newer directive; it must not block."""
         self._directive_callbacks.append(callback)
 
-    def on_rejoin(self, callback: RejoinCallback) -> None:
+    def on_rejoin(self, callback: Callable[[worker_pb2.RegisterReply], None]) -> None:
         """Calls ``callback`` on the event loop after this process was declared dead and has registered
         as a new incarnation: leases, plans and meshes of the old one are void."""
         self._rejoin_callbacks.append(callback)
@@ -139,7 +125,7 @@ class WorkerSession:
         )
         self._incarnation = incarnation
         self._seq = 0
-        self._directive = None
+        self.directive = None
         if reply.heartbeat_s > 0:
             self._heartbeat_s = reply.heartbeat_s
         event(log, "registered", worker=self._worker_id, incarnation=incarnation)
@@ -167,14 +153,19 @@ class WorkerSession:
                     if not heard:
                         heard = True
                         backoff = Backoff()
-                        self._connected = True
+                        self.connected = True
                         self._control.prefer(address)
-                    if self._closed.is_set() or not self._accept(directive):
+                    # A deposed leader may still send.
+                    order = (directive.term, directive.seq)
+                    if self._closed.is_set() or order <= self._seen:
                         continue
+                    self._seen = order
                     if directive.lifecycle == worker_pb2.LIFECYCLE_REJOIN:
                         rejoin = True
                         break
-                    self._publish(directive)
+                    self.directive = directive
+                    for callback in self._directive_callbacks:
+                        callback(directive)
                 # The leader ended the stream: it is stepping down or shutting down.
                 if not rejoin:
                     self._control.leave(address)
@@ -184,31 +175,13 @@ class WorkerSession:
                 event(log, "controller silent", address=address, level=logging.WARNING)
                 self._control.leave(address)
             finally:
-                self._connected = False
+                self.connected = False
             if self._closed.is_set():
                 return
             if rejoin:
                 await self._rejoin()
             else:
                 await backoff.wait(None)
-
-    async def wait_directive(
-        self, predicate: Callable[[worker_pb2.Directive], bool], timeout_s: float | None = None
-    ) -> worker_pb2.Directive:
-        """The first directive for which ``predicate`` holds, beginning with the current one.
-
-        Raises TimeoutError after ``timeout_s`` seconds.
-        """
-        if self._directive is not None and predicate(self._directive):
-            return self._directive
-        future: asyncio.Future[worker_pb2.Directive] = asyncio.get_running_loop().create_future()
-        entry = (predicate, future)
-        self._waiters.append(entry)
-        try:
-            return await asyncio.wait_for(future, timeout_s)
-        finally:
-            if entry in self._waiters:
-                self._waiters.remove(entry)
 
     def poke(self) -> None:
         """Sends a report now, because the state has changed. Thread-safe and cheap."""
@@ -224,7 +197,7 @@ class WorkerSession:
         """
         self._closed.set()
         self._poked.set()
-        if self._connected:
+        if self.connected:
             try:
                 async with asyncio.timeout(flush_s):
                     await self._over.wait()
@@ -302,28 +275,9 @@ class WorkerSession:
             except TimeoutError:
                 pass
 
-    def _accept(self, directive: worker_pb2.Directive) -> bool:
-        """Whether the directive is newer than all before: a deposed leader may still send."""
-        key = (directive.term, directive.seq)
-        if key <= self._seen:
-            return False
-        self._seen = key
-        return True
-
-    def _publish(self, directive: worker_pb2.Directive) -> None:
-        self._directive = directive
-        for callback in self._directive_callbacks:
-            callback(directive)
-        for predicate, future in list(self._waiters):
-            if not future.done() and predicate(directive):
-                future.set_result(directive)
-
     async def _rejoin(self) -> None:
         event(log, "declared dead, rejoining", worker=self._worker_id, level=logging.WARNING)
-        self._directive = None
+        self.directive = None
         reply = await self.register(self._report().state_version)
         for callback in self._rejoin_callbacks:
             callback(reply)
-
-
-__all__ = ["RequestRefused", "WorkerSession"]

@@ -27,6 +27,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
 
@@ -38,14 +39,14 @@ from paceline.errors import UserError
 from paceline.process.structured_log import event
 from paceline.process.user_code import python_module
 from paceline.v1 import rollout_pb2
-from policy_worker.ranks.commands import RankCommand
-from policy_worker.ranks.follower_bootstrap import RANK_SETTINGS, die_with_parent
+from policy_worker.ranks.follower_bootstrap import RANK_SETTINGS, RankSettings, die_with_parent
 
 log = logging.getLogger(__name__)
 
 FOREVER = timedelta(days=365)
 """Between two commands lies however long the rollouts take. Death is noticed by other means."""
-
+STOP = "stop"
+"""The command after which the process exits; every other is the name of a method of Trainer."""
 
 _EPOCH = struct.Struct("=q")
 
@@ -73,11 +74,11 @@ class RankGroup:
         return self.rank == 0
 
     def announce(
-        self, command: RankCommand, groups: Sequence[rollout_pb2.Group] = (), **arguments: Any
+        self, command: str, groups: Sequence[rollout_pb2.Group] = (), **arguments: Any
     ) -> None:
         """Rank 0: hands the command and its JSON arguments to the others, where it has no effect."""
 
-    def next_command(self) -> tuple[RankCommand, dict[str, Any]]:
+    def next_command(self) -> tuple[str, dict[str, Any]]:
         """Ranks above 0: blocks until rank 0 announces the next command."""
         raise ReplicaBroken("a replica of one rank has nobody to take commands from")
 
@@ -113,17 +114,13 @@ class MultiRankGroup(RankGroup):
 
     def __init__(
         self,
-        *,
-        rank: int,
-        size: int,
-        identity: str,
+        settings: RankSettings,
         store: dist.Store,
         epochs: mmap.mmap,
-        device_type: str,
         children: Sequence[subprocess.Popen[bytes]] = (),
     ) -> None:
-        super().__init__(identity)
-        self.rank, self.size, self.store = rank, size, store
+        super().__init__(settings.identity)
+        self.rank, self.size, self.store = settings.rank, settings.size, store
         self._epochs = epochs
         self._children = children
         self._closing = threading.Event()
@@ -132,21 +129,23 @@ class MultiRankGroup(RankGroup):
                 target=self._watch, args=(child,), name=f"rank-{child.pid}", daemon=True
             ).start()
         with _loopback():
-            backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
+            backend = "cpu:gloo,cuda:nccl" if settings.device == "cuda" else "gloo"
             dist.init_process_group(
                 backend,
                 store=dist.PrefixStore("world", store),
-                rank=rank,
-                world_size=size,
+                rank=self.rank,
+                world_size=self.size,
                 timeout=timedelta(minutes=30),
             )
             # A group of its own, so that waiting for a command has no time limit while a
             # collective over parameters keeps one.
             self._control = dist.new_group(backend="gloo", timeout=FOREVER)
-            self.mesh = dist.init_device_mesh(device_type, (size,), mesh_dim_names=("shard",))
+            self.mesh = dist.init_device_mesh(
+                settings.device, (self.size,), mesh_dim_names=("shard",)
+            )
 
     def announce(
-        self, command: RankCommand, groups: Sequence[rollout_pb2.Group] = (), **arguments: Any
+        self, command: str, groups: Sequence[rollout_pb2.Group] = (), **arguments: Any
     ) -> None:
         if not self.leads:
             return
@@ -155,12 +154,12 @@ class MultiRankGroup(RankGroup):
             packed = rollout_pb2.SubmitRequest(groups=groups)
             self.broadcast_bytes(packed.SerializeToString())
 
-    def next_command(self) -> tuple[RankCommand, dict[str, Any]]:
+    def next_command(self) -> tuple[str, dict[str, Any]]:
         command, arguments, groups = json.loads(self.broadcast_bytes(None))
         if groups:
             packed = self.broadcast_bytes(None)
             arguments["groups"] = rollout_pb2.SubmitRequest.FromString(packed).groups
-        return RankCommand(command), arguments
+        return command, arguments
 
     def agree(self, ok: bool) -> bool:
         flag = torch.tensor([int(ok)], dtype=torch.int32)
@@ -206,7 +205,7 @@ class MultiRankGroup(RankGroup):
         self._closing.set()
         if self.leads:
             with contextlib.suppress(ReplicaBroken):
-                self.announce(RankCommand.STOP)
+                self.announce(STOP)
             for child in self._children:
                 try:
                     child.wait(10.0)
@@ -251,7 +250,6 @@ def start_ranks(
     if threading.current_thread() is not threading.main_thread():
         # PR_SET_PDEATHSIG fires when the *thread* that spawned the child ends.
         raise RuntimeError("a replica must be started from the main thread")
-    identity = secrets.token_hex(6)
     store = dist.TCPStore(
         "127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5)
     )
@@ -260,22 +258,21 @@ def start_ranks(
     with tempfile.TemporaryFile() as shared:
         shared.truncate(mmap.PAGESIZE)
         epochs = mmap.mmap(shared.fileno(), mmap.PAGESIZE)
+        settings = RankSettings(
+            rank=0,
+            size=size,
+            identity=secrets.token_hex(6),
+            port=store.port,
+            parent=os.getpid(),
+            epochs=shared.fileno(),
+            device=device_type,
+            threads=threads,
+        )
         for rank in range(1, size):
             env = os.environ | {
                 "OMP_NUM_THREADS": str(threads),
                 "MKL_NUM_THREADS": str(threads),
-                RANK_SETTINGS: json.dumps(
-                    {
-                        "rank": rank,
-                        "size": size,
-                        "identity": identity,
-                        "port": store.port,
-                        "parent": os.getpid(),
-                        "epochs": shared.fileno(),
-                        "device": device_type,
-                        "threads": threads,
-                    }
-                ),
+                RANK_SETTINGS: json.dumps(asdict(replace(settings, rank=rank))),
             }
             children.append(
                 subprocess.Popen(
@@ -286,15 +283,7 @@ def start_ranks(
                 )
             )
     try:
-        return MultiRankGroup(
-            rank=0,
-            size=size,
-            identity=identity,
-            store=store,
-            epochs=epochs,
-            device_type=device_type,
-            children=children,
-        )
+        return MultiRankGroup(settings, store, epochs, children)
     except (RuntimeError, dist.DistError) as error:
         for child in children:
             child.kill()
@@ -303,21 +292,12 @@ def start_ranks(
 
 def join_ranks() -> tuple[MultiRankGroup, str]:
     """Joins the replica that spawned this process. Returns it and rank 0's ``config_json``."""
-    die_with_parent()
-    settings = json.loads(os.environ[RANK_SETTINGS])
-    torch.set_num_threads(settings["threads"])
-    epochs = mmap.mmap(settings["epochs"], mmap.PAGESIZE)
-    os.close(settings["epochs"])
-    store = dist.TCPStore("127.0.0.1", settings["port"], None, timeout=timedelta(minutes=5))
-    replica = MultiRankGroup(
-        rank=settings["rank"],
-        size=settings["size"],
-        identity=settings["identity"],
-        store=store,
-        epochs=epochs,
-        device_type=settings["device"],
-    )
-    return replica, store.get("config").decode()
+    settings = die_with_parent()
+    torch.set_num_threads(settings.threads)
+    epochs = mmap.mmap(settings.epochs, mmap.PAGESIZE)
+    os.close(settings.epochs)
+    store = dist.TCPStore("127.0.0.1", settings.port, None, timeout=timedelta(minutes=5))
+    return MultiRankGroup(settings, store, epochs), store.get("config").decode()
 
 
 @contextlib.contextmanager
