@@ -97,7 +97,6 @@ class PolicyWorker:
     ) -> None:
         """Loads the model; raises ModelError, AuthError or ReplicaBroken."""
         self.config = config
-        self.worker_id = worker_id
         self.run_dir = run_dir
         self.host = tensor_host or own_address(controllers[0])
         self.worker_report = PolicyReport()
@@ -114,18 +113,15 @@ class PolicyWorker:
         self.control = BlockingControlPlane(
             config, controllers, worker_id=worker_id, report=self.report, tensor_host=self.host
         )
-        self.trainer = self.load_trainer()
-
-    def load_trainer(self) -> Trainer:
-        device = pick_device(self.config.model.device)
-        settings = {"config": self.config.model_dump(mode="json"), "worker_id": self.worker_id}
+        device = pick_device(config.model.device)
+        settings = {"config": config.model_dump(mode="json"), "worker_id": worker_id}
         replica = start_ranks(
-            self.config.fleet.policy_ranks,
+            config.fleet.policy_ranks,
             config_json=json.dumps(settings),
-            threads=self.config.fleet.policy_threads,
+            threads=config.fleet.policy_threads,
             device_type=device.type,
         )
-        return Trainer(self.config, device, replica=replica, on_progress=self.progressed)
+        self.trainer = Trainer(config, device, replica=replica, on_progress=self.progressed)
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -331,10 +327,10 @@ class PolicyWorker:
             return None
         if reply.state == policy_pb2.PLAN_STATE_FINISHED:
             # Waits for a directive newer than the one this move began with: the present one may be
-            # STOPPED already, and then none follows it.
+            # STOPPED already, and then none follows it. The last checkpoint may have to be retried.
             self.worker_report.rest("finished")
             self.control.wait(
-                lambda: self.control.directive is not self.followed or self.checkpoint_due()
+                lambda: self.control.directive is not self.followed or self.out.checkpoint_due()
             )
             return None
         if reply.state != policy_pb2.PLAN_STATE_OPEN:
@@ -342,10 +338,6 @@ class PolicyWorker:
             return None
         plan: policy_pb2.StepPlan = reply.plan
         return plan
-
-    def checkpoint_due(self) -> bool:
-        """The last checkpoint, too, may have to be written again."""
-        return self.outlets is not None and self.outlets.checkpoint_due()
 
     def vote(self, plan: policy_pb2.StepPlan, stats: Stats) -> Version | None:
         """The committed version; None if the step is to be done again."""

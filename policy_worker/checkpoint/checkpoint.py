@@ -106,6 +106,7 @@ class Checkpointer:
             step=state.step,
             version=state.version,
             writer=f"{self._replica.identity}-{self._saves}",
+            path=self._root / f"step-{state.step:06d}",
             snapshot=StateSnapshot.take(named_tensors(state), self._replica.rank),
             random=rng.capture(),
             groups=[_scalars(group) for group in state.optimizer.param_groups],
@@ -163,23 +164,25 @@ class Checkpointer:
     # -- writer thread ------------------------------------------------------------------------
 
     def _write(self, job: _Job) -> CheckpointInfo:
-        partial = self._root / f".step-{job.step:06d}.{job.writer}"
+        partial = job.path.with_name(f".{job.path.name}.{job.writer}")
         try:
             if self._replica.leads:
-                return self._write_and_complete(job, partial)
-            self._await_message(job, 0)
-            files = self._write_mine(job, partial)
-            self._send(job, {"files": files})
-            size = sum(f["size"] for f in files.values())
-            return CheckpointInfo(
-                self._path(job), job.step, job.version, size, time.monotonic() - job.begun
-            )
+                files = self._write_and_complete(job, partial)
+            else:
+                self._await_message(job, 0)
+                files = self._write_mine(job, partial)
+                self._send(job, {"files": files})
         except BaseException as error:
             self._send(job, {"error": str(error)})
             event(log, "checkpoint failed", logging.ERROR, step=job.step, error=error)
             raise
+        size, seconds = sum(f["size"] for f in files.values()), time.monotonic() - job.begun
+        if self._replica.leads:
+            event(log, "checkpoint", step=job.step, version=job.version, bytes=size, s=seconds)
+        return CheckpointInfo(job.path, job.step, job.version, size, seconds)
 
-    def _write_and_complete(self, job: _Job, partial: Path) -> CheckpointInfo:
+    def _write_and_complete(self, job: _Job, partial: Path) -> dict[str, Any]:
+        """Name and fingerprint of the files of all ranks."""
         self._root.mkdir(parents=True, exist_ok=True)
         for path in self._root.iterdir():
             if _UNFINISHED.fullmatch(path.name):
@@ -194,16 +197,11 @@ class Checkpointer:
                     raise CheckpointError(f"the ranks' slices do not make up {gap}")
                 write_durably(partial / META, json.dumps(self._meta(job, files), indent=1))
                 sync_directory(partial)
-                put_in_place(partial, self._path(job))
+                put_in_place(partial, job.path)
+                return files
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
-        size = sum(f["size"] for f in files.values())
-        info = CheckpointInfo(
-            self._path(job), job.step, job.version, size, time.monotonic() - job.begun
-        )
-        event(log, "checkpoint", step=job.step, version=job.version, bytes=size, s=info.seconds)
-        return info
 
     def _write_mine(self, job: _Job, partial: Path) -> dict[str, Any]:
         """Name and fingerprint of each file this rank has written."""
@@ -213,9 +211,6 @@ class Checkpointer:
         names.append(rng.file_name(rank))
         write_durably(partial / names[-1], json.dumps(job.random))
         return {name: fingerprint(partial / name) for name in names}
-
-    def _path(self, job: _Job) -> Path:
-        return self._root / f"step-{job.step:06d}"
 
     def _meta(self, job: _Job, files: dict[str, Any]) -> dict[str, Any]:
         model = self._config.model
@@ -270,6 +265,7 @@ class _Job:
     step: Step
     version: Version
     writer: str
+    path: Path
     snapshot: StateSnapshot
     random: dict[str, Any]
     groups: list[dict[str, Any]]

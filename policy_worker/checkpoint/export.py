@@ -1,18 +1,14 @@
 """Export of a checkpoint to a Hugging Face directory, which transformers and vLLM load.
 
-    python -m policy_worker.checkpoint.export CHECKPOINT OUT [--model PATH] [--dtype bfloat16]
-
 The weights come from the checkpoint, everything else (architecture, generation settings, tokenizer)
 from the model that the run started from. The directory appears whole or not at all.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import shutil
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -174,35 +170,3 @@ def _empty(directory: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m policy_worker.checkpoint.export",
-        description="Write a checkpoint's weights as a Hugging Face directory of safetensors.",
-    )
-    parser.add_argument("checkpoint", help="directory of a complete checkpoint (step-000123)")
-    parser.add_argument("out", help="directory to write")
-    parser.add_argument("--model", help="original model; default: the one the checkpoint names")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), help="default: as stored")
-    parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run the original model's own code"
-    )
-    chosen = parser.parse_args(arguments)
-    try:
-        out = export(
-            chosen.checkpoint,
-            chosen.model,
-            chosen.out,
-            chosen.dtype,
-            trust_remote_code=chosen.trust_remote_code,
-        )
-    except ExportError as error:
-        print(f"export: {error}", file=sys.stderr)
-        return 2
-    print(out)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
