@@ -100,7 +100,7 @@ class Trainer:
     def attach(self, run_dir: str | Path) -> None:
         """Sets the run directory for checkpoints, which the controller names."""
         self._announce(self.attach, run_dir=str(run_dir))
-        self._checkpointer = Checkpointer(run_dir, self._config, self.replica)
+        self._checkpointer = Checkpointer(Path(run_dir), self._config, self.replica)
 
     @property
     def checkpointer(self) -> Checkpointer:

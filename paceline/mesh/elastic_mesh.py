@@ -25,7 +25,7 @@ from torch import Tensor
 from paceline.mesh.gloo_backend import GlooBackend, Handle
 from paceline.mesh.nccl_backend import NcclBackend
 from paceline.mesh.process_group_forming import SLICE_S, Forming, first_line, graveyard
-from paceline.mesh.rendezvous import EpochCancelled, MeshError
+from paceline.mesh.rendezvous import EpochCancelled, Member, MeshError
 from paceline.process import threads
 from paceline.process.structured_log import event
 
@@ -63,7 +63,9 @@ class ProcessMesh:
         self._device_side = device_side
         self._abandoned = threading.Event()
         self._running: list[Handle] = []
-        self._settled = True
+        self.settled = True
+        """False if an operation of this mesh, now abandoned, did not end: the owner of a buffer that was
+        handed to it must drop the buffer and allocate another. The mesh keeps it alive."""
         threads.on_exit(self.abandon)
 
     @classmethod
@@ -93,17 +95,8 @@ class ProcessMesh:
             raise ValueError(f"rank {rank} is not within a mesh of {size}")
         if size == 1:
             return cls(rank, size, device, cancelled)
-        forming = Forming(url, key, rank, size, device, timeout_s, host)
-        if not forming.wait(cancelled):
-            raise EpochCancelled(key)
-        host_side, device_side = forming.result()
-        return cls(rank, size, device, cancelled, host_side, device_side)
-
-    @property
-    def settled(self) -> bool:
-        """False if an operation of this mesh, now abandoned, did not end: the owner of a buffer that was
-        handed to it must drop the buffer and allocate another. The mesh keeps it alive."""
-        return self._settled
+        member = Member(rank, size, device, host or "", timeout_s)
+        return cls(rank, size, device, cancelled, *Forming(url, key, member).result(cancelled))
 
     @property
     def joins_devices(self) -> bool:
@@ -210,9 +203,9 @@ class ProcessMesh:
         """Waits until no operation runs any more, or until it is clear that one never ends."""
         deadline = time.monotonic() + _SETTLE_S
         for handle in self._running:
-            while self._settled and not handle.poll(SLICE_S):
-                self._settled = time.monotonic() < deadline
-        if self._settled:
+            while self.settled and not handle.poll(SLICE_S):
+                self.settled = time.monotonic() < deadline
+        if self.settled:
             self._running.clear()
         else:
             # The abandoned group keeps its running operations, and they keep their buffers.

@@ -85,8 +85,8 @@ class ControlPlane:
     ) -> None:
         if not addresses:
             raise ValueError("no controller address given")
-        self._addresses = list(dict.fromkeys(addresses))
-        self.address = self._addresses[0]
+        self.addresses = list(dict.fromkeys(addresses))
+        self.address = self.addresses[0]
         """The controller that receives the next call."""
         self.metadata = call_metadata(token)
         """Of every call."""
@@ -139,7 +139,7 @@ class ControlPlane:
                 self._moved.discard(call)
             if deadline is not None and time.monotonic() >= deadline:
                 raise ControlPlaneUnavailable(
-                    f"{method}: no controller of {', '.join(self._addresses)} answered within "
+                    f"{method}: no controller of {', '.join(self.addresses)} answered within "
                     f"{timeout_s:g} s ({failure})"
                 )
             await backoff.wait(deadline)
@@ -219,8 +219,8 @@ class ControlPlane:
         trailing = dict(error.trailing_metadata() or ())
         hint = str(trailing.get(LEADER_KEY, ""))
         if hint and hint != address:
-            if hint not in self._addresses:
-                self._addresses.append(hint)
+            if hint not in self.addresses:
+                self.addresses.append(hint)
             if self.address == address:
                 self.address = hint
         else:
@@ -231,13 +231,13 @@ class ControlPlane:
         """Switches to the next controller, unless another call already did."""
         if self.address != address:
             return
-        following = (self._addresses.index(address) + 1) % len(self._addresses)
-        self.address = self._addresses[following]
+        following = (self.addresses.index(address) + 1) % len(self.addresses)
+        self.address = self.addresses[following]
 
     def prefer(self, address: str) -> None:
         """``address`` leads: pending calls to other controllers move to it now."""
-        if address not in self._addresses:
-            self._addresses.append(address)
+        if address not in self.addresses:
+            self.addresses.append(address)
         if self.address != address:
             event(log, "leader", address=address, was=self.address, level=logging.DEBUG)
         self.address = address
@@ -252,7 +252,7 @@ class ControlPlane:
         Returns the leader's address.
         """
         while True:
-            asked = [a for a in self._addresses if a != besides]
+            asked = [a for a in self.addresses if a != besides]
             for found in await asyncio.gather(*(self._leader_after(a, term) for a in asked)):
                 if found not in ("", besides):
                     return found

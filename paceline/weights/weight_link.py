@@ -12,6 +12,7 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
@@ -30,17 +31,17 @@ LinkKey = tuple[int, int]
 lets an epoch be counted again, for another process."""
 
 
+@dataclass(eq=False)
 class WeightLink:
     """One link, as one of its ends sees it."""
 
-    def __init__(self, epoch: int, peer: str, newest: int | None = None) -> None:
-        self.epoch = epoch
-        self.peer = peer
-        """Worker id of the other end."""
-        self.newest = newest
-        """Newest version that the controller knew when it named the link."""
-        self.withdrawn = threading.Event()
-        self.formed = False
+    epoch: int
+    peer: str
+    """Worker id of the other end."""
+    newest: int | None = None
+    """Newest version that the controller knew when it named the link."""
+    withdrawn: threading.Event = field(default_factory=threading.Event)
+    formed: bool = False
 
 
 class LinkEnd(ABC):

@@ -87,7 +87,7 @@ class Checkpointer:
     """
 
     def __init__(self, run_dir: Path, config: Config, replica: RankGroup | None = None) -> None:
-        self._root = Path(run_dir).absolute() / "checkpoints"
+        self._root = run_dir.absolute() / "checkpoints"
         self._config = config
         self._replica = replica or RankGroup()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -124,7 +124,6 @@ class Checkpointer:
         """
         path = Path(path)
         meta = read_meta(path)
-        check_files(path, meta)
         targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
         if strange := sorted(targets.keys() ^ stored_tensors(path).keys()):
             where = "checkpoint" if strange[0] in targets else "model"
@@ -283,7 +282,10 @@ def complete_checkpoints(run_dir: Path) -> list[Path]:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """``meta.json`` of a complete checkpoint. Raises CheckpointError with the reason."""
+    """``meta.json`` of a complete checkpoint.
+
+    Raises CheckpointError with the reason, also if a file is missing or its bytes are not those written.
+    """
     if not path.is_dir():
         others = complete_checkpoints(path.absolute().parent.parent)
         hint = f"; the newest beside it is {others[-1]}" if others else ""
@@ -298,11 +300,6 @@ def read_meta(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} has format {meta.get('format')}, this version reads {FORMAT}"
         )
-    return meta
-
-
-def check_files(path: Path, meta: dict[str, Any]) -> None:
-    """Raises CheckpointError if a file is missing or its bytes are not those written."""
     for name, wanted in meta["files"].items():
         if Path(name).name != name:
             raise CheckpointError(f"{path / META} names {name!r}, which is not a file beside it")
@@ -312,6 +309,7 @@ def check_files(path: Path, meta: dict[str, Any]) -> None:
             raise CheckpointError(f"{path} is damaged: {name} is missing") from None
         if found != wanted:
             raise CheckpointError(f"{path} is damaged: {name} is {found}, was written as {wanted}")
+    return meta
 
 
 def named_tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:

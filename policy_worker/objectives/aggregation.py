@@ -7,35 +7,25 @@ token_mean, DAPO, arXiv 2503.14476; sequence_mean, GRPO, arXiv 2402.03300; dr_gr
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from paceline.config.schema import Config
 from policy_worker.step.batch import Floats, Ints
 
 
-@dataclass(frozen=True, slots=True)
-class Totals:
-    """Counts over the whole step, all replicas: trainable tokens and sequences."""
-
-    tokens: int
-    sequences: int
-
-
-def token_weights(trained: Floats, length: Ints, totals: Totals, config: Config) -> Floats:
+def token_weights(
+    trained: Floats, length: Ints, tokens: int, sequences: int, config: Config
+) -> Floats:
     """trained [C] (1 or 0), length [S] in tokens (their sum is C) -> float32 [C].
 
-    token_mean: 1 / tokens of the step. sequence_mean: 1 / (the sequence's trainable tokens *
+    ``tokens`` (trainable) and ``sequences`` are those of the whole step, on all replicas. token_mean: 1 / tokens of the step. sequence_mean: 1 / (the sequence's trainable tokens *
     sequences of the step). dr_grpo: 1 / (rollout.max_tokens * sequences of the step). 0 for tokens that are not trained.
     """
     if config.train.aggregation == "token_mean":
-        return trained / np.float32(max(totals.tokens, 1))
+        return trained / np.float32(max(tokens, 1))
     if config.train.aggregation == "dr_grpo":
-        return trained / np.float32(config.rollout.max_tokens * max(totals.sequences, 1))
+        return trained / np.float32(config.rollout.max_tokens * max(sequences, 1))
     starts = np.cumsum(length) - length
     own = np.maximum(np.add.reduceat(trained.astype(np.float64), starts), 1.0)
-    weights: Floats = (trained / np.repeat(own * max(totals.sequences, 1), length)).astype(
-        np.float32
-    )
+    weights: Floats = (trained / np.repeat(own * max(sequences, 1), length)).astype(np.float32)
     return weights

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from paceline.ids import Step, Version
 from paceline.v1 import policy_pb2, rollout_pb2
 from policy_worker.objectives.advantages import group_advantages
-from policy_worker.objectives.aggregation import Totals, token_weights
+from policy_worker.objectives.aggregation import token_weights
 from policy_worker.objectives.columns import TokenColumns
 from policy_worker.objectives.grpo import grpo_loss
 from policy_worker.ranks.rank_group import RankGroup
@@ -49,13 +49,8 @@ class StepSpec:
     @classmethod
     def of(cls, plan: policy_pb2.StepPlan) -> StepSpec:
         lines = tuple((line.first_version, line.offset) for line in plan.version_epochs)
-        return cls(
-            Step(plan.step),
-            Version(plan.version),
-            plan.total_tokens,
-            plan.total_sequences,
-            lines,
-        )
+        step, version = Step(plan.step), Version(plan.version)
+        return cls(step, version, plan.total_tokens, plan.total_sequences, lines)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StepSpec:
@@ -80,7 +75,9 @@ class Gradients:
         self._reference = reference
         self._replica = replica or RankGroup()
         self._on_progress = on_progress
-        self._parameters = [p for p in state.model.parameters() if p.requires_grad]
+        self.parameters = [p for p in state.model.parameters() if p.requires_grad]
+        self.size = sum(local_tensor(p).numel() for p in self.parameters)
+        """Elements of this rank's parameters."""
         self._spec: StepSpec | None = None
         self._added: set[GroupKey] = set()
         self.stats = Stats()
@@ -99,7 +96,7 @@ class Gradients:
 
     def clear(self) -> None:
         """Drops all local gradients."""
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.grad = None
         self._added.clear()
         self._spec = None
@@ -137,38 +134,30 @@ class Gradients:
     def flatten(self, scratch: Tensor) -> None:
         """Copies the local gradients into ``scratch``, float32 [size]; zeros if there are none."""
         views = self.views(scratch)
-        with_gradient = [i for i, p in enumerate(self._parameters) if p.grad is not None]
+        with_gradient = [i for i, p in enumerate(self.parameters) if p.grad is not None]
         if len(with_gradient) < len(views):
             scratch.zero_()
         if with_gradient:
             torch._foreach_copy_(
                 [views[i] for i in with_gradient],
-                [local_tensor(self._parameters[i].grad) for i in with_gradient],
+                [local_tensor(self.parameters[i].grad) for i in with_gradient],
             )
 
     def views(self, scratch: Tensor) -> list[Tensor]:
         """``scratch`` cut into the shapes of the parameters' local parts, in parameter order."""
-        locals_ = [local_tensor(p) for p in self._parameters]
+        locals_ = [local_tensor(p) for p in self.parameters]
         parts = scratch.split([t.numel() for t in locals_])
         return [part.view(t.shape) for part, t in zip(parts, locals_, strict=True)]
-
-    @property
-    def size(self) -> int:
-        """Elements of this rank's parameters."""
-        return sum(local_tensor(p).numel() for p in self._parameters)
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        return self._parameters
 
     def _columns(self, batch: TokenBatch, spec: StepSpec) -> TokenColumns[np.ndarray]:
         train = self._state.config.train
         advantage = group_advantages(batch.reward, batch.sequences, normalise=train.advantage_norm)
-        totals = Totals(spec.tokens, spec.sequences)
         return TokenColumns(
             behaviour=batch.behaviour,
             advantage=np.repeat(advantage.astype(np.float32), batch.length),
-            weight=token_weights(batch.trained, batch.length, totals, self._state.config),
+            weight=token_weights(
+                batch.trained, batch.length, spec.tokens, spec.sequences, self._state.config
+            ),
             trained=batch.trained,
             staleness=staleness(batch.version, spec.step, spec.lines).astype(np.float32),
             sequence_of=np.repeat(np.arange(len(batch.length)), batch.length),
@@ -205,12 +194,10 @@ class Gradients:
         with torch.no_grad(), self._precision():
             return score(self._reference, micro, self._state.config.rollout.temperature).logprobs
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+    def _precision(self) -> Any:
+        """Context manager around a forward."""
         # Autocast rather than a second copy in bf16: one set of weights to transfer, reduce and
         # checkpoint, and gradients arrive in float32. Its price is a cast per row.
         if self._state.config.model.dtype != "bfloat16":
             return contextlib.nullcontext()
-        cast: contextlib.AbstractContextManager[Any] = torch.autocast(
-            self._device.type, torch.bfloat16
-        )
-        return cast
+        return torch.autocast(self._device.type, torch.bfloat16)
