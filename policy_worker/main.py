@@ -271,20 +271,18 @@ class PolicyWorker:
         groups = self.control.fetch(missing, lambda: self.epoch_is_over(mesh.epoch))
         if groups is None:
             return
-        times = Stats()
         fetched = time.monotonic()
-        times.set("time_wait_s", fetched - self.idle_since)
         self.worker_report.work(f"step {plan.step}: computing {len(groups)} groups")
         self.trainer.add(groups)
         computed = time.monotonic()
-        times.set("time_compute_s", computed - fetched)
         self.worker_report.work(f"step {plan.step}: reducing")
         stats = self.trainer.reduce()
         reduced = time.monotonic()
-        times.set("time_reduce_s", reduced - computed)
-        times.set("time_commit_s", self.last_commit_s)
-        times.set("time_publish_s", self.out.last_publish_s)
-        stats.merge([times.entries])
+        stats.set("time_wait_s", fetched - self.idle_since)
+        stats.set("time_compute_s", computed - fetched)
+        stats.set("time_reduce_s", reduced - computed)
+        stats.set("time_commit_s", self.last_commit_s)
+        stats.set("time_publish_s", self.out.last_publish_s)
         version = self.vote(plan, stats)
         if version is None:
             self.ended_epoch = mesh.epoch
@@ -372,7 +370,7 @@ class PolicyWorker:
 
     def report(self) -> worker_pb2.Report:
         """On the session's thread; there is no session before there is a trainer."""
-        links = self.outlets.link_epochs if self.outlets is not None else []
+        links = self.outlets.publisher.formed_epochs() if self.outlets is not None else []
         return self.worker_report.report(self.trainer.state.version, links)
 
     def progressed(self) -> None:
@@ -412,6 +410,6 @@ class PolicyWorker:
 
     def close(self) -> None:
         if self.outlets is not None:
-            self.outlets.close()
+            self.outlets.publisher.close()
         self.trainer.abandon()
         self.control.close()

@@ -39,11 +39,11 @@ class PublishAndCheckpoint:
     ) -> None:
         self._control = control
         self._trainer = trainer
-        self._publisher = WeightPublisher(
+        self.publisher = WeightPublisher(
             url=reply.rendezvous_url,
             run_id=reply.run_id,
             device=trainer.device,
-            on_link_error=self._link_broke,
+            on_link_error=lambda epoch, why: control.report_failure(epoch, why, is_link=True),
             host=host,
         )
         self._published = NO_VERSION
@@ -58,22 +58,13 @@ class PublishAndCheckpoint:
         """Time that the newest publication took on the training thread."""
         control.on_directive(self._follow_links)
 
-    @property
-    def link_epochs(self) -> list[int]:
-        """Formed and healthy links; any thread."""
-        return self._publisher.formed_epochs()
-
     def work_due(self) -> bool:
         """A directive asks for something that the training thread does between steps."""
         directive = self._control.directive
-        if directive is None:
+        if directive is None or self.checkpoint_due() or self._lost_record() is not None:
             return True
         unpublished = self._published != self._trainer.state.version
-        return (
-            (bool(self._own_links(directive)) and unpublished)
-            or self.checkpoint_due()
-            or self._lost_record() is not None
-        )
+        return unpublished and bool(self._own_links(directive))
 
     def checkpoint_due(self) -> bool:
         """This replica is to write a checkpoint of its present state now."""
@@ -103,14 +94,14 @@ class PublishAndCheckpoint:
             return
         if not self._own_links(directive):
             return
-        self.last_publish_s = self._publisher.publish(version, self._trainer.whole_weights())
+        self.last_publish_s = self.publisher.publish(version, self._trainer.whole_weights())
         self._published = version
 
     def forget_after(self, version: Version) -> None:
         """Versions of this replica beyond ``version`` were never committed: its state was replaced, and
         those numbers will name other states."""
         if self._published > version:
-            self._publisher.forget()
+            self.publisher.forget()
             self._published = NO_VERSION
         if self._saved > version:
             self._saved, self._saved_step = NO_VERSION, Step(0)
@@ -131,9 +122,6 @@ class PublishAndCheckpoint:
         for record in self._records:
             record.result()
 
-    def close(self) -> None:
-        self._publisher.close()
-
     def _saved_step_of_this_line(self) -> int:
         """Version and step rise together until a rollback: a checkpoint before one does not count."""
         state = self._trainer.state
@@ -152,15 +140,11 @@ class PublishAndCheckpoint:
 
     def _follow_links(self, directive: worker_pb2.Directive) -> None:
         # On the session's thread: links form while the training thread computes.
-        self._publisher.set_links(self._own_links(directive))
+        self.publisher.set_links(self._own_links(directive))
 
     def _own_links(self, directive: worker_pb2.Directive) -> list[worker_pb2.WeightsLink]:
         own = self._control.caller.incarnation
         return [link for link in directive.links if link.publisher.incarnation == own]
-
-    def _link_broke(self, epoch: int, detail: str) -> None:
-        # On the publisher's thread.
-        self._control.report_failure(epoch, detail, is_link=True)
 
     def _checkpoint_written(self, version: Version, future: Future[CheckpointInfo]) -> None:
         # On the writer's thread.

@@ -45,8 +45,7 @@ from policy_worker.state import NO_VERSION, TrainState
 from policy_worker.state_transfer import BUCKET, receive_state, send_state, state_tensors
 from policy_worker.step.batch import BadGroup
 from policy_worker.step.gradients import Gradients, GroupKey, StepSpec
-from policy_worker.step.optimizer import learning_rate
-from policy_worker.step.optimizer_step import apply_update
+from policy_worker.step.optimizer import apply_update, learning_rate
 from policy_worker.step.stats import Stats
 
 

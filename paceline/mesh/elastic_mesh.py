@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -39,6 +40,7 @@ forgets one whose message is being received or sent at that moment. This happens
 wakes up: it reads what its peers had sent, answers into a closed connection, and waits for ever."""
 
 
+@dataclass(eq=False)
 class ProcessMesh:
     """The members of one epoch. Operations are to be started in the same order by every member.
 
@@ -46,21 +48,14 @@ class ProcessMesh:
     that any thread may call abandon().
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        device: torch.device,
-        cancelled: Callable[[], bool],
-        host_side: GlooBackend | None = None,
-        device_side: NcclBackend | None = None,
-    ) -> None:
-        self.rank = rank
-        self.size = size
-        self.device = device
-        self._cancelled = cancelled
-        self._host_side = host_side
-        self._device_side = device_side
+    rank: int
+    size: int
+    device: torch.device
+    cancelled: Callable[[], bool]
+    host_side: GlooBackend | None = None
+    device_side: NcclBackend | None = None
+
+    def __post_init__(self) -> None:
         self._abandoned = threading.Event()
         self._running: list[Handle] = []
         self.settled = True
@@ -101,7 +96,7 @@ class ProcessMesh:
     @property
     def joins_devices(self) -> bool:
         """Whether buffers on the members' CUDA devices travel without passing host memory."""
-        return self._device_side is not None
+        return self.device_side is not None
 
     def all_reduce(self, buffer: Tensor) -> None:
         """Replaces ``buffer`` by its sum over all members. The same shape and dtype everywhere."""
@@ -134,7 +129,7 @@ class ProcessMesh:
         reuse if the mesh is ``settled``.
         """
         while not handle.poll(SLICE_S):
-            if self._cancelled():
+            if self.cancelled():
                 self.abandon()
                 self._settle()
                 raise EpochCancelled("cancelled during an operation")
@@ -150,13 +145,13 @@ class ProcessMesh:
         if self._abandoned.is_set():
             return
         self._abandoned.set()
-        sides = [s for s in (self._host_side, self._device_side) if s is not None]
+        sides = [s for s in (self.host_side, self.device_side) if s is not None]
         for side in sides:
             side.sever()
         if sides:
             graveyard.bury(sides, self._running)
         # The graveyard holds the last references: only there may a group be dropped.
-        self._host_side = self._device_side = None
+        self.host_side = self.device_side = None
 
     def __del__(self) -> None:
         self.abandon()
@@ -166,8 +161,8 @@ class ProcessMesh:
     ) -> Handle:
         if not buffer.is_contiguous():
             raise ValueError("a mesh buffer must be contiguous")
-        host_side, device_side = self._host_side, self._device_side
-        if self._abandoned.is_set() or self._cancelled():
+        host_side, device_side = self.host_side, self.device_side
+        if self._abandoned.is_set() or self.cancelled():
             self.abandon()
             # Operations started before this one may still write to their buffers.
             self._settle()
@@ -192,7 +187,7 @@ class ProcessMesh:
 
     def _failed(self, error: Exception) -> EpochCancelled | MeshError:
         """Ends the epoch after a failed operation; returns the exception to raise."""
-        over = self._abandoned.is_set() or self._cancelled()
+        over = self._abandoned.is_set() or self.cancelled()
         self.abandon()
         self._settle()
         if over:

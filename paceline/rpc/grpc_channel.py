@@ -70,13 +70,9 @@ def open_channel(
 
 
 def bind_method(channel: grpc.aio.Channel, method: Method) -> Callable[..., Any]:
-    shape = {
-        (False, False): channel.unary_unary,
-        (False, True): channel.unary_stream,
-        (True, False): channel.stream_unary,
-        (True, True): channel.stream_stream,
-    }[method.client_streaming, method.server_streaming]
-    bound: Callable[..., Any] = shape(
+    requests = "stream" if method.client_streaming else "unary"
+    replies = "stream" if method.server_streaming else "unary"
+    bound: Callable[..., Any] = getattr(channel, f"{requests}_{replies}")(
         method.path,
         request_serializer=method.request.SerializeToString,
         response_deserializer=method.reply.FromString,

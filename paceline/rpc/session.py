@@ -19,6 +19,7 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import grpc.aio
@@ -37,39 +38,31 @@ DOUBT_S = 0.75
 a leader may be that late: asking is cheap, and the session leaves only if another controller leads."""
 
 
+@dataclass(eq=False)
 class WorkerSession:
     """One worker's session, on one event loop. Any thread may poke it and read its attributes."""
 
-    directive: worker_pb2.Directive | None = None
-    """The newest directive of this incarnation. Do not modify it."""
-    connected = False
-    """Whether a leader has this session."""
+    control: ControlPlane
+    _: KW_ONLY
+    worker_id: str
+    role: common_pb2.Role
+    config: Config
+    report: Callable[[], worker_pb2.Report]
+    """Called on the event loop; it must not block. The session sets caller and seq."""
+    tensor_host: str = "127.0.0.1"
+    ranks: int = 1
 
-    def __init__(
-        self,
-        control: ControlPlane,
-        *,
-        worker_id: str,
-        role: common_pb2.Role,
-        config: Config,
-        report: Callable[[], worker_pb2.Report],
-        tensor_host: str = "127.0.0.1",
-        ranks: int = 1,
-    ) -> None:
-        """``report`` is called on the event loop and must not block. The session sets caller and seq."""
-        self._control = control
-        self._worker_id = worker_id
-        self._role = role
-        self._config = config
-        self._report = report
-        self._tensor_host = tensor_host
-        self._ranks = ranks
+    def __post_init__(self) -> None:
+        self.directive: worker_pb2.Directive | None = None
+        """The newest directive of this incarnation. Do not modify it."""
+        self.connected = False
+        """Whether a leader has this session."""
         self._incarnation = 0
         self._seq = 0
         self._seen = (-1, -1)
         self._directive_callbacks: list[Callable[[worker_pb2.Directive], None]] = []
         self._rejoin_callbacks: list[Callable[[worker_pb2.RegisterReply], None]] = []
-        self._heartbeat_s = config.fleet.heartbeat_s
+        self._heartbeat_s = self.config.fleet.heartbeat_s
         self._poked = asyncio.Event()
         self._closed = asyncio.Event()
         """Set: one last report is due."""
@@ -82,11 +75,11 @@ class WorkerSession:
     @property
     def caller(self) -> common_pb2.Caller:
         """Identity of this process; it changes with every registration."""
-        return common_pb2.Caller(worker_id=self._worker_id, incarnation=self._incarnation)
+        return common_pb2.Caller(worker_id=self.worker_id, incarnation=self._incarnation)
 
     async def call(self, method: str, request: Any) -> Any:
         """Calls the leader, however long there is none. Raises RequestRefused."""
-        return await self._control.call(method, request, timeout_s=None)
+        return await self.control.call(method, request, timeout_s=None)
 
     def on_directive(self, callback: Callable[[worker_pb2.Directive], None]) -> None:
         """Calls ``callback`` on the event loop with every newer directive; it must not block."""
@@ -107,20 +100,20 @@ class WorkerSession:
         """
         from paceline.config.load import fleet_digest
 
-        digest, canonical = fleet_digest(self._config)
+        digest, canonical = fleet_digest(self.config)
         incarnation = secrets.randbits(63) | 1
         request = worker_pb2.RegisterRequest(
-            caller=common_pb2.Caller(worker_id=self._worker_id, incarnation=incarnation),
-            role=self._role,
+            caller=common_pb2.Caller(worker_id=self.worker_id, incarnation=incarnation),
+            role=self.role,
             host=socket.gethostname(),
             pid=os.getpid(),
             config_digest=digest,
             config_json=canonical,
             state_version=state_version,
-            ranks=self._ranks,
-            tensor_host=self._tensor_host,
+            ranks=self.ranks,
+            tensor_host=self.tensor_host,
         )
-        reply: worker_pb2.RegisterReply = await self._control.call(
+        reply: worker_pb2.RegisterReply = await self.control.call(
             "WorkerService.Register", request, timeout_s
         )
         self._incarnation = incarnation
@@ -128,7 +121,7 @@ class WorkerSession:
         self.directive = None
         if reply.heartbeat_s > 0:
             self._heartbeat_s = reply.heartbeat_s
-        event(log, "registered", worker=self._worker_id, incarnation=incarnation)
+        event(log, "registered", worker=self.worker_id, incarnation=incarnation)
         return reply
 
     async def run(self) -> None:
@@ -145,7 +138,7 @@ class WorkerSession:
     async def _keep(self) -> None:
         backoff = Backoff()
         while not self._closed.is_set():
-            address = self._control.address
+            address = self.control.address
             heard = False
             rejoin = False
             try:
@@ -154,7 +147,7 @@ class WorkerSession:
                         heard = True
                         backoff = Backoff()
                         self.connected = True
-                        self._control.prefer(address)
+                        self.control.prefer(address)
                     # A deposed leader may still send.
                     order = (directive.term, directive.seq)
                     if self._closed.is_set() or order <= self._seen:
@@ -168,12 +161,12 @@ class WorkerSession:
                         callback(directive)
                 # The leader ended the stream: it is stepping down or shutting down.
                 if not rejoin:
-                    self._control.leave(address)
+                    self.control.leave(address)
             except grpc.aio.AioRpcError as error:
-                self._control.failed(address, error)
+                self.control.failed(address, error)
             except TimeoutError:
                 event(log, "controller silent", address=address, level=logging.WARNING)
-                self._control.leave(address)
+                self.control.leave(address)
             finally:
                 self.connected = False
             if self._closed.is_set():
@@ -202,12 +195,12 @@ class WorkerSession:
                 async with asyncio.timeout(flush_s):
                     await self._over.wait()
             except TimeoutError:
-                event(log, "last report not acknowledged", logging.WARNING, worker=self._worker_id)
+                event(log, "last report not acknowledged", logging.WARNING, worker=self.worker_id)
         self._gone.set()
 
     async def _connect(self, address: str) -> Any:
         """Yields the directives of one stream from one controller; sends reports meanwhile."""
-        call = self._control.bind(address, "WorkerService.Session")(metadata=self._control.metadata)
+        call = self.control.bind(address, "WorkerService.Session")(metadata=self.control.metadata)
         sender = asyncio.create_task(self._send_reports(call))
         gone = asyncio.create_task(self._gone.wait())
         try:
@@ -239,12 +232,12 @@ class WorkerSession:
         done, _ = await asyncio.wait(awaited, timeout=doubt_s, return_when=first)
         if done:
             return done
-        asking = asyncio.ensure_future(self._control.newer_leader(address, self._seen[0]))
+        asking = asyncio.ensure_future(self.control.newer_leader(address, self._seen[0]))
         try:
             left_s = max(SILENCE_S, 4 * self._heartbeat_s) - doubt_s
             done, _ = await asyncio.wait({*awaited, asking}, timeout=left_s, return_when=first)
             if asking in done and done == {asking}:
-                self._control.prefer(asking.result())
+                self.control.prefer(asking.result())
             return done - {asking}
         finally:
             asking.cancel()
@@ -254,9 +247,9 @@ class WorkerSession:
         while True:
             self._poked.clear()
             last = self._closed.is_set()
-            report = self._report()
+            report = self.report()
             self._seq += 1
-            report.caller.worker_id = self._worker_id
+            report.caller.worker_id = self.worker_id
             report.caller.incarnation = self._incarnation
             report.seq = self._seq
             try:
@@ -276,8 +269,8 @@ class WorkerSession:
                 pass
 
     async def _rejoin(self) -> None:
-        event(log, "declared dead, rejoining", worker=self._worker_id, level=logging.WARNING)
+        event(log, "declared dead, rejoining", worker=self.worker_id, level=logging.WARNING)
         self.directive = None
-        reply = await self.register(self._report().state_version)
+        reply = await self.register(self.report().state_version)
         for callback in self._rejoin_callbacks:
             callback(reply)

@@ -7,9 +7,9 @@
 
 - A directory named ``step-…`` with a ``meta.json`` is complete. At whatever instant the process dies,
   the complete checkpoints are the old ones, or the old ones and the new one.
-- Nothing in it can run code: tensors are safetensors, the rest is JSON. torch.distributed.checkpoint
-  plans, writes and reads the tensors. The files' headers describe the slices of each rank, so a
-  checkpoint of any number of ranks loads into any other number, and ranks exchange no plan.
+- Nothing in it can run code: tensors are safetensors, the rest is JSON. The files' headers describe the
+  slices of each rank, so a checkpoint of any number of ranks loads into any other number, and ranks
+  exchange no plan.
 - A writer holds a lock on its unfinished directory. The next writer removes an unfinished directory
   that nobody has locked.
 """

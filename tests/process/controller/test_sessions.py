@@ -138,7 +138,7 @@ async def test_the_last_report_says_the_final_lifecycle_even_if_another_is_under
                 closing.append(asyncio.create_task(worker.session.close(flush_s=10)))
             return made
 
-        worker.session._report = report
+        worker.session.report = report
         worker.session.poke()
         await until(lambda: closing)
         await closing[0]

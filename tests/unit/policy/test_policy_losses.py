@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from policy_worker.objectives.advantages import group_advantages
-from policy_worker.objectives.aggregation import token_weights
-from policy_worker.objectives.columns import TokenColumns
+from policy_worker.objectives.columns import TokenColumns, group_advantages, token_weights
 from policy_worker.objectives.grpo import grpo_loss, token_kl
 from policy_worker.objectives.importance_ratio import proximal_policy, ratio_mask
 from tests.fixtures.policy_models import make_config
