@@ -79,7 +79,6 @@ class PublishAndCheckpoint:
         )
 
     def serve(self) -> None:
-        """Does the work that is due."""
         self.publish()
         if self.checkpoint_due():
             self.save_checkpoint()

@@ -19,7 +19,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -63,31 +63,27 @@ class EpochMesh:
     """Address of this replica for the others."""
 
 
+@dataclass(eq=False)
 class Trainer:
     """One rank of a policy replica. Operations are called from one thread, on rank 0 only."""
 
-    def __init__(
-        self,
-        config: Config,
-        device: torch.device,
-        *,
-        replica: RankGroup | None = None,
-        on_progress: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Loads model.path. ``on_progress`` is called whenever work has progressed.
+    config: Config
+    device: torch.device
+    _: KW_ONLY
+    replica: RankGroup = field(default_factory=RankGroup)
+    on_progress: Callable[[], None] = lambda: None
+    """Called whenever work has progressed."""
 
-        Raises ModelError if a model cannot be read.
-        """
-        self.replica = replica or RankGroup()
-        self._config = config
-        self.device = device
-        self.state: TrainState = load_sharded_state(config, self.replica, device)
-        reference = load_reference(config, device)
+    def __post_init__(self) -> None:
+        """Loads model.path. Raises ModelError if a model cannot be read."""
+        self.state: TrainState = load_sharded_state(self.config, self.replica, self.device)
+        reference = load_reference(self.config, self.device)
         if reference is not None and self.replica.mesh is not None:
             shard_model(reference, self.replica.mesh)
-        self.gradients = Gradients(self.state, device, reference, self.replica, on_progress)
+        self.gradients = Gradients(
+            self.state, self.device, reference, self.replica, self.on_progress
+        )
         self._checkpointer: Checkpointer | None = None
-        self._progress = on_progress
         self._initial = True
         """The state is still the one that model.path gave."""
         self._mesh: ProcessMesh | None = None
@@ -99,7 +95,7 @@ class Trainer:
     def attach(self, run_dir: str | Path) -> None:
         """Sets the run directory for checkpoints, which the controller names."""
         self._announce(self.attach, run_dir=str(run_dir))
-        self._checkpointer = Checkpointer(Path(run_dir), self._config, self.replica)
+        self._checkpointer = Checkpointer(Path(run_dir), self.config, self.replica)
 
     @property
     def checkpointer(self) -> Checkpointer:
@@ -167,7 +163,7 @@ class Trainer:
             self.checkpointer.restore(self.state, path, version=version)
         elif not self._initial:
             # model.path again and zero moments, in place.
-            fresh = load_sharded_state(self._config, self.replica, self.device)
+            fresh = load_sharded_state(self.config, self.replica, self.device)
             with torch.no_grad():
                 for target, source in zip(
                     state_tensors(self.state), list(state_tensors(fresh)), strict=True
@@ -180,7 +176,7 @@ class Trainer:
         """Sends the whole state to mesh ranks ``peers``. Raises EpochCancelled or MeshError."""
         self._announce(self.send_state, peers=list(peers))
         self._on_all_ranks(
-            lambda: send_state(self._need_mesh(), self.state, list(peers), self._progress)
+            lambda: send_state(self._need_mesh(), self.state, list(peers), self.on_progress)
         )
 
     def receive_state(self, source: int) -> None:
@@ -192,7 +188,7 @@ class Trainer:
         self._forget_step()
         self._initial = False
         self._on_all_ranks(
-            lambda: receive_state(self._need_mesh(), self.state, source, self._progress)
+            lambda: receive_state(self._need_mesh(), self.state, source, self.on_progress)
         )
 
     def digest(self) -> str:
@@ -242,7 +238,7 @@ class Trainer:
                 ]
                 for handle in running:
                     mesh.wait(handle)
-                    self._progress()
+                    self.on_progress()
             except (EpochCancelled, MeshError):
                 if not mesh.settled:
                     # Something may write to it still, in the middle of the next reduction.
@@ -255,7 +251,7 @@ class Trainer:
         stats.merge(self.replica.gather(self.gradients.stats.entries))
         # Stats are finite numbers; a norm that is not shows as 0, and the commit logs it.
         stats.set("grad_norm", self._norm if math.isfinite(self._norm) else 0.0)
-        stats.set("lr", learning_rate(self.state.step + 1, self._config.train))
+        stats.set("lr", learning_rate(self.state.step + 1, self.config.train))
         return stats
 
     def commit(self, version: Version) -> None:

@@ -217,11 +217,13 @@ class _Done:
         return None
 
 
+@dataclass(eq=False)
 class _CopyBack:
     """Handle of an operation on a device buffer that goes through host memory."""
 
-    def __init__(self, inner: Handle, staged: Tensor, buffer: Tensor) -> None:
-        self._inner, self._staged, self._buffer = inner, staged, buffer
+    _inner: Handle
+    _staged: Tensor
+    _buffer: Tensor
 
     def poll(self, seconds: float) -> bool:
         return self._inner.poll(seconds)

@@ -11,6 +11,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -91,10 +92,10 @@ class GlooBackend:
         self._pairwise.close()
 
 
+@dataclass(eq=False)
 class _GlooWork:
-    def __init__(self, work: Any, buffer: Tensor) -> None:
-        self._work = work
-        self._buffer = buffer  # alive for as long as gloo may write to it
+    _work: Any
+    _buffer: Tensor  # alive for as long as gloo may write to it
 
     def poll(self, seconds: float) -> bool:
         if not self._work.is_completed():

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -77,12 +78,11 @@ class NcclBackend:
             threads.start(self._group.abort, "mesh-abort")
 
 
+@dataclass(eq=False)
 class _NcclWork:
-    def __init__(self, transport: NcclBackend, work: Any, buffer: Tensor) -> None:
-        self._transport = transport
-        self._work = work
-        self._buffer = buffer
-        self._pause = threading.Event()
+    _backend: NcclBackend
+    _work: Any
+    _buffer: Tensor
 
     def poll(self, seconds: float) -> bool:
         # There is nothing to await: completion is an event on the device.
@@ -91,12 +91,12 @@ class _NcclWork:
         while not self._work.is_completed():
             if time.monotonic() >= deadline:
                 return False
-            self._pause.wait(pause_s)
+            time.sleep(pause_s)
             pause_s = min(pause_s * 2, 0.002)
         return True
 
     def result(self) -> None:
-        if self._transport.severed.is_set():
+        if self._backend.severed.is_set():
             raise MeshError("the communicator was aborted")
         self._work.wait()
 

@@ -11,7 +11,6 @@ Invariants:
 from __future__ import annotations
 
 import secrets
-import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -72,7 +71,6 @@ class Rendezvous:
         self._cancelled = cancelled
         self._deadline = time.monotonic() + timeout_s
         self._ttl_s = int(timeout_s) + 60
-        self._pause = threading.Event()
 
     def claim(self, rank: int) -> None:
         """Takes ``rank`` for this process. Raises MeshError if it is taken already."""
@@ -131,7 +129,7 @@ class Rendezvous:
             raise EpochCancelled(self._key)
         if time.monotonic() >= self._deadline:
             raise MeshError(f"rendezvous {self._key} timed out: {why}")
-        self._pause.wait(seconds)
+        time.sleep(seconds)
 
 
 class RedisStore(dist.Store):  # type: ignore[misc]
