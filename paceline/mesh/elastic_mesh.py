@@ -26,7 +26,7 @@ from torch import Tensor
 from paceline.mesh.gloo_backend import GlooBackend, Handle
 from paceline.mesh.nccl_backend import NcclBackend
 from paceline.mesh.process_group_forming import SLICE_S, Forming, first_line, graveyard
-from paceline.mesh.rendezvous import EpochCancelled, Member, MeshError
+from paceline.mesh.rendezvous import EpochCancelled, MeshError, MeshMember
 from paceline.process import threads
 from paceline.process.structured_log import event
 
@@ -90,7 +90,7 @@ class ProcessMesh:
             raise ValueError(f"rank {rank} is not within a mesh of {size}")
         if size == 1:
             return cls(rank, size, device, cancelled)
-        member = Member(rank, size, device, host or "", timeout_s)
+        member = MeshMember(rank, size, device, host or "", timeout_s)
         return cls(rank, size, device, cancelled, *Forming(url, key, member).result(cancelled))
 
     @property

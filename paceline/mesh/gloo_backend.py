@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.mesh import severable_sockets
-from paceline.mesh.rendezvous import Member, MeshError, RedisStore, Rendezvous
+from paceline.mesh.rendezvous import MeshError, MeshMember, RedisStore, Rendezvous
 from paceline.process import threads
 
 # Operations end by completion or by being severed, never by torch's own clock: a healthy peer may
@@ -49,7 +49,7 @@ class GlooBackend:
     """
 
     def __init__(
-        self, meeting: Rendezvous, member: Member, made: Callable[[GlooBackend], None]
+        self, meeting: Rendezvous, member: MeshMember, made: Callable[[GlooBackend], None]
     ) -> None:
         self._sockets: list[severable_sockets.SocketId] = []
         self._addresses: set[severable_sockets.Address] = set()

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.mesh.gloo_backend import ABANDONED, FOREVER, Handle
-from paceline.mesh.rendezvous import Member, MeshError, Rendezvous
+from paceline.mesh.rendezvous import MeshError, MeshMember, Rendezvous
 from paceline.process import threads
 
 
@@ -32,7 +32,7 @@ class NcclBackend:
     """
 
     def __init__(
-        self, meeting: Rendezvous, member: Member, made: Callable[[NcclBackend], None]
+        self, meeting: Rendezvous, member: MeshMember, made: Callable[[NcclBackend], None]
     ) -> None:
         self._group: Any = None
         self.severed = threading.Event()
@@ -101,7 +101,7 @@ class _NcclWork:
         self._work.wait()
 
 
-def agree_on_nccl(meeting: Rendezvous, member: Member) -> bool:
+def agree_on_nccl(meeting: Rendezvous, member: MeshMember) -> bool:
     """True if every member has a CUDA device of its own: only then can NCCL join them."""
     identity, device = "", member.device
     if device.type == "cuda" and dist.is_nccl_available():

@@ -16,7 +16,13 @@ from typing import Any
 
 from paceline.mesh.gloo_backend import GlooBackend, Handle
 from paceline.mesh.nccl_backend import NcclBackend, agree_on_nccl
-from paceline.mesh.rendezvous import EpochCancelled, Member, MeshError, Rendezvous, local_address
+from paceline.mesh.rendezvous import (
+    EpochCancelled,
+    MeshError,
+    MeshMember,
+    Rendezvous,
+    local_address,
+)
 from paceline.process import structured_log, threads
 
 _log = logging.getLogger(__name__)
@@ -35,7 +41,7 @@ class Forming:
     If it is given up it ends by itself, soon, and hands what it has built to the graveyard.
     """
 
-    def __init__(self, url: str, key: str, member: Member) -> None:
+    def __init__(self, url: str, key: str, member: MeshMember) -> None:
         """``member``: without a host, it gets the address on the way to Redis."""
         self._url, self._key, self._member = url, key, member
         self._deadline = time.monotonic() + member.timeout_s + _GRACE_S

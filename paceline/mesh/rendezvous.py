@@ -41,7 +41,7 @@ class EpochCancelled(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MeshMember:
     """A member of an epoch."""
 
     rank: int
