@@ -97,7 +97,6 @@ class PolicyWorker:
     ) -> None:
         """Loads the model; raises ModelError, AuthError or ReplicaBroken."""
         self.config = config
-        self.worker_id = worker_id
         self.run_dir = run_dir
         self.host = tensor_host or own_address(controllers[0])
         self.worker_report = PolicyReport()
@@ -114,18 +113,15 @@ class PolicyWorker:
         self.control = BlockingControlPlane(
             config, controllers, worker_id=worker_id, report=self.report, tensor_host=self.host
         )
-        self.trainer = self.load_trainer()
-
-    def load_trainer(self) -> Trainer:
-        device = pick_device(self.config.model.device)
-        settings = {"config": self.config.model_dump(mode="json"), "worker_id": self.worker_id}
+        device = pick_device(config.model.device)
+        settings = {"config": config.model_dump(mode="json"), "worker_id": worker_id}
         replica = start_ranks(
-            self.config.fleet.policy_ranks,
+            config.fleet.policy_ranks,
             config_json=json.dumps(settings),
-            threads=self.config.fleet.policy_threads,
+            threads=config.fleet.policy_threads,
             device_type=device.type,
         )
-        return Trainer(self.config, device, replica=replica, on_progress=self.progressed)
+        self.trainer = Trainer(config, device, replica=replica, on_progress=self.progressed)
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -275,20 +271,18 @@ class PolicyWorker:
         groups = self.control.fetch(missing, lambda: self.epoch_is_over(mesh.epoch))
         if groups is None:
             return
-        times = Stats()
         fetched = time.monotonic()
-        times.set("time_wait_s", fetched - self.idle_since)
         self.worker_report.work(f"step {plan.step}: computing {len(groups)} groups")
         self.trainer.add(groups)
         computed = time.monotonic()
-        times.set("time_compute_s", computed - fetched)
         self.worker_report.work(f"step {plan.step}: reducing")
         stats = self.trainer.reduce()
         reduced = time.monotonic()
-        times.set("time_reduce_s", reduced - computed)
-        times.set("time_commit_s", self.last_commit_s)
-        times.set("time_publish_s", self.out.last_publish_s)
-        stats.merge([times.entries])
+        stats.set("time_wait_s", fetched - self.idle_since)
+        stats.set("time_compute_s", computed - fetched)
+        stats.set("time_reduce_s", reduced - computed)
+        stats.set("time_commit_s", self.last_commit_s)
+        stats.set("time_publish_s", self.out.last_publish_s)
         version = self.vote(plan, stats)
         if version is None:
             self.ended_epoch = mesh.epoch
@@ -331,10 +325,10 @@ class PolicyWorker:
             return None
         if reply.state == policy_pb2.PLAN_STATE_FINISHED:
             # Waits for a directive newer than the one this move began with: the present one may be
-            # STOPPED already, and then none follows it.
+            # STOPPED already, and then none follows it. The last checkpoint may have to be retried.
             self.worker_report.rest("finished")
             self.control.wait(
-                lambda: self.control.directive is not self.followed or self.checkpoint_due()
+                lambda: self.control.directive is not self.followed or self.out.checkpoint_due()
             )
             return None
         if reply.state != policy_pb2.PLAN_STATE_OPEN:
@@ -342,10 +336,6 @@ class PolicyWorker:
             return None
         plan: policy_pb2.StepPlan = reply.plan
         return plan
-
-    def checkpoint_due(self) -> bool:
-        """The last checkpoint, too, may have to be written again."""
-        return self.outlets is not None and self.outlets.checkpoint_due()
 
     def vote(self, plan: policy_pb2.StepPlan, stats: Stats) -> Version | None:
         """The committed version; None if the step is to be done again."""
@@ -380,7 +370,7 @@ class PolicyWorker:
 
     def report(self) -> worker_pb2.Report:
         """On the session's thread; there is no session before there is a trainer."""
-        links = self.outlets.link_epochs if self.outlets is not None else []
+        links = self.outlets.publisher.formed_epochs() if self.outlets is not None else []
         return self.worker_report.report(self.trainer.state.version, links)
 
     def progressed(self) -> None:
@@ -420,6 +410,6 @@ class PolicyWorker:
 
     def close(self) -> None:
         if self.outlets is not None:
-            self.outlets.close()
+            self.outlets.publisher.close()
         self.trainer.abandon()
         self.control.close()

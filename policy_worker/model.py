@@ -11,6 +11,7 @@ from transformers.utils import logging as transformers_logging
 
 from paceline.config.schema import Config, ModelConfig
 from paceline.errors import BadInput
+from paceline.process.structured_log import first_line
 from policy_worker.step import attention
 from policy_worker.step.logprobs import make_scorer
 
@@ -90,8 +91,7 @@ def switch_off_dropout(model: nn.Module) -> None:
 
 
 def _unreadable(path: str, field: str, error: Exception) -> str:
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    reason = first or type(error).__name__
+    reason = first_line(error)
     local = Path(path).expanduser()
     if local.exists() or path.startswith((".", "/", "~")):
         remedy = "name a directory with config.json and weights as safetensors"

@@ -6,7 +6,8 @@
 
 Both copy the state on the training thread and continue in the background; each version leaves once. If
 a checkpoint is due and nobody is writing it (its writer died, its write failed), it is written at the
-next opportunity, not at the next regular step.
+next opportunity, not at the next regular step. If a failover of Redis loses the record of one, a leader
+of a newer term asks for it still: the record is posted again, because the files are on disk.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ class PublishAndCheckpoint:
     ) -> None:
         self._control = control
         self._trainer = trainer
-        self._publisher = WeightPublisher(
+        self.publisher = WeightPublisher(
             url=reply.rendezvous_url,
             run_id=reply.run_id,
             device=trainer.device,
-            on_link_error=self._link_broke,
+            on_link_error=lambda epoch, why: control.report_failure(epoch, why, is_link=True),
             host=host,
         )
         self._published = NO_VERSION
@@ -50,44 +51,40 @@ class PublishAndCheckpoint:
         """Version of the newest checkpoint that is being written or is recorded."""
         self._saved_step = Step(0)
         self._save_again_at = 0.0
+        self._recorded: tuple[CheckpointInfo, int] | None = None
+        """The newest checkpoint whose record was acknowledged, and the term that the leader had before."""
         self._records: list[Future[None]] = []
         self.last_publish_s = 0.0
         """Time that the newest publication took on the training thread."""
         control.on_directive(self._follow_links)
 
-    @property
-    def link_epochs(self) -> list[int]:
-        """Formed and healthy links; any thread."""
-        return self._publisher.formed_epochs()
-
     def work_due(self) -> bool:
         """A directive asks for something that the training thread does between steps."""
         directive = self._control.directive
-        if directive is None:
+        if directive is None or self.checkpoint_due() or self._lost_record() is not None:
             return True
         unpublished = self._published != self._trainer.state.version
-        return (bool(self._own_links(directive)) and unpublished) or self.checkpoint_due()
+        return unpublished and bool(self._own_links(directive))
 
     def checkpoint_due(self) -> bool:
         """This replica is to write a checkpoint of its present state now."""
         directive, state = self._control.directive, self._trainer.state
         if directive is None:
             return False
-        # Version and step rise together until a rollback: a checkpoint before one does not count.
-        same_line = self._saved - self._saved_step == state.version - state.step
-        saved_step = self._saved_step if same_line else 0
         return (
-            saved_step < directive.checkpoint_step <= state.step
+            self._saved_step_of_this_line() < directive.checkpoint_step <= state.step
             and self._saved != state.version
             and self._trainer.rank == 0
             and time.monotonic() >= self._save_again_at
         )
 
     def serve(self) -> None:
-        """Does the work that is due."""
         self.publish()
         if self.checkpoint_due():
             self.save_checkpoint()
+        elif (lost := self._lost_record()) is not None:
+            self._recorded = None
+            self._record(lost)
 
     def publish(self) -> None:
         """Hands the newest weights to the publisher, if receivers are linked to this replica."""
@@ -96,14 +93,14 @@ class PublishAndCheckpoint:
             return
         if not self._own_links(directive):
             return
-        self.last_publish_s = self._publisher.publish(version, self._trainer.whole_weights())
+        self.last_publish_s = self.publisher.publish(version, self._trainer.whole_weights())
         self._published = version
 
     def forget_after(self, version: Version) -> None:
         """Versions of this replica beyond ``version`` were never committed: its state was replaced, and
         those numbers will name other states."""
         if self._published > version:
-            self._publisher.forget()
+            self.publisher.forget()
             self._published = NO_VERSION
         if self._saved > version:
             self._saved, self._saved_step = NO_VERSION, Step(0)
@@ -124,27 +121,41 @@ class PublishAndCheckpoint:
         for record in self._records:
             record.result()
 
-    def close(self) -> None:
-        self._publisher.close()
+    def _saved_step_of_this_line(self) -> int:
+        """Version and step rise together until a rollback: a checkpoint before one does not count."""
+        state = self._trainer.state
+        same_line = self._saved - self._saved_step == state.version - state.step
+        return self._saved_step if same_line else 0
+
+    def _lost_record(self) -> CheckpointInfo | None:
+        """The saved checkpoint, if a leader of a newer term than the one that recorded it asks for it."""
+        recorded, directive = self._recorded, self._control.directive
+        if recorded is None or directive is None or self._trainer.rank != 0:
+            return None
+        info, term = recorded
+        wanted = 0 < directive.checkpoint_step <= self._saved_step_of_this_line()
+        lost = wanted and directive.term > term and info.version == self._saved
+        return info if lost else None
 
     def _follow_links(self, directive: worker_pb2.Directive) -> None:
         # On the session's thread: links form while the training thread computes.
-        self._publisher.set_links(self._own_links(directive))
+        self.publisher.set_links(self._own_links(directive))
 
     def _own_links(self, directive: worker_pb2.Directive) -> list[worker_pb2.WeightsLink]:
         own = self._control.caller.incarnation
         return [link for link in directive.links if link.publisher.incarnation == own]
-
-    def _link_broke(self, epoch: int, detail: str) -> None:
-        # On the publisher's thread.
-        self._control.report_failure(epoch, detail, is_link=True)
 
     def _checkpoint_written(self, version: Version, future: Future[CheckpointInfo]) -> None:
         # On the writer's thread.
         if future.exception() is not None:
             self._not_saved(version)  # logged by the writer; the one before stays the newest
             return
-        info = future.result()
+        self._record(future.result())
+
+    def _record(self, info: CheckpointInfo) -> None:
+        """Any thread."""
+        directive = self._control.directive
+        term = 0 if directive is None else directive.term
         request = policy_pb2.CheckpointRequest(
             caller=self._control.caller,
             step=info.step,
@@ -158,10 +169,11 @@ class PublishAndCheckpoint:
         def obsolete(reply: policy_pb2.CheckpointReply) -> None:
             nonlocal recorded
             recorded = True
+            self._recorded = info, term
             self._trainer.checkpointer.delete(list(reply.obsolete_paths))
 
         record = self._control.post("PolicyService.RecordCheckpoint", request, obsolete)
-        record.add_done_callback(lambda _: None if recorded else self._not_saved(version))
+        record.add_done_callback(lambda _: None if recorded else self._not_saved(info.version))
         self._records.append(record)
 
     def _not_saved(self, version: Version) -> None:

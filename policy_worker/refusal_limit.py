@@ -7,6 +7,8 @@ by itself, and every attempt costs the other replicas a mesh epoch.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from paceline.errors import UserError
 from paceline.rpc.client import RequestRefused
 
@@ -17,13 +19,13 @@ class RefusedForGood(UserError):
     """The controller keeps refusing this replica's calls."""
 
 
+@dataclass
 class RefusalLimit:
     """Counts refusals of one kind in a row; ``clear`` after a committed step."""
 
-    def __init__(self, worker_id: str) -> None:
-        self._worker_id = worker_id
-        self._kind: tuple[int, str] = (0, "")
-        self._count = 0
+    worker_id: str
+    _kind: tuple[int, str] = (0, "")
+    _count: int = 0
 
     def add(self, incarnation: int, refusal: RequestRefused) -> None:
         """Raises RefusedForGood at the third of the same kind."""
@@ -32,7 +34,7 @@ class RefusalLimit:
         self._kind = kind
         if self._count >= LIMIT:
             raise RefusedForGood(
-                f"the controller refused {self._worker_id} {LIMIT} times in a row: {refusal}"
+                f"the controller refused {self.worker_id} {LIMIT} times in a row: {refusal}"
             ) from refusal
 
     def clear(self) -> None:

@@ -37,15 +37,10 @@ class TrainState:
         """
         for name, parameter in self.model.named_parameters():
             yield name, parameter.detach()
-        yield from persistent_buffers(self.model)
-
-
-def persistent_buffers(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Buffers that belong to the state dict, in module order."""
-    for prefix, module in model.named_modules():
-        for name, buffer in module.named_buffers(recurse=False):
-            if name not in module._non_persistent_buffers_set:
-                yield f"{prefix}.{name}" if prefix else name, buffer.detach()
+        for prefix, module in self.model.named_modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                if name not in module._non_persistent_buffers_set:
+                    yield f"{prefix}.{name}" if prefix else name, buffer.detach()
 
 
 def local_tensor(tensor: Tensor) -> Tensor:

@@ -5,7 +5,8 @@
       └─────────────────── abandon ◄────────────────────┴────────┴───────┘  (local gradients stay)
 
 - Nothing here talks to the controller. Each operation first announces itself to the other ranks, which
-  call the same method: so all ranks execute the same sequence.
+  call the same method, or the one that decodes its arguments from JSON: so all ranks execute the same
+  sequence.
 - An operation on the mesh that fails on one rank fails on all, and leaves the mesh abandoned.
 - Only restore, receive_state and commit change the state. commit computes from the reduced buffer,
   which is the same on all replicas bit for bit, and from nothing else.
@@ -18,7 +19,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,7 @@ from paceline.v1 import rollout_pb2
 from paceline.weights.tensor_checksum import weights_digest
 from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointInfo
 from policy_worker.model import load_reference
-from policy_worker.ranks.commands import RankCommand
-from policy_worker.ranks.rank_group import RankGroup
+from policy_worker.ranks.rank_group import STOP, RankGroup
 from policy_worker.ranks.sharding import (
     gathered_weights,
     load_sharded_state,
@@ -45,8 +45,7 @@ from policy_worker.state import NO_VERSION, TrainState
 from policy_worker.state_transfer import BUCKET, receive_state, send_state, state_tensors
 from policy_worker.step.batch import BadGroup
 from policy_worker.step.gradients import Gradients, GroupKey, StepSpec
-from policy_worker.step.optimizer import learning_rate
-from policy_worker.step.optimizer_step import apply_update
+from policy_worker.step.optimizer import apply_update, learning_rate
 from policy_worker.step.stats import Stats
 
 
@@ -64,31 +63,27 @@ class EpochMesh:
     """Address of this replica for the others."""
 
 
+@dataclass(eq=False)
 class Trainer:
     """One rank of a policy replica. Operations are called from one thread, on rank 0 only."""
 
-    def __init__(
-        self,
-        config: Config,
-        device: torch.device,
-        *,
-        replica: RankGroup | None = None,
-        on_progress: Callable[[], None] = lambda: None,
-    ) -> None:
-        """Loads model.path. ``on_progress`` is called whenever work has progressed.
+    config: Config
+    device: torch.device
+    _: KW_ONLY
+    replica: RankGroup = field(default_factory=RankGroup)
+    on_progress: Callable[[], None] = lambda: None
+    """Called whenever work has progressed."""
 
-        Raises ModelError if a model cannot be read.
-        """
-        self.replica = replica or RankGroup()
-        self._config = config
-        self.device = device
-        self.state: TrainState = load_sharded_state(config, self.replica, device)
-        reference = load_reference(config, device)
+    def __post_init__(self) -> None:
+        """Loads model.path. Raises ModelError if a model cannot be read."""
+        self.state: TrainState = load_sharded_state(self.config, self.replica, self.device)
+        reference = load_reference(self.config, self.device)
         if reference is not None and self.replica.mesh is not None:
             shard_model(reference, self.replica.mesh)
-        self.gradients = Gradients(self.state, device, reference, self.replica, on_progress)
+        self.gradients = Gradients(
+            self.state, self.device, reference, self.replica, self.on_progress
+        )
         self._checkpointer: Checkpointer | None = None
-        self._progress = on_progress
         self._initial = True
         """The state is still the one that model.path gave."""
         self._mesh: ProcessMesh | None = None
@@ -97,10 +92,10 @@ class Trainer:
         self._norm = 0.0
         self._digest: tuple[Version, str] = (NO_VERSION, "")
 
-    def attach(self, run_dir: Path) -> None:
+    def attach(self, run_dir: str | Path) -> None:
         """Sets the run directory for checkpoints, which the controller names."""
-        self.replica.announce(RankCommand.ATTACH, run_dir=str(run_dir))
-        self._checkpointer = Checkpointer(run_dir, self._config, self.replica)
+        self._announce(self.attach, run_dir=str(run_dir))
+        self._checkpointer = Checkpointer(Path(run_dir), self.config, self.replica)
 
     @property
     def checkpointer(self) -> Checkpointer:
@@ -122,7 +117,7 @@ class Trainer:
 
         Raises EpochCancelled or MeshError; this replica has no mesh then.
         """
-        self.replica.announce(RankCommand.FORM, epoch=asdict(epoch), timeout_s=timeout_s)
+        self._announce(self._form_too, epoch=asdict(epoch), timeout_s=timeout_s)
         self._leave_mesh()
         self._epoch = epoch.number
 
@@ -151,7 +146,7 @@ class Trainer:
         if self._mesh is None:
             return
         self.replica.end_epoch(self._epoch)
-        self.replica.announce(RankCommand.ABANDON)
+        self._announce(self.abandon)
         self._leave_mesh()
 
     # -- state --------------------------------------------------------------------------------
@@ -161,14 +156,14 @@ class Trainer:
 
         Raises CheckpointError or ModelError; the state is unusable then.
         """
-        self.replica.announce(RankCommand.RESTORE, path=path, step=step, version=version)
+        self._announce(self.restore, path=path, step=step, version=version)
         self._forget_step()
         self.state.version = NO_VERSION
         if path:
             self.checkpointer.restore(self.state, path, version=version)
         elif not self._initial:
             # model.path again and zero moments, in place.
-            fresh = load_sharded_state(self._config, self.replica, self.device)
+            fresh = load_sharded_state(self.config, self.replica, self.device)
             with torch.no_grad():
                 for target, source in zip(
                     state_tensors(self.state), list(state_tensors(fresh)), strict=True
@@ -179,9 +174,9 @@ class Trainer:
 
     def send_state(self, peers: Sequence[int]) -> None:
         """Sends the whole state to mesh ranks ``peers``. Raises EpochCancelled or MeshError."""
-        self.replica.announce(RankCommand.SEND_STATE, peers=list(peers))
+        self._announce(self.send_state, peers=list(peers))
         self._on_all_ranks(
-            lambda: send_state(self._need_mesh(), self.state, list(peers), self._progress)
+            lambda: send_state(self._need_mesh(), self.state, list(peers), self.on_progress)
         )
 
     def receive_state(self, source: int) -> None:
@@ -189,17 +184,17 @@ class Trainer:
 
         Raises EpochCancelled or MeshError; the state is void then (version -1).
         """
-        self.replica.announce(RankCommand.RECEIVE_STATE, source=source)
+        self._announce(self.receive_state, source=source)
         self._forget_step()
         self._initial = False
         self._on_all_ranks(
-            lambda: receive_state(self._need_mesh(), self.state, source, self._progress)
+            lambda: receive_state(self._need_mesh(), self.state, source, self.on_progress)
         )
 
     def digest(self) -> str:
         """Digest of the weights, equal on replicas whose weights are equal bit for bit."""
         if self._digest[0] != self.state.version:
-            self.replica.announce(RankCommand.DIGEST)
+            self._announce(self.digest)
             parts: list[str] = self.replica.gather(weights_digest(local_weights(self.state)))
             whole = hashlib.sha256("".join(parts).encode()).hexdigest()
             self._digest = (self.state.version, parts[0] if len(parts) == 1 else whole)
@@ -209,7 +204,7 @@ class Trainer:
 
     def begin(self, spec: StepSpec, shard: Sequence[GroupKey]) -> list[GroupKey]:
         """Opens or continues a step; returns the groups of ``shard`` that are still to be added."""
-        self.replica.announce(RankCommand.BEGIN, spec=asdict(spec), shard=list(shard))
+        self._announce(self._begin_too, spec=asdict(spec), shard=list(shard))
         return self.gradients.begin(spec, shard)
 
     def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
@@ -218,7 +213,7 @@ class Trainer:
         Raises BadGroup if a payload contradicts itself; no rank has added anything then.
         """
         if groups:
-            self.replica.announce(RankCommand.ADD, groups=groups)
+            self._announce(self.add, groups=groups)
             self.gradients.add(groups)
 
     def reduce(self) -> Stats:
@@ -227,7 +222,7 @@ class Trainer:
         Local gradients are untouched. Returns this replica's stats of the step, grad_norm (before
         clipping) and lr included. Raises EpochCancelled or MeshError.
         """
-        self.replica.announce(RankCommand.REDUCE)
+        self._announce(self.reduce)
         if self._scratch is None:
             self._scratch = torch.zeros(
                 self.gradients.size, dtype=torch.float32, device=self.device
@@ -243,7 +238,7 @@ class Trainer:
                 ]
                 for handle in running:
                     mesh.wait(handle)
-                    self._progress()
+                    self.on_progress()
             except (EpochCancelled, MeshError):
                 if not mesh.settled:
                     # Something may write to it still, in the middle of the next reduction.
@@ -256,12 +251,12 @@ class Trainer:
         stats.merge(self.replica.gather(self.gradients.stats.entries))
         # Stats are finite numbers; a norm that is not shows as 0, and the commit logs it.
         stats.set("grad_norm", self._norm if math.isfinite(self._norm) else 0.0)
-        stats.set("lr", learning_rate(self.state.step + 1, self._config.train))
+        stats.set("lr", learning_rate(self.state.step + 1, self.config.train))
         return stats
 
     def commit(self, version: Version) -> None:
         """Applies the reduced gradients: the state is now ``version``, one step further."""
-        self.replica.announce(RankCommand.COMMIT, version=version)
+        self._announce(self.commit, version=version)
         if self._scratch is None:
             raise RuntimeError("nothing was reduced")
         apply_update(self.state, self.gradients, self._scratch, self._norm, version)
@@ -271,12 +266,12 @@ class Trainer:
 
     def save(self) -> Future[CheckpointInfo]:
         """Copies the state and writes it in the background; see Checkpointer.save_async."""
-        self.replica.announce(RankCommand.SAVE)
+        self._announce(self.save)
         return self.checkpointer.save_async(self.state)
 
     def whole_weights(self) -> Iterable[tuple[str, Tensor]]:
         """Full weights by Hugging Face name; to be exhausted before any other operation is called."""
-        self.replica.announce(RankCommand.GATHER)
+        self._announce(self._gather_too)
         return gathered_weights(self.state)
 
     def close(self) -> None:
@@ -290,11 +285,10 @@ class Trainer:
 
     def follow(self) -> None:
         """Ranks above 0: executes what rank 0 announces, until it announces the end."""
-        operations = self._operations()
-        while (announced := self.replica.next_command())[0] != RankCommand.STOP:
-            command, arguments = announced
+        while (announced := self.replica.next_command())[0] != STOP:
+            operation, arguments = announced
             try:
-                operations[command](**arguments)
+                getattr(self, operation)(**arguments)
             except (EpochCancelled, MeshError, BadGroup):
                 # The same operation fails on rank 0, which decides what comes next.
                 continue
@@ -302,33 +296,22 @@ class Trainer:
         if self._checkpointer is not None:
             self._checkpointer.close()
 
-    def _operations(self) -> dict[RankCommand, Callable[..., object]]:
-        """The operation behind each announcement; its arguments come as JSON values."""
+    def _form_too(self, epoch: dict[str, Any], timeout_s: float) -> None:
+        over = functools.partial(self.replica.epoch_over, epoch["number"])
+        self.form(EpochMesh(**epoch), over, timeout_s)
 
-        def form(epoch: dict[str, Any], timeout_s: float) -> None:
-            over = functools.partial(self.replica.epoch_over, epoch["number"])
-            self.form(EpochMesh(**epoch), over, timeout_s)
+    def _begin_too(self, spec: dict[str, Any], shard: list[list[Any]]) -> None:
+        self.begin(StepSpec.from_json(spec), [(task, attempt) for task, attempt in shard])
 
-        def begin(spec: dict[str, Any], shard: list[list[Any]]) -> None:
-            self.begin(StepSpec.from_json(spec), [(task, attempt) for task, attempt in shard])
-
-        return {
-            RankCommand.ATTACH: lambda run_dir: self.attach(Path(run_dir)),
-            RankCommand.FORM: form,
-            RankCommand.ABANDON: self.abandon,
-            RankCommand.RESTORE: self.restore,
-            RankCommand.SEND_STATE: self.send_state,
-            RankCommand.RECEIVE_STATE: self.receive_state,
-            RankCommand.DIGEST: self.digest,
-            RankCommand.BEGIN: begin,
-            RankCommand.ADD: self.add,
-            RankCommand.REDUCE: self.reduce,
-            RankCommand.COMMIT: self.commit,
-            RankCommand.SAVE: self.save,
-            RankCommand.GATHER: lambda: [None for _ in self.whole_weights()],
-        }
+    def _gather_too(self) -> None:
+        for _ in self.whole_weights():
+            pass
 
     # -- inside an operation ------------------------------------------------------------------
+
+    def _announce(self, operation: Callable[..., object], **arguments: Any) -> None:
+        """Has the other ranks call ``operation`` with these arguments: groups, or JSON values."""
+        self.replica.announce(operation.__name__, **arguments)
 
     def _on_all_ranks(self, work: Callable[[], None]) -> None:
         """Runs ``work`` on the mesh; if it fails on one rank of the replica, it fails on all."""

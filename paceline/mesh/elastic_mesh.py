@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from torch import Tensor
 from paceline.mesh.gloo_backend import GlooBackend, Handle
 from paceline.mesh.nccl_backend import NcclBackend
 from paceline.mesh.process_group_forming import SLICE_S, Forming, first_line, graveyard
-from paceline.mesh.rendezvous import EpochCancelled, MeshError
+from paceline.mesh.rendezvous import EpochCancelled, MeshError, MeshMember
 from paceline.process import threads
 from paceline.process.structured_log import event
 
@@ -39,6 +40,7 @@ forgets one whose message is being received or sent at that moment. This happens
 wakes up: it reads what its peers had sent, answers into a closed connection, and waits for ever."""
 
 
+@dataclass(eq=False)
 class ProcessMesh:
     """The members of one epoch. Operations are to be started in the same order by every member.
 
@@ -46,24 +48,19 @@ class ProcessMesh:
     that any thread may call abandon().
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        device: torch.device,
-        cancelled: Callable[[], bool],
-        host_side: GlooBackend | None = None,
-        device_side: NcclBackend | None = None,
-    ) -> None:
-        self.rank = rank
-        self.size = size
-        self.device = device
-        self._cancelled = cancelled
-        self._host_side = host_side
-        self._device_side = device_side
+    rank: int
+    size: int
+    device: torch.device
+    cancelled: Callable[[], bool]
+    host_side: GlooBackend | None = None
+    device_side: NcclBackend | None = None
+
+    def __post_init__(self) -> None:
         self._abandoned = threading.Event()
         self._running: list[Handle] = []
-        self._settled = True
+        self.settled = True
+        """False if an operation of this mesh, now abandoned, did not end: the owner of a buffer that was
+        handed to it must drop the buffer and allocate another. The mesh keeps it alive."""
         threads.on_exit(self.abandon)
 
     @classmethod
@@ -93,22 +90,13 @@ class ProcessMesh:
             raise ValueError(f"rank {rank} is not within a mesh of {size}")
         if size == 1:
             return cls(rank, size, device, cancelled)
-        forming = Forming(url, key, rank, size, device, timeout_s, host)
-        if not forming.wait(cancelled):
-            raise EpochCancelled(key)
-        host_side, device_side = forming.result()
-        return cls(rank, size, device, cancelled, host_side, device_side)
-
-    @property
-    def settled(self) -> bool:
-        """False if an operation of this mesh, now abandoned, did not end: the owner of a buffer that was
-        handed to it must drop the buffer and allocate another. The mesh keeps it alive."""
-        return self._settled
+        member = MeshMember(rank, size, device, host or "", timeout_s)
+        return cls(rank, size, device, cancelled, *Forming(url, key, member).result(cancelled))
 
     @property
     def joins_devices(self) -> bool:
         """Whether buffers on the members' CUDA devices travel without passing host memory."""
-        return self._device_side is not None
+        return self.device_side is not None
 
     def all_reduce(self, buffer: Tensor) -> None:
         """Replaces ``buffer`` by its sum over all members. The same shape and dtype everywhere."""
@@ -141,7 +129,7 @@ class ProcessMesh:
         reuse if the mesh is ``settled``.
         """
         while not handle.poll(SLICE_S):
-            if self._cancelled():
+            if self.cancelled():
                 self.abandon()
                 self._settle()
                 raise EpochCancelled("cancelled during an operation")
@@ -157,13 +145,13 @@ class ProcessMesh:
         if self._abandoned.is_set():
             return
         self._abandoned.set()
-        sides = [s for s in (self._host_side, self._device_side) if s is not None]
+        sides = [s for s in (self.host_side, self.device_side) if s is not None]
         for side in sides:
             side.sever()
         if sides:
             graveyard.bury(sides, self._running)
         # The graveyard holds the last references: only there may a group be dropped.
-        self._host_side = self._device_side = None
+        self.host_side = self.device_side = None
 
     def __del__(self) -> None:
         self.abandon()
@@ -173,8 +161,8 @@ class ProcessMesh:
     ) -> Handle:
         if not buffer.is_contiguous():
             raise ValueError("a mesh buffer must be contiguous")
-        host_side, device_side = self._host_side, self._device_side
-        if self._abandoned.is_set() or self._cancelled():
+        host_side, device_side = self.host_side, self.device_side
+        if self._abandoned.is_set() or self.cancelled():
             self.abandon()
             # Operations started before this one may still write to their buffers.
             self._settle()
@@ -199,7 +187,7 @@ class ProcessMesh:
 
     def _failed(self, error: Exception) -> EpochCancelled | MeshError:
         """Ends the epoch after a failed operation; returns the exception to raise."""
-        over = self._abandoned.is_set() or self._cancelled()
+        over = self._abandoned.is_set() or self.cancelled()
         self.abandon()
         self._settle()
         if over:
@@ -210,9 +198,9 @@ class ProcessMesh:
         """Waits until no operation runs any more, or until it is clear that one never ends."""
         deadline = time.monotonic() + _SETTLE_S
         for handle in self._running:
-            while self._settled and not handle.poll(SLICE_S):
-                self._settled = time.monotonic() < deadline
-        if self._settled:
+            while self.settled and not handle.poll(SLICE_S):
+                self.settled = time.monotonic() < deadline
+        if self.settled:
             self._running.clear()
         else:
             # The abandoned group keeps its running operations, and they keep their buffers.
@@ -229,11 +217,13 @@ class _Done:
         return None
 
 
+@dataclass(eq=False)
 class _CopyBack:
     """Handle of an operation on a device buffer that goes through host memory."""
 
-    def __init__(self, inner: Handle, staged: Tensor, buffer: Tensor) -> None:
-        self._inner, self._staged, self._buffer = inner, staged, buffer
+    _inner: Handle
+    _staged: Tensor
+    _buffer: Tensor
 
     def poll(self, seconds: float) -> bool:
         return self._inner.poll(seconds)

@@ -11,6 +11,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
@@ -18,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.mesh import severable_sockets
-from paceline.mesh.rendezvous import MeshError, RedisStore, Rendezvous
+from paceline.mesh.rendezvous import MeshError, MeshMember, RedisStore, Rendezvous
 from paceline.process import threads
 
 # Operations end by completion or by being severed, never by torch's own clock: a healthy peer may
@@ -41,40 +42,33 @@ class Handle(Protocol):
 
 
 class GlooBackend:
-    """A gloo group between ``size`` members that meet at ``meeting``. Buffers: host memory.
+    """A gloo group between the members that meet at ``meeting``. Buffers: host memory.
 
-    The constructor blocks until all members are connected, until ``timeout_s``, or until sever()
+    The constructor blocks until all members are connected, until its timeout, or until sever()
     of the object in the making (``made`` is called with it before the first wait).
     """
 
     def __init__(
-        self,
-        meeting: Rendezvous,
-        *,
-        rank: int,
-        size: int,
-        host: str,
-        timeout_s: float,
-        made: Callable[[GlooBackend], None],
+        self, meeting: Rendezvous, member: MeshMember, made: Callable[[GlooBackend], None]
     ) -> None:
         self._sockets: list[severable_sockets.SocketId] = []
         self._addresses: set[severable_sockets.Address] = set()
         self._group: Any = None
         self._severed = threading.Event()
-        self._pairwise: _Pairwise | None = None
+        self._pairwise = _Pairwise()
         made(self)
         with _forming:
             before = severable_sockets.listeners()
-            device = _gloo_device(host)
+            device = _gloo_device(member.host)
             mine = [a for s, a in severable_sockets.listeners().items() if s not in before]
-        meeting.put(f"gloo:{rank}", json.dumps(mine).encode())
-        for raw in meeting.get(f"gloo:{peer}" for peer in range(size)):
+        meeting.put(f"gloo:{member.rank}", json.dumps(mine).encode())
+        for raw in meeting.get(f"gloo:{peer}" for peer in range(member.size)):
             self._addresses.update((str(h), int(p)) for h, p in json.loads(raw))
         options = dist.ProcessGroupGloo._Options()
-        options._timeout = timedelta(seconds=timeout_s)
+        options._timeout = timedelta(seconds=member.timeout_s)
         options._devices = [device]
         self._store = RedisStore(meeting)
-        self._group = dist.ProcessGroupGloo(self._store, rank, size, options)
+        self._group = dist.ProcessGroupGloo(self._store, member.rank, member.size, options)
         self._sockets = severable_sockets.connected_via(self._addresses)
         if self._severed.is_set():
             severable_sockets.shut(self._sockets)
@@ -85,31 +79,23 @@ class GlooBackend:
         return _GlooWork(self._group.allreduce([buffer], options), buffer)
 
     def send(self, buffer: Tensor, peer: int) -> Handle:
-        return self._pairs().start(lambda: self._group.send([buffer], peer, 0))
+        return self._pairwise.start(lambda: self._group.send([buffer], peer, 0))
 
     def recv(self, buffer: Tensor, peer: int) -> Handle:
-        return self._pairs().start(lambda: self._group.recv([buffer], peer, 0))
+        return self._pairwise.start(lambda: self._group.recv([buffer], peer, 0))
 
     def sever(self) -> None:
         """Ends every operation with an error, here and at the peers. Never blocks."""
         self._severed.set()
         # Without a list yet, the group is still connecting: look for what it has opened so far.
         severable_sockets.shut(self._sockets or severable_sockets.connected_via(self._addresses))
-        if self._pairwise is not None:
-            self._pairwise.close()
-
-    def _pairs(self) -> _Pairwise:
-        if self._pairwise is None:
-            self._pairwise = _Pairwise()
-            if self._severed.is_set():
-                self._pairwise.close()
-        return self._pairwise
+        self._pairwise.close()
 
 
+@dataclass(eq=False)
 class _GlooWork:
-    def __init__(self, work: Any, buffer: Tensor) -> None:
-        self._work = work
-        self._buffer = buffer  # alive for as long as gloo may write to it
+    _work: Any
+    _buffer: Tensor  # alive for as long as gloo may write to it
 
     def poll(self, seconds: float) -> bool:
         if not self._work.is_completed():
@@ -139,7 +125,7 @@ class _Pairwise:
         self._jobs = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._closed = False
-        threads.start(self._run, "mesh-pairwise")
+        self._started = False
 
     def start(self, post: Callable[[], Any]) -> Handle:
         work = _PairwiseWork()
@@ -149,6 +135,9 @@ class _Pairwise:
                 work.finish(ABANDONED)
             else:
                 self._jobs.put((post, work))
+                if not self._started:
+                    self._started = True
+                    threads.start(self._run, "mesh-pairwise")
         return work
 
     def close(self) -> None:

@@ -11,6 +11,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
@@ -19,41 +20,32 @@ import torch.distributed as dist
 from torch import Tensor
 
 from paceline.mesh.gloo_backend import ABANDONED, FOREVER, Handle
-from paceline.mesh.rendezvous import MeshError, Rendezvous
+from paceline.mesh.rendezvous import MeshError, MeshMember, Rendezvous
 from paceline.process import threads
 
 
 class NcclBackend:
-    """A NCCL group with a nonblocking communicator. Buffers: memory of ``device``.
+    """A NCCL group with a nonblocking communicator. Buffers: memory of the member's device.
 
     Rank 0 hosts torch's TCPStore (NCCL does not take a store written in Python for granted) and
     announces its address at the meeting.
     """
 
     def __init__(
-        self,
-        meeting: Rendezvous,
-        *,
-        rank: int,
-        size: int,
-        host: str,
-        device: torch.device,
-        timeout_s: float,
-        made: Callable[[NcclBackend], None],
+        self, meeting: Rendezvous, member: MeshMember, made: Callable[[NcclBackend], None]
     ) -> None:
         self._group: Any = None
-        self._severed = threading.Event()
-        self._device = device
+        self.severed = threading.Event()
         made(self)
         # By default torch's watchdog ends the whole process when a peer dies.
         os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "0"
-        os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, int(timeout_s))))
-        timeout = timedelta(seconds=timeout_s)
-        if rank == 0:
+        os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, int(member.timeout_s))))
+        size, timeout = member.size, timedelta(seconds=member.timeout_s)
+        if member.rank == 0:
             self._store = dist.TCPStore(
-                host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False
+                member.host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False
             )
-            meeting.put("tcp", json.dumps([host, self._store.port]).encode())
+            meeting.put("tcp", json.dumps([member.host, self._store.port]).encode())
         else:
             address = json.loads(meeting.get(["tcp"])[0])
             self._store = dist.TCPStore(
@@ -62,11 +54,11 @@ class NcclBackend:
         options = dist.ProcessGroupNCCL.Options()
         options.config.blocking = 0
         options._timeout = FOREVER
-        self._group = dist.ProcessGroupNCCL(self._store, rank, size, options)
-        if self._severed.is_set():
+        self._group = dist.ProcessGroupNCCL(self._store, member.rank, size, options)
+        if self.severed.is_set():
             raise MeshError(ABANDONED)
         # Connect now, in the forming thread, so that no later operation blocks its caller.
-        self._group.eager_connect_single_device(device)
+        self._group.eager_connect_single_device(member.device)
 
     def all_reduce(self, buffer: Tensor) -> Handle:
         return _NcclWork(self, self._group.allreduce([buffer]), buffer)
@@ -79,23 +71,18 @@ class NcclBackend:
 
     def sever(self) -> None:
         """Aborts the communicator in a thread: the call may wait for the device."""
-        if self._severed.is_set():
+        if self.severed.is_set():
             return
-        self._severed.set()
+        self.severed.set()
         if self._group is not None:
             threads.start(self._group.abort, "mesh-abort")
 
-    @property
-    def severed(self) -> bool:
-        return self._severed.is_set()
 
-
+@dataclass(eq=False)
 class _NcclWork:
-    def __init__(self, transport: NcclBackend, work: Any, buffer: Tensor) -> None:
-        self._transport = transport
-        self._work = work
-        self._buffer = buffer
-        self._pause = threading.Event()
+    _backend: NcclBackend
+    _work: Any
+    _buffer: Tensor
 
     def poll(self, seconds: float) -> bool:
         # There is nothing to await: completion is an event on the device.
@@ -104,24 +91,24 @@ class _NcclWork:
         while not self._work.is_completed():
             if time.monotonic() >= deadline:
                 return False
-            self._pause.wait(pause_s)
+            time.sleep(pause_s)
             pause_s = min(pause_s * 2, 0.002)
         return True
 
     def result(self) -> None:
-        if self._transport.severed:
+        if self._backend.severed.is_set():
             raise MeshError("the communicator was aborted")
         self._work.wait()
 
 
-def agree_on_nccl(
-    meeting: Rendezvous, *, rank: int, size: int, device: torch.device, host: str
-) -> bool:
+def agree_on_nccl(meeting: Rendezvous, member: MeshMember) -> bool:
     """True if every member has a CUDA device of its own: only then can NCCL join them."""
-    identity = ""
+    identity, device = "", member.device
     if device.type == "cuda" and dist.is_nccl_available():
         properties = torch.cuda.get_device_properties(device)
-        identity = f"{socket.gethostname()}/{host}/{getattr(properties, 'uuid', device.index)}"
-    meeting.put(f"device:{rank}", identity.encode())
-    everyone: Sequence[bytes] = meeting.get(f"device:{peer}" for peer in range(size))
-    return all(everyone) and len(set(everyone)) == size
+        identity = (
+            f"{socket.gethostname()}/{member.host}/{getattr(properties, 'uuid', device.index)}"
+        )
+    meeting.put(f"device:{member.rank}", identity.encode())
+    everyone: Sequence[bytes] = meeting.get(f"device:{peer}" for peer in range(member.size))
+    return all(everyone) and len(set(everyone)) == member.size

@@ -11,13 +11,18 @@ import re
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
-
-import torch
 
 from paceline.mesh.gloo_backend import GlooBackend, Handle
 from paceline.mesh.nccl_backend import NcclBackend, agree_on_nccl
-from paceline.mesh.rendezvous import EpochCancelled, MeshError, Rendezvous, local_address
+from paceline.mesh.rendezvous import (
+    EpochCancelled,
+    MeshError,
+    MeshMember,
+    Rendezvous,
+    local_address,
+)
 from paceline.process import structured_log, threads
 
 _log = logging.getLogger(__name__)
@@ -36,18 +41,10 @@ class Forming:
     If it is given up it ends by itself, soon, and hands what it has built to the graveyard.
     """
 
-    def __init__(
-        self,
-        url: str,
-        key: str,
-        rank: int,
-        size: int,
-        device: torch.device,
-        timeout_s: float,
-        host: str | None,
-    ) -> None:
-        self._arguments = (url, key, rank, size, device, timeout_s, host)
-        self._deadline = time.monotonic() + timeout_s + _GRACE_S
+    def __init__(self, url: str, key: str, member: MeshMember) -> None:
+        """``member``: without a host, it gets the address on the way to Redis."""
+        self._url, self._key, self._member = url, key, member
+        self._deadline = time.monotonic() + member.timeout_s + _GRACE_S
         self._lock = threading.Lock()
         self._given_up = threading.Event()
         self._done = threading.Event()
@@ -55,18 +52,15 @@ class Forming:
         self._failure: EpochCancelled | MeshError | None = None
         threads.start(self._run, "mesh-form")
 
-    def wait(self, cancelled: Callable[[], bool]) -> bool:
-        """False if cancelled first. Raises MeshError at the timeout."""
+    def result(self, cancelled: Callable[[], bool]) -> tuple[GlooBackend, NcclBackend | None]:
+        """Raises EpochCancelled if cancelled first, and MeshError at the timeout."""
         while not self._done.wait(SLICE_S):
             if cancelled() or threads.exiting.is_set():
                 self._give_up()
-                return False
+                raise EpochCancelled(self._key)
             if time.monotonic() >= self._deadline:
                 self._give_up()
-                raise MeshError(f"{self._arguments[1]}: the members did not connect in time")
-        return True
-
-    def result(self) -> tuple[GlooBackend, NcclBackend | None]:
+                raise MeshError(f"{self._key}: the members did not connect in time")
         if self._failure is not None:
             raise self._failure
         # Handed over, not shared: the store that a backend keeps refers back to this object, and
@@ -92,7 +86,7 @@ class Forming:
             # A copy without the traceback, which leads to the group and would keep it.
             self._failure = type(error)(str(error))
         except Exception as error:
-            _log.debug("forming %s failed", self._arguments[1], exc_info=True)
+            _log.debug("forming %s failed", self._key, exc_info=True)
             self._failure = MeshError(first_line(error))
         with self._lock:
             self._done.set()
@@ -107,22 +101,17 @@ class Forming:
             self._made = []
 
     def _build(self) -> None:
-        url, key, rank, size, device, timeout_s, host = self._arguments
-        meeting = Rendezvous(url, key, cancelled=self._is_over, timeout_s=timeout_s)
+        member = self._member
+        meeting = Rendezvous(
+            self._url, self._key, cancelled=self._is_over, timeout_s=member.timeout_s
+        )
         try:
-            host = host or local_address(url)
-            meeting.claim(rank)
-            nccl = agree_on_nccl(meeting, rank=rank, size=size, device=device, host=host)
-            common: dict[str, Any] = {
-                "rank": rank,
-                "size": size,
-                "host": host,
-                "timeout_s": timeout_s,
-                "made": self._register,
-            }
-            GlooBackend(meeting, **common)
+            member = replace(member, host=member.host or local_address(self._url))
+            meeting.claim(member.rank)
+            nccl = agree_on_nccl(meeting, member)
+            GlooBackend(meeting, member, self._register)
             if nccl:
-                NcclBackend(meeting, device=device, **common)
+                NcclBackend(meeting, member, self._register)
         finally:
             meeting.close()
 

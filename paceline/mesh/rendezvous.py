@@ -11,18 +11,19 @@ Invariants:
 from __future__ import annotations
 
 import secrets
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import redis
+import torch
 import torch.distributed as dist
 
 from paceline.redis.client import connect_sync, parse_sentinel
+from paceline.rpc.addresses import address_towards
 
 T = TypeVar("T")
 
@@ -37,6 +38,21 @@ class MeshError(RuntimeError):
 
 class EpochCancelled(Exception):
     """The epoch was over before this operation ended. No member is at fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeshMember:
+    """A member of an epoch."""
+
+    rank: int
+    size: int
+    """Of the whole mesh."""
+    device: torch.device
+    """Where this member computes."""
+    host: str
+    """Address at which the others reach it."""
+    timeout_s: float
+    """For connecting."""
 
 
 class Rendezvous:
@@ -55,62 +71,48 @@ class Rendezvous:
         self._cancelled = cancelled
         self._deadline = time.monotonic() + timeout_s
         self._ttl_s = int(timeout_s) + 60
-        self._pause = threading.Event()
 
     def claim(self, rank: int) -> None:
         """Takes ``rank`` for this process. Raises MeshError if it is taken already."""
-        field, token = f"claim:{rank}", secrets.token_bytes(8)
-
-        def take() -> bytes:
-            # Reading the field back tells a retry of our own lost reply from a second member.
-            pipe = self._redis.pipeline(transaction=True)
-            pipe.hsetnx(self._key, field, token)
-            pipe.expire(self._key, self._ttl_s)
-            pipe.hget(self._key, field)
-            return bytes(pipe.execute()[2])
-
-        if self._patiently(take) != token:
+        token = secrets.token_bytes(8)
+        # What is there then tells a retry of our own lost reply from a second member.
+        if self._write("hsetnx", f"claim:{rank}", token) != token:
             raise MeshError(f"rank {rank} of {self._key} is taken: an epoch is formed only once")
 
     def put(self, field: str, value: bytes) -> None:
         """Publishes ``value`` to all members."""
-
-        def write() -> None:
-            pipe = self._redis.pipeline(transaction=True)
-            pipe.hset(self._key, field, value)
-            pipe.expire(self._key, self._ttl_s)
-            pipe.execute()
-
-        self._patiently(write)
+        self._write("hset", field, value)
 
     def get(self, fields: Iterable[str]) -> list[bytes]:
         """Values of ``fields``, in order; waits until all are there."""
         names = list(fields)
+
+        def read() -> list[bytes | None]:
+            return list(self._redis.hmget(self._key, names))
+
         pause_s = _FIRST_POLL_S
         while True:
-            values = self._read(names)
+            values = self._patiently(read)
             if all(value is not None for value in values):
                 return [bytes(value) for value in values if value is not None]
             missing = [n for n, value in zip(names, values, strict=True) if value is None]
             self._rest(pause_s, f"{', '.join(missing)} missing")
             pause_s = min(pause_s * 1.5, _LONGEST_POLL_S)
 
-    def has(self, fields: Iterable[str]) -> bool:
-        """Whether all ``fields`` are there now."""
-        return all(value is not None for value in self._read(list(fields)))
-
-    def add(self, field: str, amount: int) -> int:
-        """Adds to a counter; returns its value after that. Not safe to repeat: Redis errors pass."""
-        return int(self._redis.hincrby(self._key, field, amount))
-
-    def delete(self, field: str) -> bool:
-        return bool(self._patiently(lambda: self._redis.hdel(self._key, field)))
-
     def close(self) -> None:
         self._redis.close()
 
-    def _read(self, names: list[str]) -> list[bytes | None]:
-        return self._patiently(lambda: list(self._redis.hmget(self._key, names)))
+    def _write(self, command: str, field: str, value: bytes) -> bytes:
+        """Runs HSET or HSETNX; returns what the field holds after it."""
+
+        def write() -> bytes:
+            pipe = self._redis.pipeline(transaction=True)
+            getattr(pipe, command)(self._key, field, value)
+            pipe.expire(self._key, self._ttl_s)
+            pipe.hget(self._key, field)
+            return bytes(pipe.execute()[2])
+
+        return self._patiently(write)
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """Runs ``call``, which may be repeated, until Redis answers."""
@@ -127,11 +129,11 @@ class Rendezvous:
             raise EpochCancelled(self._key)
         if time.monotonic() >= self._deadline:
             raise MeshError(f"rendezvous {self._key} timed out: {why}")
-        self._pause.wait(seconds)
+        time.sleep(seconds)
 
 
 class RedisStore(dist.Store):  # type: ignore[misc]
-    """The torch store that a process group needs while it forms, over a Rendezvous.
+    """What a gloo group asks of a torch store while it forms, over a Rendezvous.
 
     torch keeps only a C++ reference to it: the group's owner must keep the Python object alive for
     as long as the group.
@@ -147,25 +149,9 @@ class RedisStore(dist.Store):  # type: ignore[misc]
     def get(self, key: str) -> bytes:
         return self._meeting.get([f"s:{key}"])[0]
 
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        return self._meeting.get(f"s:{key}" for key in keys)
-
-    def multi_set(self, keys: list[str], values: list[bytes]) -> None:
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
-
-    def add(self, key: str, amount: int) -> int:
-        return self._meeting.add(f"s:{key}", amount)
-
-    def check(self, keys: list[str]) -> bool:
-        return self._meeting.has(f"s:{key}" for key in keys)
-
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         # The meeting's own deadline holds: torch's per-call timeout is the same or longer.
         self._meeting.get(f"s:{key}" for key in keys)
-
-    def delete_key(self, key: str) -> bool:
-        return self._meeting.delete(f"s:{key}")
 
 
 def local_address(url: str) -> str:
@@ -183,12 +169,6 @@ def local_address(url: str) -> str:
     else:
         return "127.0.0.1"
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(server, port, type=socket.SOCK_DGRAM)[
-            0
-        ]
-        # Connecting a datagram socket sends nothing; it only picks the route.
-        with socket.socket(family, kind, proto) as probe:
-            probe.connect(address)
-            return str(probe.getsockname()[0])
+        return address_towards(server, port)
     except OSError as error:
         raise MeshError(f"no route to the rendezvous at {server}: {error}") from error

@@ -6,6 +6,7 @@ socket must never be shut: gloo ends the process then.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import stat
@@ -41,9 +42,8 @@ def connected_via(addresses: Collection[Address]) -> list[SocketId]:
     ]
 
 
-def shut(sockets: Collection[SocketId]) -> int:
-    """Ends both directions of each that is still open; returns how many were. Never blocks."""
-    count = 0
+def shut(sockets: Collection[SocketId]) -> None:
+    """Ends both directions of each that is still open. Never blocks."""
     for wanted in sockets:
         end = _duplicate(wanted.descriptor)
         if end is None:
@@ -51,12 +51,8 @@ def shut(sockets: Collection[SocketId]) -> int:
         # Checked on the duplicate: the original may be closed and its number reused at any moment.
         with end:
             if os.fstat(end.fileno()).st_ino == wanted.inode:
-                try:
+                with contextlib.suppress(OSError):
                     end.shutdown(socket.SHUT_RDWR)
-                    count += 1
-                except OSError:
-                    continue
-    return count
 
 
 def _tcp_sockets() -> list[tuple[SocketId, bool, Address, Address | None]]:

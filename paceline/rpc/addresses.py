@@ -15,20 +15,23 @@ def is_loopback(host: str) -> bool:
 
 
 def own_address(peer: str) -> str:
-    """Address from which this machine reaches ``peer`` ("host:port"). Sends nothing.
+    """Address from which this machine reaches ``peer`` ("host:port").
 
     127.0.0.1 if the peer is on loopback or cannot be resolved.
     """
     host, _, port = peer.rpartition(":")
     host = host.removeprefix("dns:///").strip("[]") or "127.0.0.1"
     try:
-        family, _, _, _, address = socket.getaddrinfo(
-            host, int(port) if port.isdigit() else 1, type=socket.SOCK_DGRAM
-        )[0]
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            # Connecting a datagram socket only chooses a route.
-            probe.connect(address)
-            own: str = probe.getsockname()[0]
+        own = address_towards(host, int(port) if port.isdigit() else 1)
     except OSError:
         return "127.0.0.1"
     return "127.0.0.1" if own.startswith("127.") or own == "::1" else own
+
+
+def address_towards(host: str, port: int) -> str:
+    """This machine's address on the way to ``host``. Sends nothing. Raises OSError without a route."""
+    family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    # Connecting a datagram socket only chooses a route.
+    with socket.socket(family, kind, proto) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])

@@ -85,13 +85,14 @@ class ControlPlane:
     ) -> None:
         if not addresses:
             raise ValueError("no controller address given")
-        self._addresses = list(dict.fromkeys(addresses))
-        self._current = self._addresses[0]
-        self._metadata = call_metadata(token)
+        self.addresses = list(dict.fromkeys(addresses))
+        self.address = self.addresses[0]
+        """The controller that receives the next call."""
+        self.metadata = call_metadata(token)
+        """Of every call."""
         self._tls_ca = tls_ca
         self._max_message_mb = max_message_mb
         self._channels: dict[str, grpc.aio.Channel] = {}
-        self._bound: dict[tuple[str, str], Any] = {}
         self._calls: dict[Any, str] = {}
         self._moved: set[Any] = set()
 
@@ -105,15 +106,6 @@ class ControlPlane:
             max_message_mb=config.controller.max_message_mb,
         )
 
-    @property
-    def address(self) -> str:
-        """The controller that receives the next call."""
-        return self._current
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        return tuple(self._addresses)
-
     async def call(self, method: str, request: Any, timeout_s: float | None = 30.0) -> Any:
         """Calls the unary "Service.Method" on the leader and returns its reply.
 
@@ -124,11 +116,11 @@ class ControlPlane:
         patience = ATTEMPT_S + float(getattr(request, "wait_s", 0.0))
         backoff = Backoff()
         while True:
-            address = self._current
+            address = self.address
             attempt_s = patience
             if deadline is not None:
                 attempt_s = min(patience, max(0.001, deadline - time.monotonic()))
-            call = self.bind(address, method)(request, timeout=attempt_s, metadata=self._metadata)
+            call = self.bind(address, method)(request, timeout=attempt_s, metadata=self.metadata)
             self._calls[call] = address
             try:
                 return await call
@@ -147,7 +139,7 @@ class ControlPlane:
                 self._moved.discard(call)
             if deadline is not None and time.monotonic() >= deadline:
                 raise ControlPlaneUnavailable(
-                    f"{method}: no controller of {', '.join(self._addresses)} answered within "
+                    f"{method}: no controller of {', '.join(self.addresses)} answered within "
                     f"{timeout_s:g} s ({failure})"
                 )
             await backoff.wait(deadline)
@@ -170,9 +162,9 @@ class ControlPlane:
         last_progress = time.monotonic()
         backoff = Backoff()
         while True:
-            address = self._current
+            address = self.address
             skip = seen
-            call = self.bind(address, method)(request, metadata=self._metadata)
+            call = self.bind(address, method)(request, metadata=self.metadata)
             try:
                 while True:
                     async with asyncio.timeout(idle_s):
@@ -209,20 +201,12 @@ class ControlPlane:
 
     def bind(self, address: str, method: str) -> Any:
         """The callable of ``method`` at one controller. The caller adds the metadata."""
-        key = (address, method)
-        bound = self._bound.get(key)
-        if bound is None:
-            channel = self._channels.get(address)
-            if channel is None:
-                channel = self._channels[address] = open_channel(
-                    address, tls_ca=self._tls_ca, max_message_mb=self._max_message_mb
-                )
-            bound = self._bound[key] = bind_method(channel, METHODS[method])
-        return bound
-
-    @property
-    def metadata(self) -> tuple[tuple[str, str], ...]:
-        return self._metadata
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = self._channels[address] = open_channel(
+                address, tls_ca=self._tls_ca, max_message_mb=self._max_message_mb
+            )
+        return bind_method(channel, METHODS[method])
 
     def failed(self, address: str, error: grpc.aio.AioRpcError) -> str:
         """Chooses the next controller after ``error``. Raises RequestRefused if the refusal is definite.
@@ -232,30 +216,31 @@ class ControlPlane:
         code = error.code()
         if code not in RETRIED:
             raise RequestRefused(code.name, error.details() or "") from None
-        hint = leader_hint(error)
+        trailing = dict(error.trailing_metadata() or ())
+        hint = str(trailing.get(LEADER_KEY, ""))
         if hint and hint != address:
-            if hint not in self._addresses:
-                self._addresses.append(hint)
-            if self._current == address:
-                self._current = hint
+            if hint not in self.addresses:
+                self.addresses.append(hint)
+            if self.address == address:
+                self.address = hint
         else:
             self.leave(address)
         return f"{address}: {code.name} {first_line(error.details())}"
 
     def leave(self, address: str) -> None:
         """Switches to the next controller, unless another call already did."""
-        if self._current != address:
+        if self.address != address:
             return
-        following = (self._addresses.index(address) + 1) % len(self._addresses)
-        self._current = self._addresses[following]
+        following = (self.addresses.index(address) + 1) % len(self.addresses)
+        self.address = self.addresses[following]
 
     def prefer(self, address: str) -> None:
         """``address`` leads: pending calls to other controllers move to it now."""
-        if address not in self._addresses:
-            self._addresses.append(address)
-        if self._current != address:
-            event(log, "leader", address=address, was=self._current, level=logging.DEBUG)
-        self._current = address
+        if address not in self.addresses:
+            self.addresses.append(address)
+        if self.address != address:
+            event(log, "leader", address=address, was=self.address, level=logging.DEBUG)
+        self.address = address
         for call, where in list(self._calls.items()):
             if where != address:
                 self._moved.add(call)
@@ -267,7 +252,7 @@ class ControlPlane:
         Returns the leader's address.
         """
         while True:
-            asked = [a for a in self._addresses if a != besides]
+            asked = [a for a in self.addresses if a != besides]
             for found in await asyncio.gather(*(self._leader_after(a, term) for a in asked)):
                 if found not in ("", besides):
                     return found
@@ -278,7 +263,7 @@ class ControlPlane:
         ask = self.bind(address, "AdminService.GetStatus")
         try:
             status = await ask(
-                admin_pb2.StatusRequest(), timeout=ASK_LIMIT_S, metadata=self._metadata
+                admin_pb2.StatusRequest(), timeout=ASK_LIMIT_S, metadata=self.metadata
             )
         except grpc.aio.AioRpcError:
             return ""
@@ -289,7 +274,6 @@ class ControlPlane:
     async def close(self) -> None:
         """Closes all channels. Idempotent."""
         channels, self._channels = list(self._channels.values()), {}
-        self._bound.clear()
         for channel in channels:
             await channel.close()
 
@@ -306,11 +290,3 @@ class Backoff:
         if deadline is not None:
             pause = min(pause, max(0.0, deadline - time.monotonic()))
         await asyncio.sleep(pause)
-
-
-def leader_hint(error: grpc.aio.AioRpcError) -> str:
-    """The leader's address in the trailing metadata of a refusal; empty if there is none."""
-    for key, value in error.trailing_metadata() or ():
-        if key == LEADER_KEY:
-            return value if isinstance(value, str) else value.decode()
-    return ""

@@ -21,38 +21,30 @@ TOKEN_KEY = "authorization"
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One remote procedure: its path, its message classes and its shape."""
+    """One remote procedure."""
 
-    service: str
-    """Full name, for example paceline.v1.WorkerService."""
     name: str
+    path: str
+    """Such as /paceline.v1.WorkerService/Register."""
     request: type[Any]
     reply: type[Any]
     client_streaming: bool
     server_streaming: bool
 
-    @property
-    def path(self) -> str:
-        return f"/{self.service}/{self.name}"
 
-
-def _methods() -> dict[str, Method]:
-    found = {}
-    for module in (admin_pb2, policy_pb2, rollout_pb2, worker_pb2):
-        for service in module.DESCRIPTOR.services_by_name.values():
-            for method in service.methods:
-                found[f"{service.name}.{method.name}"] = Method(
-                    service=service.full_name,
-                    name=method.name,
-                    request=message_factory.GetMessageClass(method.input_type),
-                    reply=message_factory.GetMessageClass(method.output_type),
-                    client_streaming=method.client_streaming,
-                    server_streaming=method.server_streaming,
-                )
-    return found
-
-
-METHODS: dict[str, Method] = _methods()
+METHODS = {
+    f"{service.name}.{method.name}": Method(
+        name=method.name,
+        path=f"/{service.full_name}/{method.name}",
+        request=message_factory.GetMessageClass(method.input_type),
+        reply=message_factory.GetMessageClass(method.output_type),
+        client_streaming=method.client_streaming,
+        server_streaming=method.server_streaming,
+    )
+    for module in (admin_pb2, policy_pb2, rollout_pb2, worker_pb2)
+    for service in module.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+}
 """Every method of the contract by "Service.Method"."""
 
 
@@ -78,14 +70,9 @@ def open_channel(
 
 
 def bind_method(channel: grpc.aio.Channel, method: Method) -> Callable[..., Any]:
-    """The callable for ``method`` on ``channel``."""
-    shape = {
-        (False, False): channel.unary_unary,
-        (False, True): channel.unary_stream,
-        (True, False): channel.stream_unary,
-        (True, True): channel.stream_stream,
-    }[method.client_streaming, method.server_streaming]
-    bound: Callable[..., Any] = shape(
+    requests = "stream" if method.client_streaming else "unary"
+    replies = "stream" if method.server_streaming else "unary"
+    bound: Callable[..., Any] = getattr(channel, f"{requests}_{replies}")(
         method.path,
         request_serializer=method.request.SerializeToString,
         response_deserializer=method.reply.FromString,

@@ -19,19 +19,17 @@ import os
 import secrets
 import socket
 from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import grpc.aio
 
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
-from paceline.rpc.client import Backoff, ControlPlane, RequestRefused
+from paceline.rpc.client import Backoff, ControlPlane
 from paceline.v1 import common_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
-
-DirectiveCallback = Callable[[worker_pb2.Directive], None]
-RejoinCallback = Callable[[worker_pb2.RegisterReply], None]
 
 SILENCE_S = 1.5
 """A leader that has not answered for this long, and for four heartbeats, is considered lost."""
@@ -40,39 +38,31 @@ DOUBT_S = 0.75
 a leader may be that late: asking is cheap, and the session leaves only if another controller leads."""
 
 
+@dataclass(eq=False)
 class WorkerSession:
-    """One worker's session, on one event loop.
+    """One worker's session, on one event loop. Any thread may poke it and read its attributes."""
 
-    ``poke`` may be called and ``directive`` and ``caller`` may be read from any thread.
-    """
+    control: ControlPlane
+    _: KW_ONLY
+    worker_id: str
+    role: common_pb2.Role
+    config: Config
+    report: Callable[[], worker_pb2.Report]
+    """Called on the event loop; it must not block. The session sets caller and seq."""
+    tensor_host: str = "127.0.0.1"
+    ranks: int = 1
 
-    def __init__(
-        self,
-        control: ControlPlane,
-        *,
-        worker_id: str,
-        role: common_pb2.Role,
-        config: Config,
-        report: Callable[[], worker_pb2.Report],
-        tensor_host: str = "127.0.0.1",
-        ranks: int = 1,
-    ) -> None:
-        """``report`` is called on the event loop and must not block. The session sets caller and seq."""
-        self._control = control
-        self._worker_id = worker_id
-        self._role = role
-        self._config = config
-        self._report = report
-        self._tensor_host = tensor_host
-        self._ranks = ranks
+    def __post_init__(self) -> None:
+        self.directive: worker_pb2.Directive | None = None
+        """The newest directive of this incarnation. Do not modify it."""
+        self.connected = False
+        """Whether a leader has this session."""
         self._incarnation = 0
         self._seq = 0
         self._seen = (-1, -1)
-        self._directive: worker_pb2.Directive | None = None
-        self._directive_callbacks: list[DirectiveCallback] = []
-        self._rejoin_callbacks: list[RejoinCallback] = []
-        self._waiters: list[tuple[Callable[[worker_pb2.Directive], bool], asyncio.Future[Any]]] = []
-        self._heartbeat_s = config.fleet.heartbeat_s
+        self._directive_callbacks: list[Callable[[worker_pb2.Directive], None]] = []
+        self._rejoin_callbacks: list[Callable[[worker_pb2.RegisterReply], None]] = []
+        self._heartbeat_s = self.config.fleet.heartbeat_s
         self._poked = asyncio.Event()
         self._closed = asyncio.Event()
         """Set: one last report is due."""
@@ -81,32 +71,21 @@ class WorkerSession:
         self._over = asyncio.Event()
         """Set once ``run`` has ended."""
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._connected = False
 
     @property
     def caller(self) -> common_pb2.Caller:
         """Identity of this process; it changes with every registration."""
-        return common_pb2.Caller(worker_id=self._worker_id, incarnation=self._incarnation)
-
-    @property
-    def directive(self) -> worker_pb2.Directive | None:
-        """The newest directive of this incarnation. Do not modify it."""
-        return self._directive
-
-    @property
-    def connected(self) -> bool:
-        """Whether a leader has this session."""
-        return self._connected
+        return common_pb2.Caller(worker_id=self.worker_id, incarnation=self._incarnation)
 
     async def call(self, method: str, request: Any) -> Any:
         """Calls the leader, however long there is none. Raises RequestRefused."""
-        return await self._control.call(method, request, timeout_s=None)
+        return await self.control.call(method, request, timeout_s=None)
 
-    def on_directive(self, callback: DirectiveCallback) -> None:
+    def on_directive(self, callback: Callable[[worker_pb2.Directive], None]) -> None:
         """Calls ``callback`` on the event loop with every newer directive; it must not block."""
         self._directive_callbacks.append(callback)
 
-    def on_rejoin(self, callback: RejoinCallback) -> None:
+    def on_rejoin(self, callback: Callable[[worker_pb2.RegisterReply], None]) -> None:
         """Calls ``callback`` on the event loop after this process was declared dead and has registered
         as a new incarnation: leases, plans and meshes of the old one are void."""
         self._rejoin_callbacks.append(callback)
@@ -121,28 +100,28 @@ class WorkerSession:
         """
         from paceline.config.load import fleet_digest
 
-        digest, canonical = fleet_digest(self._config)
+        digest, canonical = fleet_digest(self.config)
         incarnation = secrets.randbits(63) | 1
         request = worker_pb2.RegisterRequest(
-            caller=common_pb2.Caller(worker_id=self._worker_id, incarnation=incarnation),
-            role=self._role,
+            caller=common_pb2.Caller(worker_id=self.worker_id, incarnation=incarnation),
+            role=self.role,
             host=socket.gethostname(),
             pid=os.getpid(),
             config_digest=digest,
             config_json=canonical,
             state_version=state_version,
-            ranks=self._ranks,
-            tensor_host=self._tensor_host,
+            ranks=self.ranks,
+            tensor_host=self.tensor_host,
         )
-        reply: worker_pb2.RegisterReply = await self._control.call(
+        reply: worker_pb2.RegisterReply = await self.control.call(
             "WorkerService.Register", request, timeout_s
         )
         self._incarnation = incarnation
         self._seq = 0
-        self._directive = None
+        self.directive = None
         if reply.heartbeat_s > 0:
             self._heartbeat_s = reply.heartbeat_s
-        event(log, "registered", worker=self._worker_id, incarnation=incarnation)
+        event(log, "registered", worker=self.worker_id, incarnation=incarnation)
         return reply
 
     async def run(self) -> None:
@@ -159,7 +138,7 @@ class WorkerSession:
     async def _keep(self) -> None:
         backoff = Backoff()
         while not self._closed.is_set():
-            address = self._control.address
+            address = self.control.address
             heard = False
             rejoin = False
             try:
@@ -167,48 +146,35 @@ class WorkerSession:
                     if not heard:
                         heard = True
                         backoff = Backoff()
-                        self._connected = True
-                        self._control.prefer(address)
-                    if self._closed.is_set() or not self._accept(directive):
+                        self.connected = True
+                        self.control.prefer(address)
+                    # A deposed leader may still send.
+                    order = (directive.term, directive.seq)
+                    if self._closed.is_set() or order <= self._seen:
                         continue
+                    self._seen = order
                     if directive.lifecycle == worker_pb2.LIFECYCLE_REJOIN:
                         rejoin = True
                         break
-                    self._publish(directive)
+                    self.directive = directive
+                    for callback in self._directive_callbacks:
+                        callback(directive)
                 # The leader ended the stream: it is stepping down or shutting down.
                 if not rejoin:
-                    self._control.leave(address)
+                    self.control.leave(address)
             except grpc.aio.AioRpcError as error:
-                self._control.failed(address, error)
+                self.control.failed(address, error)
             except TimeoutError:
                 event(log, "controller silent", address=address, level=logging.WARNING)
-                self._control.leave(address)
+                self.control.leave(address)
             finally:
-                self._connected = False
+                self.connected = False
             if self._closed.is_set():
                 return
             if rejoin:
                 await self._rejoin()
             else:
                 await backoff.wait(None)
-
-    async def wait_directive(
-        self, predicate: Callable[[worker_pb2.Directive], bool], timeout_s: float | None = None
-    ) -> worker_pb2.Directive:
-        """The first directive for which ``predicate`` holds, beginning with the current one.
-
-        Raises TimeoutError after ``timeout_s`` seconds.
-        """
-        if self._directive is not None and predicate(self._directive):
-            return self._directive
-        future: asyncio.Future[worker_pb2.Directive] = asyncio.get_running_loop().create_future()
-        entry = (predicate, future)
-        self._waiters.append(entry)
-        try:
-            return await asyncio.wait_for(future, timeout_s)
-        finally:
-            if entry in self._waiters:
-                self._waiters.remove(entry)
 
     def poke(self) -> None:
         """Sends a report now, because the state has changed. Thread-safe and cheap."""
@@ -224,17 +190,17 @@ class WorkerSession:
         """
         self._closed.set()
         self._poked.set()
-        if self._connected:
+        if self.connected:
             try:
                 async with asyncio.timeout(flush_s):
                     await self._over.wait()
             except TimeoutError:
-                event(log, "last report not acknowledged", logging.WARNING, worker=self._worker_id)
+                event(log, "last report not acknowledged", logging.WARNING, worker=self.worker_id)
         self._gone.set()
 
     async def _connect(self, address: str) -> Any:
         """Yields the directives of one stream from one controller; sends reports meanwhile."""
-        call = self._control.bind(address, "WorkerService.Session")(metadata=self._control.metadata)
+        call = self.control.bind(address, "WorkerService.Session")(metadata=self.control.metadata)
         sender = asyncio.create_task(self._send_reports(call))
         gone = asyncio.create_task(self._gone.wait())
         try:
@@ -266,12 +232,12 @@ class WorkerSession:
         done, _ = await asyncio.wait(awaited, timeout=doubt_s, return_when=first)
         if done:
             return done
-        asking = asyncio.ensure_future(self._control.newer_leader(address, self._seen[0]))
+        asking = asyncio.ensure_future(self.control.newer_leader(address, self._seen[0]))
         try:
             left_s = max(SILENCE_S, 4 * self._heartbeat_s) - doubt_s
             done, _ = await asyncio.wait({*awaited, asking}, timeout=left_s, return_when=first)
             if asking in done and done == {asking}:
-                self._control.prefer(asking.result())
+                self.control.prefer(asking.result())
             return done - {asking}
         finally:
             asking.cancel()
@@ -281,9 +247,9 @@ class WorkerSession:
         while True:
             self._poked.clear()
             last = self._closed.is_set()
-            report = self._report()
+            report = self.report()
             self._seq += 1
-            report.caller.worker_id = self._worker_id
+            report.caller.worker_id = self.worker_id
             report.caller.incarnation = self._incarnation
             report.seq = self._seq
             try:
@@ -302,28 +268,9 @@ class WorkerSession:
             except TimeoutError:
                 pass
 
-    def _accept(self, directive: worker_pb2.Directive) -> bool:
-        """Whether the directive is newer than all before: a deposed leader may still send."""
-        key = (directive.term, directive.seq)
-        if key <= self._seen:
-            return False
-        self._seen = key
-        return True
-
-    def _publish(self, directive: worker_pb2.Directive) -> None:
-        self._directive = directive
-        for callback in self._directive_callbacks:
-            callback(directive)
-        for predicate, future in list(self._waiters):
-            if not future.done() and predicate(directive):
-                future.set_result(directive)
-
     async def _rejoin(self) -> None:
-        event(log, "declared dead, rejoining", worker=self._worker_id, level=logging.WARNING)
-        self._directive = None
-        reply = await self.register(self._report().state_version)
+        event(log, "declared dead, rejoining", worker=self.worker_id, level=logging.WARNING)
+        self.directive = None
+        reply = await self.register(self.report().state_version)
         for callback in self._rejoin_callbacks:
             callback(reply)
-
-
-__all__ = ["RequestRefused", "WorkerSession"]

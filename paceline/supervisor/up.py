@@ -229,7 +229,8 @@ class LocalRun:
         out = self.run_dir / "export"
         self.console.note(f"exporting {checkpoint}")
         trust = ["--trust-remote-code"] if self.config.model.trust_remote_code else []
-        command = (*python_module("policy_worker.checkpoint.export"), checkpoint, str(out), *trust)
+        # A process of its own, because this one must not import torch.
+        command = (*python_module("paceline"), "export", checkpoint, "--out", str(out), *trust)
         log = self.run_dir / "logs" / "export.log"
         child = await Child.start(ChildSpec("export", "export", command, os.environ, log))
         ended = asyncio.create_task(child.wait())

@@ -11,6 +11,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -86,10 +87,6 @@ def _to_host(folds: Sequence[Tensor]) -> list[bytes]:
         return []
     if len({fold.device for fold in folds}) > 1:
         folds = [fold.cpu() for fold in folds]
-    raw = torch.cat(list(folds)).cpu().numpy().astype("<i8", copy=False).tobytes()
-    parts, start = [], 0
-    for fold in folds:
-        end = start + fold.numel() * 8
-        parts.append(raw[start:end])
-        start = end
-    return parts
+    whole = torch.cat(list(folds)).cpu().numpy().astype("<i8", copy=False)
+    ends = np.cumsum([fold.numel() for fold in folds])
+    return [part.tobytes() for part in np.split(whole, ends[:-1])]

@@ -12,7 +12,8 @@ import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NoReturn
 
 import torch
 
@@ -30,45 +31,37 @@ LinkKey = tuple[int, int]
 lets an epoch be counted again, for another process."""
 
 
+@dataclass(eq=False)
 class WeightLink:
     """One link, as one of its ends sees it."""
 
-    def __init__(self, epoch: int, peer: str, newest: int | None = None) -> None:
-        self.epoch = epoch
-        self.peer = peer
-        """Worker id of the other end."""
-        self.newest = newest
-        """Newest version that the controller knew when it named the link."""
-        self.withdrawn = threading.Event()
-        self.formed = False
+    epoch: int
+    peer: str
+    """Worker id of the other end."""
+    newest: int | None = None
+    """Newest version that the controller knew when it named the link."""
+    withdrawn: threading.Event = field(default_factory=threading.Event)
+    formed: bool = False
 
 
+@dataclass(kw_only=True, eq=False)
 class LinkEnd(ABC):
     """Base class of publisher and receiver. Links are served by threads; methods do not block."""
 
-    rank: int
+    rank: ClassVar[int]
     """In the mesh of each link."""
-    thread_name: str
+    thread_name: ClassVar[str]
+    url: str
+    """Redis URL of the rendezvous."""
+    run_id: str
+    device: torch.device
+    """Of the weights."""
+    on_link_error: Callable[[int, str], None]
+    """Called from a link's thread with the epoch of a link that failed and the reason."""
+    host: str | None = None
+    """As for ProcessMesh.form()."""
 
-    def __init__(
-        self,
-        *,
-        url: str,
-        run_id: str,
-        device: torch.device,
-        on_link_error: Callable[[int, str], None],
-        host: str | None = None,
-    ) -> None:
-        """``url``: Redis URL of the rendezvous. ``device``: device of the weights.
-
-        ``on_link_error``: called from a link's thread with the epoch of a link that failed and the
-        reason. ``host``: as for ProcessMesh.form().
-        """
-        self._url = url
-        self._run_id = run_id
-        self._device = device
-        self._host = host
-        self._on_link_error = on_link_error
+    def __post_init__(self) -> None:
         self._changed = threading.Condition()
         self._links: dict[LinkKey, WeightLink] = {}
         self._threads: list[threading.Thread] = []
@@ -113,13 +106,13 @@ class LinkEnd(ABC):
         mesh: ProcessMesh | None = None
         try:
             mesh = ProcessMesh.form(
-                url=self._url,
-                key=f"paceline:{self._run_id}:rdv:link:{link.epoch}",
+                url=self.url,
+                key=f"paceline:{self.run_id}:rdv:link:{link.epoch}",
                 rank=self.rank,
                 size=2,
-                device=self._device,
+                device=self.device,
                 cancelled=link.withdrawn.is_set,
-                host=self._host,
+                host=self.host,
             )
             self.transfer(link, mesh)
         except EpochCancelled:
@@ -132,7 +125,7 @@ class LinkEnd(ABC):
             if not link.withdrawn.is_set():
                 fields = {"epoch": link.epoch, "peer": link.peer, "error": error}
                 event(_log, "weights link failed", logging.WARNING, **fields)
-                self._on_link_error(link.epoch, str(error))
+                self.on_link_error(link.epoch, str(error))
         finally:
             link.formed = False
             if mesh is not None:

@@ -17,9 +17,9 @@ _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
 
-def write_durably(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as stream:
-        stream.write(text)
+def write_durably(path: Path, data: bytes | str) -> None:
+    with path.open("wb") as stream:
+        stream.write(data.encode() if isinstance(data, str) else data)
         stream.flush()
         os.fsync(stream.fileno())
 

@@ -7,9 +7,9 @@
 
 - A directory named ``step-…`` with a ``meta.json`` is complete. At whatever instant the process dies,
   the complete checkpoints are the old ones, or the old ones and the new one.
-- Nothing in it can run code: tensors are safetensors, the rest is JSON. torch.distributed.checkpoint
-  plans, writes and reads the tensors. The files' headers describe the slices of each rank, so a
-  checkpoint of any number of ranks loads into any other number, and ranks exchange no plan.
+- Nothing in it can run code: tensors are safetensors, the rest is JSON. The files' headers describe the
+  slices of each rank, so a checkpoint of any number of ranks loads into any other number, and ranks
+  exchange no plan.
 - A writer holds a lock on its unfinished directory. The next writer removes an unfinished directory
   that nobody has locked.
 """
@@ -87,7 +87,7 @@ class Checkpointer:
     """
 
     def __init__(self, run_dir: Path, config: Config, replica: RankGroup | None = None) -> None:
-        self._root = Path(run_dir).absolute() / "checkpoints"
+        self._root = run_dir.absolute() / "checkpoints"
         self._config = config
         self._replica = replica or RankGroup()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
@@ -106,6 +106,7 @@ class Checkpointer:
             step=state.step,
             version=state.version,
             writer=f"{self._replica.identity}-{self._saves}",
+            path=self._root / f"step-{state.step:06d}",
             snapshot=StateSnapshot.take(named_tensors(state), self._replica.rank),
             random=rng.capture(),
             groups=[_scalars(group) for group in state.optimizer.param_groups],
@@ -123,7 +124,6 @@ class Checkpointer:
         """
         path = Path(path)
         meta = read_meta(path)
-        check_files(path, meta)
         targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
         if strange := sorted(targets.keys() ^ stored_tensors(path).keys()):
             where = "checkpoint" if strange[0] in targets else "model"
@@ -163,23 +163,25 @@ class Checkpointer:
     # -- writer thread ------------------------------------------------------------------------
 
     def _write(self, job: _Job) -> CheckpointInfo:
-        partial = self._root / f".step-{job.step:06d}.{job.writer}"
+        partial = job.path.with_name(f".{job.path.name}.{job.writer}")
         try:
             if self._replica.leads:
-                return self._write_and_complete(job, partial)
-            self._await_message(job, 0)
-            files = self._write_mine(job, partial)
-            self._send(job, {"files": files})
-            size = sum(f["size"] for f in files.values())
-            return CheckpointInfo(
-                self._path(job), job.step, job.version, size, time.monotonic() - job.begun
-            )
+                files = self._write_and_complete(job, partial)
+            else:
+                self._await_message(job, 0)
+                files = self._write_mine(job, partial)
+                self._send(job, {"files": files})
         except BaseException as error:
             self._send(job, {"error": str(error)})
             event(log, "checkpoint failed", logging.ERROR, step=job.step, error=error)
             raise
+        size, seconds = sum(f["size"] for f in files.values()), time.monotonic() - job.begun
+        if self._replica.leads:
+            event(log, "checkpoint", step=job.step, version=job.version, bytes=size, s=seconds)
+        return CheckpointInfo(job.path, job.step, job.version, size, seconds)
 
-    def _write_and_complete(self, job: _Job, partial: Path) -> CheckpointInfo:
+    def _write_and_complete(self, job: _Job, partial: Path) -> dict[str, Any]:
+        """Name and fingerprint of the files of all ranks."""
         self._root.mkdir(parents=True, exist_ok=True)
         for path in self._root.iterdir():
             if _UNFINISHED.fullmatch(path.name):
@@ -194,16 +196,11 @@ class Checkpointer:
                     raise CheckpointError(f"the ranks' slices do not make up {gap}")
                 write_durably(partial / META, json.dumps(self._meta(job, files), indent=1))
                 sync_directory(partial)
-                put_in_place(partial, self._path(job))
+                put_in_place(partial, job.path)
+                return files
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
-        size = sum(f["size"] for f in files.values())
-        info = CheckpointInfo(
-            self._path(job), job.step, job.version, size, time.monotonic() - job.begun
-        )
-        event(log, "checkpoint", step=job.step, version=job.version, bytes=size, s=info.seconds)
-        return info
 
     def _write_mine(self, job: _Job, partial: Path) -> dict[str, Any]:
         """Name and fingerprint of each file this rank has written."""
@@ -213,9 +210,6 @@ class Checkpointer:
         names.append(rng.file_name(rank))
         write_durably(partial / names[-1], json.dumps(job.random))
         return {name: fingerprint(partial / name) for name in names}
-
-    def _path(self, job: _Job) -> Path:
-        return self._root / f"step-{job.step:06d}"
 
     def _meta(self, job: _Job, files: dict[str, Any]) -> dict[str, Any]:
         model = self._config.model
@@ -270,6 +264,7 @@ class _Job:
     step: Step
     version: Version
     writer: str
+    path: Path
     snapshot: StateSnapshot
     random: dict[str, Any]
     groups: list[dict[str, Any]]
@@ -287,7 +282,10 @@ def complete_checkpoints(run_dir: Path) -> list[Path]:
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """``meta.json`` of a complete checkpoint. Raises CheckpointError with the reason."""
+    """``meta.json`` of a complete checkpoint.
+
+    Raises CheckpointError with the reason, also if a file is missing or its bytes are not those written.
+    """
     if not path.is_dir():
         others = complete_checkpoints(path.absolute().parent.parent)
         hint = f"; the newest beside it is {others[-1]}" if others else ""
@@ -302,11 +300,6 @@ def read_meta(path: Path) -> dict[str, Any]:
         raise CheckpointError(
             f"{path} has format {meta.get('format')}, this version reads {FORMAT}"
         )
-    return meta
-
-
-def check_files(path: Path, meta: dict[str, Any]) -> None:
-    """Raises CheckpointError if a file is missing or its bytes are not those written."""
     for name, wanted in meta["files"].items():
         if Path(name).name != name:
             raise CheckpointError(f"{path / META} names {name!r}, which is not a file beside it")
@@ -316,6 +309,7 @@ def check_files(path: Path, meta: dict[str, Any]) -> None:
             raise CheckpointError(f"{path} is damaged: {name} is missing") from None
         if found != wanted:
             raise CheckpointError(f"{path} is damaged: {name} is {found}, was written as {wanted}")
+    return meta
 
 
 def named_tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:

@@ -1,18 +1,15 @@
 """Export of a checkpoint to a Hugging Face directory, which transformers and vLLM load.
 
-    python -m policy_worker.checkpoint.export CHECKPOINT OUT [--model PATH] [--dtype bfloat16]
-
 The weights come from the checkpoint, everything else (architecture, generation settings, tokenizer)
 from the model that the run started from. The directory appears whole or not at all.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import shutil
-import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +19,20 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging as transformers_logging
 
 from paceline.errors import BadInput
+from paceline.process.structured_log import first_line
 from policy_worker.checkpoint.atomic_directory import locked_directory, put_in_place, write_durably
-from policy_worker.checkpoint.checkpoint import CheckpointError, check_files, read_meta
+from policy_worker.checkpoint.checkpoint import CheckpointError, read_meta
 from policy_worker.checkpoint.shards import read_shards, stored_tensors
 
 MARKER = "paceline.json"
 """File that names an export's checkpoint. An existing directory is replaced only if it has one."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _WEIGHTS = "model."
+_TOKENIZER_FILES = (
+    *("tokenizer*", "chat_template*", "added_tokens.json", "special_tokens_map.json"),
+    *("vocab.json", "vocab.txt", "merges.txt"),
+    *("*.tiktoken", "*spiece.model", "*sentencepiece.bpe.model"),
+)
 
 
 class ExportError(BadInput):
@@ -58,7 +61,6 @@ def export(
         raise ExportError(f"{out} exists and is not an earlier export: choose another directory")
     try:
         meta = read_meta(checkpoint)
-        check_files(checkpoint, meta)
     except CheckpointError as error:
         raise ExportError(str(error)) from error
     source = str(model_path or meta["model"]["path"])
@@ -106,12 +108,11 @@ def _model_of(
     try:
         config = AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         remedy = "name it with --model"
         if not trust_remote_code and "trust_remote_code" in str(error):
             remedy = "it comes with code of its own, which --trust-remote-code runs"
         raise ExportError(
-            f"the original model {source!r} cannot be read ({reason}): {remedy}"
+            f"the original model {source!r} cannot be read ({first_line(error)}): {remedy}"
         ) from error
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
@@ -145,27 +146,12 @@ def _save_tokenizer(out: Path, tokenizer: str, trust_remote_code: bool) -> None:
                 tokenizer, trust_remote_code=trust_remote_code
             ).save_pretrained(out)
         except (OSError, ValueError) as error:
-            reason = str(error).strip().splitlines()[0]
+            reason = first_line(error)
             raise ExportError(f"the tokenizer {tokenizer!r} cannot be read ({reason})") from error
         return
     for file in folder.iterdir():
-        if file.is_file() and _belongs_to_tokenizer(file.name):
+        if file.is_file() and any(fnmatchcase(file.name, name) for name in _TOKENIZER_FILES):
             shutil.copyfile(file, out / file.name)
-
-
-def _belongs_to_tokenizer(name: str) -> bool:
-    exact = {
-        "vocab.json",
-        "merges.txt",
-        "added_tokens.json",
-        "special_tokens_map.json",
-        "vocab.txt",
-    }
-    return (
-        name in exact
-        or name.startswith(("tokenizer", "chat_template"))
-        or name.endswith((".tiktoken", "spiece.model", "sentencepiece.bpe.model"))
-    )
 
 
 def _empty(directory: Path) -> None:
@@ -174,35 +160,3 @@ def _empty(directory: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink()
-
-
-def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m policy_worker.checkpoint.export",
-        description="Write a checkpoint's weights as a Hugging Face directory of safetensors.",
-    )
-    parser.add_argument("checkpoint", help="directory of a complete checkpoint (step-000123)")
-    parser.add_argument("out", help="directory to write")
-    parser.add_argument("--model", help="original model; default: the one the checkpoint names")
-    parser.add_argument("--dtype", choices=sorted(DTYPES), help="default: as stored")
-    parser.add_argument(
-        "--trust-remote-code", action="store_true", help="run the original model's own code"
-    )
-    chosen = parser.parse_args(arguments)
-    try:
-        out = export(
-            chosen.checkpoint,
-            chosen.model,
-            chosen.out,
-            chosen.dtype,
-            trust_remote_code=chosen.trust_remote_code,
-        )
-    except ExportError as error:
-        print(f"export: {error}", file=sys.stderr)
-        return 2
-    print(out)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

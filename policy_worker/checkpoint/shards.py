@@ -1,40 +1,28 @@
-"""Shards of a checkpoint: slices of tensors as safetensors, through torch.distributed.checkpoint.
+"""Shards of a checkpoint: slices of tensors as safetensors, in the format of torch.distributed.checkpoint.
 
 Every rank writes the slices it stores, with their offsets in the file's header, and knows nothing of
-the other ranks. A reader combines the headers of all files and reads, for each slice it needs, the
-overlapping parts of stored slices.
+the other ranks. torch's reader combines the headers of all files and reads, for each slice it needs,
+the overlapping parts of stored slices.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import json
 import math
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
+from safetensors.torch import save
 from torch import Tensor
-from torch.distributed.checkpoint import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import (
-    ChunkStorageMetadata,
-    Metadata,
-    MetadataIndex,
-    StorageMeta,
-    TensorProperties,
-)
-from torch.distributed.checkpoint.planner import (
-    SavePlan,
-    SavePlanner,
-    TensorWriteData,
-    WriteItem,
-    WriteItemType,
-)
 from torch.distributed.tensor import DTensor
+
+from policy_worker.checkpoint.atomic_directory import write_durably
 
 FILE_BYTES = 1 << 30
 """A file is serialised in memory before it is written: more tensors than this go to another file."""
@@ -49,8 +37,6 @@ class TensorSlice:
     """In host memory, owned by the snapshot."""
     offset: tuple[int, ...]
     """Of the slice in the whole tensor."""
-    shape: torch.Size
-    """Of the whole tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +61,7 @@ class StateSnapshot:
             if local.numel() == 0 or (rank and not isinstance(tensor, DTensor)):
                 continue
             on_device |= local.is_cuda
-            pieces[name] = TensorSlice(_copy(local), offset, tensor.shape)
+            pieces[name] = TensorSlice(_copy(local), offset)
         if on_device:
             torch.cuda.synchronize()
         return cls(pieces, shapes)
@@ -83,11 +69,15 @@ class StateSnapshot:
 
 def write_shards(snapshot: StateSnapshot, directory: Path, rank: int) -> list[str]:
     """Writes and fsyncs the snapshot's slices. Returns the names of the new files."""
-    if not snapshot.pieces:
-        return []
-    writer = _Writer(str(directory), _file_indices(snapshot.pieces), rank)
-    dcp.save({}, storage_writer=writer, planner=_SavePlanner(snapshot.pieces), no_dist=True)
-    return sorted(path.name for path in directory.glob(f"shard-{rank + 1:05d}-*.safetensors"))
+    files, names = _files_of(snapshot.pieces), []
+    for number, pieces in enumerate(files, start=1):
+        offsets = {name: {"saved_offsets": piece.offset} for name, piece in pieces.items()}
+        # What HuggingFaceStorageReader looks for in the header.
+        header = {"DCP_SHARDING_INFO": json.dumps(offsets), "DCP_VERSION": "1.0", "format": "pt"}
+        names.append(f"shard-{rank + 1:05d}-model-{number:05d}-of-{len(files):05d}.safetensors")
+        tensors = {name: piece.data for name, piece in pieces.items()}
+        write_durably(directory / names[-1], save(tensors, header))
+    return names
 
 
 def read_shards(directory: Path, targets: Mapping[str, Tensor]) -> None:
@@ -122,65 +112,16 @@ def first_gap(directory: Path, shapes: Mapping[str, torch.Size]) -> str | None:
     return None
 
 
-class _Writer(HuggingFaceStorageWriter):  # type: ignore[misc]
-    def __init__(self, path: str, indices: dict[str, int], rank: int) -> None:
-        super().__init__(path, fqn_to_index_mapping=indices, save_distributed=True)
-        self._rank_index = rank + 1
-
-    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        # The base class numbers the plans it is given; here a rank only ever sees its own.
-        data = {
-            "fqn_to_index_mapping": self.fqn_to_index_mapping,
-            "shard_index": self._rank_index,
-        }
-        return [dataclasses.replace(plan, storage_data=data) for plan in plans]
-
-    def finish(self, metadata: Metadata, results: list[list[Any]]) -> None:
-        pass  # the files' headers say everything
-
-
-class _SavePlanner(SavePlanner):  # type: ignore[misc]
-    """Writes exactly the given pieces; first_gap() checks afterwards that all ranks' pieces add up."""
-
-    def __init__(self, pieces: Mapping[str, TensorSlice]) -> None:
-        self._pieces = pieces
-
-    def set_up_planner(
-        self,
-        state_dict: dict[str, Any],
-        storage_meta: StorageMeta | None = None,
-        is_coordinator: bool = False,
-    ) -> None:
-        pass
-
-    def create_local_plan(self) -> SavePlan:
-        return SavePlan([_write_item(name, piece) for name, piece in self._pieces.items()])
-
-    def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
-        return all_plans, Metadata(state_dict_metadata={})
-
-    def finish_plan(self, new_plan: SavePlan) -> SavePlan:
-        return new_plan
-
-    def resolve_data(self, write_item: WriteItem) -> Tensor:
-        return self._pieces[write_item.index.fqn].data
-
-
-def _write_item(name: str, piece: TensorSlice) -> WriteItem:
-    offset = torch.Size(piece.offset)
-    chunk = ChunkStorageMetadata(offsets=offset, sizes=piece.data.shape)
-    data = TensorWriteData(chunk, TensorProperties.create_from_tensor(piece.data), piece.shape)
-    return WriteItem(MetadataIndex(name, offset), WriteItemType.SHARD, tensor_data=data)
-
-
-def _file_indices(pieces: Mapping[str, TensorSlice]) -> dict[str, int]:
-    indices, file, filled = {}, 1, 0
+def _files_of(pieces: Mapping[str, TensorSlice]) -> list[dict[str, TensorSlice]]:
+    files: list[dict[str, TensorSlice]] = []
+    filled = FILE_BYTES
     for name, piece in pieces.items():
-        if filled and filled + piece.data.nbytes > FILE_BYTES:
-            file, filled = file + 1, 0
+        if filled + piece.data.nbytes > FILE_BYTES:
+            files.append({})
+            filled = 0
+        files[-1][name] = piece
         filled += piece.data.nbytes
-        indices[name] = file
-    return indices
+    return files
 
 
 def _slice_of(tensor: Tensor) -> tuple[Tensor, tuple[int, ...]]:

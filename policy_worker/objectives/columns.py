@@ -1,4 +1,9 @@
-"""Columns of tokens: everything the loss reads of each completion token, by name."""
+"""Columns of tokens: everything the loss reads of each completion token, by name.
+
+Advantages compare the reward of a completion with those of its group. Weights are such that the plain
+sum over a whole step is the loss: they depend only on the step's totals and on a sequence's own length,
+never on the replica or micro-batch of the sequence, so gradients of parts add up to that of the step.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,17 @@ from typing import Generic, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from paceline.config.schema import Config
+from policy_worker.step.batch import Floats, Ints
 from policy_worker.step.packing import MicroBatch
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
+EPSILON = 1e-4
+"""Added to the standard deviation, so that nearly equal rewards do not explode."""
 FLOATS = ("behaviour", "advantage", "weight", "trained", "staleness")
 
 
@@ -52,3 +62,46 @@ class TokenColumns(Generic[Array]):
             sequences=len(micro.sequence_index),
             reference=reference,
         )
+
+
+def group_advantages(
+    reward: NDArray[np.float64], sequences: Ints, *, normalise: bool
+) -> NDArray[np.float64]:
+    """reward [S], group after group, ``sequences`` [G] in each -> advantages [S].
+
+    reward - mean of the group; with ``normalise`` divided by (standard deviation of the group, of a
+    sample, + EPSILON). Exactly 0 throughout a group whose rewards are all equal. Sources: GRPO, Shao et
+    al., arXiv 2402.03300; without the division: Dr. GRPO, Liu et al., arXiv 2503.20783.
+    """
+    group = np.repeat(np.arange(len(sequences)), sequences)
+    mean = np.bincount(group, reward, len(sequences)) / sequences
+    starts = np.cumsum(sequences) - sequences
+    lowest = np.minimum.reduceat(reward, starts)
+    equal = lowest == np.maximum.reduceat(reward, starts)
+    # The mean of equal numbers may differ from them in the last bit.
+    centred = np.where(equal[group], 0.0, reward - mean[group])
+    if not normalise:
+        return centred
+    variance = np.bincount(group, centred**2, len(sequences)) / np.maximum(sequences - 1, 1)
+    result: NDArray[np.float64] = centred / (np.sqrt(variance) + EPSILON)[group]
+    return result
+
+
+def token_weights(
+    trained: Floats, length: Ints, tokens: int, sequences: int, config: Config
+) -> Floats:
+    """trained [C] (1 or 0), length [S] in tokens (their sum is C) -> float32 [C].
+
+    ``tokens`` (trainable) and ``sequences``: of the whole step, on all replicas. token_mean: 1 / tokens.
+    sequence_mean: 1 / (the sequence's trainable tokens * sequences). dr_grpo: 1 / (rollout.max_tokens *
+    sequences). 0 for tokens that are not trained. Sources: token_mean, DAPO, arXiv 2503.14476;
+    sequence_mean, GRPO, arXiv 2402.03300; dr_grpo, arXiv 2503.20783.
+    """
+    if config.train.aggregation == "token_mean":
+        return trained / np.float32(max(tokens, 1))
+    if config.train.aggregation == "dr_grpo":
+        return trained / np.float32(config.rollout.max_tokens * max(sequences, 1))
+    starts = np.cumsum(length) - length
+    own = np.maximum(np.add.reduceat(trained.astype(np.float64), starts), 1.0)
+    weights: Floats = (trained / np.repeat(own * max(sequences, 1), length)).astype(np.float32)
+    return weights

@@ -13,9 +13,12 @@ from torch import Tensor
 
 from paceline.config.schema import TrainConfig
 from policy_worker.objectives.columns import TokenColumns
-from policy_worker.objectives.kl import token_kl
-from policy_worker.objectives.masks import ratio_mask
-from policy_worker.objectives.proximal_policy import proximal_policy, ratio
+from policy_worker.objectives.importance_ratio import (
+    LOG_RATIO_LIMIT,
+    proximal_policy,
+    ratio,
+    ratio_mask,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +56,20 @@ def grpo_loss(logprobs: Tensor, columns: TokenColumns[Tensor], config: TrainConf
         kl = token_kl(logprobs, columns.reference, config.kl_estimator)
         total = total + config.kl_coef * (kl * columns.weight).sum()
         kl = kl.detach()
-    return Loss(
-        total,
-        ratio(before, columns.behaviour),
-        (bounded < surrogate).detach(),
-        kl,
-    )
+    clipped = (bounded < surrogate).detach()
+    return Loss(total, ratio(before, columns.behaviour), clipped, kl)
+
+
+def token_kl(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:
+    """Per token, of log-probs [C] of the sampled tokens; differentiable in ``logprobs``.
+
+    With r = reference / policy: k1 = -log r (unbiased), k2 = (log r)^2 / 2 (its gradient is that of
+    the KL), k3 = r - 1 - log r (unbiased, never negative). Source: J. Schulman, "Approximating KL
+    divergence", http://joschu.net/blog/kl-approx.html
+    """
+    log_r = reference - logprobs
+    if estimator == "k1":
+        return -log_r
+    if estimator == "k2":
+        return 0.5 * log_r.square()
+    return torch.expm1(log_r.clamp(max=LOG_RATIO_LIMIT)) - log_r

@@ -27,6 +27,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from datetime import timedelta
 from typing import Any
 
@@ -38,14 +39,14 @@ from paceline.errors import UserError
 from paceline.process.structured_log import event
 from paceline.process.user_code import python_module
 from paceline.v1 import rollout_pb2
-from policy_worker.ranks.commands import RankCommand
-from policy_worker.ranks.follower_bootstrap import RANK_SETTINGS, die_with_parent
+from policy_worker.ranks.follower_bootstrap import RANK_SETTINGS, RankSettings, die_with_parent
 
 log = logging.getLogger(__name__)
 
 FOREVER = timedelta(days=365)
 """Between two commands lies however long the rollouts take. Death is noticed by other means."""
-
+STOP = "stop"
+"""The command after which the process exits; every other is the name of a method of Trainer."""
 
 _EPOCH = struct.Struct("=q")
 
@@ -55,99 +56,58 @@ class ReplicaBroken(UserError):
 
 
 class RankGroup:
-    """The group of a replica of one rank, which has nobody to announce anything to or to wait for."""
+    """The ranks of one replica on one host. Rank 0 gets it from ``start_ranks``, the others from
+    ``join_ranks``. A replica of one rank has nobody to announce anything to or to wait for."""
 
-    rank = 0
-    size = 1
     mesh: DeviceMesh | None = None
     """One-dimensional device mesh over the ranks; None for one rank."""
-    store: dist.Store | None = None
-    """Key-value store the ranks share, for background threads; None for one rank."""
 
-    def __init__(self, identity: str | None = None) -> None:
-        self.identity = identity or secrets.token_hex(6)
+    def __init__(
+        self,
+        settings: RankSettings | None = None,
+        store: dist.Store | None = None,
+        epochs: mmap.mmap | None = None,
+        children: Sequence[subprocess.Popen[bytes]] = (),
+    ) -> None:
+        """``epochs``: memory that the ranks share. Without any arguments: the group of one rank."""
+        self.rank, self.size = (settings.rank, settings.size) if settings else (0, 1)
+        self.identity = settings.identity if settings else secrets.token_hex(6)
         """Random name, equal on all ranks, different for every replica ever started."""
+        self.store = store
+        """Key-value store the ranks share, for background threads; None for one rank."""
+        self._epochs = epochs or bytearray(_EPOCH.size)
+        self._children = children
+        self._closing = threading.Event()
+        if settings is None:
+            return
+        for child in children:
+            threading.Thread(
+                target=self._watch, args=(child,), name=f"rank-{child.pid}", daemon=True
+            ).start()
+        with _loopback():
+            backend = "cpu:gloo,cuda:nccl" if settings.device == "cuda" else "gloo"
+            dist.init_process_group(
+                backend,
+                store=dist.PrefixStore("world", store),
+                rank=self.rank,
+                world_size=self.size,
+                timeout=timedelta(minutes=30),
+            )
+            # A group of its own, so that waiting for a command has no time limit while a
+            # collective over parameters keeps one.
+            self._control = dist.new_group(backend="gloo", timeout=FOREVER)
+            self.mesh = dist.init_device_mesh(
+                settings.device, (self.size,), mesh_dim_names=("shard",)
+            )
 
     @property
     def leads(self) -> bool:
         return self.rank == 0
 
     def announce(
-        self, command: RankCommand, groups: Sequence[rollout_pb2.Group] = (), **arguments: Any
+        self, command: str, groups: Sequence[rollout_pb2.Group] = (), **arguments: Any
     ) -> None:
         """Rank 0: hands the command and its JSON arguments to the others, where it has no effect."""
-
-    def next_command(self) -> tuple[RankCommand, dict[str, Any]]:
-        """Ranks above 0: blocks until rank 0 announces the next command."""
-        raise ReplicaBroken("a replica of one rank has nobody to take commands from")
-
-    def agree(self, ok: bool) -> bool:
-        """Collective. True on every rank if ``ok`` was true on every rank."""
-        return ok
-
-    def gather(self, value: Any) -> list[Any]:
-        """Collective. Every rank's JSON value, in rank order, on every rank."""
-        return [value]
-
-    def broadcast_bytes(self, data: bytes | None, source: int = 0) -> bytes:
-        """Collective. The bytes of rank ``source``, on every rank; those of the others are ignored."""
-        return data or b""
-
-    def all_sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Collective. Adds ``tensor`` (any dtype, on the replica's device) up over ranks, in place."""
-        return tensor
-
-    def end_epoch(self, epoch: int) -> None:
-        """Any rank, any thread, without blocking: mesh epochs up to ``epoch`` are over for all."""
-
-    def epoch_over(self, epoch: int) -> bool:
-        """Any rank, any thread, without blocking: whether a rank has ended ``epoch``."""
-        return False
-
-    def close(self) -> None:
-        """Rank 0: has the other ranks exit with 0, and waits for them."""
-
-
-class MultiRankGroup(RankGroup):
-    """Two or more ranks on one host. Rank 0 gets it from ``start_ranks``, the others from ``join_ranks``."""
-
-    def __init__(
-        self,
-        *,
-        rank: int,
-        size: int,
-        identity: str,
-        store: dist.Store,
-        epochs: mmap.mmap,
-        device_type: str,
-        children: Sequence[subprocess.Popen[bytes]] = (),
-    ) -> None:
-        super().__init__(identity)
-        self.rank, self.size, self.store = rank, size, store
-        self._epochs = epochs
-        self._children = children
-        self._closing = threading.Event()
-        for child in children:
-            threading.Thread(
-                target=self._watch, args=(child,), name=f"rank-{child.pid}", daemon=True
-            ).start()
-        with _loopback():
-            backend = "cpu:gloo,cuda:nccl" if device_type == "cuda" else "gloo"
-            dist.init_process_group(
-                backend,
-                store=dist.PrefixStore("world", store),
-                rank=rank,
-                world_size=size,
-                timeout=timedelta(minutes=30),
-            )
-            # A group of its own, so that waiting for a command has no time limit while a
-            # collective over parameters keeps one.
-            self._control = dist.new_group(backend="gloo", timeout=FOREVER)
-            self.mesh = dist.init_device_mesh(device_type, (size,), mesh_dim_names=("shard",))
-
-    def announce(
-        self, command: RankCommand, groups: Sequence[rollout_pb2.Group] = (), **arguments: Any
-    ) -> None:
         if not self.leads:
             return
         self.broadcast_bytes(json.dumps([command, arguments, len(groups)]).encode())
@@ -155,25 +115,37 @@ class MultiRankGroup(RankGroup):
             packed = rollout_pb2.SubmitRequest(groups=groups)
             self.broadcast_bytes(packed.SerializeToString())
 
-    def next_command(self) -> tuple[RankCommand, dict[str, Any]]:
+    def next_command(self) -> tuple[str, dict[str, Any]]:
+        """Ranks above 0: blocks until rank 0 announces the next command."""
+        if self.leads:
+            raise ReplicaBroken("rank 0 has nobody to take commands from")
         command, arguments, groups = json.loads(self.broadcast_bytes(None))
         if groups:
             packed = self.broadcast_bytes(None)
             arguments["groups"] = rollout_pb2.SubmitRequest.FromString(packed).groups
-        return RankCommand(command), arguments
+        return command, arguments
 
     def agree(self, ok: bool) -> bool:
+        """Collective. True on every rank if ``ok`` was true on every rank."""
+        if self.size == 1:
+            return ok
         flag = torch.tensor([int(ok)], dtype=torch.int32)
         with _replica_errors():
             dist.all_reduce(flag, dist.ReduceOp.MIN, group=self._control)
         return bool(flag.item())
 
     def gather(self, value: Any) -> list[Any]:
+        """Collective. Every rank's JSON value, in rank order, on every rank."""
+        if self.size == 1:
+            return [value]
         data = json.dumps(value).encode()
         return [json.loads(self.broadcast_bytes(data, rank)) for rank in range(self.size)]
 
     def broadcast_bytes(self, data: bytes | None, source: int = 0) -> bytes:
+        """Collective. The bytes of rank ``source``, on every rank; those of the others are ignored."""
         mine = bytearray(data or b"") if self.rank == source else bytearray()
+        if self.size == 1:
+            return bytes(mine)
         size = torch.tensor([len(mine)])
         with _replica_errors():
             dist.broadcast(size, source, group=self._control)
@@ -184,29 +156,30 @@ class MultiRankGroup(RankGroup):
         return bytes(buffer.numpy().tobytes())
 
     def all_sum(self, tensor: torch.Tensor) -> torch.Tensor:
-        with _replica_errors():
-            dist.all_reduce(tensor)
+        """Collective. Adds ``tensor`` (any dtype, on the replica's device) up over ranks, in place."""
+        if self.size > 1:
+            with _replica_errors():
+                dist.all_reduce(tensor)
         return tensor
 
     def end_epoch(self, epoch: int) -> None:
+        """Any rank, any thread, without blocking: mesh epochs up to ``epoch`` are over for all."""
         # Each rank writes a word of its own: two writers of one word could undo each other.
         if epoch > self._ended_by(self.rank):
             _EPOCH.pack_into(self._epochs, self.rank * _EPOCH.size, epoch)
 
     def epoch_over(self, epoch: int) -> bool:
+        """Any rank, any thread, without blocking: whether a rank has ended ``epoch``."""
         return any(self._ended_by(rank) >= epoch for rank in range(self.size))
 
-    def _ended_by(self, rank: int) -> int:
-        (epoch,) = _EPOCH.unpack_from(self._epochs, rank * _EPOCH.size)
-        return int(epoch)
-
     def close(self) -> None:
-        if self._closing.is_set():
+        """Rank 0: has the other ranks exit with 0, and waits for them."""
+        if self.size == 1 or self._closing.is_set():
             return
         self._closing.set()
         if self.leads:
             with contextlib.suppress(ReplicaBroken):
-                self.announce(RankCommand.STOP)
+                self.announce(STOP)
             for child in self._children:
                 try:
                     child.wait(10.0)
@@ -215,6 +188,10 @@ class MultiRankGroup(RankGroup):
                     child.wait()
         if dist.is_initialized():
             dist.destroy_process_group()
+
+    def _ended_by(self, rank: int) -> int:
+        (epoch,) = _EPOCH.unpack_from(self._epochs, rank * _EPOCH.size)
+        return int(epoch)
 
     def _watch(self, child: subprocess.Popen[bytes]) -> None:
         status = child.wait()
@@ -251,7 +228,6 @@ def start_ranks(
     if threading.current_thread() is not threading.main_thread():
         # PR_SET_PDEATHSIG fires when the *thread* that spawned the child ends.
         raise RuntimeError("a replica must be started from the main thread")
-    identity = secrets.token_hex(6)
     store = dist.TCPStore(
         "127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5)
     )
@@ -260,22 +236,21 @@ def start_ranks(
     with tempfile.TemporaryFile() as shared:
         shared.truncate(mmap.PAGESIZE)
         epochs = mmap.mmap(shared.fileno(), mmap.PAGESIZE)
+        settings = RankSettings(
+            rank=0,
+            size=size,
+            identity=secrets.token_hex(6),
+            port=store.port,
+            parent=os.getpid(),
+            epochs=shared.fileno(),
+            device=device_type,
+            threads=threads,
+        )
         for rank in range(1, size):
             env = os.environ | {
                 "OMP_NUM_THREADS": str(threads),
                 "MKL_NUM_THREADS": str(threads),
-                RANK_SETTINGS: json.dumps(
-                    {
-                        "rank": rank,
-                        "size": size,
-                        "identity": identity,
-                        "port": store.port,
-                        "parent": os.getpid(),
-                        "epochs": shared.fileno(),
-                        "device": device_type,
-                        "threads": threads,
-                    }
-                ),
+                RANK_SETTINGS: json.dumps(asdict(replace(settings, rank=rank))),
             }
             children.append(
                 subprocess.Popen(
@@ -286,38 +261,21 @@ def start_ranks(
                 )
             )
     try:
-        return MultiRankGroup(
-            rank=0,
-            size=size,
-            identity=identity,
-            store=store,
-            epochs=epochs,
-            device_type=device_type,
-            children=children,
-        )
+        return RankGroup(settings, store, epochs, children)
     except (RuntimeError, dist.DistError) as error:
         for child in children:
             child.kill()
         raise ReplicaBroken(f"the replica's ranks did not come together: {error}") from error
 
 
-def join_ranks() -> tuple[MultiRankGroup, str]:
+def join_ranks() -> tuple[RankGroup, str]:
     """Joins the replica that spawned this process. Returns it and rank 0's ``config_json``."""
-    die_with_parent()
-    settings = json.loads(os.environ[RANK_SETTINGS])
-    torch.set_num_threads(settings["threads"])
-    epochs = mmap.mmap(settings["epochs"], mmap.PAGESIZE)
-    os.close(settings["epochs"])
-    store = dist.TCPStore("127.0.0.1", settings["port"], None, timeout=timedelta(minutes=5))
-    replica = MultiRankGroup(
-        rank=settings["rank"],
-        size=settings["size"],
-        identity=settings["identity"],
-        store=store,
-        epochs=epochs,
-        device_type=settings["device"],
-    )
-    return replica, store.get("config").decode()
+    settings = die_with_parent()
+    torch.set_num_threads(settings.threads)
+    epochs = mmap.mmap(settings.epochs, mmap.PAGESIZE)
+    os.close(settings.epochs)
+    store = dist.TCPStore("127.0.0.1", settings.port, None, timeout=timedelta(minutes=5))
+    return RankGroup(settings, store, epochs), store.get("config").decode()
 
 
 @contextlib.contextmanager

@@ -8,7 +8,7 @@ from policy_worker.ranks.follower_bootstrap import die_with_parent
 
 
 def main() -> int:
-    rank = die_with_parent()
+    rank = die_with_parent().rank
     search_start_directory_last()
     # Slow imports come after it: rank 0 may die meanwhile.
     import json

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,7 @@ from torch import Tensor, nn
 
 from paceline.ids import Step, Version
 from paceline.v1 import policy_pb2, rollout_pb2
-from policy_worker.objectives.advantages import group_advantages
-from policy_worker.objectives.aggregation import Totals, token_weights
-from policy_worker.objectives.columns import TokenColumns
+from policy_worker.objectives.columns import TokenColumns, group_advantages, token_weights
 from policy_worker.objectives.grpo import grpo_loss
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.state import TrainState, local_tensor
@@ -49,13 +47,8 @@ class StepSpec:
     @classmethod
     def of(cls, plan: policy_pb2.StepPlan) -> StepSpec:
         lines = tuple((line.first_version, line.offset) for line in plan.version_epochs)
-        return cls(
-            Step(plan.step),
-            Version(plan.version),
-            plan.total_tokens,
-            plan.total_sequences,
-            lines,
-        )
+        step, version = Step(plan.step), Version(plan.version)
+        return cls(step, version, plan.total_tokens, plan.total_sequences, lines)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StepSpec:
@@ -63,24 +56,21 @@ class StepSpec:
         return cls(**{**value, "lines": tuple(tuple(line) for line in value["lines"])})
 
 
+@dataclass(eq=False)
 class Gradients:
     """Local gradients of the open step, and the groups that are in them."""
 
-    def __init__(
-        self,
-        state: TrainState,
-        device: torch.device,
-        reference: nn.Module | None = None,
-        replica: RankGroup | None = None,
-        on_progress: Callable[[], None] = lambda: None,
-    ) -> None:
-        """``on_progress`` is called after every micro-batch."""
-        self._state = state
-        self._device = device
-        self._reference = reference
-        self._replica = replica or RankGroup()
-        self._on_progress = on_progress
-        self._parameters = [p for p in state.model.parameters() if p.requires_grad]
+    state: TrainState
+    device: torch.device
+    reference: nn.Module | None = None
+    replica: RankGroup = field(default_factory=RankGroup)
+    on_progress: Callable[[], None] = lambda: None
+    """Called after every micro-batch."""
+
+    def __post_init__(self) -> None:
+        self.parameters = [p for p in self.state.model.parameters() if p.requires_grad]
+        self.size = sum(local_tensor(p).numel() for p in self.parameters)
+        """Elements of this rank's parameters."""
         self._spec: StepSpec | None = None
         self._added: set[GroupKey] = set()
         self.stats = Stats()
@@ -99,7 +89,7 @@ class Gradients:
 
     def clear(self) -> None:
         """Drops all local gradients."""
-        for parameter in self._parameters:
+        for parameter in self.parameters:
             parameter.grad = None
         self._added.clear()
         self._spec = None
@@ -114,11 +104,11 @@ class Gradients:
         if spec is None:
             raise RuntimeError("no step is open")
         batch = decode(groups)
-        check_vocabulary(batch, groups, self._state.model.get_input_embeddings().num_embeddings)
+        check_vocabulary(batch, groups, self.state.model.get_input_embeddings().num_embeddings)
         columns = self._columns(batch, spec)
         keep = self._contributing(batch, columns)
-        rank, ranks = self._replica.rank, self._replica.size
-        limit = self._state.config.train.tokens_per_microbatch
+        rank, ranks = self.replica.rank, self.replica.size
+        limit = self.state.config.train.tokens_per_microbatch
         if ranks > 1:
             total = int((batch.length[keep] - 1).sum() + batch.prompt_length.sum())
             limit = max(1, min(limit, -(-total // ranks)))
@@ -128,8 +118,8 @@ class Gradients:
             # The forward of a sharded model is collective: a rank without a row of its own takes
             # part with one that counts nothing.
             row = rows[start + rank] if mine else rows[start]
-            self._add_row(columns, pack(batch, row, self._device), counts=mine)
-            self._on_progress()
+            self._add_row(columns, pack(batch, row, self.device), counts=mine)
+            self.on_progress()
         self._added.update((g.task.task_id, g.task.attempt) for g in groups)
         if rank == 0:
             self.stats.add("loss", 0.0, len(batch.length) / max(spec.sequences, 1))
@@ -137,38 +127,30 @@ class Gradients:
     def flatten(self, scratch: Tensor) -> None:
         """Copies the local gradients into ``scratch``, float32 [size]; zeros if there are none."""
         views = self.views(scratch)
-        with_gradient = [i for i, p in enumerate(self._parameters) if p.grad is not None]
+        with_gradient = [i for i, p in enumerate(self.parameters) if p.grad is not None]
         if len(with_gradient) < len(views):
             scratch.zero_()
         if with_gradient:
             torch._foreach_copy_(
                 [views[i] for i in with_gradient],
-                [local_tensor(self._parameters[i].grad) for i in with_gradient],
+                [local_tensor(self.parameters[i].grad) for i in with_gradient],
             )
 
     def views(self, scratch: Tensor) -> list[Tensor]:
         """``scratch`` cut into the shapes of the parameters' local parts, in parameter order."""
-        locals_ = [local_tensor(p) for p in self._parameters]
+        locals_ = [local_tensor(p) for p in self.parameters]
         parts = scratch.split([t.numel() for t in locals_])
         return [part.view(t.shape) for part, t in zip(parts, locals_, strict=True)]
 
-    @property
-    def size(self) -> int:
-        """Elements of this rank's parameters."""
-        return sum(local_tensor(p).numel() for p in self._parameters)
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        return self._parameters
-
     def _columns(self, batch: TokenBatch, spec: StepSpec) -> TokenColumns[np.ndarray]:
-        train = self._state.config.train
+        train = self.state.config.train
         advantage = group_advantages(batch.reward, batch.sequences, normalise=train.advantage_norm)
-        totals = Totals(spec.tokens, spec.sequences)
         return TokenColumns(
             behaviour=batch.behaviour,
             advantage=np.repeat(advantage.astype(np.float32), batch.length),
-            weight=token_weights(batch.trained, batch.length, totals, self._state.config),
+            weight=token_weights(
+                batch.trained, batch.length, spec.tokens, spec.sequences, self.state.config
+            ),
             trained=batch.trained,
             staleness=staleness(batch.version, spec.step, spec.lines).astype(np.float32),
             sequence_of=np.repeat(np.arange(len(batch.length)), batch.length),
@@ -177,7 +159,7 @@ class Gradients:
 
     def _contributing(self, batch: TokenBatch, columns: TokenColumns[np.ndarray]) -> Ints:
         """Sequences whose gradient is not zero by construction, ascending."""
-        train = self._state.config.train
+        train = self.state.config.train
         starts = np.cumsum(batch.length) - batch.length
         keep = np.add.reduceat(columns.trained, starts) > 0
         if train.skip_zero_advantage and train.kl_coef == 0:
@@ -187,10 +169,10 @@ class Gradients:
     def _add_row(
         self, columns: TokenColumns[np.ndarray], micro: MicroBatch, *, counts: bool
     ) -> None:
-        config = self._state.config
+        config = self.state.config
         with self._precision():
-            scores = score(self._state.model, micro, config.rollout.temperature)
-        tokens = columns.of(micro, self._device, self._reference_logprobs(micro))
+            scores = score(self.state.model, micro, config.rollout.temperature)
+        tokens = columns.of(micro, self.device, self._reference_logprobs(micro))
         loss = grpo_loss(scores.logprobs, tokens, config.train)
         if not counts:
             (loss.total * 0.0).backward()
@@ -200,17 +182,15 @@ class Gradients:
         self.stats.add("loss", float(loss.total.detach()), 0.0)
 
     def _reference_logprobs(self, micro: MicroBatch) -> Tensor | None:
-        if self._reference is None:
+        if self.reference is None:
             return None
         with torch.no_grad(), self._precision():
-            return score(self._reference, micro, self._state.config.rollout.temperature).logprobs
+            return score(self.reference, micro, self.state.config.rollout.temperature).logprobs
 
-    def _precision(self) -> contextlib.AbstractContextManager[Any]:
+    def _precision(self) -> Any:
+        """Context manager around a forward."""
         # Autocast rather than a second copy in bf16: one set of weights to transfer, reduce and
         # checkpoint, and gradients arrive in float32. Its price is a cast per row.
-        if self._state.config.model.dtype != "bfloat16":
+        if self.state.config.model.dtype != "bfloat16":
             return contextlib.nullcontext()
-        cast: contextlib.AbstractContextManager[Any] = torch.autocast(
-            self._device.type, torch.bfloat16
-        )
-        return cast
+        return torch.autocast(self.device.type, torch.bfloat16)

@@ -1,13 +1,20 @@
-"""AdamW over fp32 master weights, and the learning rate as a pure function of the step."""
+"""AdamW over fp32 master weights: its state, the learning rate of a step, and the update."""
 
 from __future__ import annotations
 
+import logging
 import math
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from paceline.config.schema import TrainConfig
+from paceline.ids import Step, Version
+from paceline.process.structured_log import event
+from policy_worker.state import TrainState, local_tensor
+from policy_worker.step.gradients import Gradients
+
+log = logging.getLogger(__name__)
 
 
 def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
@@ -58,3 +65,33 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr
+
+
+def apply_update(
+    state: TrainState, gradients: Gradients, reduced: Tensor, norm: float, version: Version
+) -> None:
+    """Applies ``reduced``, float32 [gradients.size], which is consumed. ``norm``: of all ranks' parts.
+
+    The state is ``version`` afterwards, and no local gradients are left. A gradient that is not
+    finite changes no weight: all replicas see the same norm, so all of them skip the update.
+
+    It reads nothing but ``reduced``, ``norm`` and the state, all of which are equal on every replica. So
+    the new weights are equal bit for bit, too (on machines of one kind).
+    """
+    config = state.config.train
+    if not math.isfinite(norm):
+        event(log, "gradient not finite, update skipped", logging.ERROR, version=version)
+    else:
+        with torch.no_grad():
+            if config.max_grad_norm is not None and norm > config.max_grad_norm:
+                reduced.mul_(config.max_grad_norm / (norm + 1e-6))
+            parts = zip(gradients.parameters, gradients.views(reduced), strict=True)
+            for parameter, part in parts:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                local_tensor(parameter.grad).copy_(part)
+            set_learning_rate(state.optimizer, learning_rate(state.step + 1, config))
+            state.optimizer.step()
+    gradients.clear()
+    state.step = Step(state.step + 1)
+    state.version = version

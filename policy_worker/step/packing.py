@@ -77,14 +77,11 @@ def plan_rows(batch: TokenBatch, keep: Ints, tokens_per_microbatch: int) -> list
         row, used = [], 0
         base = int(prompt[group[starts[i]]])
         part, size = starts[i], base
-        if totals[i] > tokens_per_microbatch:
-            for s in range(starts[i], ends[i]):
-                if size + inputs[s] > tokens_per_microbatch and s > part:
-                    rows.append(keep[part:s])
-                    part, size = s, base
-                size += int(inputs[s])
-        else:
-            size = int(totals[i])
+        for s in range(starts[i], ends[i]):
+            if size + inputs[s] > tokens_per_microbatch and s > part:
+                rows.append(keep[part:s])
+                part, size = s, base
+            size += int(inputs[s])
         row, used = [keep[part : ends[i]]], size
     if row:
         rows.append(np.concatenate(row))

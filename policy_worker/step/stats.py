@@ -4,58 +4,53 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from paceline.v1 import common_pb2
 from policy_worker.objectives.columns import TokenColumns
-from policy_worker.objectives.grpo import Loss
-from policy_worker.objectives.kl import token_kl
+from policy_worker.objectives.grpo import Loss, token_kl
 from policy_worker.step.logprobs import TokenScores
 
 Entry = tuple[float, float, float]
 """Sum, weight and maximum. The mean is sum / weight."""
 
 
+@dataclass
 class Stats:
     """A table of named entries. Adding two tables is the same as having measured all in one."""
 
-    def __init__(self, entries: Mapping[str, Entry] | None = None) -> None:
-        self._entries: dict[str, Entry] = dict(entries or {})
+    entries: dict[str, Entry] = field(default_factory=dict)
 
     def add(self, name: str, total: float, weight: float, largest: float | None = None) -> None:
         largest = (total / weight if weight else 0.0) if largest is None else largest
-        if name in self._entries:
-            t, w, m = self._entries[name]
-            self._entries[name] = (t + total, w + weight, max(m, largest))
+        if name in self.entries:
+            t, w, m = self.entries[name]
+            self.entries[name] = (t + total, w + weight, max(m, largest))
         else:
-            self._entries[name] = (total, weight, largest)
+            self.entries[name] = (total, weight, largest)
 
     def set(self, name: str, value: float) -> None:
         """A single reading of this replica: weight 1."""
-        self._entries[name] = (value, 1.0, value)
+        self.entries[name] = (value, 1.0, value)
 
     def merge(self, others: Iterable[Mapping[str, Entry]]) -> None:
         for other in others:
             for name, (total, weight, largest) in other.items():
                 self.add(name, total, weight, largest)
 
-    @property
-    def entries(self) -> dict[str, Entry]:
-        """JSON-friendly copy."""
-        return dict(self._entries)
-
     def mean(self, name: str) -> float:
         """0 if nothing was measured."""
-        total, weight, _ = self._entries.get(name, (0.0, 0.0, 0.0))
+        total, weight, _ = self.entries.get(name, (0.0, 0.0, 0.0))
         return total / weight if weight else 0.0
 
     def messages(self) -> dict[str, common_pb2.Stat]:
         """For a VoteRequest. Entries that are not finite are left out: the vote would be refused."""
         return {
             name: common_pb2.Stat(sum=total, weight=weight, max=largest)
-            for name, (total, weight, largest) in self._entries.items()
+            for name, (total, weight, largest) in self.entries.items()
             if all(map(math.isfinite, (total, weight, largest)))
         }
 

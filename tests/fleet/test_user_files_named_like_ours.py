@@ -19,10 +19,7 @@ from testbed.local_run import ROOT, Up, write_run
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 PACKAGES = ("paceline", "controller", "policy_worker", "rollout_worker")
-MODULES = (
-    *("controller", "policy_worker", "rollout_worker"),
-    *("policy_worker.checkpoint.export", "rollout_worker.rewards.check"),
-)
+MODULES = ("controller", "policy_worker", "rollout_worker", "rollout_worker.rewards.check")
 """Those of our processes that answer --help. Ranks and scoring processes run in the whole fleet."""
 REWARD = """
 import pathlib, sys

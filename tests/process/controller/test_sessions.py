@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,15 @@ from testbed.controllers import (
     working_fleet,
 )
 from testbed.fake_workers import FakePolicy, FakeRollout
+
+
+async def directive_of(
+    session: WorkerSession, wanted: Callable[[worker_pb2.Directive], bool], timeout_s: float
+) -> worker_pb2.Directive:
+    """The session's directive, once ``wanted`` holds for it."""
+    await until(lambda: session.directive is not None and wanted(session.directive), timeout_s)
+    assert session.directive is not None
+    return session.directive
 
 
 async def test_worker_declared_dead_rejoins_as_a_new_incarnation(tmp_path: Path) -> None:
@@ -70,8 +79,8 @@ async def test_of_two_processes_of_one_id_the_newer_one_stays(tmp_path: Path) ->
         await older.start()
         await until(lambda: older.session.directive)
         await newer.start()
-        await older.session.wait_directive(
-            lambda d: d.lifecycle == worker_pb2.LIFECYCLE_STOPPED, 10.0
+        await directive_of(
+            older.session, lambda d: d.lifecycle == worker_pb2.LIFECYCLE_STOPPED, 10.0
         )
         await until(lambda: newer.session.directive)
         found = await status(newer.control)
@@ -129,7 +138,7 @@ async def test_the_last_report_says_the_final_lifecycle_even_if_another_is_under
                 closing.append(asyncio.create_task(worker.session.close(flush_s=10)))
             return made
 
-        worker.session._report = report
+        worker.session.report = report
         worker.session.poke()
         await until(lambda: closing)
         await closing[0]
@@ -148,8 +157,8 @@ async def test_one_rollout_alone_is_enough_and_a_drained_one_leaves(tmp_path: Pa
             first = await control.call("AdminService.Drain", request)
             assert first.accepted and (await control.call("AdminService.Drain", request)) == first
             session = rollouts[0].session
-            wanted = await session.wait_directive(
-                lambda d: d.lifecycle == worker_pb2.LIFECYCLE_STOPPED, 10.0
+            wanted = await directive_of(
+                session, lambda d: d.lifecycle == worker_pb2.LIFECYCLE_STOPPED, 10.0
             )
             assert wanted.version >= 0
             done = policies[1].timings.steps
@@ -226,7 +235,7 @@ async def scripted_leader(
             if method.client_streaming
             else grpc.unary_unary_rpc_method_handler
         )
-        found.setdefault(method.service, {})[method.name] = make(
+        found.setdefault(method.path.split("/")[1], {})[method.name] = make(
             handler,
             request_deserializer=method.request.FromString,
             response_serializer=method.reply.SerializeToString,
@@ -263,11 +272,11 @@ async def test_late_repeated_and_reordered_directives_do_no_harm(tmp_path: Path)
         )
         worker.on_directive(lambda d: seen.append((d.term, d.seq)))
         running = asyncio.create_task(worker.run())
-        last = await worker.wait_directive(lambda d: (d.term, d.seq) == (7, 2), 10.0)
+        last = await directive_of(worker, lambda d: (d.term, d.seq) == (7, 2), 10.0)
         assert seen == [(5, 1), (5, 3), (5, 4), (7, 1), (7, 2)]
         assert worker.directive is last
         with pytest.raises(TimeoutError):
-            await worker.wait_directive(lambda d: d.term == 8, 0.05)
+            await directive_of(worker, lambda d: d.term == 8, 0.05)
         running.cancel()
         await control.close()
 
@@ -329,9 +338,9 @@ async def test_a_hung_leader_is_left_as_soon_as_another_one_leads(
         control = ControlPlane([hung, alive])
         worker = session_of(control, tmp_path)
         running = asyncio.create_task(worker.run())
-        await worker.wait_directive(lambda d: d.term == 5, 10.0)
+        await directive_of(worker, lambda d: d.term == 5, 10.0)
         waiting = asyncio.create_task(status(control))
-        await worker.wait_directive(lambda d: d.term == 6, 20.0)
+        await directive_of(worker, lambda d: d.term == 6, 20.0)
         assert (await waiting).run_name == "found", "requests that hung have moved, too"
         running.cancel()
         await control.close()
@@ -345,7 +354,7 @@ async def test_a_leader_that_is_only_slow_is_not_left(
         control = ControlPlane([slow, alive])
         worker = session_of(control, tmp_path)
         running = asyncio.create_task(worker.run())
-        await worker.wait_directive(lambda d: d.term == 5, 10.0)
+        await directive_of(worker, lambda d: d.term == 5, 10.0)
         await until(lambda: len(asked) >= 5)
         assert set(asked) == {"status"}
         assert (control.address, worker.connected) == (slow, True)

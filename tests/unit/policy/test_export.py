@@ -12,7 +12,7 @@ from transformers.utils import logging
 
 from paceline.cli import app
 from policy_worker.checkpoint.checkpoint import Checkpointer
-from policy_worker.checkpoint.export import MARKER, ExportError, export, main
+from policy_worker.checkpoint.export import MARKER, ExportError, export
 from tests.fixtures.train_states import synthetic_step, tiny_config, tiny_state
 
 
@@ -49,7 +49,7 @@ def test_exported_weights_equal_the_trained_bits(trained, tmp_path):
 
 def test_export_in_bfloat16_says_so_in_its_config(trained, tmp_path):
     _, state, checkpoint = trained
-    assert main([str(checkpoint), str(tmp_path / "out"), "--dtype", "bfloat16"]) == 0
+    export(checkpoint, None, tmp_path / "out", "bfloat16")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
     for name, weight in model.named_parameters():
         assert weight.dtype == torch.bfloat16
@@ -84,12 +84,11 @@ def test_export_replaces_an_earlier_export_and_nothing_else(trained, tmp_path):
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "words"
 
 
-def test_missing_checkpoint_is_named_with_the_newest_there_is(trained, tmp_path, capsys):
+def test_missing_checkpoint_is_named_with_the_newest_there_is(trained, tmp_path):
     _, _, checkpoint = trained
-    assert main([str(checkpoint.with_name("step-000099")), str(tmp_path / "out")]) == 2
-    message = capsys.readouterr().err
-    assert "step-000099: no such checkpoint" in message
-    assert str(checkpoint) in message
+    with pytest.raises(ExportError, match="step-000099: no such checkpoint") as refused:
+        export(checkpoint.with_name("step-000099"), None, tmp_path / "out")
+    assert str(checkpoint) in str(refused.value)
     assert not (tmp_path / "out").exists()
 
 

@@ -135,3 +135,23 @@ def test_only_rank_0_writes(due) -> None:
     assert not out.work_due()
     out.serve()
     assert trainer.saves == []
+
+
+def test_a_record_that_a_failover_has_lost_is_posted_again_and_the_files_are_not(due) -> None:
+    out, desk, trainer = due
+    desk.directive.term = 1
+    out.serve()
+    trainer.written()
+    desk.answer()
+    assert not out.work_due(), "a directive of this term may be older than the record"
+    desk.directive.term = 2
+    desk.caller.incarnation = 2
+    assert out.work_due()
+    out.serve()
+    assert not out.work_due(), "it is being recorded"
+    assert desk.answers[0][0].caller.incarnation == 2
+    assert desk.answer() == 3
+    assert len(trainer.saves) == 1 and not out.work_due()
+    desk.directive.term = 3
+    desk.directive.checkpoint_step = 6
+    assert not out.work_due(), "the leader of this term has the record"

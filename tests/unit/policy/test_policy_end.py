@@ -32,7 +32,7 @@ def test_stopped_that_overtakes_the_answer_finished_is_not_slept_through():
     worker = PolicyWorker.__new__(PolicyWorker)
     worker.control = StoppedWhileAsking()
     worker.worker_report = PolicyReport()
-    worker.outlets = None
+    worker.outlets = SimpleNamespace(checkpoint_due=lambda: False)
     worker.trainer = SimpleNamespace(state=SimpleNamespace(step=3, version=3))
     worker.followed = worker.control.directive
     turn = threading.Thread(target=worker.next_plan, args=(1,), daemon=True)

@@ -8,13 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from policy_worker.objectives.advantages import group_advantages
-from policy_worker.objectives.aggregation import Totals, token_weights
-from policy_worker.objectives.columns import TokenColumns
-from policy_worker.objectives.grpo import grpo_loss
-from policy_worker.objectives.kl import token_kl
-from policy_worker.objectives.masks import ratio_mask
-from policy_worker.objectives.proximal_policy import proximal_policy
+from policy_worker.objectives.columns import TokenColumns, group_advantages, token_weights
+from policy_worker.objectives.grpo import grpo_loss, token_kl
+from policy_worker.objectives.importance_ratio import proximal_policy, ratio_mask
 from tests.fixtures.policy_models import make_config
 
 LENGTHS = np.array([3, 1, 4, 2])
@@ -26,7 +22,7 @@ def columns_for(config, seed=0, dtype=torch.float64, reference=True):
     n = int(LENGTHS.sum())
     trained = np.ones(n, np.float32)
     trained[5] = 0
-    weight = token_weights(trained, LENGTHS, Totals(20, 8), config)
+    weight = token_weights(trained, LENGTHS, 20, 8, config)
     sequence = np.repeat(np.arange(4), LENGTHS)
     tensors = {
         "behaviour": rng.uniform(-2, -0.2, n),
@@ -168,7 +164,7 @@ def test_weights_of_all_parts_sum_to_one():
     trained = np.ones(10, np.float32)
     for name, total in (("token_mean", 1.0), ("sequence_mean", 1.0), ("dr_grpo", 10 / 64)):
         config = make_config(train={"aggregation": name}, rollout={"max_tokens": 16})
-        weights = token_weights(trained, LENGTHS, Totals(10, 4), config)
+        weights = token_weights(trained, LENGTHS, 10, 4, config)
         assert weights.sum() == pytest.approx(total, rel=1e-6)
 
 
@@ -177,11 +173,11 @@ def test_environment_tokens_weigh_nothing():
     trained[[0, 3]] = 0  # of the first sequence one of three; the whole second one
     for name in ("token_mean", "sequence_mean", "dr_grpo"):
         config = make_config(train={"aggregation": name})
-        weights = token_weights(trained, LENGTHS, Totals(8, 4), config)
+        weights = token_weights(trained, LENGTHS, 8, 4, config)
         assert weights[[0, 3]].tolist() == [0, 0]
         assert np.isfinite(weights).all()
     config = make_config(train={"aggregation": "sequence_mean"})
-    assert token_weights(trained, LENGTHS, Totals(8, 4), config)[1] == pytest.approx(1 / 2 / 4)
+    assert token_weights(trained, LENGTHS, 8, 4, config)[1] == pytest.approx(1 / 2 / 4)
 
 
 def test_advantages_by_hand():
