@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from controller.ledger import views
 from controller.ledger.decisions import decider
 from controller.services.rollout import MAX_GROUPS
-from controller.services.validation import Invalid, InvalidGroup, check_caller, check_partial
+from controller.services.validation import Invalid, check_caller, check_partial
 from controller.store.partial_rollouts import Partial
 from paceline.ids import TaskId
 from paceline.v1 import rollout_pb2
@@ -49,7 +49,7 @@ def _verdict(
     """Verdict, message, and the number of tokens to be kept: 0 if the report is not accepted."""
     try:
         tokens = check_partial(group, leader.limits, leader.version)
-    except (InvalidGroup, Invalid) as error:
+    except Invalid as error:
         return rollout_pb2.VERDICT_INVALID, str(error), 0
     if not views.is_leased(
         leader.ledger.state, worker_id, TaskId(group.task.task_id), group.task.attempt

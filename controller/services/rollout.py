@@ -11,7 +11,6 @@ from controller.proto_encoding import wire_values
 from controller.services.validation import (
     MAX_TASKS,
     Invalid,
-    InvalidGroup,
     check_caller,
     check_group,
     check_task,
@@ -79,7 +78,7 @@ async def lease_tasks(
 
 
 async def _with_rows(leader: Leader, result: LeaseResult) -> list[rollout_pb2.Lease]:
-    rows = await leader.context.rows.of(result.leases)
+    rows = await leader.rows.of(result.leases)
     # The rest of the message is small: prompts as they are in the data set.
     room = leader.context.config.controller.max_message_mb << 19
     partials = await leader.partials.of(result.leases, room)
@@ -116,7 +115,7 @@ async def submit_groups(
         result.task.CopyFrom(group.task)
         try:
             facts = check_group(group, leader.limits, leader.version)
-        except (InvalidGroup, Invalid) as error:
+        except Invalid as error:
             result.verdict = rollout_pb2.VERDICT_INVALID
             result.message = str(error)
             continue
