@@ -50,8 +50,7 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
     if leader is not None:
         reply.provider_trouble = leader.provider_trouble
         if leader.proposal is not None:
-            counts = leader.proposal.counts
-            reply.proposed.update({"policy": counts.policy, "rollout": counts.rollout})
+            reply.proposed.update(asdict(leader.proposal.counts))
             reply.proposed_why = leader.proposal.why
     for worker in state.fleet.workers.values():
         _add_worker(reply, state, worker, leader)

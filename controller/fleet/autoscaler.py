@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import asdict
 
 from controller.errors import NotLeading
 from controller.fleet.autoscale_policy import Autoscaler, ScaleBounds, Waits, WorkerCounts
@@ -93,9 +94,8 @@ class Autoscaling:
         counts = found.counts
         # A retry, by any leader, has the same request id.
         request = f"autoscale-step{self._step}-policy{counts.policy}-rollout{counts.rollout}"
-        desired = {"policy": counts.policy, "rollout": counts.rollout}
         try:
-            await self._leader.execute(Scale(request, desired))
+            await self._leader.execute(Scale(request, asdict(counts)))
         except (CommandRefused, NotLeading, Deposed) as error:
             event(log, "proposal not applied", why=str(error), level=logging.WARNING)
 

@@ -23,15 +23,15 @@ from the reports; until it has heard from every member of a broken mesh, it form
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from controller.ledger import Ledger
 from controller.ledger.commands import Command, DeclareDead, ExpireLease, FormMesh
 from controller.ledger.enums import DeathCause
 from controller.ledger.state import State
+from paceline.config.schema import FleetConfig
 from paceline.ids import TaskId
+from paceline.v1 import worker_pb2
 
 FORM_DELAY_S = 0.05
 """A collective's error often outruns the broken session of the peer that caused it."""
@@ -45,44 +45,6 @@ ABSENCE_S = 1.0
 
 Key = tuple[str, int]
 """(worker id, incarnation)."""
-
-
-class LivenessTimeouts(Protocol):
-    """Time limits, seconds; the fleet section of the config is one."""
-
-    @property
-    def lease_ttl_s(self) -> float: ...
-    @property
-    def suspect_grace_s(self) -> float: ...
-    @property
-    def wedged_after_s(self) -> float: ...
-
-
-class _Caller(Protocol):
-    @property
-    def worker_id(self) -> str: ...
-    @property
-    def incarnation(self) -> int: ...
-
-
-class _Ref(Protocol):
-    @property
-    def task_id(self) -> str: ...
-    @property
-    def attempt(self) -> int: ...
-
-
-class Sighting(Protocol):
-    """What liveness reads of a worker's report."""
-
-    @property
-    def caller(self) -> _Caller: ...
-    @property
-    def progress(self) -> int: ...
-    @property
-    def busy(self) -> bool: ...
-    @property
-    def held_leases(self) -> Sequence[_Ref]: ...
 
 
 @dataclass(slots=True)
@@ -108,7 +70,7 @@ class Pulse:
 class Liveness:
     """Times are of one monotonic clock of the leader; seconds."""
 
-    def __init__(self, limits: LivenessTimeouts) -> None:
+    def __init__(self, limits: FleetConfig) -> None:
         self.limits = limits
         self.pulses: dict[Key, Pulse] = {}
         self._broken_epoch = 0
@@ -136,18 +98,16 @@ class Liveness:
         mesh = ledger.state.fleet.mesh
         self._error_epoch = mesh.epoch if mesh is not None and mesh.broken else 0
 
-    def heard(self, worker_id: str, incarnation: int, now: float) -> None:
+    def heard(self, worker_id: str, incarnation: int, now: float) -> Pulse:
         """Any request of the worker: its process lives, whatever became of its session."""
         pulse = self.pulses.setdefault((worker_id, incarnation), Pulse(now, progress_t=now))
         pulse.heard_t = now
         pulse.spoke = True
+        return pulse
 
-    def observe(self, report: Sighting, now: float) -> None:
+    def observe(self, report: worker_pb2.Report, now: float) -> None:
         """A report came in over the worker's session."""
-        key = (report.caller.worker_id, report.caller.incarnation)
-        pulse = self.pulses.setdefault(key, Pulse(now, progress_t=now))
-        pulse.heard_t = now
-        pulse.spoke = True
+        pulse = self.heard(report.caller.worker_id, report.caller.incarnation, now)
         pulse.suspect_since = None
         if report.progress != pulse.progress or not report.busy or not pulse.busy:
             pulse.progress_t = now
@@ -160,7 +120,7 @@ class Liveness:
         if pulse is not None and pulse.suspect_since is None:
             pulse.suspect_since = now
 
-    def peer_error(self, worker_id: str, incarnation: int, epoch: int, now: float) -> None:
+    def peer_error(self, epoch: int) -> None:
         """A worker reported that a collective of mesh ``epoch`` failed."""
         self._error_epoch = max(self._error_epoch, epoch)
 
@@ -171,13 +131,9 @@ class Liveness:
         return pulse is not None and pulse.suspect_since is not None
 
     def age(self, worker_id: str, incarnation: int, now: float) -> float:
-        """Seconds since the worker was last heard of; -1 where it never was."""
+        """Seconds since the worker was last heard of; -1 if it never was."""
         pulse = self.pulses.get((worker_id, incarnation))
         return -1.0 if pulse is None else now - pulse.heard_t
-
-    def held(self, worker_id: str, incarnation: int) -> frozenset[tuple[str, int]]:
-        pulse = self.pulses.get((worker_id, incarnation))
-        return frozenset() if pulse is None else pulse.held
 
     def tick(self, ledger: Ledger, now: float) -> list[Command]:
         """Everything the evidence says by ``now``, in the order to execute it.
@@ -259,10 +215,8 @@ class Liveness:
         if pulse.suspect_since is not None and self._accused(state, key):
             lost_s = now - pulse.suspect_since
             if lost_s >= self.limits.suspect_grace_s:
-                return (
-                    DeathCause.SUSPECT,
-                    f"session lost for {lost_s:.1f} s and a collective failed",
-                )
+                why = f"session lost for {lost_s:.1f} s and a collective failed"
+                return DeathCause.SUSPECT, why
         if pulse.busy and now - pulse.progress_t >= self.limits.wedged_after_s:
             return DeathCause.WEDGED, f"busy without progress for {now - pulse.progress_t:.0f} s"
         return None

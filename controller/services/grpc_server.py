@@ -51,10 +51,6 @@ class Services(grpc.GenericRpcHandler):  # type: ignore[misc]
             METHODS[name].path: _wrap(controller, METHODS[name], handler)
             for name, handler in handlers.items()
         }
-        self._denied = {
-            path: _denied(METHODS[name])
-            for name, path in ((name, METHODS[name].path) for name in handlers)
-        }
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         if self._token is not None:
@@ -63,7 +59,7 @@ class Services(grpc.GenericRpcHandler):  # type: ignore[misc]
                 if key == TOKEN_KEY:
                     offered = value.encode() if isinstance(value, str) else value
             if not hmac.compare_digest(offered, self._token):
-                return self._denied.get(details.method)
+                return _DENIED
         return self._handlers.get(details.method)
 
 
@@ -175,16 +171,9 @@ async def _abort(context: grpc.aio.ServicerContext, method: Method, error: Excep
     await context.abort(grpc.StatusCode.UNKNOWN, f"{method.name} failed: {type(error).__name__}")
 
 
-def _denied(method: Method) -> grpc.RpcMethodHandler:
-    async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid bearer token is required")
+async def _deny(requests: Any, context: grpc.aio.ServicerContext) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid bearer token is required")
 
-    async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid bearer token is required")
-        yield
 
-    if method.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(stream)
-    if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(stream)
-    return grpc.unary_unary_rpc_method_handler(unary)
+# Serves every kind of method: it ends the call before it reads or sends a message.
+_DENIED = grpc.stream_stream_rpc_method_handler(_deny)

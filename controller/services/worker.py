@@ -71,7 +71,7 @@ async def register(
     fleet = context.config.fleet
     return worker_pb2.RegisterReply(
         run_id=context.config.run.name,
-        rendezvous_url=context.redis_url,
+        rendezvous_url=context.stores.url,
         version=leader.version,
         heartbeat_s=fleet.heartbeat_s,
         lease_ttl_s=fleet.lease_ttl_s,
@@ -174,7 +174,7 @@ async def report_peer_error(
     )
     # An error of an epoch that is over says nothing about the members of the present one.
     if not request.is_link and request.epoch == leader.ledger.state.fleet.mesh_epoch:
-        leader.liveness.peer_error(worker_id, incarnation, request.epoch, leader.clock.monotonic())
+        leader.liveness.peer_error(request.epoch)
     return worker_pb2.PeerErrorReply()
 
 
