@@ -28,6 +28,7 @@ from redis.exceptions import RedisError
 
 from controller.cancel_tasks import cancel_all
 from controller.context import ControllerContext
+from controller.dataset_rows import DatasetRows
 from controller.errors import NotLeading
 from controller.fleet.autoscale_policy import Proposal
 from controller.fleet.liveness import Liveness
@@ -70,15 +71,19 @@ class _Closing:
 class Leader:
     """One term. Thrown away with all its memory when the term ends."""
 
-    def __init__(self, context: ControllerContext, replica: LedgerFollower, term: int) -> None:
-        config = context.config
+    def __init__(
+        self, context: ControllerContext, rows: DatasetRows, replica: LedgerFollower, term: int
+    ) -> None:
+        config, stores = context.config, context.stores
         self.context = context
+        self.rows = rows
+        self.election = stores.election
         self.clock = context.clock
         self.term = term
         self.ledger = replica.ledger
         self.limits = GroupLimits.of(config)
         self.partials = PartialRollouts(
-            context.partials,
+            stores.partials,
             replica.ledger.state,
             term=term,
             limit_bytes=config.rollout.partial_store_mb << 20,
@@ -87,7 +92,7 @@ class Leader:
         self.sessions = Sessions(term, self._directive)
         self.liveness = Liveness(config.fleet)
         self.group_commit = GroupCommit(
-            context.journal,
+            stores.journal,
             term=term,
             at=replica.at,
             on_flush=self._close_batch,
@@ -182,7 +187,7 @@ class Leader:
             and not self._spoilt.is_set()
             and not self.group_commit.trouble
             and self._ended is None
-            and self.context.election.holds_lease
+            and self.election.holds_lease
         )
 
     @property
@@ -195,7 +200,7 @@ class Leader:
         """Why nothing can be decided now, in words; empty: it can."""
         if self.group_commit.trouble:
             return self.group_commit.trouble
-        return "" if self.context.election.holds_lease else "waiting for the lease"
+        return "" if self.election.holds_lease else "waiting for the lease"
 
     def sink_states(self) -> Sequence[SinkThread]:
         """Each sink of this term: name, points written, trouble."""
@@ -243,8 +248,8 @@ class Leader:
     async def _begin(self) -> None:
         before = self.group_commit.at
         self.housekeeping.over = self.ledger.state.ended
-        self.decide(StartRun(self.context.facts()))
-        self.decide(BeginTerm(self.term, self.context.controller_id))
+        self.decide(StartRun(self.context.run_spec(self.rows)))
+        self.decide(BeginTerm(self.term, self.context.identity.controller_id))
         self._begun = True
         now = self.clock.monotonic()
         self.liveness.begin(self.ledger, now)
@@ -269,10 +274,10 @@ class Leader:
                 async with asyncio.timeout(lease_s), self._at_the_lease:
                     if self._let_go:
                         return
-                    if not await self.context.election.renew(self.term):
+                    if not await self.election.renew(self.term):
                         raise Deposed("the lease is another controller's")
             except (RedisError, OSError, TimeoutError) as error:
-                if not self.context.election.holds_lease and not lapsed:
+                if not self.election.holds_lease and not lapsed:
                     lapsed = True
                     event(log, "lease lapsed", why=type(error).__name__, level=logging.WARNING)
                     # Workers must not hang on a controller that may already be succeeded.
@@ -310,7 +315,7 @@ class Leader:
                 async with self._at_the_lease:
                     # A renewal that came after it would take the lease again, for nobody.
                     self._let_go = True
-                    await self.context.election.release()
+                    await self.election.release()
         except (RedisError, OSError, TimeoutError) as error:
             event(log, "lease not released", why=type(error).__name__, level=logging.WARNING)
         await self.housekeeping.finish()
@@ -337,7 +342,8 @@ class Leader:
     def _batch_durable(self, batch: CommitBatch) -> None:
         closing: _Closing = batch.attachment
         self.long_polls.announce(batch.events)
-        self.sessions.deliver(closing.directives)
+        for session, directive in closing.directives:
+            self.sessions.send(session, directive)
         self.housekeeping.record(batch, last=closing.last)
         if closing.obsolete:
             self.housekeeping.chore(self.housekeeping.delete(closing.obsolete))

@@ -68,7 +68,7 @@ async def fetch_groups(
     leader.ledger.caller(worker_id, incarnation)
     for start in range(0, len(refs), FETCHED_AT_ONCE):
         some = refs[start : start + FETCHED_AT_ONCE]
-        for ref, data in zip(some, await leader.context.payloads.get(some), strict=True):
+        for ref, data in zip(some, await leader.context.stores.payloads.get(some), strict=True):
             if data is None:
                 raise CommandRefused(
                     RefusalCode.UNKNOWN, f"no payload of {ref[0]} attempt {ref[1]}"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,7 @@ from redis.exceptions import RedisError
 from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
 from controller.errors import NotLeading
+from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, RunSpec
 from controller.replicated_controller import Controller
 from controller.services import worker as worker_service
@@ -60,7 +60,7 @@ class NoExporters:
 class SimulatedContext(ControllerContext):
     spec: RunSpec
 
-    def facts(self) -> RunSpec:
+    def run_spec(self, rows: DatasetRows) -> RunSpec:
         return self.spec
 
     def open_exports(self, may_write: Callable[[], bool]) -> Any:
@@ -92,17 +92,16 @@ class SimulatedController(Controller):
         identity = LeaderIdentity(name, name, "host", 1, f"{name}/{world.timeline.now}")
         stores = memory_stores(world.redis, process, identity, lease_s=lease_s)
         clock = ProcessClock(process)
-        super().__init__(world.config, Path("run"), identity, stores, clock=clock)
+        context = SimulatedContext(world.config, Path("run"), identity, stores, clock, tick_s=0.2)
+        context.spec = world.facts
+        super().__init__(context, self._check_replica)
         self._world = world
 
-    def context(self, rows: DatasetRows) -> ControllerContext:
+    def _check_replica(self, controller: Controller, leader: Leader) -> list[asyncio.Task[None]]:
+        """A new leader begins with what its standby has followed."""
         assert self.replica is not None
         self._world.check_replica(self.identity.controller_id, self.replica)
-        plain = super().context(rows)
-        context = SimulatedContext(**{f.name: getattr(plain, f.name) for f in fields(plain)})
-        context.spec = self._world.facts
-        context.tick_s = 0.2
-        return context
+        return []
 
     async def load_rows(self) -> DatasetRows:
         facts = self._world.facts
