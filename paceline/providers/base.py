@@ -38,13 +38,21 @@ class Provider(ABC):
     quiet_s: float = 10.0
     """Interval of calls, in seconds, while nothing changes in the ledger."""
 
-    @abstractmethod
     async def converge(self, status: admin_pb2.StatusReply) -> str:
         """Moves the fleet towards ``status.desired``. Returns quickly and never blocks the event loop.
 
         Returns a line for people that names what is still missing; empty if nothing is. Raises
         Trouble if it cannot act now; it is then called again a little later.
         """
+        if status.phase not in AT_WORK:
+            return ""
+        roles = [role for role in ROLES if role in status.desired]
+        missing = [await self._converge_role(role, status) for role in roles]
+        return "; ".join(filter(None, missing))
+
+    @abstractmethod
+    async def _converge_role(self, role: str, status: admin_pb2.StatusReply) -> str:
+        """As ``converge``, for one role with a desired count."""
 
     async def close(self) -> None:  # noqa: B027  (optional)
         """Closes connections. Workers keep running."""
