@@ -14,6 +14,7 @@ pyarrow and datasets are imported only for data that needs them.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -172,8 +173,6 @@ def _open_directory(directory: Path, split: str) -> RowSource:
 
 def _split_named(path: Path, split: str) -> str | None:
     """The split that a file's name begins with, up to the first '-', '_' or '.'."""
-    for name in (split, *SPLIT_NAMES):
-        rest = path.stem.removeprefix(name)
-        if rest != path.stem and (not rest or rest[0] in "-_."):
-            return name
-    return None
+    names = "|".join(map(re.escape, (split, *SPLIT_NAMES)))
+    found = re.match(rf"({names})(?=[-_.]|$)", path.stem)
+    return found and found[1]
