@@ -1,4 +1,4 @@
-"""Status of a run as a protobuf message: phase, counts, every worker, every controller."""
+"""Status of a run as a protobuf message: phase, counts, workers and controllers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.fleet import Worker
 from controller.ledger.standby_workers import desired_spares
 from controller.ledger.state import State
-from controller.proto_encoding import ROLES
+from controller.proto_encoding import ROLES, message_of
 from controller.replicated_controller import Controller
 from paceline.v1 import admin_pb2
 
@@ -26,24 +26,15 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
     state = controller.state
     view = views.status(state)
     trouble = leader.trouble if leader is not None else controller.trouble
-    reply = admin_pb2.StatusReply(
+    reply = message_of(
+        admin_pb2.StatusReply,
+        view,
         run_id=controller.config.run.name,
         run_name=controller.config.run.name,
         phase=view.phase if state.ended or not trouble else trouble,
-        leader=view.leader,
-        term=view.term,
-        step=view.step,
         total_steps=view.total_steps or controller.config.train.steps,
-        version=view.version,
-        mesh_epoch=view.mesh_epoch,
-        desired=view.desired,
-        metrics=view.metrics,
-        failovers=view.failovers,
-        mesh_rebuilds=view.mesh_rebuilds,
-        reason=view.reason,
-        checkpoint_step=view.checkpoint_step,
         clock_s=controller.clock.time(),
-        tasks=admin_pb2.TaskCounts(**asdict(view.tasks)),
+        tasks=message_of(admin_pb2.TaskCounts, view.tasks),
     )
     if spares := desired_spares(state):
         reply.spares["rollout"] = spares
@@ -81,12 +72,9 @@ def controllers_of(controller: Controller) -> Iterator[dict[str, Any]]:
 def _add_worker(
     reply: admin_pb2.StatusReply, state: State, worker: Worker, leader: Leader | None
 ) -> None:
-    mesh = state.fleet.mesh
-    member = (
-        mesh is not None
-        and not mesh.broken
-        and mesh.rank(worker.worker_id, worker.incarnation) >= 0
-    )
+    mesh, epoch = state.fleet.mesh, 0
+    if mesh is not None and not mesh.broken:
+        epoch = mesh.epoch if mesh.rank(worker.worker_id, worker.incarnation) >= 0 else 0
     policy = worker.role is Role.POLICY
     status = reply.workers.add(
         worker_id=worker.worker_id,
@@ -94,7 +82,7 @@ def _add_worker(
         host=worker.host,
         pid=worker.pid,
         state=str(worker.lifecycle),
-        mesh_epoch=mesh.epoch if member and mesh is not None else 0,
+        mesh_epoch=epoch,
         version=worker.state_version if policy else worker.loaded_version,
         held_leases=len(worker.held),
         incarnation=worker.incarnation,
