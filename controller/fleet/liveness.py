@@ -212,7 +212,12 @@ class Liveness:
         silent_s = now - pulse.heard_t
         if silent_s >= self._lease_s:
             return DeathCause.LEASE, f"not heard of for {silent_s:.1f} s"
-        if pulse.suspect_since is not None and self._accused(state, key):
+        mesh = state.fleet.mesh
+        # A peer of the worker's mesh has reported a failed collective.
+        failed = (
+            mesh if mesh is not None and mesh.broken and mesh.epoch == self._error_epoch else None
+        )
+        if pulse.suspect_since is not None and failed is not None and failed.rank(*key) >= 0:
             lost_s = now - pulse.suspect_since
             if lost_s >= self.limits.suspect_grace_s:
                 why = f"session lost for {lost_s:.1f} s and a collective failed"
@@ -225,13 +230,6 @@ class Liveness:
     def _lease_s(self) -> float:
         return self.limits.lease_ttl_s * (1.0 - EARLY)
 
-    def _accused(self, state: State, key: Key) -> bool:
-        """Whether a peer of the worker's mesh has reported a failed collective."""
-        mesh = state.fleet.mesh
-        if mesh is None or not mesh.broken or mesh.epoch != self._error_epoch:
-            return False
-        return mesh.rank(*key) >= 0
-
     def _watch_mesh(self, state: State, now: float) -> None:
         mesh = state.fleet.mesh
         if mesh is None or not mesh.broken:
@@ -240,10 +238,6 @@ class Liveness:
             self._breaks = self._breaks + 1 if self._breaks_step == state.versions.step else 1
             self._breaks_step = state.versions.step
             self._broken_epoch, self._broken_t = mesh.epoch, now
-
-    @property
-    def _form_delay(self) -> float:
-        return min(FORM_DELAY_S * 2.0 ** (self._breaks - 1), FORM_DELAY_MAX_S)
 
     def _may_form(self, state: State, dead: set[Key], now: float) -> bool:
         """Once every member of the broken epoch is either dead or known to be there."""
@@ -256,7 +250,8 @@ class Liveness:
             pulse = self.pulses.get(key)
             if pulse is None or not pulse.spoke or pulse.suspect_since is not None:
                 return False
-        if not living or (living == members and now - self._broken_t < self._form_delay):
+        delay_s = min(FORM_DELAY_S * 2.0 ** (self._breaks - 1), FORM_DELAY_MAX_S)
+        if not living or (living == members and now - self._broken_t < delay_s):
             return False
         self._broken_t = now
         return True

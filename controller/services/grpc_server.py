@@ -1,8 +1,7 @@
 """gRPC server: authentication, dispatch to handlers, and the status of each failure.
 
 A handler is ``async (controller, request) -> reply`` for unary methods and
-``(controller, request or requests) -> async iterator of replies`` for streams. It raises; this file
-turns what it raises into a status:
+``(controller, request or requests) -> async iterator of replies`` for streams. Its exceptions become:
 
     Invalid                       INVALID_ARGUMENT     nothing changed
     CommandRefused                by its code          nothing changed
@@ -17,7 +16,7 @@ import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -25,14 +24,12 @@ from redis.exceptions import RedisError
 
 from controller.errors import BadStart, NotLeading
 from controller.ledger.commands import CommandRefused
+from controller.replicated_controller import Controller
 from controller.services.validation import Invalid
 from controller.store.journal import Deposed
 from paceline.config.schema import Config
 from paceline.process.structured_log import event, first_line
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, TOKEN_KEY, Method
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +51,9 @@ class Services(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         if self._token is not None:
-            offered = b""
-            for key, value in details.invocation_metadata:
-                if key == TOKEN_KEY:
-                    offered = value.encode() if isinstance(value, str) else value
+            offered = dict(details.invocation_metadata).get(TOKEN_KEY, b"")
+            if isinstance(offered, str):
+                offered = offered.encode()
             if not hmac.compare_digest(offered, self._token):
                 return _DENIED
         return self._handlers.get(details.method)
@@ -106,10 +102,7 @@ def _pem(path: str, field: str) -> bytes:
 
 
 def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMethodHandler:
-    codec = {
-        "request_deserializer": method.request.FromString,
-        "response_serializer": _serialize,
-    }
+    codec = {"request_deserializer": method.request.FromString, "response_serializer": _serialize}
     if not method.server_streaming:
 
         async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
@@ -140,8 +133,8 @@ def _serialize(reply: Any) -> bytes:
 def final_error(controller: Controller, error: Exception) -> Exception:
     """``error``, unless it is a refusal by a leader whose lease has run out.
 
-    One that was stopped and wakes knows nothing of what its successor decided: what it finds wrong
-    with a request may be right, and a refusal is final for the caller.
+    A leader that was stopped and wakes does not know what its successor decided: a request that it
+    refuses may be right, and a refusal is final for the caller.
     """
     if isinstance(error, CommandRefused | Invalid):
         leader = controller.leader
