@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,12 +34,14 @@ class ControllerContext:
     def __post_init__(self) -> None:
         self.config_digest, self.config_json = fleet_digest(self.config)
 
-    def open_exports(self, may_write: Callable[[], bool]) -> tuple[RunFiles, Exporters]:
-        """What a term writes beside the journal, as long as ``may_write()``."""
-        return (
-            RunFiles(self.run_dir, may_write=may_write),
-            Exporters(self.config, self.run_dir, may_write=may_write),
-        )
+    def open_exports(self) -> tuple[RunFiles, Exporters]:
+        """What a term writes beside the journal, as long as it holds the lease."""
+
+        def may_write() -> bool:
+            return self.stores.election.holds_lease
+
+        exporters = Exporters(self.config, self.run_dir, may_write=may_write)
+        return RunFiles(self.run_dir, may_write=may_write), exporters
 
     async def survives_failover(self) -> bool:
         """Whether what is durable would be found by a leader after a failover of Redis itself."""

@@ -42,11 +42,7 @@ class Housekeeping:
         snapshot_at: str,
     ) -> None:
         """``snapshot_at``: position of the newest snapshot there is."""
-
-        def may_write() -> bool:
-            return context.stores.election.holds_lease
-
-        self.files, self.exporters = context.open_exports(may_write)
+        self.files, self.exporters = context.open_exports()
         self.over = False
         """The end of the run is durable."""
         self.chores: dict[asyncio.Task[None], None] = {}

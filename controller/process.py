@@ -28,7 +28,7 @@ from controller.export.otel_traces import check_telemetry
 from controller.fleet.fleet_loops import keep_fleet
 from controller.replicated_controller import Controller
 from controller.rest.server import RestServer, open_door
-from controller.services import admin, partial_rollouts, policy, rollout, worker
+from controller.services import admin, policy, rollout, worker
 from controller.services.grpc_server import Services, bind, new_server
 from controller.store.stores import redis_stores
 from paceline.config.schema import Config
@@ -51,7 +51,7 @@ HANDLERS: dict[str, Any] = {
     "RolloutService.LeaseTasks": rollout.lease_tasks,
     "RolloutService.SubmitGroups": rollout.submit_groups,
     "RolloutService.ReturnTasks": rollout.return_tasks,
-    "RolloutService.ReportPartials": partial_rollouts.report_partials,
+    "RolloutService.ReportPartials": rollout.report_partials,
     "PolicyService.NextPlan": policy.next_plan,
     "PolicyService.FetchGroups": policy.fetch_groups,
     "PolicyService.Vote": policy.vote,

@@ -97,7 +97,7 @@ class Controller:
 
         Empty on a standby: only the leader feeds sinks.
         """
-        feeds = self.leader.sink_states() if self.leader is not None else []
+        feeds = self.leader.housekeeping.exporters.feeds if self.leader is not None else []
         names = ("name", "written", "failing", "trouble")
         return [{name: getattr(feed, name) for name in names} for feed in feeds]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -90,6 +90,11 @@ def check_request_id(request_id: str) -> str:
     return request_id
 
 
+def check_count(items: Sized, what: str, limit: int) -> None:
+    if len(items) > limit:
+        raise Invalid(f"more than {limit} {what} in one request")
+
+
 def check_text(text: str, field: str, limit: int = 4096) -> str:
     if len(text) > limit:
         raise Invalid(f"{field} is longer than {limit} characters")
@@ -97,8 +102,7 @@ def check_text(text: str, field: str, limit: int = 4096) -> str:
 
 
 def check_stats(stats: Mapping[str, common_pb2.Stat]) -> dict[str, StatValue]:
-    if len(stats) > MAX_STATS:
-        raise Invalid(f"more than {MAX_STATS} stats")
+    check_count(stats, "stats", MAX_STATS)
     checked = {}
     for name, stat in stats.items():
         if not NAME.fullmatch(name):

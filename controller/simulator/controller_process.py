@@ -63,7 +63,7 @@ class SimulatedContext(ControllerContext):
     def run_spec(self, rows: DatasetRows) -> RunSpec:
         return self.spec
 
-    def open_exports(self, may_write: Callable[[], bool]) -> Any:
+    def open_exports(self) -> Any:
         return NoRunFiles(), NoExporters()
 
 
