@@ -87,7 +87,7 @@ class Liveness:
     # ---- sightings ------------------------------------------------------------------------
 
     def begin(self, ledger: Ledger, now: float) -> None:
-        """This controller leads from now on: a fresh lease for everybody."""
+        """This controller leads from now on: everybody gets a fresh lease."""
         self.pulses = {
             (w.worker_id, w.incarnation): Pulse(now, progress_t=now)
             for w in ledger.state.fleet.workers.values()

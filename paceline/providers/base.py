@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from paceline.v1 import admin_pb2, common_pb2
 
 ROLES = ("policy", "rollout")
-GONE = ("dead", "stopped")
-LEAVING = ("draining",)
+GONE_OR_LEAVING = ("dead", "stopped", "draining")
 AT_WORK = ("waiting", "running", "paused")
 """Phases of a run in which it needs workers."""
 
@@ -81,10 +80,6 @@ def number(name: str) -> tuple[int, str]:
     return (int(found[1]) if found else -1), name
 
 
-def role_of(worker: admin_pb2.WorkerStatus) -> str:
-    return "policy" if worker.role == common_pb2.ROLE_POLICY else "rollout"
-
-
 def desired_of(status: admin_pb2.StatusReply, role: str) -> int:
     """Desired processes of a role: active workers and spares."""
     return int(status.desired[role]) + int(status.spares.get(role, 0))
@@ -92,8 +87,9 @@ def desired_of(status: admin_pb2.StatusReply, role: str) -> int:
 
 def staying(status: admin_pb2.StatusReply, role: str) -> dict[str, admin_pb2.WorkerStatus]:
     """Living workers of a role that have not been asked to leave."""
+    kind = common_pb2.ROLE_POLICY if role == "policy" else common_pb2.ROLE_ROLLOUT
     return {
         worker.worker_id: worker
         for worker in status.workers
-        if role_of(worker) == role and worker.state not in (*GONE, *LEAVING)
+        if worker.role == kind and worker.state not in GONE_OR_LEAVING
     }
