@@ -106,7 +106,7 @@ GUARDS = (
         (
             Patch(
                 "controller/housekeeping.py",
-                "            if not await self._context.election.renew(self._term):\n",
+                "            if not await self._context.stores.election.renew(self._term):\n",
                 "            if False:\n",
             ),
         ),

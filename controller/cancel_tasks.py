@@ -6,10 +6,8 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-AGAIN_S = 0.2
 
-
-async def cancel_all(tasks: Iterable[asyncio.Task[Any]], *, again_s: float = AGAIN_S) -> None:
+async def cancel_all(tasks: Iterable[asyncio.Task[Any]], *, again_s: float = 0.2) -> None:
     """Cancels ``tasks`` every ``again_s`` seconds until every one has ended.
 
     Once is not enough: a cancellation that meets a Redis time limit as it runs out comes back as a

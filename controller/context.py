@@ -1,61 +1,59 @@
-"""Context of a term: settings, stores, clock and data set, the same whether the controller leads or not."""
+"""Context of a controller: its settings, stores and clock, the same whether it leads or not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from redis.exceptions import RedisError
 
-from controller.clock import Clock
+from controller.clock import SYSTEM_CLOCK, Clock
 from controller.dataset_rows import DatasetRows
 from controller.export.exporters import Exporters
 from controller.export.run_files import RunFiles
 from controller.ledger.commands import RunSpec
-from controller.store.election import Election
-from controller.store.journal import Journal
-from controller.store.partial_rollouts import PartialStore
-from controller.store.payloads import PayloadStore
+from controller.store.stores import Stores
+from paceline.config.load import fleet_digest
 from paceline.config.schema import Config
 from paceline.redis.client import parse_sentinel
+from paceline.redis.leader_lease import LeaderIdentity
 
 
 @dataclass(slots=True)
 class ControllerContext:
     config: Config
     run_dir: Path
-    controller_id: str
-    redis_url: str
-    journal: Journal
-    election: Election
-    payloads: PayloadStore
-    partials: PartialStore
-    config_digest: str
-    config_json: str
-    rows: DatasetRows
-    clock: Clock
+    identity: LeaderIdentity
+    stores: Stores
+    clock: Clock = SYSTEM_CLOCK
     tick_s: float = 0.05
     """How often the leader asks whom liveness would declare dead."""
+    config_digest: str = field(init=False)
+    config_json: str = field(init=False)
 
-    def open_exports(self, may_write: Callable[[], bool]) -> tuple[RunFiles, Exporters]:
-        """What a term writes beside the journal, as long as ``may_write()``."""
-        return (
-            RunFiles(self.run_dir, may_write=may_write),
-            Exporters(self.config, self.run_dir, may_write=may_write),
-        )
+    def __post_init__(self) -> None:
+        self.config_digest, self.config_json = fleet_digest(self.config)
+
+    def open_exports(self) -> tuple[RunFiles, Exporters]:
+        """What a term writes beside the journal, as long as it holds the lease."""
+
+        def may_write() -> bool:
+            return self.stores.election.holds_lease
+
+        exporters = Exporters(self.config, self.run_dir, may_write=may_write)
+        return RunFiles(self.run_dir, may_write=may_write), exporters
 
     async def survives_failover(self) -> bool:
         """Whether what is durable would be found by a leader after a failover of Redis itself."""
-        behind_sentinels = parse_sentinel(self.redis_url) is not None
+        behind_sentinels = parse_sentinel(self.stores.url) is not None
         try:
-            return await self.journal.replicated(expected=behind_sentinels)
+            return await self.stores.journal.replicated(expected=behind_sentinels)
         except (RedisError, OSError):
             return False
 
-    def facts(self) -> RunSpec:
+    def run_spec(self, rows: DatasetRows) -> RunSpec:
         """What the ledger must know of the config and the data."""
-        config, rows = self.config, self.rows
+        config = self.config
         return RunSpec(
             run_id=config.run.name,
             run_name=config.run.name,

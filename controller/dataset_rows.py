@@ -11,10 +11,9 @@ import json
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from controller.errors import BadStart
 from controller.ledger.commands import Kind, LeasedTask
 from paceline.config.schema import Config
-from paceline.dataset.rows import DataError, RowSource, check_rows, load_rows
+from paceline.dataset.rows import RowSource, check_rows, load_rows
 
 CACHED_ROWS = 4096
 CACHED_BYTES = 8 << 20
@@ -33,21 +32,18 @@ class DatasetRows:
 
     @classmethod
     async def load(cls, config: Config) -> DatasetRows:
-        """Opens the data sets of ``config.data``. Raises BadStart with the file and the remedy."""
+        """Opens the data sets of ``config.data``. Raises DataError with the file and the remedy."""
         return await asyncio.to_thread(cls._load, config)
 
     @classmethod
     def _load(cls, config: Config) -> DatasetRows:
         data = config.data
-        try:
-            train = load_rows(data.path, name=data.name, split=data.split)
-            check_rows(train, data)
-            held_out = None
-            if data.eval_path is not None:
-                held_out = load_rows(data.eval_path, name=data.name, split=data.eval_split)
-                check_rows(held_out, data)
-        except DataError as error:
-            raise BadStart(str(error)) from error
+        train = load_rows(data.path, name=data.name, split=data.split)
+        check_rows(train, data)
+        held_out = None
+        if data.eval_path is not None:
+            held_out = load_rows(data.eval_path, name=data.name, split=data.eval_split)
+            check_rows(held_out, data)
         return cls(train, held_out, config.train.eval_limit)
 
     async def of(self, leases: Sequence[LeasedTask]) -> list[str]:

@@ -42,11 +42,7 @@ class Housekeeping:
         snapshot_at: str,
     ) -> None:
         """``snapshot_at``: position of the newest snapshot there is."""
-
-        def may_write() -> bool:
-            return context.election.holds_lease
-
-        self.files, self.exporters = context.open_exports(may_write)
+        self.files, self.exporters = context.open_exports()
         self.over = False
         """The end of the run is durable."""
         self.chores: dict[asyncio.Task[None], None] = {}
@@ -63,7 +59,7 @@ class Housekeeping:
         """The term is in the journal, behind ``before``."""
         self.exporters.start(self._ledger.state.started_t)
         self.chore(self._write_missing_lines(before))
-        self.chore(self.exporters.replay(self._context.journal, before.entry))
+        self.chore(self.exporters.replay(self._context.stores.journal, before.entry))
         self.chore(self.sweep_orphans())
 
     def chore(self, coro: Coroutine[Any, Any, None]) -> None:
@@ -93,7 +89,7 @@ class Housekeeping:
         """First what earlier leaders journalled and did not write, then what waited meanwhile."""
         position = await self.files.opened() or START
         try:
-            while entries := await self._context.journal.scan(position, until=end.entry):
+            while entries := await self._context.stores.journal.scan(position, until=end.entry):
                 for entry in entries:
                     records = [record_of(from_json(e), e) for e in entry.events]
                     self.files.record(entry.at.entry, entry.t, records)
@@ -145,7 +141,7 @@ class Housekeeping:
 
     async def save(self, snapshot: LedgerSnapshot) -> None:
         try:
-            await self._context.journal.save_snapshot(
+            await self._context.stores.journal.save_snapshot(
                 snapshot, term=self._term, trim_before=self._snapshot_at
             )
         except (RedisError, OSError, Deposed) as error:
@@ -159,7 +155,7 @@ class Housekeeping:
 
     async def delete(self, refs: Sequence[Ref]) -> None:
         try:
-            await self._context.payloads.delete(list(refs))
+            await self._context.stores.payloads.delete(list(refs))
         except (RedisError, OSError) as error:
             # The next leader sweeps what is left.
             event(log, "payloads not deleted", why=str(error), level=logging.WARNING)
@@ -167,7 +163,7 @@ class Housekeeping:
     async def sweep_orphans(self) -> None:
         """Payloads that no accepted group needs: left by a leader that died before deleting them."""
         try:
-            found = await self._context.payloads.list()
+            found = await self._context.stores.payloads.list()
         except (RedisError, OSError):
             return
         # Looked up now and not before the listing: what came in meanwhile is known by now.
@@ -181,7 +177,7 @@ class Housekeeping:
             # What the ledger says must be durable, and no successor may have accepted groups since
             # the listing: a leader that was stopped in between would delete what they need.
             await self._group_commit.durable()
-            if not await self._context.election.renew(self._term):
+            if not await self._context.stores.election.renew(self._term):
                 return
         except (RedisError, OSError, NotLeading, Deposed):
             return

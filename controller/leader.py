@@ -28,13 +28,14 @@ from redis.exceptions import RedisError
 
 from controller.cancel_tasks import cancel_all
 from controller.context import ControllerContext
+from controller.dataset_rows import DatasetRows
 from controller.errors import NotLeading
 from controller.fleet.autoscale_policy import Proposal
 from controller.fleet.liveness import Liveness
 from controller.fleet.sessions import ServerSession, Sessions
 from controller.housekeeping import Housekeeping
 from controller.ledger.commands import BeginTerm, Command, CommandRefused, StartRun
-from controller.ledger.events import Event, GroupAccepted, RunFailed, RunFinished
+from controller.ledger.events import GroupAccepted, RunFailed, RunFinished
 from controller.ledger.fleet import Worker
 from controller.long_poll import LongPolls
 from controller.proto_encoding import directive_of
@@ -45,7 +46,6 @@ from controller.store.ledger_follower import LedgerFollower
 from controller.store.partial_rollouts import PartialRollouts
 from controller.store.payloads import Ref
 from paceline.process.structured_log import event
-from paceline.sinks.sink_thread import SinkThread
 from paceline.v1 import admin_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
@@ -70,24 +70,30 @@ class _Closing:
 class Leader:
     """One term. Thrown away with all its memory when the term ends."""
 
-    def __init__(self, context: ControllerContext, replica: LedgerFollower, term: int) -> None:
-        config = context.config
+    def __init__(
+        self, context: ControllerContext, rows: DatasetRows, replica: LedgerFollower, term: int
+    ) -> None:
+        config, stores = context.config, context.stores
         self.context = context
+        self.rows = rows
+        self.election = stores.election
         self.clock = context.clock
         self.term = term
         self.ledger = replica.ledger
         self.limits = GroupLimits.of(config)
         self.partials = PartialRollouts(
-            context.partials,
+            stores.partials,
             replica.ledger.state,
             term=term,
             limit_bytes=config.rollout.partial_store_mb << 20,
         )
         self.long_polls = LongPolls()
-        self.sessions = Sessions(term, self._directive)
+        self.sessions = Sessions(
+            term, lambda session: directive_of(self.ledger.state, *session.key, session.report)
+        )
         self.liveness = Liveness(config.fleet)
         self.group_commit = GroupCommit(
-            context.journal,
+            stores.journal,
             term=term,
             at=replica.at,
             on_flush=self._close_batch,
@@ -115,48 +121,39 @@ class Leader:
     async def execute(self, command: Command) -> Any:
         """Decides ``command`` and returns its reply once all it rests on is durable.
 
-        Raises Refused where the ledger refuses, NotLeading or Deposed where this process no longer
-        leads: the caller asks the next leader.
+        Raises CommandRefused, or NotLeading or Deposed if this process no longer leads: the caller asks
+        the next leader.
         """
         await self.ready()
         reply = self.decide(command)
         await self.group_commit.durable()
         return reply
 
-    def decide(self, command: Command) -> Any:
-        """The reply, before it may leave: await ``group_commit.durable()`` first."""
-        events, reply = self._apply(command)
-        if events:
-            self.group_commit.add(events)
-        return reply
+    def decide(self, command: Command, payload: bytes = b"") -> Any:
+        """The reply, before it may leave: await ``group_commit.durable()`` first.
 
-    def decide_group(self, command: Command, ref: Ref, payload: bytes) -> Any:
-        """As ``decide``, for AcceptGroup: ``payload`` is stored if the group becomes ready."""
-        events, reply = self._apply(command)
-        if events:
-            for decided in events:
-                if isinstance(decided, GroupAccepted) and decided.group.task_id == ref[0]:
-                    self.group_commit.add_payload(ref, payload)
-            self.group_commit.add(events)
-        return reply
-
-    def _apply(self, command: Command) -> tuple[tuple[Event, ...], Any]:
-        """Raises Refused, with nothing changed, or NotLeading.
-
-        A decision that failed halfway has changed what is in memory, and its events will never be in
-        the journal: nothing may be decided on that any more. The term ends, and whoever leads next
-        reads the journal.
+        ``payload``: of an AcceptGroup, stored if the group becomes ready. Raises CommandRefused, with
+        nothing changed, or NotLeading.
         """
         if self._spoilt.is_set():
             raise NotLeading("stepping down")
         try:
-            return self.ledger.execute(command, self.clock.time())
+            events, reply = self.ledger.execute(command, self.clock.time())
         except CommandRefused:
             raise
         except Exception as error:
+            # It has changed what is in memory, and its events will never be in the journal: nothing
+            # may be decided on that any more. Whoever leads next reads the journal.
             log.exception("a decision failed halfway command=%s", type(command).__name__)
             self._spoilt.set()
             raise NotLeading(f"{type(command).__name__} failed: stepping down") from error
+        for decided in events:
+            if isinstance(decided, GroupAccepted):
+                group = decided.group
+                self.group_commit.add_payload((group.task_id, group.attempt), payload)
+        if events:
+            self.group_commit.add(events)
+        return reply
 
     async def ready(self) -> None:
         """Returns when this leader may decide. Raises NotLeading after a while of waiting."""
@@ -182,7 +179,7 @@ class Leader:
             and not self._spoilt.is_set()
             and not self.group_commit.trouble
             and self._ended is None
-            and self.context.election.holds_lease
+            and self.election.holds_lease
         )
 
     @property
@@ -195,11 +192,7 @@ class Leader:
         """Why nothing can be decided now, in words; empty: it can."""
         if self.group_commit.trouble:
             return self.group_commit.trouble
-        return "" if self.context.election.holds_lease else "waiting for the lease"
-
-    def sink_states(self) -> Sequence[SinkThread]:
-        """Each sink of this term: name, points written, trouble."""
-        return self.housekeeping.exporters.feeds
+        return "" if self.election.holds_lease else "waiting for the lease"
 
     def describe(self, worker: Worker, status: admin_pb2.WorkerStatus) -> None:
         """Adds what only the leader knows of a living worker: its heartbeat and what it said."""
@@ -243,8 +236,8 @@ class Leader:
     async def _begin(self) -> None:
         before = self.group_commit.at
         self.housekeeping.over = self.ledger.state.ended
-        self.decide(StartRun(self.context.facts()))
-        self.decide(BeginTerm(self.term, self.context.controller_id))
+        self.decide(StartRun(self.context.run_spec(self.rows)))
+        self.decide(BeginTerm(self.term, self.context.identity.controller_id))
         self._begun = True
         now = self.clock.monotonic()
         self.liveness.begin(self.ledger, now)
@@ -269,10 +262,10 @@ class Leader:
                 async with asyncio.timeout(lease_s), self._at_the_lease:
                     if self._let_go:
                         return
-                    if not await self.context.election.renew(self.term):
+                    if not await self.election.renew(self.term):
                         raise Deposed("the lease is another controller's")
             except (RedisError, OSError, TimeoutError) as error:
-                if not self.context.election.holds_lease and not lapsed:
+                if not self.election.holds_lease and not lapsed:
                     lapsed = True
                     event(log, "lease lapsed", why=type(error).__name__, level=logging.WARNING)
                     # Workers must not hang on a controller that may already be succeeded.
@@ -310,7 +303,7 @@ class Leader:
                 async with self._at_the_lease:
                     # A renewal that came after it would take the lease again, for nobody.
                     self._let_go = True
-                    await self.context.election.release()
+                    await self.election.release()
         except (RedisError, OSError, TimeoutError) as error:
             event(log, "lease not released", why=type(error).__name__, level=logging.WARNING)
         await self.housekeeping.finish()
@@ -337,7 +330,8 @@ class Leader:
     def _batch_durable(self, batch: CommitBatch) -> None:
         closing: _Closing = batch.attachment
         self.long_polls.announce(batch.events)
-        self.sessions.deliver(closing.directives)
+        for session, directive in closing.directives:
+            self.sessions.send(session, directive)
         self.housekeeping.record(batch, last=closing.last)
         if closing.obsolete:
             self.housekeeping.chore(self.housekeeping.delete(closing.obsolete))
@@ -347,8 +341,3 @@ class Leader:
             self.housekeeping.chore(
                 self.housekeeping.save(LedgerSnapshot(batch.at, closing.snapshot, batch.t))
             )
-
-    def _directive(self, session: ServerSession) -> worker_pb2.Directive:
-        return directive_of(
-            self.ledger.state, session.worker_id, session.incarnation, session.report
-        )

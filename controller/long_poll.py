@@ -8,41 +8,31 @@ waiter names the turn of the topic that it has already seen.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable
 
 from controller.ledger.events import Event, Topic
 
 
 class WakeUps:
-    """Wakes all waiters at once."""
+    """Wakes all waiters at once, in the order in which they came."""
 
     def __init__(self) -> None:
         self.turn = 0
         """Rises with every wake-up."""
-        self._waiters: dict[asyncio.Future[None], None] = {}
-        """In the order in which they came."""
+        self._next = asyncio.Event()
 
     def wake(self) -> None:
         self.turn += 1
-        waiters, self._waiters = self._waiters, {}
-        for waiter in waiters:
-            if not waiter.done():
-                waiter.set_result(None)
+        woken, self._next = self._next, asyncio.Event()
+        woken.set()
 
-    async def wait(self, seen: int, timeout_s: float) -> bool:
-        """Waits until ``turn`` is past ``seen``; False after ``timeout_s`` seconds."""
-        if self.turn != seen:
-            return True
-        waiter = asyncio.get_running_loop().create_future()
-        self._waiters[waiter] = None
-        try:
-            async with asyncio.timeout(timeout_s):
-                await waiter
-            return True
-        except TimeoutError:
-            return False
-        finally:
-            self._waiters.pop(waiter, None)
+    async def wait(self, seen: int, timeout_s: float) -> None:
+        """Waits until ``turn`` is past ``seen``, for at most ``timeout_s`` seconds."""
+        if self.turn == seen:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._next.wait()
 
 
 class LongPolls:

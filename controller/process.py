@@ -22,21 +22,22 @@ from pathlib import Path
 from typing import Any
 
 from controller.cancel_tasks import cancel_all
+from controller.context import ControllerContext
 from controller.errors import BadStart
 from controller.export.otel_traces import check_telemetry
 from controller.fleet.fleet_loops import keep_fleet
 from controller.replicated_controller import Controller
 from controller.rest.server import RestServer, open_door
-from controller.services import admin, partial_rollouts, policy, rollout, worker
+from controller.services import admin, policy, rollout, worker
 from controller.services.grpc_server import Services, bind, new_server
 from controller.store.stores import redis_stores
-from paceline.config.load import ConfigError
 from paceline.config.schema import Config
+from paceline.errors import BadInput
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity
-from paceline.redis.server import REDIS_OUT_OF_REACH, NoRedis, ensure_redis, stop_redis
+from paceline.redis.server import REDIS_OUT_OF_REACH, ensure_redis, stop_redis
 from paceline.rpc.addresses import is_loopback
-from paceline.rpc.auth import AuthError, read_token
+from paceline.rpc.auth import read_token
 from paceline.sinks.registry import check_sinks
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ HANDLERS: dict[str, Any] = {
     "RolloutService.LeaseTasks": rollout.lease_tasks,
     "RolloutService.SubmitGroups": rollout.submit_groups,
     "RolloutService.ReturnTasks": rollout.return_tasks,
-    "RolloutService.ReportPartials": partial_rollouts.report_partials,
+    "RolloutService.ReportPartials": rollout.report_partials,
     "PolicyService.NextPlan": policy.next_plan,
     "PolicyService.FetchGroups": policy.fetch_groups,
     "PolicyService.Vote": policy.vote,
@@ -76,21 +77,19 @@ async def serve(
     """Runs one controller until SIGTERM or SIGINT, then hands the lease over and returns.
 
     ``port``: to bind; default: ``controller.port``, 0 for any free one. ``advertise``: host name or
-    address under which others reach this one. Raises BadStart with what is wrong and the remedy.
+    address under which others reach this one. Raises BadInput with what is wrong and the remedy.
     """
     stop = _on_signal()
     token = _check_bind(config)
-    _check_extras(config)
+    check_sinks(config)
+    check_telemetry(config)
     _make_run_dir(run_dir)
     _calm_garbage_collector()
     server = new_server(config)
     bound = bind(server, config, config.controller.port if port is None else port)
     host = advertise or _reachable(config.controller.host)
     door = open_door(config, run_dir, controller_id, token=token, host=host)
-    try:
-        endpoint = await asyncio.to_thread(ensure_redis, run_dir, config.redis)
-    except NoRedis as error:
-        raise BadStart(str(error)) from error
+    endpoint = await asyncio.to_thread(ensure_redis, run_dir, config.redis)
     identity = LeaderIdentity(
         controller_id=controller_id,
         address=f"[{host}]:{bound}" if ":" in host else f"{host}:{bound}",
@@ -99,7 +98,8 @@ async def serve(
         nonce=secrets.token_hex(8),
     )
     stores = redis_stores(config, identity, endpoint.url)
-    controller = Controller(config, run_dir, identity, stores, keep_fleet=keep_fleet)
+    context = ControllerContext(config, run_dir, identity, stores)
+    controller = Controller(context, keep_fleet)
     server.add_generic_rpc_handlers((Services(controller, HANDLERS, token),))
     await server.start()
     controller.rest_url = door.url if door is not None else ""
@@ -110,7 +110,7 @@ async def serve(
         rest.start()
     try:
         await _run_until(stop, controller)
-    except BadStart:
+    except BadInput:
         if endpoint.started:
             # Nobody asked for a server that outlives a run which could not start.
             await asyncio.to_thread(stop_redis, run_dir)
@@ -143,12 +143,9 @@ def _on_signal() -> asyncio.Event:
 
 
 def _check_bind(config: Config) -> str | None:
-    """The token to demand. Raises BadStart for a bind to the world without one, or without a Redis
-    that the world can reach."""
-    try:
-        token = read_token(config.auth)
-    except AuthError as error:
-        raise BadStart(str(error)) from error
+    """The token to demand; None: none. If other machines can reach the server, a token and a Redis that
+    they can reach are required."""
+    token = read_token(config.auth)
     host = config.controller.host
     if is_loopback(host):
         return token
@@ -162,17 +159,8 @@ def _check_bind(config: Config) -> str | None:
     return token
 
 
-def _check_extras(config: Config) -> None:
-    try:
-        check_sinks(config)
-        check_telemetry(config)
-    except ConfigError as error:
-        raise BadStart(str(error)) from error
-
-
 def _calm_garbage_collector() -> None:
-    """Requests make no cycles worth hunting for every few hundred objects, and the modules never
-    become garbage: collecting as often as by default took a tenth of the leader's time."""
+    """Collections as frequent as by default took a tenth of the leader's time and found nothing."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 50)
@@ -188,7 +176,7 @@ def _make_run_dir(run_dir: Path) -> None:
 
 
 def _reachable(host: str) -> str:
-    """An address for others where the server is bound to all of them."""
+    """``host``, or if that stands for all addresses, one that others can use."""
     if host not in ("0.0.0.0", "::"):
         return host
     name = socket.gethostname()

@@ -1,9 +1,13 @@
-"""Protobuf encoding of what workers are sent: directives and plans."""
+"""Protobuf encoding of the ledger's views: directives and plans."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import fields
 from enum import Enum
 from typing import Any, TypeVar
+
+from google.protobuf.message import Message
 
 from controller.ledger import views
 from controller.ledger.enums import DesiredLifecycle, PlanState, Role
@@ -13,6 +17,7 @@ from paceline.ids import MeshEpoch, TaskId, Version
 from paceline.v1 import common_pb2, policy_pb2, worker_pb2
 
 E = TypeVar("E", bound=Enum)
+M = TypeVar("M", bound=Message)
 
 
 def wire_values(words: type[E], wire: Any, prefix: str) -> dict[E, Any]:
@@ -25,42 +30,38 @@ _LIFECYCLES = wire_values(DesiredLifecycle, worker_pb2.Lifecycle, "LIFECYCLE")
 _PLANS = wire_values(PlanState, policy_pb2.PlanState, "PLAN_STATE")
 
 
+def message_of(kind: type[M], view: Any, **other: Any) -> M:
+    """The message with the fields that the dataclass ``view`` has too; ``other``: those that differ."""
+    names = {field.name for field in fields(view)} & set(kind.DESCRIPTOR.fields_by_name)
+    same = {name: getattr(view, name) for name in names - other.keys()}
+    message: M = kind(**same, **other)
+    return message
+
+
 def directive_of(
     state: State, worker_id: str, incarnation: int, report: worker_pb2.Report
 ) -> worker_pb2.Directive:
     """Desired state of one worker, without term and seq. ``report`` is its newest."""
     held = [(TaskId(ref.task_id), ref.attempt) for ref in report.held_leases]
     view = views.directive(state, worker_id, incarnation, held)
-    directive = worker_pb2.Directive(
-        lifecycle=_LIFECYCLES[view.lifecycle],
-        version=view.version,
-        paused=view.paused,
-        checkpoint_step=view.checkpoint_step,
-    )
+    mesh = None
     if view.mesh is not None:
-        mesh = directive.mesh
-        mesh.epoch = view.mesh.epoch
-        mesh.state_version = view.mesh.state_version
-        mesh.step = view.mesh.step
-        mesh.source_rank = view.mesh.source_rank
-        mesh.restore = view.mesh.restore
-        mesh.checkpoint_path = view.mesh.checkpoint_path
-        for member in view.mesh.members:
-            _fill_member(mesh.members.add(), member)
-    for link in view.links:
-        message = directive.links.add(epoch=link.epoch)
-        _fill_member(message.publisher, link.publisher)
-        _fill_member(message.receiver, link.receiver)
-    for task_id, attempt in view.cancelled:
-        directive.cancelled.add(task_id=task_id, attempt=attempt)
-    return directive
-
-
-def _fill_member(message: worker_pb2.MeshMember, member: Member) -> None:
-    message.worker_id = member.worker_id
-    message.incarnation = member.incarnation
-    message.tensor_host = member.tensor_host
-    message.needs_state = member.needs_state
+        members = [_member(member) for member in view.mesh.members]
+        mesh = message_of(worker_pb2.PolicyMesh, view.mesh, members=members)
+    links = [
+        worker_pb2.WeightsLink(
+            epoch=link.epoch, publisher=_member(link.publisher), receiver=_member(link.receiver)
+        )
+        for link in view.links
+    ]
+    return message_of(
+        worker_pb2.Directive,
+        view,
+        lifecycle=_LIFECYCLES[view.lifecycle],
+        mesh=mesh,
+        links=links,
+        cancelled=_task_refs(view.cancelled),
+    )
 
 
 def plan_of(
@@ -69,21 +70,22 @@ def plan_of(
     """The present answer to NextPlan."""
     formed, holds = MeshEpoch(request.mesh_epoch), Version(request.state_version)
     kind, view = views.plan(state, worker_id, incarnation, formed, holds)
-    reply = policy_pb2.PlanReply(state=_PLANS[kind])
-    if view is None:
-        return reply
-    plan = reply.plan
-    plan.step = view.step
-    plan.mesh_epoch = view.mesh_epoch
-    plan.version = view.version
-    plan.next_version = view.next_version
-    plan.total_tokens = view.total_tokens
-    plan.total_sequences = view.total_sequences
-    plan.total_groups = view.total_groups
-    plan.rank = view.rank
-    plan.size = view.size
-    for task_id, attempt in view.shard:
-        plan.shard.add(task_id=task_id, attempt=attempt)
-    for epoch in view.version_epochs:
-        plan.version_epochs.add(first_version=epoch.first_version, offset=epoch.offset)
-    return reply
+    plan = None
+    if view is not None:
+        epochs = [message_of(policy_pb2.VersionEpoch, epoch) for epoch in view.version_epochs]
+        shard = _task_refs(view.shard)
+        plan = message_of(policy_pb2.StepPlan, view, shard=shard, version_epochs=epochs)
+    return policy_pb2.PlanReply(state=_PLANS[kind], plan=plan)
+
+
+def _member(member: Member) -> worker_pb2.MeshMember:
+    return worker_pb2.MeshMember(
+        worker_id=member.worker_id,
+        incarnation=member.incarnation,
+        tensor_host=member.tensor_host,
+        needs_state=member.needs_state,
+    )
+
+
+def _task_refs(refs: Iterable[tuple[TaskId, int]]) -> list[common_pb2.TaskRef]:
+    return [common_pb2.TaskRef(task_id=task_id, attempt=attempt) for task_id, attempt in refs]

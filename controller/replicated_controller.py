@@ -15,13 +15,11 @@ import contextlib
 import logging
 import math
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from redis.exceptions import RedisError
 
 from controller.cancel_tasks import cancel_all
-from controller.clock import SYSTEM_CLOCK, Clock
 from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
 from controller.errors import BadStart, NotLeading
@@ -29,13 +27,9 @@ from controller.leader import Leader
 from controller.ledger.commands import CommandRefused
 from controller.ledger.state import State
 from controller.long_poll import WakeUps
-from controller.store.journal import Deposed, ForeignFormat, JournalGap
+from controller.store.journal import Deposed, JournalGap
 from controller.store.ledger_follower import LedgerFollower
-from controller.store.stores import Stores
-from paceline.config.load import fleet_digest
-from paceline.config.schema import Config
 from paceline.process.structured_log import event
-from paceline.redis.leader_lease import LeaderIdentity
 from paceline.redis.server import NoRedis, ensure_redis
 from paceline.refusal_code import RefusalCode
 
@@ -56,23 +50,13 @@ class Controller:
     """Longest wait of a standby for a journal entry before it looks at the lease again."""
 
     def __init__(
-        self,
-        config: Config,
-        run_dir: Path,
-        identity: LeaderIdentity,
-        stores: Stores,
-        *,
-        clock: Clock = SYSTEM_CLOCK,
-        keep_fleet: KeepFleet = lambda controller, leader: [],
+        self, context: ControllerContext, keep_fleet: KeepFleet = lambda controller, leader: []
     ) -> None:
-        self.config = config
-        self.run_dir = run_dir
-        self.identity = identity
-        self.stores = stores
-        self.clock = clock
+        self.context = context
+        self.config, self.run_dir = context.config, context.run_dir
+        self.identity, self.clock = context.identity, context.clock
+        self.journal, self.payloads = context.stores.journal, context.stores.payloads
         self._keep_fleet = keep_fleet
-        self.journal, self.election = stores.journal, stores.election
-        self.payloads = stores.payloads
         self.leader: Leader | None = None
         self.replica: LedgerFollower | None = None
         self.peers: dict[str, dict[str, Any]] = {}
@@ -82,7 +66,6 @@ class Controller:
         """Of a standby; empty once it follows the journal."""
         self.rest_url = ""
         """Of this process's REST interface; empty: none."""
-        self._config_digest, self._config_json = fleet_digest(config)
         self._topic = WakeUps()
         self._rows: asyncio.Task[DatasetRows] | None = None
 
@@ -114,14 +97,14 @@ class Controller:
 
         Empty on a standby: only the leader feeds sinks.
         """
-        feeds = self.leader.sink_states() if self.leader is not None else []
+        feeds = self.leader.housekeeping.exporters.feeds if self.leader is not None else []
         names = ("name", "written", "failing", "trouble")
         return [{name: getattr(feed, name) for name in names} for feed in feeds]
 
     # ---- loops ----------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Follows and leads by turns until cancelled. Raises BadStart where it can never lead."""
+        """Follows and leads by turns until cancelled. Raises BadInput if it can never lead."""
         self._rows = asyncio.create_task(self.load_rows())
         presence = asyncio.create_task(self._presence())
         try:
@@ -131,8 +114,6 @@ class Controller:
                     await self._lead(term)
                 except Deposed as why:
                     event(log, "stepping down", why=str(why), level=logging.WARNING)
-                except ForeignFormat as error:
-                    raise BadStart(str(error)) from error
                 except (RedisError, OSError, JournalGap) as error:
                     self._say_trouble(f"waiting for Redis ({type(error).__name__})")
                     await self._revive_redis()
@@ -144,8 +125,9 @@ class Controller:
         """Keeps a hot copy of the ledger until the lease is free and ours; the new term."""
         # First: a journal of another release is not to be touched.
         self.replica = replica = await LedgerFollower.load(self.journal)
-        await self.stores.registry.agree(
-            self.config.run.name, self.stores.payload_dir, self._config_json
+        stores = self.context.stores
+        await stores.registry.agree(
+            self.config.run.name, stores.payload_dir, self.context.config_json
         )
         self._say_trouble("")
         event(log, "standing by", at=replica.at.entry)
@@ -153,7 +135,7 @@ class Controller:
         while True:
             if await replica.follow(self.journal, block_ms=block_ms):
                 self._topic.wake()
-            holder, left_s = await self.election.holder()
+            holder, left_s = await stores.election.holder()
             # Back in the very millisecond in which a lease that is not renewed runs out.
             block_ms = min(self.FOLLOW_MS, max(1, math.ceil(left_s * 1e3)))
             if holder is not None:
@@ -163,7 +145,7 @@ class Controller:
             if self._rows is not None and self._rows.done():
                 # A data set that cannot be read must end the process, not one candidacy.
                 self._rows.result()
-                term = await self.election.acquire(replica.ledger.state.term)
+                term = await stores.election.acquire(replica.ledger.state.term)
                 if term is not None:
                     return term
 
@@ -171,8 +153,7 @@ class Controller:
         assert self.replica is not None and self._rows is not None
         # Nobody else can append from here on: what is read now is the end.
         await self.replica.catch_up(self.journal)
-        context = self.context(self._rows.result())
-        leader = self.leader = Leader(context, self.replica, term)
+        leader = self.leader = Leader(self.context, self._rows.result(), self.replica, term)
         keepers = self._keep_fleet(self, leader)
         self.replica = None
         self._topic.wake()
@@ -188,24 +169,8 @@ class Controller:
             leader.long_polls.wake_all()
             await cancel_all(keepers)
 
-    def context(self, rows: DatasetRows) -> ControllerContext:
-        return ControllerContext(
-            config=self.config,
-            run_dir=self.run_dir,
-            controller_id=self.identity.controller_id,
-            redis_url=self.stores.url,
-            journal=self.journal,
-            election=self.election,
-            payloads=self.payloads,
-            partials=self.stores.partials,
-            config_digest=self._config_digest,
-            config_json=self._config_json,
-            rows=rows,
-            clock=self.clock,
-        )
-
     async def load_rows(self) -> DatasetRows:
-        """Raises BadStart."""
+        """Raises DataError."""
         return await DatasetRows.load(self.config)
 
     async def _presence(self) -> None:
@@ -221,7 +186,7 @@ class Controller:
             }
             self.peers[me] = mine
             with contextlib.suppress(RedisError, OSError):
-                peers = await self.stores.registry.announce(me, mine)
+                peers = await self.context.stores.registry.announce(me, mine)
                 recent = self.clock.time() - STALE_PEER_S
                 self.peers = {name: peer for name, peer in peers.items() if peer["t"] > recent}
             await asyncio.sleep(PRESENCE_S)

@@ -1,4 +1,4 @@
-"""Status of a run as a protobuf message: phase, counts, every worker, every controller."""
+"""Status of a run as a protobuf message: phase, counts, workers and controllers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.fleet import Worker
 from controller.ledger.standby_workers import desired_spares
 from controller.ledger.state import State
-from controller.proto_encoding import ROLES
+from controller.proto_encoding import ROLES, message_of
 from controller.replicated_controller import Controller
 from paceline.v1 import admin_pb2
 
@@ -24,11 +24,12 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
     """Status of the run, from a leader's live ledger or a standby's copy."""
     leader = controller.leader
     state = controller.state
-    known = asdict(status_view(controller))
-    wire = admin_pb2.StatusReply.DESCRIPTOR.fields_by_name
-    reply = admin_pb2.StatusReply(
+    view = status_view(controller)
+    reply = message_of(
+        admin_pb2.StatusReply,
+        view,
         clock_s=controller.clock.time(),
-        **{name: value for name, value in known.items() if name in wire},
+        tasks=message_of(admin_pb2.TaskCounts, view.tasks),
     )
     if spares := desired_spares(state):
         reply.spares["rollout"] = spares
@@ -87,12 +88,9 @@ def controllers_of(controller: Controller) -> Iterator[dict[str, Any]]:
 def _add_worker(
     reply: admin_pb2.StatusReply, state: State, worker: Worker, leader: Leader | None
 ) -> None:
-    mesh = state.fleet.mesh
-    member = (
-        mesh is not None
-        and not mesh.broken
-        and mesh.rank(worker.worker_id, worker.incarnation) >= 0
-    )
+    mesh, epoch = state.fleet.mesh, 0
+    if mesh is not None and not mesh.broken:
+        epoch = mesh.epoch if mesh.rank(worker.worker_id, worker.incarnation) >= 0 else 0
     policy = worker.role is Role.POLICY
     status = reply.workers.add(
         worker_id=worker.worker_id,
@@ -100,7 +98,7 @@ def _add_worker(
         host=worker.host,
         pid=worker.pid,
         state=str(worker.lifecycle),
-        mesh_epoch=mesh.epoch if member and mesh is not None else 0,
+        mesh_epoch=epoch,
         version=worker.state_version if policy else worker.loaded_version,
         held_leases=len(worker.held),
         incarnation=worker.incarnation,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 LEAST_GAIN = 0.05
 """Fraction of time that a change must save."""
@@ -94,15 +94,12 @@ def waiting(balance: float, now: WorkerCounts, then: WorkerCounts) -> float:
 def _grow(now: WorkerCounts, role: str, limit: tuple[int, int | None]) -> list[WorkerCounts]:
     have = getattr(now, role)
     most = have * MOST_GROWTH if limit[1] is None else min(have * MOST_GROWTH, limit[1])
-    return [_with(now, role, count) for count in range(have + 1, most + 1)]
+    return [replace(now, **{role: count}) for count in range(have + 1, most + 1)]
 
 
 def _shrink(now: WorkerCounts, role: str, limit: tuple[int, int | None]) -> list[WorkerCounts]:
-    return [_with(now, role, count) for count in range(max(1, limit[0]), getattr(now, role))]
-
-
-def _with(now: WorkerCounts, role: str, count: int) -> WorkerCounts:
-    return WorkerCounts(count, now.rollout) if role == "policy" else WorkerCounts(now.policy, count)
+    least = max(1, limit[0])
+    return [replace(now, **{role: count}) for count in range(least, getattr(now, role))]
 
 
 class Autoscaler:
@@ -118,7 +115,7 @@ class Autoscaler:
         self._counts: WorkerCounts | None = None
         self._skip = 0
         self._seen: list[Waits] = []
-        self._move: tuple[int, int] | None = None
+        self._move: tuple[bool, ...] | None = None
         self._agreed = 0
         self.proposal: Proposal | None = None
         """The current proposal; None if no change is proposed."""
@@ -155,9 +152,7 @@ def _average(values: Iterable[float]) -> float:
     return sum(known) / len(known) if known else 0.0
 
 
-def _direction(now: WorkerCounts, then: WorkerCounts) -> tuple[int, int]:
-    return _sign(then.policy - now.policy), _sign(then.rollout - now.rollout)
-
-
-def _sign(value: int) -> int:
-    return (value > 0) - (value < 0)
+def _direction(now: WorkerCounts, then: WorkerCounts) -> tuple[bool, ...]:
+    """Whether policy grows, policy shrinks, rollout grows, rollout shrinks."""
+    policy, rollout = then.policy - now.policy, then.rollout - now.rollout
+    return policy > 0, policy < 0, rollout > 0, rollout < 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import asdict
 
 from controller.errors import NotLeading
 from controller.fleet.autoscale_policy import Autoscaler, ScaleBounds, Waits, WorkerCounts
@@ -37,8 +38,8 @@ class Autoscaling:
             patience=fleet.autoscale_patience,
         )
         self._step = -1
-        self._idle: list[float] = []
-        self._closed: list[bool] = []
+        self._samples: list[tuple[float, bool]] = []
+        """Since the last step: idle fraction of the engines, and whether no task was fresh enough."""
 
     async def run(self) -> None:
         state = self._leader.ledger.state
@@ -46,8 +47,7 @@ class Autoscaling:
         while True:
             await asyncio.sleep(SAMPLE_S)
             if state.paused or state.phase is not Phase.OPEN:
-                self._idle.clear()
-                self._closed.clear()
+                self._samples.clear()
                 continue
             self._sample(state)
             if state.versions.step != self._step:
@@ -64,19 +64,18 @@ class Autoscaling:
             if session is not None and "engine_idle_fraction" in session.report.gauges:
                 idle.append(session.report.gauges["engine_idle_fraction"])
         if idle:
-            self._idle.append(sum(idle) / len(idle))
-            self._closed.append(admissible(state, state.versions.version) <= 0)
+            closed = admissible(state, state.versions.version) <= 0
+            self._samples.append((sum(idle) / len(idle), closed))
 
     def _committed(self, state: State) -> None:
         metrics = state.steps.metrics
         starved = metrics.get("time_wait_s", 0.0) / max(metrics.get("step_s", 0.0), 1e-6)
         throttled = 0.0
-        if self._idle:
+        if self._samples:
             # Engines also idle while they wait for weights: only time without tasks counts.
-            idle = sum(self._idle) / len(self._idle)
-            throttled = min(idle, sum(self._closed) / len(self._closed))
-        self._idle.clear()
-        self._closed.clear()
+            idle, closed = (sum(column) for column in zip(*self._samples, strict=True))
+            throttled = min(idle, closed) / len(self._samples)
+        self._samples.clear()
         counts = WorkerCounts(state.desired.get("policy", 1), state.desired.get("rollout", 1))
         self._autoscaler.observe(
             counts, Waits(min(1.0, starved), throttled), settled=settled(state, counts)
@@ -94,9 +93,8 @@ class Autoscaling:
         counts = found.counts
         # A retry, by any leader, has the same request id.
         request = f"autoscale-step{self._step}-policy{counts.policy}-rollout{counts.rollout}"
-        desired = {"policy": counts.policy, "rollout": counts.rollout}
         try:
-            await self._leader.execute(Scale(request, desired))
+            await self._leader.execute(Scale(request, asdict(counts)))
         except (CommandRefused, NotLeading, Deposed) as error:
             event(log, "proposal not applied", why=str(error), level=logging.WARNING)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any
 
 from controller.errors import NotLeading
@@ -44,7 +45,7 @@ def keep_fleet(controller: Controller, leader: Leader) -> list[asyncio.Task[None
 
     provider = leader_provider(controller.config, str(controller.run_dir.resolve()), drain)
     if provider is not None:
-        provisioning = Provisioning(leader, provider, lambda: status_of(controller))
+        provisioning = Provisioning(controller, leader, provider)
         tasks.append(_kept("provisioning", provisioning.run))
     return tasks
 
@@ -61,31 +62,29 @@ def _kept(name: str, run: Callable[[], Coroutine[Any, Any, None]]) -> asyncio.Ta
     return asyncio.create_task(keep(), name=name)
 
 
+@dataclass(slots=True)
 class Provisioning:
     """Calls the provider repeatedly, each time with a new status."""
 
-    def __init__(
-        self, leader: Leader, provider: Provider, status: Callable[[], admin_pb2.StatusReply]
-    ) -> None:
-        self._leader = leader
-        self._provider = provider
-        self._status = status
+    controller: Controller
+    leader: Leader
+    provider: Provider
 
     async def run(self) -> None:
         try:
             while True:
-                seen = self._signature(self._status())
+                seen = self._signature()
                 await self._turn()
                 await self._until_due(seen)
         finally:
-            await self._provider.close()
+            await self.provider.close()
 
     async def _turn(self) -> None:
-        if not self._leader.active:
+        if not self.leader.active:
             return
         try:
             async with asyncio.timeout(TURN_LIMIT_S):
-                trouble = await self._provider.converge(self._status())
+                trouble = await self.provider.converge(status_of(self.controller))
         except (NotLeading, Deposed):
             return
         except Trouble as why:
@@ -94,22 +93,21 @@ class Provisioning:
             trouble = f"a worker could not be drained: {refusal}"
         except TimeoutError:
             trouble = f"the provider did not answer for {TURN_LIMIT_S:g} s"
-        if trouble != self._leader.provider_trouble:
-            self._leader.provider_trouble = trouble
-            event(log, "provider", name=self._provider.name, status=trouble or "complete")
+        if trouble != self.leader.provider_trouble:
+            self.leader.provider_trouble = trouble
+            event(log, "provider", name=self.provider.name, status=trouble or "complete")
 
     async def _until_due(self, seen: object) -> None:
         """Waits until the provider's input has changed or its next call is due."""
         loop = asyncio.get_running_loop()
-        due = loop.time() + (
-            TROUBLED_S if self._leader.provider_trouble else self._provider.quiet_s
-        )
+        quiet_s = TROUBLED_S if self.leader.provider_trouble else self.provider.quiet_s
+        due = loop.time() + quiet_s
         while loop.time() < due:
             await asyncio.sleep(POLL_S)
-            if self._signature(self._status()) != seen:
+            if self._signature() != seen:
                 return
 
-    @staticmethod
-    def _signature(status: admin_pb2.StatusReply) -> object:
+    def _signature(self) -> object:
+        status = status_of(self.controller)
         workers = sorted((w.worker_id, w.incarnation, w.state) for w in status.workers)
         return status.phase, dict(status.desired), workers

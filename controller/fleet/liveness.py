@@ -23,15 +23,15 @@ from the reports; until it has heard from every member of a broken mesh, it form
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from controller.ledger import Ledger
 from controller.ledger.commands import Command, DeclareDead, ExpireLease, FormMesh
 from controller.ledger.enums import DeathCause
 from controller.ledger.state import State
+from paceline.config.schema import FleetConfig
 from paceline.ids import TaskId
+from paceline.v1 import worker_pb2
 
 FORM_DELAY_S = 0.05
 """A collective's error often outruns the broken session of the peer that caused it."""
@@ -45,44 +45,6 @@ ABSENCE_S = 1.0
 
 Key = tuple[str, int]
 """(worker id, incarnation)."""
-
-
-class LivenessTimeouts(Protocol):
-    """Time limits, seconds; the fleet section of the config is one."""
-
-    @property
-    def lease_ttl_s(self) -> float: ...
-    @property
-    def suspect_grace_s(self) -> float: ...
-    @property
-    def wedged_after_s(self) -> float: ...
-
-
-class _Caller(Protocol):
-    @property
-    def worker_id(self) -> str: ...
-    @property
-    def incarnation(self) -> int: ...
-
-
-class _Ref(Protocol):
-    @property
-    def task_id(self) -> str: ...
-    @property
-    def attempt(self) -> int: ...
-
-
-class Sighting(Protocol):
-    """What liveness reads of a worker's report."""
-
-    @property
-    def caller(self) -> _Caller: ...
-    @property
-    def progress(self) -> int: ...
-    @property
-    def busy(self) -> bool: ...
-    @property
-    def held_leases(self) -> Sequence[_Ref]: ...
 
 
 @dataclass(slots=True)
@@ -108,7 +70,7 @@ class Pulse:
 class Liveness:
     """Times are of one monotonic clock of the leader; seconds."""
 
-    def __init__(self, limits: LivenessTimeouts) -> None:
+    def __init__(self, limits: FleetConfig) -> None:
         self.limits = limits
         self.pulses: dict[Key, Pulse] = {}
         self._broken_epoch = 0
@@ -125,7 +87,7 @@ class Liveness:
     # ---- sightings ------------------------------------------------------------------------
 
     def begin(self, ledger: Ledger, now: float) -> None:
-        """This controller leads from now on: a fresh lease for everybody."""
+        """This controller leads from now on: everybody gets a fresh lease."""
         self.pulses = {
             (w.worker_id, w.incarnation): Pulse(now, progress_t=now)
             for w in ledger.state.fleet.workers.values()
@@ -136,18 +98,16 @@ class Liveness:
         mesh = ledger.state.fleet.mesh
         self._error_epoch = mesh.epoch if mesh is not None and mesh.broken else 0
 
-    def heard(self, worker_id: str, incarnation: int, now: float) -> None:
+    def heard(self, worker_id: str, incarnation: int, now: float) -> Pulse:
         """Any request of the worker: its process lives, whatever became of its session."""
         pulse = self.pulses.setdefault((worker_id, incarnation), Pulse(now, progress_t=now))
         pulse.heard_t = now
         pulse.spoke = True
+        return pulse
 
-    def observe(self, report: Sighting, now: float) -> None:
+    def observe(self, report: worker_pb2.Report, now: float) -> None:
         """A report came in over the worker's session."""
-        key = (report.caller.worker_id, report.caller.incarnation)
-        pulse = self.pulses.setdefault(key, Pulse(now, progress_t=now))
-        pulse.heard_t = now
-        pulse.spoke = True
+        pulse = self.heard(report.caller.worker_id, report.caller.incarnation, now)
         pulse.suspect_since = None
         if report.progress != pulse.progress or not report.busy or not pulse.busy:
             pulse.progress_t = now
@@ -160,7 +120,7 @@ class Liveness:
         if pulse is not None and pulse.suspect_since is None:
             pulse.suspect_since = now
 
-    def peer_error(self, worker_id: str, incarnation: int, epoch: int, now: float) -> None:
+    def peer_error(self, epoch: int) -> None:
         """A worker reported that a collective of mesh ``epoch`` failed."""
         self._error_epoch = max(self._error_epoch, epoch)
 
@@ -171,13 +131,9 @@ class Liveness:
         return pulse is not None and pulse.suspect_since is not None
 
     def age(self, worker_id: str, incarnation: int, now: float) -> float:
-        """Seconds since the worker was last heard of; -1 where it never was."""
+        """Seconds since the worker was last heard of; -1 if it never was."""
         pulse = self.pulses.get((worker_id, incarnation))
         return -1.0 if pulse is None else now - pulse.heard_t
-
-    def held(self, worker_id: str, incarnation: int) -> frozenset[tuple[str, int]]:
-        pulse = self.pulses.get((worker_id, incarnation))
-        return frozenset() if pulse is None else pulse.held
 
     def tick(self, ledger: Ledger, now: float) -> list[Command]:
         """Everything the evidence says by ``now``, in the order to execute it.
@@ -256,13 +212,16 @@ class Liveness:
         silent_s = now - pulse.heard_t
         if silent_s >= self._lease_s:
             return DeathCause.LEASE, f"not heard of for {silent_s:.1f} s"
-        if pulse.suspect_since is not None and self._accused(state, key):
+        mesh = state.fleet.mesh
+        # A peer of the worker's mesh has reported a failed collective.
+        failed = (
+            mesh if mesh is not None and mesh.broken and mesh.epoch == self._error_epoch else None
+        )
+        if pulse.suspect_since is not None and failed is not None and failed.rank(*key) >= 0:
             lost_s = now - pulse.suspect_since
             if lost_s >= self.limits.suspect_grace_s:
-                return (
-                    DeathCause.SUSPECT,
-                    f"session lost for {lost_s:.1f} s and a collective failed",
-                )
+                why = f"session lost for {lost_s:.1f} s and a collective failed"
+                return DeathCause.SUSPECT, why
         if pulse.busy and now - pulse.progress_t >= self.limits.wedged_after_s:
             return DeathCause.WEDGED, f"busy without progress for {now - pulse.progress_t:.0f} s"
         return None
@@ -270,13 +229,6 @@ class Liveness:
     @property
     def _lease_s(self) -> float:
         return self.limits.lease_ttl_s * (1.0 - EARLY)
-
-    def _accused(self, state: State, key: Key) -> bool:
-        """Whether a peer of the worker's mesh has reported a failed collective."""
-        mesh = state.fleet.mesh
-        if mesh is None or not mesh.broken or mesh.epoch != self._error_epoch:
-            return False
-        return mesh.rank(*key) >= 0
 
     def _watch_mesh(self, state: State, now: float) -> None:
         mesh = state.fleet.mesh
@@ -286,10 +238,6 @@ class Liveness:
             self._breaks = self._breaks + 1 if self._breaks_step == state.versions.step else 1
             self._breaks_step = state.versions.step
             self._broken_epoch, self._broken_t = mesh.epoch, now
-
-    @property
-    def _form_delay(self) -> float:
-        return min(FORM_DELAY_S * 2.0 ** (self._breaks - 1), FORM_DELAY_MAX_S)
 
     def _may_form(self, state: State, dead: set[Key], now: float) -> bool:
         """Once every member of the broken epoch is either dead or known to be there."""
@@ -302,7 +250,8 @@ class Liveness:
             pulse = self.pulses.get(key)
             if pulse is None or not pulse.spoke or pulse.suspect_since is not None:
                 return False
-        if not living or (living == members and now - self._broken_t < self._form_delay):
+        delay_s = min(FORM_DELAY_S * 2.0 ** (self._breaks - 1), FORM_DELAY_MAX_S)
+        if not living or (living == members and now - self._broken_t < delay_s):
             return False
         self._broken_t = now
         return True

@@ -2,15 +2,15 @@
 
 - A directive is built when a batch is closed, so it says exactly what that batch makes true, and
   leaves only once the batch is durable.
-- Every report is answered, by the same directive again where nothing changed, so that a worker can
-  tell a leader that hangs from one that has nothing to say.
+- Every report is answered, by the same directive again if nothing changed, so that a worker can tell a
+  leader that hangs from one that has nothing to say.
 - One sequence counts all directives of a term; a worker that reconnects never sees it fall.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from paceline.v1 import worker_pb2
@@ -46,8 +46,7 @@ Build = Callable[[ServerSession], worker_pb2.Directive]
 
 
 class Sessions:
-    """All open sessions of one leader. At most one an incarnation: a newer stream ends the older, and
-    a process whose place another one has taken cannot end its successor's."""
+    """All open sessions of one leader. At most one an incarnation: a newer stream ends the older."""
 
     def __init__(self, term: int, build: Build) -> None:
         self._term = term
@@ -64,7 +63,7 @@ class Sessions:
         return session
 
     def close(self, session: ServerSession) -> bool:
-        """Forgets a session; True where it was its incarnation's newest one."""
+        """Forgets a session. Returns whether it was its incarnation's newest."""
         session.close()
         if self._open.get(session.key) is session:
             del self._open[session.key]
@@ -78,20 +77,13 @@ class Sessions:
     def of(self, worker_id: str, incarnation: int) -> ServerSession | None:
         return self._open.get((worker_id, incarnation))
 
-    def __iter__(self) -> Iterator[ServerSession]:
-        return iter(list(self._open.values()))
-
     def collect(self) -> list[tuple[ServerSession, worker_pb2.Directive]]:
-        """The directives that differ from what was built before, for ``deliver``."""
-        changed = []
-        for session in self._open.values():
-            directive = self.refresh(session)
-            if directive is not None:
-                changed.append((session, directive))
-        return changed
+        """The directives that differ from what was built before. ``send`` them once they are durable."""
+        built = [(session, self.refresh(session)) for session in self._open.values()]
+        return [(session, directive) for session, directive in built if directive is not None]
 
     def refresh(self, session: ServerSession) -> worker_pb2.Directive | None:
-        """What should be true of the session's worker by now; None where nothing changed."""
+        """What should be true of the session's worker by now; None if nothing changed."""
         directive = self._build(session)
         content = directive.SerializeToString(deterministic=True)
         if content == session.content:
@@ -101,10 +93,6 @@ class Sessions:
         directive.term = self._term
         directive.seq = self._seq
         return directive
-
-    def deliver(self, changed: Iterable[tuple[ServerSession, worker_pb2.Directive]]) -> None:
-        for session, directive in changed:
-            self.send(session, directive)
 
     @staticmethod
     def send(session: ServerSession, directive: worker_pb2.Directive | None) -> None:

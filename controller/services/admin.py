@@ -1,21 +1,18 @@
-"""AdminService: requests of people, launchers and dashboards. Reading works on a standby too."""
+"""AdminService: requests of people, launchers and dashboards. A standby answers status and events."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 from controller.ledger.commands import CommandRefused, DeclareDead, Drain, Pause, Scale, Stop
 from controller.ledger.enums import DeathCause
 from controller.ledger.events import from_json, record_of
+from controller.replicated_controller import Controller
 from controller.services.validation import Invalid, check_caller, check_request_id, check_text
 from controller.status import status_of
 from paceline.v1 import admin_pb2, common_pb2
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
 
 POSITION = re.compile(r"\d{1,20}(-\d{1,20})?")
 FOLLOW_S = 5.0
@@ -41,7 +38,7 @@ async def watch_events(
         for entry in entries:
             last = len(entry.events) - 1
             for number, event in enumerate(entry.events):
-                # A reader that is cut off within an entry gets it again from its beginning.
+                # A reader whose connection ends within an entry gets the whole entry again.
                 reached = entry.at.entry if number == last else position
                 record = record_of(from_json(event), event)
                 yield admin_pb2.EventRecord(
@@ -67,12 +64,12 @@ async def report_exit(controller: Controller, request: admin_pb2.ExitReport) -> 
         if request.incarnation
         else (request.pid, request.host) == (worker.pid, worker.host)
     )
-    # Of an earlier incarnation: its successor is alive and none of the launcher's news.
+    # The exit of an earlier incarnation says nothing about the present one.
     if same:
         code = request.exit_code
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
         if code < LAST_SIGNAL:
-            # Adopted by its launcher: its end was seen, its status was not.
+            # The launcher adopted the process, so it could not read the exit status.
             how = "exit status unknown"
         await leader.execute(
             DeclareDead(worker.worker_id, worker.incarnation, DeathCause.EXIT, how)

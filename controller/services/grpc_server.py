@@ -1,8 +1,7 @@
 """gRPC server: authentication, dispatch to handlers, and the status of each failure.
 
 A handler is ``async (controller, request) -> reply`` for unary methods and
-``(controller, request or requests) -> async iterator of replies`` for streams. It raises; this file
-turns what it raises into a status:
+``(controller, request or requests) -> async iterator of replies`` for streams. Its exceptions become:
 
     Invalid                       INVALID_ARGUMENT     nothing changed
     CommandRefused                by its code          nothing changed
@@ -17,7 +16,7 @@ import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -25,14 +24,12 @@ from redis.exceptions import RedisError
 
 from controller.errors import BadStart, NotLeading
 from controller.ledger.commands import CommandRefused
+from controller.replicated_controller import Controller
 from controller.services.validation import Invalid
 from controller.store.journal import Deposed
 from paceline.config.schema import Config
 from paceline.process.structured_log import event, first_line
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, TOKEN_KEY, Method
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
 
 log = logging.getLogger(__name__)
 
@@ -51,19 +48,14 @@ class Services(grpc.GenericRpcHandler):  # type: ignore[misc]
             METHODS[name].path: _wrap(controller, METHODS[name], handler)
             for name, handler in handlers.items()
         }
-        self._denied = {
-            path: _denied(METHODS[name])
-            for name, path in ((name, METHODS[name].path) for name in handlers)
-        }
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         if self._token is not None:
-            offered = b""
-            for key, value in details.invocation_metadata:
-                if key == TOKEN_KEY:
-                    offered = value.encode() if isinstance(value, str) else value
+            offered = dict(details.invocation_metadata).get(TOKEN_KEY, b"")
+            if isinstance(offered, str):
+                offered = offered.encode()
             if not hmac.compare_digest(offered, self._token):
-                return self._denied.get(details.method)
+                return _DENIED
         return self._handlers.get(details.method)
 
 
@@ -110,10 +102,7 @@ def _pem(path: str, field: str) -> bytes:
 
 
 def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMethodHandler:
-    codec = {
-        "request_deserializer": method.request.FromString,
-        "response_serializer": _serialize,
-    }
+    codec = {"request_deserializer": method.request.FromString, "response_serializer": _serialize}
     if not method.server_streaming:
 
         async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
@@ -144,8 +133,8 @@ def _serialize(reply: Any) -> bytes:
 def final_error(controller: Controller, error: Exception) -> Exception:
     """``error``, unless it is a refusal by a leader whose lease has run out.
 
-    One that was stopped and wakes knows nothing of what its successor decided: what it finds wrong
-    with a request may be right, and a refusal is final for the caller.
+    A leader that was stopped and wakes does not know what its successor decided: a request that it
+    refuses may be right, and a refusal is final for the caller.
     """
     if isinstance(error, CommandRefused | Invalid):
         leader = controller.leader
@@ -175,16 +164,9 @@ async def _abort(context: grpc.aio.ServicerContext, method: Method, error: Excep
     await context.abort(grpc.StatusCode.UNKNOWN, f"{method.name} failed: {type(error).__name__}")
 
 
-def _denied(method: Method) -> grpc.RpcMethodHandler:
-    async def unary(request: Any, context: grpc.aio.ServicerContext) -> Any:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid bearer token is required")
+async def _deny(requests: Any, context: grpc.aio.ServicerContext) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid bearer token is required")
 
-    async def stream(request: Any, context: grpc.aio.ServicerContext) -> AsyncIterator[Any]:
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid bearer token is required")
-        yield
 
-    if method.client_streaming:
-        return grpc.stream_stream_rpc_method_handler(stream)
-    if method.server_streaming:
-        return grpc.unary_stream_rpc_method_handler(stream)
-    return grpc.unary_unary_rpc_method_handler(unary)
+# Serves every kind of method: it ends the call before it reads or sends a message.
+_DENIED = grpc.stream_stream_rpc_method_handler(_deny)

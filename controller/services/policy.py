@@ -5,15 +5,16 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 from controller.ledger.commands import CastVote, CommandRefused, RecordCheckpoint, VoteResult
 from controller.ledger.enums import VoteOutcome
 from controller.ledger.events import Topic
 from controller.proto_encoding import plan_of, wire_values
+from controller.replicated_controller import Controller
 from controller.services.validation import (
     Invalid,
     check_caller,
+    check_count,
     check_stats,
     check_task,
     check_text,
@@ -23,9 +24,6 @@ from paceline.ids import MeshEpoch, Step, Version
 from paceline.process.structured_log import event
 from paceline.refusal_code import RefusalCode
 from paceline.v1 import policy_pb2
-
-if TYPE_CHECKING:
-    from controller.replicated_controller import Controller
 
 log = logging.getLogger(__name__)
 
@@ -41,14 +39,14 @@ async def next_plan(
     controller: Controller, request: policy_pb2.PlanRequest
 ) -> policy_pb2.PlanReply:
     leader = controller.leading()
-    worker_id, incarnation = check_caller(request.caller)
+    caller = check_caller(request.caller)
     deadline = leader.clock.monotonic() + check_wait(request.wait_s)
     while True:
         await leader.ready()
         seen = leader.long_polls[Topic.PLAN].turn
-        leader.ledger.caller(worker_id, incarnation)
-        reply = plan_of(leader.ledger.state, worker_id, incarnation, request)
-        # A plan names groups whose acceptance must not be lost after it was acted upon.
+        leader.ledger.caller(*caller)
+        reply = plan_of(leader.ledger.state, *caller, request)
+        # The acceptance of the plan's groups must not be lost once a replica has acted on the plan.
         await leader.group_commit.durable()
         left_s = deadline - leader.clock.monotonic()
         if reply.state != policy_pb2.PLAN_STATE_WAIT or left_s <= 0:
@@ -59,16 +57,15 @@ async def next_plan(
 async def fetch_groups(
     controller: Controller, request: policy_pb2.FetchRequest
 ) -> AsyncIterator[bytes]:
-    """Payloads as they were received: messages already, so they are not taken apart again."""
+    """Payloads, serialised as they were received."""
     leader = controller.leading()
-    worker_id, incarnation = check_caller(request.caller)
-    if len(request.tasks) > MAX_FETCHED:
-        raise Invalid(f"more than {MAX_FETCHED} groups in one request")
+    caller = check_caller(request.caller)
+    check_count(request.tasks, "groups", MAX_FETCHED)
     refs = [check_task(task) for task in request.tasks]
-    leader.ledger.caller(worker_id, incarnation)
+    leader.ledger.caller(*caller)
     for start in range(0, len(refs), FETCHED_AT_ONCE):
         some = refs[start : start + FETCHED_AT_ONCE]
-        for ref, data in zip(some, await leader.context.payloads.get(some), strict=True):
+        for ref, data in zip(some, await leader.context.stores.payloads.get(some), strict=True):
             if data is None:
                 raise CommandRefused(
                     RefusalCode.UNKNOWN, f"no payload of {ref[0]} attempt {ref[1]}"
@@ -78,13 +75,12 @@ async def fetch_groups(
 
 async def vote(controller: Controller, request: policy_pb2.VoteRequest) -> policy_pb2.VoteReply:
     leader = controller.leading()
-    worker_id, incarnation = check_caller(request.caller)
+    caller = check_caller(request.caller)
     deadline = leader.clock.monotonic() + check_wait(request.wait_s)
     if not request.weights_digest:
         raise Invalid("weights_digest is empty")
     command = CastVote(
-        worker_id=worker_id,
-        incarnation=incarnation,
+        *caller,
         step=Step(request.step),
         mesh_epoch=MeshEpoch(request.mesh_epoch),
         digest=check_text(request.weights_digest, "weights_digest", 128),
@@ -103,10 +99,10 @@ async def record_checkpoint(
     controller: Controller, request: policy_pb2.CheckpointRequest
 ) -> policy_pb2.CheckpointReply:
     leader = controller.leading()
-    worker_id, incarnation = check_caller(request.caller)
+    caller = check_caller(request.caller)
     if request.step < 1 or not request.path or request.size_bytes < 0:
         raise Invalid("a checkpoint has a step from 1, a path and a size")
-    # Not compared with the run directory: a worker may see it under another path than this process.
+    # The run directory may have another path on the worker's machine.
     if not re.fullmatch(rf"(.*/)?checkpoints/step-0*{request.step}", request.path) or ".." in (
         request.path.split("/")
     ):
@@ -115,8 +111,7 @@ async def record_checkpoint(
         raise Invalid("seconds must be finite and not negative")
     older = await leader.execute(
         RecordCheckpoint(
-            worker_id=worker_id,
-            incarnation=incarnation,
+            *caller,
             step=Step(request.step),
             version=Version(request.version),
             path=check_text(request.path, "path"),
@@ -127,8 +122,8 @@ async def record_checkpoint(
     if request.path in older:
         return policy_pb2.CheckpointReply(obsolete_paths=older)
     if not await leader.context.survives_failover():
-        # A failover may lose this checkpoint's record, and the run would go back to one before it.
-        # They are named again with the next, but for so many that the disk must be thought of.
+        # A failover may lose this checkpoint's record, and the run then needs an earlier checkpoint.
+        # Those kept now are named again with the next one.
         event(
             log,
             "checkpoints are kept: no replica of Redis has the record of this one",

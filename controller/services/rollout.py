@@ -1,29 +1,28 @@
-"""RolloutService: tasks out, groups in."""
+"""RolloutService: tasks out, groups and partial groups in."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
+from controller.leader import Leader
+from controller.ledger import views
 from controller.ledger.commands import AcceptGroup, LeaseResult, LeaseTasks, ReturnTask, Verdict
 from controller.ledger.enums import EmptyReason, Kind, ReturnKind, VerdictCode
 from controller.ledger.events import Topic
 from controller.proto_encoding import wire_values
+from controller.replicated_controller import Controller
 from controller.services.validation import (
     MAX_TASKS,
     Invalid,
-    InvalidGroup,
     check_caller,
+    check_count,
     check_group,
+    check_partial,
     check_task,
     check_text,
     check_wait,
 )
-from paceline.ids import Version
+from controller.store.partial_rollouts import Partial
+from paceline.ids import TaskId, Version
 from paceline.v1 import rollout_pb2
-
-if TYPE_CHECKING:
-    from controller.leader import Leader
-    from controller.replicated_controller import Controller
 
 MAX_LEASED = 256
 MAX_GROUPS = 1024
@@ -41,7 +40,7 @@ async def lease_tasks(
     controller: Controller, request: rollout_pb2.LeaseRequest
 ) -> rollout_pb2.LeaseReply:
     leader = controller.leading()
-    worker_id, incarnation = check_caller(request.caller)
+    caller = check_caller(request.caller)
     deadline = leader.clock.monotonic() + check_wait(request.wait_s)
     if not 1 <= request.max_tasks <= MAX_TASKS:
         raise Invalid(f"max_tasks must be 1 to {MAX_TASKS}, not {request.max_tasks}")
@@ -53,14 +52,13 @@ async def lease_tasks(
     while True:
         polls = leader.long_polls[Topic.LEASE], leader.long_polls[Topic.ISOLATED]
         seen, seen_isolated = (poll.turn for poll in polls)
-        worker = leader.ledger.state.fleet.current(worker_id, incarnation)
+        worker = leader.ledger.state.fleet.current(*caller)
         if worker is not None:
             # Newer weights may have been loaded while the request waited.
             loaded_version = max(loaded_version, worker.loaded_version)
         result: LeaseResult = await leader.execute(
             LeaseTasks(
-                worker_id=worker_id,
-                incarnation=incarnation,
+                *caller,
                 lease_seq=request.lease_seq,
                 max_tasks=min(request.max_tasks, MAX_LEASED),
                 loaded_version=loaded_version,
@@ -79,7 +77,7 @@ async def lease_tasks(
 
 
 async def _with_rows(leader: Leader, result: LeaseResult) -> list[rollout_pb2.Lease]:
-    rows = await leader.context.rows.of(result.leases)
+    rows = await leader.rows.of(result.leases)
     # The rest of the message is small: prompts as they are in the data set.
     room = leader.context.config.controller.max_message_mb << 19
     partials = await leader.partials.of(result.leases, room)
@@ -106,9 +104,8 @@ async def submit_groups(
     controller: Controller, request: rollout_pb2.SubmitRequest
 ) -> rollout_pb2.SubmitReply:
     leader = controller.leading()
-    worker_id, incarnation = check_caller(request.caller)
-    if len(request.groups) > MAX_GROUPS:
-        raise Invalid(f"more than {MAX_GROUPS} groups in one request")
+    caller = check_caller(request.caller)
+    check_count(request.groups, "groups", MAX_GROUPS)
     await leader.ready()
     reply = rollout_pb2.SubmitReply()
     for group in request.groups:
@@ -116,17 +113,47 @@ async def submit_groups(
         result.task.CopyFrom(group.task)
         try:
             facts = check_group(group, leader.limits, leader.version)
-        except (InvalidGroup, Invalid) as error:
+        except Invalid as error:
             result.verdict = rollout_pb2.VERDICT_INVALID
             result.message = str(error)
             continue
-        verdict = leader.decide_group(
-            AcceptGroup(worker_id, incarnation, facts),
-            (facts.task_id, facts.attempt),
-            group.SerializeToString(),
-        )
+        verdict = leader.decide(AcceptGroup(*caller, facts), group.SerializeToString())
         _tell(verdict, result)
     await leader.group_commit.durable()
+    return reply
+
+
+async def report_partials(
+    controller: Controller, request: rollout_pb2.PartialRequest
+) -> rollout_pb2.PartialReply:
+    """Keeps the tokens of running tasks so far."""
+    leader = controller.leading()
+    caller = check_caller(request.caller)
+    check_count(request.groups, "groups", MAX_GROUPS)
+    await leader.ready()
+    leader.ledger.caller(*caller)
+    reply = rollout_pb2.PartialReply()
+    partials, accepted = [], []
+    for group in request.groups:
+        result = reply.results.add()
+        result.task.CopyFrom(group.task)
+        task_id, attempt = TaskId(group.task.task_id), group.task.attempt
+        try:
+            tokens = check_partial(group, leader.limits, leader.version)
+        except Invalid as error:
+            result.verdict = rollout_pb2.VERDICT_INVALID
+            result.message = str(error)
+            continue
+        if not views.is_leased(leader.ledger.state, caller[0], task_id, attempt):
+            result.verdict = rollout_pb2.VERDICT_SUPERSEDED
+            result.message = "this lease is over"
+            continue
+        result.verdict = rollout_pb2.VERDICT_ACCEPTED
+        accepted.append(result)
+        partials.append(Partial(task_id, attempt, tokens, group.SerializeToString()))
+    for result, kept in zip(accepted, await leader.partials.keep(partials), strict=True):
+        if not kept:
+            result.message = "accepted, but there is no room to keep it"
     return reply
 
 
@@ -134,9 +161,8 @@ async def return_tasks(
     controller: Controller, request: rollout_pb2.ReturnRequest
 ) -> rollout_pb2.ReturnReply:
     leader = controller.leading()
-    worker_id, incarnation = check_caller(request.caller)
-    if len(request.tasks) > MAX_TASKS:
-        raise Invalid(f"more than {MAX_TASKS} tasks in one request")
+    caller = check_caller(request.caller)
+    check_count(request.tasks, "tasks", MAX_TASKS)
     commands = []
     for returned in request.tasks:
         task_id, attempt = check_task(returned.task)
@@ -144,8 +170,7 @@ async def return_tasks(
             raise Invalid(f"kind of {task_id} is missing")
         commands.append(
             ReturnTask(
-                worker_id=worker_id,
-                incarnation=incarnation,
+                *caller,
                 task_id=task_id,
                 attempt=attempt,
                 kind=_RETURNS[returned.kind],

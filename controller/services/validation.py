@@ -1,15 +1,15 @@
-"""Checks at the door: a message is looked at in full before the ledger hears of it.
+"""Request validation: every field of a message is checked before the ledger is asked.
 
-``Invalid`` refuses a whole request, ``InvalidGroup`` one group of a submission. Either way nothing
-has changed. Messages say which field, what is wrong with it, and what was expected.
+Messages of errors name the field, what is wrong with it, and what was expected.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -19,6 +19,8 @@ from paceline.config.schema import Config
 from paceline.ids import TaskId, Version
 from paceline.rpc.wire_limits import MAX_REWARD, usable_reward
 from paceline.v1 import common_pb2, rollout_pb2
+
+T = TypeVar("T")
 
 WORKER_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 TASK_ID = re.compile(r"t\d{1,15}|e\d{1,9}\.\d{1,9}")
@@ -35,16 +37,12 @@ MAX_TEXT = 1 << 20
 
 
 class Invalid(ValueError):
-    """The request is malformed."""
-
-
-class InvalidGroup(ValueError):
-    """The group is malformed."""
+    """The request, or one group in it, is malformed. Nothing has changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """What the config says of every group."""
+    """Limits that the config sets for every group."""
 
     group_size: int
     max_sequence_tokens: int
@@ -92,6 +90,11 @@ def check_request_id(request_id: str) -> str:
     return request_id
 
 
+def check_count(items: Sized, what: str, limit: int) -> None:
+    if len(items) > limit:
+        raise Invalid(f"more than {limit} {what} in one request")
+
+
 def check_text(text: str, field: str, limit: int = 4096) -> str:
     if len(text) > limit:
         raise Invalid(f"{field} is longer than {limit} characters")
@@ -99,15 +102,14 @@ def check_text(text: str, field: str, limit: int = 4096) -> str:
 
 
 def check_stats(stats: Mapping[str, common_pb2.Stat]) -> dict[str, StatValue]:
-    if len(stats) > MAX_STATS:
-        raise Invalid(f"more than {MAX_STATS} stats")
+    check_count(stats, "stats", MAX_STATS)
     checked = {}
     for name, stat in stats.items():
         if not NAME.fullmatch(name):
             raise Invalid(f"stat name {name[:80]!r} is malformed")
-        if not (math.isfinite(stat.sum) and math.isfinite(stat.max) and stat.weight >= 0):
+        if not (math.isfinite(stat.sum) and math.isfinite(stat.max)):
             raise Invalid(f"stat {name} is not finite: sum {stat.sum}, max {stat.max}")
-        if not math.isfinite(stat.weight):
+        if not 0 <= stat.weight < math.inf:
             raise Invalid(f"stat {name} has weight {stat.weight}")
         checked[name] = StatValue(stat.sum, stat.weight, stat.max)
     return checked
@@ -117,69 +119,48 @@ def check_group(group: rollout_pb2.Group, limits: GroupLimits, newest_version: i
     """What the ledger needs of a group, after every byte that will be trained on was checked.
 
     Tokens are int32 and not negative; log-probs float32, finite, at most 0; version spans cover the
-    tokens, never fall and name versions that exist. Raises InvalidGroup.
+    tokens, never fall and name versions that exist. Raises Invalid.
     """
     task_id, attempt = check_task(group.task)
     train = task_id[0] == "t"
     if group.kind != (rollout_pb2.TASK_KIND_TRAIN if train else rollout_pb2.TASK_KIND_EVAL):
-        raise InvalidGroup(f"kind does not fit task {task_id}")
-    wanted = limits.group_size if train else 1
-    completions = group.completions
-    if len(completions) != wanted:
-        raise InvalidGroup(f"{len(completions)} completions; {wanted} were requested")
-    prompt_tokens = _token_count(group.prompt_tokens, "prompt_tokens", limits)
-    tokens: list[bytes] = [group.prompt_tokens]
-    logprobs: list[bytes] = []
-    rewards: list[float] = []
-    trainable = 0
-    version_sum = 0.0
-    lowest, highest = newest_version, 0
-    for number, completion in enumerate(completions):
-        buffer = completion.tokens
-        count = _token_count(buffer, f"completions[{number}].tokens", limits)
-        scores = completion.logprobs
-        if len(scores) != len(buffer):
-            raise InvalidGroup(
-                f"completions[{number}]: {count} tokens but {len(scores) / 4:g} log-probs"
-            )
-        tokens.append(buffer)
-        logprobs.append(scores)
-        rewards.append(completion.reward)
-        spans = _spans(completion.versions, count, newest_version, number)
-        lowest = min(lowest, spans[0][0])
-        highest = max(highest, spans[-1][0])
-        if completion.loss_mask:
-            mask = _loss_mask(completion.loss_mask, count, number)
-            versions = np.repeat([v for v, _ in spans], [length for _, length in spans])
-            trainable += int(mask.sum())
-            version_sum += float(versions[mask].sum())
-        else:
-            trainable += count
-            version_sum += sum(version * length for version, length in spans)
-        _check_extras(completion, number)
-    _check_numbers(tokens, logprobs, rewards, limits)
+        raise Invalid(f"kind does not fit task {task_id}")
     if not (0 <= group.generate_s < math.inf and 0 <= group.reward_s < math.inf):
-        raise InvalidGroup("generate_s and reward_s must be finite and not negative")
+        raise Invalid("generate_s and reward_s must be finite and not negative")
     if len(group.prompt_text) > MAX_TEXT:
-        raise InvalidGroup(f"prompt_text is longer than {MAX_TEXT} characters")
+        raise Invalid(f"prompt_text is longer than {MAX_TEXT} characters")
+    sequences = _sequences(group, limits, newest_version, _check_finished)
+    trainable = sum(sequence.trainable for sequence in sequences)
     if train and trainable == 0:
-        raise InvalidGroup("loss_mask leaves no token to train on")
+        raise Invalid("loss_mask leaves no token to train on")
+    _check_numbers(group, limits)
+    rewards = [completion.reward for completion in group.completions]
     mean = sum(rewards) / len(rewards)
     return GroupFacts(
         task_id=task_id,
         attempt=attempt,
-        sequences=len(completions),
-        prompt_tokens=prompt_tokens,
+        sequences=len(sequences),
+        prompt_tokens=len(group.prompt_tokens) // 4,
         tokens=trainable,
-        min_version=Version(lowest),
-        max_version=Version(highest),
+        min_version=Version(min(sequence.oldest for sequence in sequences)),
+        max_version=Version(max(sequence.newest for sequence in sequences)),
         reward_mean=mean,
         reward_std=_std(rewards, mean),
         reward_max=max(rewards),
         generate_s=group.generate_s,
         reward_s=group.reward_s,
-        version_sum=version_sum,
+        version_sum=sum(sequence.version_sum for sequence in sequences),
     )
+
+
+def check_partial(group: rollout_pb2.PartialGroup, limits: GroupLimits, newest: int) -> int:
+    """Tokens of a partial group, after the same checks as of a finished one. Raises Invalid."""
+    check_task(group.task)
+    total = sum(_sequences(group, limits, newest, _check_unfinished))
+    if not total:
+        raise Invalid("a partial group without a token")
+    _check_numbers(group, limits)
+    return total
 
 
 def _std(rewards: Sequence[float], mean: float) -> float:
@@ -189,111 +170,126 @@ def _std(rewards: Sequence[float], mean: float) -> float:
     return math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards))
 
 
-def check_partial(group: rollout_pb2.PartialGroup, limits: GroupLimits, newest: int) -> int:
-    """Tokens of a partial group, after the same checks as of a finished one. Raises InvalidGroup."""
-    task_id, _ = check_task(group.task)
-    wanted = limits.group_size if task_id[0] == "t" else 1
+def _sequences(
+    group: rollout_pb2.Group | rollout_pb2.PartialGroup,
+    limits: GroupLimits,
+    newest: int,
+    check: Callable[[Any, GroupLimits, int], T],
+) -> list[T]:
+    """The result of ``check`` for each completion of the group."""
+    wanted = limits.group_size if group.task.task_id[0] == "t" else 1
     if len(group.completions) != wanted:
-        raise InvalidGroup(f"{len(group.completions)} completions; {wanted} were requested")
+        raise Invalid(f"{len(group.completions)} completions; {wanted} were requested")
     _token_count(group.prompt_tokens, "prompt_tokens", limits)
-    total = 0
-    tokens, logprobs = [group.prompt_tokens], []
+    found = []
     for number, completion in enumerate(group.completions):
-        if completion.finish_reason not in rollout_pb2.FinishReason.values():
-            raise InvalidGroup(f"completions[{number}]: finish_reason is unknown")
-        if len(completion.logprobs) != len(completion.tokens):
-            raise InvalidGroup(f"completions[{number}]: tokens and log-probs differ in number")
-        check_text(completion.stop, f"completions[{number}].stop")
-        count = 0
-        if completion.tokens:
-            count = _token_count(completion.tokens, f"completions[{number}].tokens", limits)
-            tokens.append(completion.tokens)
-            logprobs.append(completion.logprobs)
-        _spans(completion.versions, count, newest, number)
-        total += count
-    if not total:
-        raise InvalidGroup("a partial group without a token")
-    _check_numbers(tokens, logprobs, [], limits)
-    return total
+        try:
+            found.append(check(completion, limits, newest))
+        except Invalid as error:
+            raise Invalid(f"completions[{number}]: {error}") from None
+    return found
+
+
+class _Finished(NamedTuple):
+    """What a finished completion adds to the facts of its group."""
+
+    trainable: int
+    """Tokens that the loss mask leaves."""
+    version_sum: float
+    """Over these tokens."""
+    oldest: int
+    newest: int
+
+
+def _check_finished(
+    completion: rollout_pb2.Completion, limits: GroupLimits, newest: int
+) -> _Finished:
+    count = _token_count(completion.tokens, "tokens", limits)
+    spans = _spans(completion, count, newest)
+    if completion.finish_reason not in (
+        rollout_pb2.FINISH_REASON_STOP,
+        rollout_pb2.FINISH_REASON_LENGTH,
+    ):
+        raise Invalid("finish_reason is missing")
+    if not usable_reward(completion.reward):
+        raise Invalid(f"reward is {completion.reward}: at most {MAX_REWARD:g} in magnitude")
+    if len(completion.reward_components) > MAX_COMPONENTS:
+        raise Invalid(f"over {MAX_COMPONENTS} reward components")
+    for name, value in completion.reward_components.items():
+        if not usable_reward(value):
+            raise Invalid(f"reward component {name[:64]} = {value}")
+    check_text(completion.text, "text", MAX_TEXT)
+    trainable = count
+    version_sum = float(sum(version * length for version, length in spans))
+    if completion.loss_mask:
+        mask = _loss_mask(completion.loss_mask, count)
+        versions = np.repeat([v for v, _ in spans], [length for _, length in spans])
+        trainable, version_sum = int(mask.sum()), float(versions[mask].sum())
+    return _Finished(trainable, version_sum, spans[0][0], spans[-1][0])
+
+
+def _check_unfinished(
+    completion: rollout_pb2.PartialCompletion, limits: GroupLimits, newest: int
+) -> int:
+    """Number of tokens; it may be 0."""
+    if completion.finish_reason not in rollout_pb2.FinishReason.values():
+        raise Invalid("finish_reason is unknown")
+    check_text(completion.stop, "stop")
+    count = _token_count(completion.tokens, "tokens", limits) if completion.tokens else 0
+    _spans(completion, count, newest)
+    return count
 
 
 def _token_count(buffer: bytes, field: str, limits: GroupLimits) -> int:
     count, rest = divmod(len(buffer), 4)
     if rest or not count:
-        raise InvalidGroup(f"{field}: {len(buffer)} bytes are not one or more int32 tokens")
+        raise Invalid(f"{field}: {len(buffer)} bytes are not one or more int32 tokens")
     if count > limits.max_sequence_tokens:
-        raise InvalidGroup(f"{field}: {count} tokens, at most {limits.max_sequence_tokens} allowed")
+        raise Invalid(f"{field}: {count} tokens, at most {limits.max_sequence_tokens} allowed")
     return count
 
 
 def _spans(
-    given: Sequence[common_pb2.VersionSpan], tokens: int, newest: int, number: int
+    completion: rollout_pb2.Completion | rollout_pb2.PartialCompletion, tokens: int, newest: int
 ) -> list[tuple[int, int]]:
-    """(version, length) of each span, checked."""
+    """(version, length) of each span. Spans and log-probs must fit the number of tokens."""
+    if len(completion.logprobs) != 4 * tokens:
+        raise Invalid(f"{tokens} tokens but {len(completion.logprobs) / 4:g} log-probs")
     # Before anything is built of them: a message may hold a million.
-    if len(given) > tokens:
-        raise InvalidGroup(f"completions[{number}]: {len(given)} version spans, {tokens} tokens")
-    spans = [(span.version, span.length) for span in given]
-    covered = 0
+    if len(completion.versions) > tokens:
+        raise Invalid(f"{len(completion.versions)} version spans, {tokens} tokens")
+    spans = [(span.version, span.length) for span in completion.versions]
     last = 0
     for version, length in spans:
         if not last <= version <= newest:
-            raise InvalidGroup(
-                f"completions[{number}]: version {version} after {last}, newest is {newest}"
-            )
+            raise Invalid(f"version {version} after {last}, newest is {newest}")
         if length < 1:
-            raise InvalidGroup(f"completions[{number}]: an empty version span")
+            raise Invalid("an empty version span")
         last = version
-        covered += length
+    covered = sum(length for _, length in spans)
     if covered != tokens:
-        raise InvalidGroup(
-            f"completions[{number}]: version spans cover {covered} of {tokens} tokens"
-        )
+        raise Invalid(f"version spans cover {covered} of {tokens} tokens")
     return spans
 
 
-def _loss_mask(
-    buffer: bytes, tokens: int, number: int
-) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _loss_mask(buffer: bytes, tokens: int) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     if len(buffer) != tokens:
-        raise InvalidGroup(f"completions[{number}]: loss_mask of {len(buffer)}, tokens {tokens}")
+        raise Invalid(f"loss_mask of {len(buffer)}, tokens {tokens}")
     values = np.frombuffer(buffer, dtype=np.uint8)
     if values.max() > 1:
-        raise InvalidGroup(f"completions[{number}]: loss_mask has values other than 0 and 1")
+        raise Invalid("loss_mask has values other than 0 and 1")
     return values.astype(np.bool_)
 
 
-def _check_extras(completion: rollout_pb2.Completion, number: int) -> None:
-    if completion.finish_reason not in (
-        rollout_pb2.FINISH_REASON_STOP,
-        rollout_pb2.FINISH_REASON_LENGTH,
-    ):
-        raise InvalidGroup(f"completions[{number}]: finish_reason is missing")
-    components = completion.reward_components
-    if components:
-        if len(components) > MAX_COMPONENTS:
-            raise InvalidGroup(f"completions[{number}]: over {MAX_COMPONENTS} reward components")
-        for name, value in components.items():
-            if not usable_reward(value):
-                raise InvalidGroup(f"completions[{number}]: reward component {name[:64]} = {value}")
-    if len(completion.text) > MAX_TEXT:
-        raise InvalidGroup(f"completions[{number}]: text is longer than {MAX_TEXT} characters")
-
-
 def _check_numbers(
-    tokens: list[bytes], logprobs: list[bytes], rewards: list[float], limits: GroupLimits
+    group: rollout_pb2.Group | rollout_pb2.PartialGroup, limits: GroupLimits
 ) -> None:
     """One pass over all buffers of the group: per completion it would cost several times more."""
+    tokens = b"".join([group.prompt_tokens, *(c.tokens for c in group.completions)])
     # As unsigned, a negative id is a huge one: one comparison finds both.
-    largest = int(np.frombuffer(b"".join(tokens), dtype="<u4").max())
-    if largest >= (limits.vocabulary or 1 << 31):
-        raise InvalidGroup(
-            f"a token id is negative or not below {limits.vocabulary}, the vocabulary"
-        )
-    scores = np.frombuffer(b"".join(logprobs), dtype="<f4")
+    if np.frombuffer(tokens, dtype="<u4").max() >= (limits.vocabulary or 1 << 31):
+        raise Invalid(f"a token id is negative or not below {limits.vocabulary}, the vocabulary")
+    scores = np.frombuffer(b"".join(c.logprobs for c in group.completions), dtype="<f4")
     # A NaN makes both comparisons false.
     if not (scores.max() <= LOGPROB_CEILING and scores.min() > -math.inf):
-        raise InvalidGroup("log-probs must be finite and at most 0")
-    for reward in rewards:
-        if not usable_reward(reward):
-            raise InvalidGroup(f"reward is {reward}: at most {MAX_REWARD:g} in magnitude")
+        raise Invalid("log-probs must be finite and at most 0")

@@ -1,32 +1,28 @@
-"""WorkerService: registration, sessions, hints about peers."""
+"""WorkerService: registration, sessions, errors of peers."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING
 
 from controller.errors import NotLeading
+from controller.fleet.sessions import ServerSession
+from controller.leader import Leader
 from controller.ledger.commands import BreakLink, BreakMesh, CommandRefused, Observe, Register
 from controller.ledger.enums import Lifecycle
 from controller.proto_encoding import ROLES
+from controller.replicated_controller import Controller
 from controller.services.validation import MAX_TASKS, Invalid, check_caller, check_text
 from paceline.config.differences import differences
 from paceline.ids import MeshEpoch, Version
 from paceline.refusal_code import RefusalCode
 from paceline.v1 import worker_pb2
 
-if TYPE_CHECKING:
-    from controller.fleet.sessions import ServerSession
-    from controller.leader import Leader
-    from controller.replicated_controller import Controller
-
 MAX_GAUGES = 128
 MAX_RANKS = 4096
 VERSIONS = 1 << 53
-"""A claim beyond the newest version is disowned, and a rollback goes on after the highest one claimed:
-there must be numbers left for it."""
+"""Limit of reported versions. A rollback continues after the highest one, so numbers must be left."""
 
 _ROLES = {value: role for role, value in ROLES.items()}
 _LIFECYCLES = {
@@ -41,7 +37,7 @@ async def register(
 ) -> worker_pb2.RegisterReply:
     leader = controller.leading()
     context = leader.context
-    worker_id, incarnation = check_caller(request.caller)
+    caller = check_caller(request.caller)
     if request.role not in _ROLES:
         raise Invalid("role must be policy or rollout")
     if not 1 <= request.ranks <= MAX_RANKS:
@@ -57,8 +53,7 @@ async def register(
         raise Invalid("state_version must be -1 or a version")
     await leader.execute(
         Register(
-            worker_id=worker_id,
-            incarnation=incarnation,
+            *caller,
             role=_ROLES[request.role],
             host=check_text(request.host, "host", 256),
             pid=request.pid,
@@ -67,11 +62,11 @@ async def register(
             state_version=Version(request.state_version),
         )
     )
-    leader.liveness.heard(worker_id, incarnation, leader.clock.monotonic())
+    leader.liveness.heard(*caller, leader.clock.monotonic())
     fleet = context.config.fleet
     return worker_pb2.RegisterReply(
         run_id=context.config.run.name,
-        rendezvous_url=context.redis_url,
+        rendezvous_url=context.stores.url,
         version=leader.version,
         heartbeat_s=fleet.heartbeat_s,
         lease_ttl_s=fleet.lease_ttl_s,
@@ -107,9 +102,7 @@ async def session(
     finally:
         reader.cancel()
         if leader.sessions.close(current):
-            leader.liveness.session_lost(
-                current.worker_id, current.incarnation, leader.clock.monotonic()
-            )
+            leader.liveness.session_lost(*current.key, leader.clock.monotonic())
 
 
 async def _read(
@@ -134,20 +127,18 @@ async def _read(
 
 
 async def _observe(leader: Leader, current: ServerSession, report: worker_pb2.Report) -> None:
-    """Answers one report, at once unless something is waiting to become durable."""
+    """Answers one report, at once unless its directive must become durable first."""
     current.report = report
-    worker_id, incarnation = current.worker_id, current.incarnation
     if not leader.active:
-        # Nothing can be decided now; the same directive again says that this controller lives.
+        # Nothing can be decided now. Repeating the directive shows that this controller lives.
         leader.liveness.observe(report, leader.clock.monotonic())
         leader.sessions.send(current, None)
         return
-    if leader.ledger.state.fleet.current(worker_id, incarnation) is not None:
+    if leader.ledger.state.fleet.current(*current.key) is not None:
         leader.liveness.observe(report, leader.clock.monotonic())
         leader.decide(
             Observe(
-                worker_id=worker_id,
-                incarnation=incarnation,
+                *current.key,
                 lifecycle=_LIFECYCLES[report.lifecycle],
                 state_version=Version(report.state_version),
                 loaded_version=Version(report.loaded_version),
@@ -163,23 +154,22 @@ async def report_peer_error(
     controller: Controller, request: worker_pb2.PeerError
 ) -> worker_pb2.PeerErrorReply:
     leader = controller.leading()
-    worker_id, incarnation = check_caller(request.caller)
+    caller = check_caller(request.caller)
     if request.epoch < 1:
         raise Invalid("epoch counts from 1")
-    who, detail = (worker_id, incarnation), request.detail[:512]
-    await leader.execute(
-        BreakLink(*who, request.epoch, detail)
-        if request.is_link
-        else BreakMesh(*who, MeshEpoch(request.epoch), detail)
-    )
+    detail = request.detail[:512]
+    if request.is_link:
+        await leader.execute(BreakLink(*caller, request.epoch, detail))
+        return worker_pb2.PeerErrorReply()
+    await leader.execute(BreakMesh(*caller, MeshEpoch(request.epoch), detail))
     # An error of an epoch that is over says nothing about the members of the present one.
-    if not request.is_link and request.epoch == leader.ledger.state.fleet.mesh_epoch:
-        leader.liveness.peer_error(worker_id, incarnation, request.epoch, leader.clock.monotonic())
+    if request.epoch == leader.ledger.state.fleet.mesh_epoch:
+        leader.liveness.peer_error(request.epoch)
     return worker_pb2.PeerErrorReply()
 
 
 def check_report(report: worker_pb2.Report) -> None:
-    """Refuses what no honest worker sends."""
+    """Raises Invalid."""
     check_caller(report.caller)
     if report.lifecycle not in _LIFECYCLES:
         raise Invalid("report.lifecycle must be starting, running, draining or stopped")

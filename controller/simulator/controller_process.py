@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from redis.exceptions import RedisError
 from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
 from controller.errors import NotLeading
+from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, RunSpec
 from controller.replicated_controller import Controller
 from controller.services import worker as worker_service
@@ -66,10 +67,10 @@ class NoExporters:
 class SimulatedContext(ControllerContext):
     spec: RunSpec
 
-    def facts(self) -> RunSpec:
+    def run_spec(self, rows: DatasetRows) -> RunSpec:
         return self.spec
 
-    def open_exports(self, may_write: Callable[[], bool]) -> Any:
+    def open_exports(self) -> Any:
         return NoRunFiles(), NoExporters()
 
 
@@ -97,19 +98,19 @@ class SimulatedController(Controller):
         self, process: Process, config: Config, redis: MemoryRedis, oracle: Oracle
     ) -> None:
         name, lease_s = process.name, config.controller.leader_lease_s
+        clock = ProcessClock(process)
         identity = LeaderIdentity(name, name, "host", 1, f"{name}/{process.time()}")
         stores = memory_stores(redis, process, identity, lease_s=lease_s)
-        super().__init__(config, Path("run"), identity, stores, clock=ProcessClock(process))
+        context = SimulatedContext(config, Path("run"), identity, stores, clock, tick_s=0.2)
+        context.spec = oracle.facts
+        super().__init__(context, self._check_replica)
         self._oracle = oracle
 
-    def context(self, rows: DatasetRows) -> ControllerContext:
+    def _check_replica(self, controller: Controller, leader: Leader) -> list[asyncio.Task[None]]:
+        """A new leader begins with what its standby has followed."""
         assert self.replica is not None
         self._oracle.check_replica(self.identity.controller_id, self.replica)
-        plain = super().context(rows)
-        context = SimulatedContext(**{f.name: getattr(plain, f.name) for f in fields(plain)})
-        context.spec = self._oracle.facts
-        context.tick_s = 0.2
-        return context
+        return []
 
     async def load_rows(self) -> DatasetRows:
         facts = self._oracle.facts

@@ -15,18 +15,11 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.request import getproxies
 
 from paceline.dataset.row_source import DataError, Row, RowSource
 
 SAMPLED_ROWS = 4096
-_HUB_ROUTES = (
-    "HF_ENDPOINT",
-    "HF_HUB_OFFLINE",
-    "HTTPS_PROXY",
-    "https_proxy",
-    "ALL_PROXY",
-    "all_proxy",
-)
 
 
 class ArrowRows(RowSource):
@@ -64,13 +57,11 @@ class ArrowRows(RowSource):
 
 def open_parquet(path: Path) -> RowSource:
     """Rows of a Parquet file."""
-    return ArrowRows(
-        _load(
-            f"{path}: not usable as Parquet",
-            lambda lib: lib.load_dataset("parquet", data_files=str(path), split="train"),
-        ),
-        str(path),
+    loaded = _load(
+        f"{path}: not usable as Parquet",
+        lambda lib: lib.load_dataset("parquet", data_files=str(path), split="train"),
     )
+    return ArrowRows(loaded, str(path))
 
 
 def open_saved(directory: Path, split: str) -> RowSource:
@@ -117,7 +108,8 @@ def _load(problem: str, load: Callable[[Any], Any]) -> Any:
 
 def _hub_resolves() -> bool:
     """Whether the hub's name resolves, or the user has configured a route to it."""
-    if any(os.environ.get(name) for name in _HUB_ROUTES):
+    configured = os.environ.get("HF_ENDPOINT") or os.environ.get("HF_HUB_OFFLINE")
+    if configured or getproxies().keys() & {"https", "all"}:
         return True
     try:
         socket.getaddrinfo("huggingface.co", 443)

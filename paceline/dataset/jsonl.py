@@ -35,21 +35,20 @@ class JsonLines(RowSource):
 
     def _scan(self, digest: hashlib.blake2b) -> None:
         offset = 0
-        fields: dict[str, None] = {}
+        fields: list[str] = []
         for number, line in enumerate(self._file, start=1):
             start, offset = offset, offset + len(line)
             digest.update(line)
             if not line.strip():
                 continue
             row = self._parse(line, number)
-            if row.keys() != fields.keys():
-                if not self._starts:
-                    fields = dict.fromkeys(row)
-                for field in [field for field in fields if field not in row]:
-                    del fields[field]
-                    self._lacking[field] = number
+            if not self._starts:
+                fields = list(row)
+            for field in fields:
+                if field not in row:
+                    self._lacking.setdefault(field, number)
             self._starts.append(start)
-        self.fields = tuple(fields)
+        self.fields = [field for field in fields if field not in self._lacking]
         self._end = offset
 
     def _parse(self, line: bytes, number: int) -> Row:
@@ -78,6 +77,5 @@ class JsonLines(RowSource):
         return row
 
     def lacking(self, field: str) -> str | None:
-        if field in self.fields:
-            return None
-        return f"{self.where}:{self._lacking.get(field, 1)}"
+        known = field in self.fields
+        return None if known else f"{self.where}:{self._lacking.get(field, 1)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
@@ -53,7 +53,8 @@ class Concatenated(RowSource):
         self._parts = parts
         self._ends = list(accumulate(len(part) for part in parts))
         self.fields = [f for f in parts[0].fields if all(f in part.fields for part in parts)]
-        self.digest = _combined_digest(part.digest for part in parts)
+        digests = " ".join(part.digest for part in parts)
+        self.digest = hashlib.blake2b(digests.encode(), digest_size=16).hexdigest()
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -65,7 +66,3 @@ class Concatenated(RowSource):
     def lacking(self, field: str) -> str | None:
         places = (part.lacking(field) for part in self._parts)
         return next((place for place in places if place is not None), None)
-
-
-def _combined_digest(digests: Iterable[str]) -> str:
-    return hashlib.blake2b(" ".join(digests).encode(), digest_size=16).hexdigest()

@@ -8,17 +8,19 @@ source that it returns keeps these promises:
 * a row is parsed when it is read, so memory does not grow with the text of the rows;
 * input that cannot be used raises one :class:`DataError` of one line when it is opened.
 
-pyarrow and datasets are imported only for data that needs them.
+datasets and pyarrow are imported only for data that needs them.
 """
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import DataConfig
+from paceline.dataset.arrow_dataset import open_hub, open_parquet, open_saved
 from paceline.dataset.jsonl import JsonLines
 from paceline.dataset.row_source import Concatenated, DataError, Row, RowSource
 
@@ -27,17 +29,11 @@ __all__ = ["DataError", "Message", "Row", "RowSource", "check_rows", "load_rows"
 Message = dict[str, Any]
 
 
-def _open_parquet(path: Path) -> RowSource:
-    from paceline.dataset.arrow_dataset import open_parquet
-
-    return open_parquet(path)
-
-
 OPENERS: dict[str, Callable[[Path], RowSource]] = {
     ".jsonl": JsonLines,
     ".ndjson": JsonLines,
     ".json": JsonLines,
-    ".parquet": _open_parquet,
+    ".parquet": open_parquet,
 }
 """File suffix to the function that opens such a file."""
 SPLIT_NAMES = ("train", "test", "validation", "valid", "val", "dev", "eval")
@@ -57,27 +53,18 @@ def load_rows(path: str | Path, *, name: str | None = None, split: str = "train"
         return _open_file(local)
     if local.is_dir():
         if any((local / mark).is_file() for mark in ("state.json", "dataset_dict.json")):
-            from paceline.dataset.arrow_dataset import open_saved
-
             return open_saved(local, split)
         return _open_directory(local, split)
     if _could_be_hub_name(text):
-        from paceline.dataset.arrow_dataset import open_hub
-
         return open_hub(text, name, split)
     raise DataError(f"{text}: no such file or directory")
 
 
 def check_fields(rows: RowSource, prompt_field: str, answer_field: str | None) -> None:
     """Raises DataError, naming the fields there are, unless every row has both fields."""
-    for setting, field in (
-        ("data.prompt_field", prompt_field),
-        ("data.answer_field", answer_field),
-    ):
-        if field is None:
-            continue
-        place = rows.lacking(field)
-        if place is not None:
+    fields = {"data.prompt_field": prompt_field, "data.answer_field": answer_field}
+    for setting, field in fields.items():
+        if field is not None and (place := rows.lacking(field)) is not None:
             there = ", ".join(rows.fields) or "none"
             raise DataError(
                 f"{place}: no field {field!r}; fields of every row: {there}. Set {setting}"
@@ -172,8 +159,6 @@ def _open_directory(directory: Path, split: str) -> RowSource:
 
 def _split_named(path: Path, split: str) -> str | None:
     """The split that a file's name begins with, up to the first '-', '_' or '.'."""
-    for name in (split, *SPLIT_NAMES):
-        rest = path.stem.removeprefix(name)
-        if rest != path.stem and (not rest or rest[0] in "-_."):
-            return name
-    return None
+    names = "|".join(map(re.escape, (split, *SPLIT_NAMES)))
+    found = re.match(rf"({names})(?=[-_.]|$)", path.stem)
+    return found and found[1]

@@ -18,8 +18,7 @@ from dataclasses import dataclass
 from paceline.v1 import admin_pb2, common_pb2
 
 ROLES = ("policy", "rollout")
-GONE = ("dead", "stopped")
-LEAVING = ("draining",)
+GONE_OR_LEAVING = ("dead", "stopped", "draining")
 AT_WORK = ("waiting", "running", "paused")
 """Phases of a run in which it needs workers."""
 
@@ -38,13 +37,21 @@ class Provider(ABC):
     quiet_s: float = 10.0
     """Interval of calls, in seconds, while nothing changes in the ledger."""
 
-    @abstractmethod
     async def converge(self, status: admin_pb2.StatusReply) -> str:
         """Moves the fleet towards ``status.desired``. Returns quickly and never blocks the event loop.
 
         Returns a line for people that names what is still missing; empty if nothing is. Raises
         Trouble if it cannot act now; it is then called again a little later.
         """
+        if status.phase not in AT_WORK:
+            return ""
+        roles = [role for role in ROLES if role in status.desired]
+        missing = [await self._converge_role(role, status) for role in roles]
+        return "; ".join(filter(None, missing))
+
+    @abstractmethod
+    async def _converge_role(self, role: str, status: admin_pb2.StatusReply) -> str:
+        """As ``converge``, for one role with a desired count."""
 
     async def close(self) -> None:  # noqa: B027  (optional)
         """Closes connections. Workers keep running."""
@@ -73,10 +80,6 @@ def number(name: str) -> tuple[int, str]:
     return (int(found[1]) if found else -1), name
 
 
-def role_of(worker: admin_pb2.WorkerStatus) -> str:
-    return "policy" if worker.role == common_pb2.ROLE_POLICY else "rollout"
-
-
 def desired_of(status: admin_pb2.StatusReply, role: str) -> int:
     """Desired processes of a role: active workers and spares."""
     return int(status.desired[role]) + int(status.spares.get(role, 0))
@@ -84,8 +87,9 @@ def desired_of(status: admin_pb2.StatusReply, role: str) -> int:
 
 def staying(status: admin_pb2.StatusReply, role: str) -> dict[str, admin_pb2.WorkerStatus]:
     """Living workers of a role that have not been asked to leave."""
+    kind = common_pb2.ROLE_POLICY if role == "policy" else common_pb2.ROLE_ROLLOUT
     return {
         worker.worker_id: worker
         for worker in status.workers
-        if role_of(worker) == role and worker.state not in (*GONE, *LEAVING)
+        if worker.role == kind and worker.state not in GONE_OR_LEAVING
     }

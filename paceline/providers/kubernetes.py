@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import KubernetesConfig
-from paceline.providers.base import AT_WORK, ROLES, Provider, Trouble, desired_of
+from paceline.providers.base import Provider, Trouble, desired_of
 from paceline.v1 import admin_pb2
 
 REQUEST_LIMIT_S = 10.0
@@ -29,30 +29,15 @@ CONFLICTS = 5
 NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 
-class KubernetesRefused(Exception):
-    """The API server answered with an error status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(f"{status}: {message}")
-        self.status = status
-
-
 class KubernetesProvider(Provider):
     name = "kubernetes"
 
     def __init__(self, config: KubernetesConfig) -> None:
         self._config = config
 
-    async def converge(self, status: admin_pb2.StatusReply) -> str:
-        if status.phase not in AT_WORK:
-            return ""
-        unfinished = []
-        for role in ROLES:
-            if role in status.desired:
-                # In a thread, because the client blocks and the leader's loop must not.
-                missing = await asyncio.to_thread(self._scale, role, desired_of(status, role))
-                unfinished.append(missing)
-        return "; ".join(filter(None, unfinished))
+    async def _converge_role(self, role: str, status: admin_pb2.StatusReply) -> str:
+        # In a thread, because the client blocks and the leader's loop must not.
+        return await asyncio.to_thread(self._scale, role, desired_of(status, role))
 
     def _scale(self, role: str, desired: int) -> str:
         """Blocks. Returns what the workload still lacks. Raises Trouble."""
@@ -72,11 +57,11 @@ class KubernetesProvider(Provider):
                 try:
                     self._ask("PATCH", path, change)
                     return f"{workload} is scaled from {replicas} to {desired} replicas"
-                except KubernetesRefused as refusal:
-                    if refusal.status != 409:
+                except urllib.error.HTTPError as refusal:
+                    if refusal.code != 409:
                         raise
-        except KubernetesRefused as refusal:
-            raise Trouble(self._explained(workload, refusal)) from refusal
+        except urllib.error.HTTPError as refusal:
+            raise Trouble(f"{workload}: {_explained(role, workload, refusal)}") from refusal
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Trouble(f"the API server does not answer for {workload}: {error}") from error
         raise Trouble(
@@ -130,31 +115,21 @@ class KubernetesProvider(Provider):
             raise Trouble(
                 f"kubernetes.ca_file {self._config.ca_file} cannot be used: {error}"
             ) from None
-        try:
-            with urllib.request.urlopen(
-                request, timeout=REQUEST_LIMIT_S, context=context
-            ) as answer:
-                found: dict[str, Any] = json.load(answer)
-                return found
-        except urllib.error.HTTPError as error:
-            raise KubernetesRefused(error.code, _message(error)) from error
-
-    def _explained(self, workload: str, refusal: KubernetesRefused) -> str:
-        remedy = {
-            401: "the API server does not accept the service account's token",
-            403: "the service account may not scale it: bind it to a role with get and patch on "
-            f"{workload.partition('/')[0]}s/scale",
-            404: f"there is no such workload: apply it, or set kubernetes.{self._role(workload)}",
-        }.get(refusal.status, "retrying")
-        return f"{workload}: {refusal} ({remedy})"
-
-    def _role(self, workload: str) -> str:
-        return next(role for role in ROLES if getattr(self._config, role) == workload)
+        with urllib.request.urlopen(request, timeout=REQUEST_LIMIT_S, context=context) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
 
 
-def _message(error: urllib.error.HTTPError) -> str:
-    """The message of the Status object with which the API server reports an error."""
+def _explained(role: str, workload: str, refusal: urllib.error.HTTPError) -> str:
+    """The API server's reason, which it reports in a Status object, and the remedy."""
     try:
-        return str(json.load(error).get("message", error.reason))
+        message = json.load(refusal).get("message", refusal.reason)
     except (ValueError, AttributeError, OSError):
-        return str(error.reason)
+        message = refusal.reason
+    remedy = {
+        401: "the API server does not accept the service account's token",
+        403: "the service account may not scale it: bind it to a role with get and patch on "
+        f"{workload.partition('/')[0]}s/scale",
+        404: f"there is no such workload: apply it, or set kubernetes.{role}",
+    }.get(refusal.code, "retrying")
+    return f"{refusal.code}: {message} ({remedy})"

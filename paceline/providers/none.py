@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.providers.base import AT_WORK, ROLES, Drain, Provider, desired_of, moves, staying
+from paceline.providers.base import Drain, Provider, desired_of, moves, staying
 from paceline.v1 import admin_pb2
 
 
@@ -12,23 +12,18 @@ class NoProvider(Provider):
     def __init__(self, drain: Drain) -> None:
         self._drain = drain
 
-    async def converge(self, status: admin_pb2.StatusReply) -> str:
-        if status.phase not in AT_WORK:
+    async def _converge_role(self, role: str, status: admin_pb2.StatusReply) -> str:
+        here = staying(status, role)
+        desired = desired_of(status, role)
+        todo = moves(desired, here)
+        for name in todo.drain:
+            await self._drain(here[name])
+        if not todo.start:
             return ""
-        missing = []
-        for role in ROLES:
-            if role not in status.desired:
-                continue
-            here = staying(status, role)
-            todo = moves(desired_of(status, role), here)
-            for name in todo.drain:
-                await self._drain(here[name])
-            if todo.start:
-                missing.append(
-                    f"{todo.start} of {desired_of(status, role)} {role} workers are missing: start "
-                    f"them with `{command(status, role)}`"
-                )
-        return "; ".join(missing)
+        return (
+            f"{todo.start} of {desired} {role} workers are missing: start them with "
+            f"`{command(status, role)}`"
+        )
 
 
 def command(status: admin_pb2.StatusReply, role: str) -> str:

@@ -22,7 +22,6 @@ from paceline.config.schema import Config
 from paceline.process.user_code import python_module
 from paceline.providers.base import (
     AT_WORK,
-    ROLES,
     Drain,
     Provider,
     Trouble,
@@ -59,27 +58,21 @@ class RayProvider(Provider):
         self._run_dir = run_dir
         self._drain = drain
         self._process: asyncio.subprocess.Process | None = None
+        self._placed: list[Placed] = []
+        """What the driver listed in this call."""
 
     async def converge(self, status: admin_pb2.StatusReply) -> str:
         if status.phase not in (*AT_WORK, *OVER):
             return ""
-        placed = [Placed(**one) for one in (await self._ask(op="list"))["placed"]]
-        for one in placed:
+        self._placed = [Placed(**one) for one in (await self._ask(op="list"))["placed"]]
+        for one in self._placed:
             if one.state == "ended":
-                # If the worker is still desired, it is started again below.
+                # If the worker is still desired, it is started again.
                 await self._ask(op="remove", name=one.name)
-        if status.phase in OVER:
-            return ""
-        return "; ".join(
-            filter(None, [await self._converge_role(role, status, placed) for role in ROLES])
-        )
+        return await super().converge(status)
 
-    async def _converge_role(
-        self, role: str, status: admin_pb2.StatusReply, placed: list[Placed]
-    ) -> str:
-        if role not in status.desired:
-            return ""
-        here = {p.name: p for p in placed if p.role == role and p.state != "ended"}
+    async def _converge_role(self, role: str, status: admin_pb2.StatusReply) -> str:
+        here = {p.name: p for p in self._placed if p.role == role and p.state != "ended"}
         known = {w.worker_id: w for w in status.workers}
         leaving = {
             name

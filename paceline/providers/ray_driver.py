@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from typing import Any
 
 ANSWER_LIMIT_S = 5.0
@@ -56,10 +57,7 @@ class Driver:
             if str(group["name"]).startswith(prefix) and group["state"] != "REMOVED"
         }
         actors = set(list_named_actors())
-        asked = {}
-        for name in groups:
-            if name in actors:
-                asked[self.ray.get_actor(name).look.remote()] = name
+        asked = {self.ray.get_actor(n).look.remote(): n for n in groups if n in actors}
         done: list[Any] = []
         if asked:
             done, _ = self.ray.wait(list(asked), num_returns=len(asked), timeout=ANSWER_LIMIT_S)
@@ -69,11 +67,7 @@ class Driver:
             for name, state in groups.items()
         }
         return [
-            {
-                "name": name,
-                "role": name.partition("-")[0],
-                **found.get(name, {"state": state}),
-            }
+            {"name": name, "role": name.partition("-")[0], **found.get(name, {"state": state})}
             for name, state in unheard.items()
         ]
 
@@ -119,14 +113,11 @@ class Driver:
     def remove(self, name: str) -> None:
         from ray.util.placement_group import get_placement_group, remove_placement_group
 
-        try:
+        # ValueError: already gone.
+        with suppress(ValueError):
             self.ray.kill(self.ray.get_actor(name))
-        except ValueError:
-            pass  # already gone
-        try:
+        with suppress(ValueError):
             remove_placement_group(get_placement_group(f"paceline-{self.run}:{name}"))
-        except ValueError:
-            pass
 
 
 def main() -> int:

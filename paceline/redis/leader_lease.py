@@ -11,7 +11,6 @@ import json
 import socket
 import time
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import redis
 
@@ -60,16 +59,13 @@ def release_dead(url: str, run_id: str, controller_id: str, pid: int) -> bool:
     False also if Redis does not answer, because the lease then expires by itself.
     """
     try:
-        with _client(url) as client:
+        with connect_sync(url, timeout_s=1.0) as client:
             value = client.get(lease_key(run_id))
             if not value:
                 return False
             leader = LeaderIdentity.from_json(value)
-            if (leader.controller_id, leader.pid, leader.host) != (
-                controller_id,
-                pid,
-                socket.gethostname(),
-            ):
+            ended = (controller_id, pid, socket.gethostname())
+            if (leader.controller_id, leader.pid, leader.host) != ended:
                 return False
             return bool(client.eval(DELETE_IF_EQUAL, 1, lease_key(run_id), value))
     except (redis.RedisError, OSError):
@@ -82,7 +78,7 @@ def living_leader(url: str, run_id: str) -> LeaderIdentity | None:
     A lease that is renewed has a living holder. A lease whose holder has died expires without a
     renewal. Blocks until one of the two is seen. Raises redis' own errors.
     """
-    with _client(url) as client:
+    with connect_sync(url, timeout_s=1.0) as client:
         before_ms = client.pttl(lease_key(run_id))
         while (left_ms := client.pttl(lease_key(run_id))) > 0:
             if left_ms > before_ms:
@@ -92,7 +88,3 @@ def living_leader(url: str, run_id: str) -> LeaderIdentity | None:
             # Redis does not notify of the expiry or renewal of a key here.
             time.sleep(POLL_S)
     return None
-
-
-def _client(url: str) -> Any:
-    return connect_sync(url, timeout_s=1.0)

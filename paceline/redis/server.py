@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
-import os
 import secrets
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -29,7 +27,7 @@ from paceline.errors import BadInput
 from paceline.process.process_wait import alive, wait_ended
 from paceline.process.structured_log import first_line
 from paceline.redis.client import connect_sync, without_password
-from paceline.rpc.ports import free_ports
+from paceline.rpc.ports import free_ports, taken_ports
 
 START_LIMIT_S = 30.0
 PROBE_S = 0.02
@@ -70,17 +68,13 @@ def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
     home = run_dir / "redis"
     home.mkdir(parents=True, exist_ok=True)
     with _locked(home / "lock"):
-        password = _password(home)
-        port = _read_int(home / "port")
-        process = _running(home)
-        if process is None and port is not None and _answers(_url(port, password)):
-            process = _adopt(home, port, password)
-        if process is not None and port is not None:
+        port = _port(home)
+        if port is not None and (process := _running(home) or _adopt(home, port)):
             # A server that was just killed may still count as running; then it is replaced.
             with suppress(_Ended):
-                _wait_until_ready(home, _url(port, password), process)
-                return RedisEndpoint(_url(port, password), process.pid, started=False)
-        return _start(home, cfg, password, port)
+                _wait_until_ready(home, port, process)
+                return RedisEndpoint(_url(home, port), process.pid, started=False)
+        return _start(home, cfg, port)
 
 
 def stop_redis(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
@@ -95,14 +89,8 @@ def stop_redis(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
         process = _running(home)
         if process is None:
             return False
-        port = _read_int(home / "port")
-        try:
-            if port is None:
-                raise redis.ConnectionError("port unknown")
-            client = connect_sync(_url(port, _password(home)), timeout_s=2.0)
-            client.shutdown(nosave=True)
-        except redis.RedisError:
-            process.terminate()
+        # SIGTERM: Redis writes and syncs its append-only file, then ends.
+        process.terminate()
         if not wait_ended(process, timeout_s):
             process.kill()
             wait_ended(process, timeout_s)
@@ -129,9 +117,8 @@ def find_server() -> Path:
 
 def _probe_existing(url: str) -> RedisEndpoint:
     try:
-        client = connect_sync(url, timeout_s=5.0)
-        client.ping()
-        client.close()
+        with connect_sync(url, timeout_s=5.0) as client:
+            client.ping()
     except (redis.RedisError, ValueError, OSError) as error:
         raise NoRedis(
             f"no Redis at {without_password(url)} ({first_line(error)}): start it, or correct "
@@ -140,13 +127,13 @@ def _probe_existing(url: str) -> RedisEndpoint:
     return RedisEndpoint(url, None, started=False)
 
 
-def _start(home: Path, cfg: RedisConfig, password: str, port: int | None) -> RedisEndpoint:
+def _start(home: Path, cfg: RedisConfig, port: int | None) -> RedisEndpoint:
     # The old port is kept, so that clients that reconnect find the restarted server.
-    if port is None or not _is_free(port):
+    if port is None or taken_ports("127.0.0.1", [port]):
         (port,) = free_ports("127.0.0.1", 1)
         (home / "port").write_text(f"{port}\n")
     config = home / "redis.conf"
-    _write_private(config, "\n".join(_settings(home, cfg, password, port)) + "\n")
+    _write_private(config, "\n".join(_settings(home, cfg, port)) + "\n")
     with (home / "redis.log").open("ab") as log:
         child = subprocess.Popen(
             [str(find_server()), str(config.resolve())],
@@ -158,15 +145,15 @@ def _start(home: Path, cfg: RedisConfig, password: str, port: int | None) -> Red
         )
     process = psutil.Process(child.pid)
     _write_pid(home, process)
-    _wait_until_ready(home, _url(port, password), process, child)
-    return RedisEndpoint(_url(port, password), child.pid, started=True)
+    _wait_until_ready(home, port, process)
+    return RedisEndpoint(_url(home, port), child.pid, started=True)
 
 
-def _settings(home: Path, cfg: RedisConfig, password: str, port: int) -> list[str]:
+def _settings(home: Path, cfg: RedisConfig, port: int) -> list[str]:
     lines = [
         "bind 127.0.0.1",
         f"port {port}",
-        f"requirepass {password}",
+        f"requirepass {_password(home)}",
         f'dir "{home.resolve()}"',
         "daemonize no",
         "databases 1",
@@ -186,15 +173,12 @@ def _settings(home: Path, cfg: RedisConfig, password: str, port: int) -> list[st
     return lines
 
 
-def _wait_until_ready(
-    home: Path, url: str, process: psutil.Process, child: subprocess.Popen[bytes] | None = None
-) -> None:
+def _wait_until_ready(home: Path, port: int, process: psutil.Process) -> None:
     deadline = time.monotonic() + START_LIMIT_S
     while time.monotonic() < deadline:
-        if _answers(url):
+        if _answers(_url(home, port)):
             return
-        gone = child.poll() is not None if child is not None else not alive(process)
-        if gone:
+        if not alive(process):
             raise _Ended(f"the embedded Redis ended at its start: {_last_line(home / 'redis.log')}")
         # If another process started it, only its socket can be watched.
         time.sleep(PROBE_S)
@@ -207,23 +191,18 @@ def _wait_until_ready(
 def _answers(url: str) -> bool:
     """Whether the server has loaded its data and accepts the password."""
     try:
-        client = connect_sync(url, timeout_s=1.0)
-        try:
+        with connect_sync(url, timeout_s=1.0) as client:
             return bool(client.ping())
-        finally:
-            client.close()
     except (redis.RedisError, OSError):
         return False
 
 
-def _adopt(home: Path, port: int, password: str) -> psutil.Process | None:
+def _adopt(home: Path, port: int) -> psutil.Process | None:
     """The server that answers on the port with the password although its pid file is lost."""
-    client = connect_sync(_url(port, password), timeout_s=2.0)
-    pid = int(client.info("server")["process_id"])
-    client.close()
     try:
-        process = psutil.Process(pid)
-    except psutil.NoSuchProcess:
+        with connect_sync(_url(home, port), timeout_s=2.0) as client:
+            process = psutil.Process(int(client.info("server")["process_id"]))
+    except (redis.RedisError, OSError, psutil.NoSuchProcess):
         return None
     _write_pid(home, process)
     return process
@@ -252,30 +231,20 @@ def _password(home: Path) -> str:
 
 
 def _write_private(path: Path, text: str) -> None:
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(text)
+    path.touch(mode=0o600)
+    path.write_text(text)
 
 
-def _url(port: int, password: str) -> str:
-    return f"redis://:{password}@127.0.0.1:{port}/0"
+def _url(home: Path, port: int) -> str:
+    return f"redis://:{_password(home)}@127.0.0.1:{port}/0"
 
 
-def _read_int(path: Path) -> int | None:
+def _port(home: Path) -> int | None:
+    """The port of the last start; None: never started."""
     try:
-        return int(path.read_text())
+        return int((home / "port").read_text())
     except (OSError, ValueError):
         return None
-
-
-def _is_free(port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return False
-    return True
 
 
 def _last_line(path: Path) -> str:
@@ -289,8 +258,6 @@ def _last_line(path: Path) -> str:
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
     with path.open("a") as file:
+        # Closing the file unlocks it.
         fcntl.flock(file, fcntl.LOCK_EX)
-        try:
-            yield
-        finally:
-            fcntl.flock(file, fcntl.LOCK_UN)
+        yield

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
 from controller.errors import NotLeading
 from controller.leader import Leader
@@ -39,11 +40,11 @@ async def leader(tmp_path: Path) -> AsyncIterator[Leader]:
     config = load_config(write_config(tmp_path), [])
     with throwaway_redis(tmp_path) as url:
         stores = redis_stores(config, IDENTITY, url)
-        controller = Controller(config, tmp_path, IDENTITY, stores)
-        term = await controller.election.acquire(0)
+        context = ControllerContext(config, tmp_path, IDENTITY, stores)
+        term = await stores.election.acquire(0)
         assert term is not None
-        replica = await LedgerFollower.load(controller.journal)
-        yield Leader(controller.context(await DatasetRows.load(config)), replica, term)
+        replica = await LedgerFollower.load(stores.journal)
+        yield Leader(context, await DatasetRows.load(config), replica, term)
         await stores.close()
 
 
@@ -60,7 +61,7 @@ async def leading(leader: Leader) -> AsyncIterator[asyncio.Task[None]]:
 
 
 async def journalled(leader: Leader) -> list[str]:
-    entries = await leader.context.journal.scan("0")
+    entries = await leader.context.stores.journal.scan("0")
     return [event["type"] for entry in entries for event in entry.events]
 
 
@@ -117,7 +118,7 @@ async def test_a_lease_that_was_given_up_is_not_renewed(
 ) -> None:
     """A renewal between the release and the end of the term made the standby wait for a lease that
     was nobody's."""
-    election = leader.context.election
+    election = leader.election
     release = election.release
 
     async def with_a_late_answer() -> None:
@@ -139,13 +140,13 @@ async def test_payloads_of_groups_that_may_still_be_handed_in_survive_the_sweep(
     run.rollout("r0")
     tries = {(lease.task_id, lease.attempt) for lease in run.lease("r0", 2).leases}
     stored = dict.fromkeys([*tries, ("t900", 1)], b"group")
-    pipe = leader.context.journal._redis.pipeline(transaction=False)
-    await leader.context.payloads.put(stored, pipe)
+    pipe = leader.context.stores.journal._redis.pipeline(transaction=False)
+    await leader.context.stores.payloads.put(stored, pipe)
     await pipe.execute()
     monkeypatch.setattr(leader.housekeeping, "_ledger", run.ledger)
     monkeypatch.setattr(leader.group_commit, "durable", lambda: asyncio.sleep(0))
     await leader.housekeeping.sweep_orphans()
-    assert set(await leader.context.payloads.list()) == tries
+    assert set(await leader.context.stores.payloads.list()) == tries
 
 
 async def test_the_sweep_of_a_deposed_leader_deletes_nothing(
@@ -153,16 +154,16 @@ async def test_the_sweep_of_a_deposed_leader_deletes_nothing(
 ) -> None:
     """Its successor may have accepted groups that it has never heard of."""
     context = leader.context
-    pipe = context.journal._redis.pipeline(transaction=False)
-    await context.payloads.put({("t900", 1): b"a group of the successor's"}, pipe)
+    pipe = context.stores.journal._redis.pipeline(transaction=False)
+    await context.stores.payloads.put({("t900", 1): b"a group of the successor's"}, pipe)
     await pipe.execute()
     monkeypatch.setattr(leader.group_commit, "durable", lambda: asyncio.sleep(0))
-    await context.election.release()
+    await context.stores.election.release()
     successor = LeaderIdentity("d", "d:1", socket.gethostname(), os.getpid(), "other")
-    stores = redis_stores(context.config, successor, context.redis_url)
+    stores = redis_stores(context.config, successor, context.stores.url)
     assert await stores.election.acquire(leader.term) is not None
     await leader.housekeeping.sweep_orphans()
-    assert await context.payloads.list() == [("t900", 1)]
+    assert await context.stores.payloads.list() == [("t900", 1)]
     await stores.close()
 
 
@@ -174,12 +175,10 @@ async def test_a_leader_that_woke_after_its_lease_refuses_nobody_for_good(
 ) -> None:
     """It knows nothing of what its successor decided, and a refusal is final for who hears it."""
     context = leader.context
-    stores = redis_stores(context.config, IDENTITY, context.redis_url)
-    controller = Controller(context.config, context.run_dir, IDENTITY, stores)
+    controller = Controller(context)
     controller.leader = leader
     async with leading(leader):
         await leader.ready()
         assert final_error(controller, refusal) is refusal
-        leader.context.election.lease_until = 0.0
+        leader.election.lease_until = 0.0
         assert isinstance(final_error(controller, refusal), NotLeading)
-    await stores.close()

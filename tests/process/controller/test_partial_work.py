@@ -15,7 +15,7 @@ from redis.exceptions import OutOfMemoryError
 
 from controller.errors import NotLeading
 from controller.ledger import commands as cmd
-from controller.services.validation import GroupLimits, InvalidGroup, check_partial
+from controller.services.validation import GroupLimits, Invalid, check_partial
 from controller.store.partial_rollouts import (
     FilePartials,
     Kept,
@@ -156,7 +156,7 @@ def test_a_malformed_report_is_refused(change: Callable[[Any], None]) -> None:
     group = partial()
     assert check_partial(group, LIMITS, 0) == 9
     change(group)
-    with pytest.raises(InvalidGroup):
+    with pytest.raises(Invalid):
         check_partial(group, LIMITS, 0)
 
 

@@ -47,7 +47,7 @@ class Watched:
         epoch = self.run.state.fleet.mesh.epoch
         incarnation = self.run.current[worker_id]
         self.run.do(cmd.BreakMesh(worker_id, incarnation, epoch, "reset"))
-        self.liveness.peer_error(worker_id, incarnation, epoch, self.now)
+        self.liveness.peer_error(epoch)
 
     def wait(self, seconds: float, *heard: str, step: float = 0.1, **report: object) -> list[str]:
         """Time passes; ``heard`` keep reporting. What was concluded, in short."""
