@@ -1,8 +1,7 @@
-"""Command line of the simulator: fuzz the controller, reproduce a seed, or plan a fleet.
+"""Command line of the simulator: fuzz the controller, or reproduce a seed.
 
 --seeds 1000                      that many schedules
 --seed 42 --verbose               one schedule, with every journal entry
---plan policy=4 rollout=16 --step-s 2 --generate-s 10
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ import sys
 import time
 import traceback
 from collections import Counter
-from dataclasses import fields
 
 from controller.simulator.faults import run_schedule
-from controller.simulator.plan import PlannedFleet, forecast, parse, show
 
 
 def main() -> int:
@@ -23,36 +20,11 @@ def main() -> int:
         prog="python -m controller.simulator",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        argument_default=argparse.SUPPRESS,
     )
     parser.add_argument("--seeds", type=int, default=1, help="number of schedules")
     parser.add_argument("--seed", type=int, default=0, help="the first one")
-    parser.add_argument(
-        "--verbose", action="store_true", default=False, help="print every journal entry"
-    )
-    parser.add_argument("--plan", nargs="+", metavar="ROLE=N", help="policy=N rollout=N slots=N")
-    parser.add_argument("--step-s", type=float, help="one replica alone on a step, seconds")
-    parser.add_argument("--generate-s", type=float, help="mean time of a group, seconds")
-    parser.add_argument("--spread", type=float, help="sigma of its logarithm")
-    parser.add_argument("--transfer-s", type=float, help="delay of messages and weights, seconds")
-    parser.add_argument("--groups-per-step", type=int)
-    parser.add_argument("--max-staleness", type=int)
-    parser.add_argument("--steps", type=int)
+    parser.add_argument("--verbose", action="store_true", help="print every journal entry")
     arguments = parser.parse_args()
-    if "plan" not in arguments:
-        return _fuzz(arguments)
-    chosen = {
-        f.name: getattr(arguments, f.name) for f in fields(PlannedFleet) if f.name in arguments
-    }
-    try:
-        fleet = PlannedFleet(**parse(arguments.plan), **chosen)
-    except ValueError as error:
-        parser.error(str(error))
-    print(show(fleet, forecast(fleet, arguments.seed)))
-    return 0
-
-
-def _fuzz(arguments: argparse.Namespace) -> int:
     began = time.monotonic()
     failed = 0
     totals: Counter[str] = Counter()

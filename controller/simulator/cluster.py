@@ -41,9 +41,7 @@ class Shape:
     fates: dict[int, str] = field(default_factory=dict)
     """Training tasks that kill their worker, fail, or can never succeed, by ordinal."""
     lease_ttl_s: float = 3.0
-    wedged_after_s: float = 8.0
     fenced: bool = True
-    checked: bool = True
 
 
 class Cluster:
@@ -65,7 +63,7 @@ class Cluster:
         )
         self.redis = MemoryRedis(Process(self.timeline, "redis"), self.network, fenced=shape.fenced)
         guilty = {f"t{n}" for n, fate in shape.fates.items() if fate in ("kills", "fails")}
-        self.oracle = Oracle(shape.facts, self.redis.entries, guilty=guilty, checked=shape.checked)
+        self.oracle = Oracle(shape.facts, self.redis.entries, guilty=guilty)
         self.redis.landed = self._landed
         self.redis.saved = self.oracle.saved
         self.trace: Callable[[float, Landed], None] | None = None
@@ -117,7 +115,7 @@ def config_of(shape: Shape) -> Config:
             "fleet": {
                 "lease_ttl_s": shape.lease_ttl_s,
                 "suspect_grace_s": 0.5,
-                "wedged_after_s": shape.wedged_after_s,
+                "wedged_after_s": 8.0,
             },
             "controller": {"leader_lease_s": 1.0},
         }

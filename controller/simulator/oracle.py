@@ -85,8 +85,6 @@ class Oracle:
         self._void_term = 0
         """What leaders up to this term remember may be lost."""
         self.counts: Counter[str] = Counter()
-        self.max_staleness = 0
-        self.staleness_sum = 0.0
 
     # ---- the journal ----------------------------------------------------------------------
 
@@ -269,8 +267,6 @@ class Oracle:
             staleness = max(0, e.step - 1 - self.versions[group.min_version])
             if staleness > self.facts.max_staleness:
                 raise Violation(f"{task_id} was trained {staleness} steps late")
-            self.max_staleness = max(self.max_staleness, staleness)
-            self.staleness_sum += staleness
         self.line.append(opened.groups)
         self.lost.pop(e.step, None)
         self.versions[e.version] = e.step
