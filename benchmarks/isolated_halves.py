@@ -131,7 +131,7 @@ def train(config, warm_up: int, path: Path) -> dict[str, float]:
     import torch
 
     from paceline.v1 import rollout_pb2
-    from policy_worker.step.gradients import StepSpec
+    from policy_worker.step.gradients import StepTotals
     from policy_worker.trainer import EpochMesh, Trainer
 
     data, batches = path.read_bytes(), []
@@ -147,7 +147,7 @@ def train(config, warm_up: int, path: Path) -> dict[str, float]:
             begun, cpu = time.perf_counter(), time.process_time()
         completions = [c for group in groups for c in group.completions]
         tokens = sum(len(c.tokens) // 4 for c in completions)
-        facts = StepSpec(step + 1, step, tokens, len(completions), ((0, 0),))
+        facts = StepTotals(step + 1, step, tokens, len(completions), ((0, 0),))
         trainer.begin(facts, [(g.task.task_id, g.task.attempt) for g in groups])
         trainer.add(groups)
         trainer.reduce()

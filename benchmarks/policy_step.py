@@ -28,7 +28,7 @@ from paceline.config.schema import Config
 from paceline.v1 import common_pb2, rollout_pb2
 from policy_worker.state import TrainState
 from policy_worker.step import attention
-from policy_worker.step.gradients import Gradients, StepSpec
+from policy_worker.step.gradients import Gradients, StepTotals
 from policy_worker.step.logprobs import make_scorer
 from policy_worker.step.optimizer import build_optimizer
 
@@ -95,7 +95,7 @@ def packed_step(
 
     def step(number: int) -> None:
         arrived = [rollout_pb2.Group.FromString(data) for data in wire]
-        gradients.begin(StepSpec(number, 0, tokens, GROUPS * GROUP_SIZE), keys)
+        gradients.begin(StepTotals(number, 0, tokens, GROUPS * GROUP_SIZE), keys)
         gradients.add(arrived)
         torch.nn.utils.clip_grad_norm_(gradients.parameters, 1.0)
         optimizer.step()

@@ -47,7 +47,7 @@ from policy_worker.model import pick_device
 from policy_worker.publish_and_checkpoint import PublishAndCheckpoint
 from policy_worker.ranks.rank_group import start_ranks
 from policy_worker.refusal_limit import RefusalLimit
-from policy_worker.step.gradients import StepSpec
+from policy_worker.step.gradients import StepTotals
 from policy_worker.step.stats import Stats
 from policy_worker.trainer import EpochMesh, Trainer
 from policy_worker.worker_report import PolicyReport
@@ -267,7 +267,7 @@ class PolicyWorker:
         if plan is None:
             return
         shard = [(ref.task_id, ref.attempt) for ref in plan.shard]
-        missing = self.trainer.begin(StepSpec.of(plan), shard)
+        missing = self.trainer.begin(StepTotals.of(plan), shard)
         groups = self.control.fetch(missing, lambda: self.epoch_is_over(mesh.epoch))
         if groups is None:
             return

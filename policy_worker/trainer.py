@@ -33,7 +33,7 @@ from paceline.v1 import rollout_pb2
 from paceline.weights.tensor_checksum import weights_digest
 from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointInfo
 from policy_worker.model import load_reference
-from policy_worker.ranks.rank_group import STOP, RankGroup
+from policy_worker.ranks.rank_group import RankCommand, RankGroup
 from policy_worker.ranks.sharding import (
     gathered_weights,
     load_sharded_state,
@@ -44,7 +44,7 @@ from policy_worker.ranks.sharding import (
 from policy_worker.state import NO_VERSION, TrainState
 from policy_worker.state_transfer import BUCKET, receive_state, send_state, state_tensors
 from policy_worker.step.batch import BadGroup
-from policy_worker.step.gradients import Gradients, GroupKey, StepSpec
+from policy_worker.step.gradients import Gradients, GroupKey, StepTotals
 from policy_worker.step.optimizer import apply_update, learning_rate
 from policy_worker.step.stats import Stats
 
@@ -94,7 +94,7 @@ class Trainer:
 
     def attach(self, run_dir: str | Path) -> None:
         """Sets the run directory for checkpoints, which the controller names."""
-        self._announce(self.attach, run_dir=str(run_dir))
+        self.replica.announce(RankCommand.ATTACH, run_dir=str(run_dir))
         self._checkpointer = Checkpointer(Path(run_dir), self.config, self.replica)
 
     @property
@@ -117,7 +117,7 @@ class Trainer:
 
         Raises EpochCancelled or MeshError; this replica has no mesh then.
         """
-        self._announce(self._form_too, epoch=asdict(epoch), timeout_s=timeout_s)
+        self.replica.announce(RankCommand.FORM, epoch=asdict(epoch), timeout_s=timeout_s)
         self._leave_mesh()
         self._epoch = epoch.number
 
@@ -146,7 +146,7 @@ class Trainer:
         if self._mesh is None:
             return
         self.replica.end_epoch(self._epoch)
-        self._announce(self.abandon)
+        self.replica.announce(RankCommand.ABANDON)
         self._leave_mesh()
 
     # -- state --------------------------------------------------------------------------------
@@ -156,7 +156,7 @@ class Trainer:
 
         Raises CheckpointError or ModelError; the state is unusable then.
         """
-        self._announce(self.restore, path=path, step=step, version=version)
+        self.replica.announce(RankCommand.RESTORE, path=path, step=step, version=version)
         self._forget_step()
         self.state.version = NO_VERSION
         if path:
@@ -174,7 +174,7 @@ class Trainer:
 
     def send_state(self, peers: Sequence[int]) -> None:
         """Sends the whole state to mesh ranks ``peers``. Raises EpochCancelled or MeshError."""
-        self._announce(self.send_state, peers=list(peers))
+        self.replica.announce(RankCommand.SEND_STATE, peers=list(peers))
         self._on_all_ranks(
             lambda: send_state(self._need_mesh(), self.state, list(peers), self.on_progress)
         )
@@ -184,7 +184,7 @@ class Trainer:
 
         Raises EpochCancelled or MeshError; the state is void then (version -1).
         """
-        self._announce(self.receive_state, source=source)
+        self.replica.announce(RankCommand.RECEIVE_STATE, source=source)
         self._forget_step()
         self._initial = False
         self._on_all_ranks(
@@ -194,7 +194,7 @@ class Trainer:
     def digest(self) -> str:
         """Digest of the weights, equal on replicas whose weights are equal bit for bit."""
         if self._digest[0] != self.state.version:
-            self._announce(self.digest)
+            self.replica.announce(RankCommand.DIGEST)
             parts: list[str] = self.replica.gather(weights_digest(local_weights(self.state)))
             whole = hashlib.sha256("".join(parts).encode()).hexdigest()
             self._digest = (self.state.version, parts[0] if len(parts) == 1 else whole)
@@ -202,9 +202,9 @@ class Trainer:
 
     # -- step ---------------------------------------------------------------------------------
 
-    def begin(self, spec: StepSpec, shard: Sequence[GroupKey]) -> list[GroupKey]:
+    def begin(self, spec: StepTotals, shard: Sequence[GroupKey]) -> list[GroupKey]:
         """Opens or continues a step; returns the groups of ``shard`` that are still to be added."""
-        self._announce(self._begin_too, spec=asdict(spec), shard=list(shard))
+        self.replica.announce(RankCommand.BEGIN, spec=asdict(spec), shard=list(shard))
         return self.gradients.begin(spec, shard)
 
     def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
@@ -213,7 +213,7 @@ class Trainer:
         Raises BadGroup if a payload contradicts itself; no rank has added anything then.
         """
         if groups:
-            self._announce(self.add, groups=groups)
+            self.replica.announce(RankCommand.ADD, groups=groups)
             self.gradients.add(groups)
 
     def reduce(self) -> Stats:
@@ -222,7 +222,7 @@ class Trainer:
         Local gradients are untouched. Returns this replica's stats of the step, grad_norm (before
         clipping) and lr included. Raises EpochCancelled or MeshError.
         """
-        self._announce(self.reduce)
+        self.replica.announce(RankCommand.REDUCE)
         if self._scratch is None:
             self._scratch = torch.zeros(
                 self.gradients.size, dtype=torch.float32, device=self.device
@@ -256,7 +256,7 @@ class Trainer:
 
     def commit(self, version: Version) -> None:
         """Applies the reduced gradients: the state is now ``version``, one step further."""
-        self._announce(self.commit, version=version)
+        self.replica.announce(RankCommand.COMMIT, version=version)
         if self._scratch is None:
             raise RuntimeError("nothing was reduced")
         apply_update(self.state, self.gradients, self._scratch, self._norm, version)
@@ -266,12 +266,12 @@ class Trainer:
 
     def save(self) -> Future[CheckpointInfo]:
         """Copies the state and writes it in the background; see Checkpointer.save_async."""
-        self._announce(self.save)
+        self.replica.announce(RankCommand.SAVE)
         return self.checkpointer.save_async(self.state)
 
     def whole_weights(self) -> Iterable[tuple[str, Tensor]]:
         """Full weights by Hugging Face name; to be exhausted before any other operation is called."""
-        self._announce(self._gather_too)
+        self.replica.announce(RankCommand.GATHER)
         return gathered_weights(self.state)
 
     def close(self) -> None:
@@ -285,10 +285,11 @@ class Trainer:
 
     def follow(self) -> None:
         """Ranks above 0: executes what rank 0 announces, until it announces the end."""
-        while (announced := self.replica.next_command())[0] != STOP:
-            operation, arguments = announced
+        operations = self._operations()
+        while (announced := self.replica.next_command())[0] != RankCommand.STOP:
+            command, arguments = announced
             try:
-                getattr(self, operation)(**arguments)
+                operations[command](**arguments)
             except (EpochCancelled, MeshError, BadGroup):
                 # The same operation fails on rank 0, which decides what comes next.
                 continue
@@ -296,22 +297,33 @@ class Trainer:
         if self._checkpointer is not None:
             self._checkpointer.close()
 
-    def _form_too(self, epoch: dict[str, Any], timeout_s: float) -> None:
-        over = functools.partial(self.replica.epoch_over, epoch["number"])
-        self.form(EpochMesh(**epoch), over, timeout_s)
+    def _operations(self) -> dict[RankCommand, Callable[..., object]]:
+        """The operation behind each announcement; its arguments come as JSON values."""
 
-    def _begin_too(self, spec: dict[str, Any], shard: list[list[Any]]) -> None:
-        self.begin(StepSpec.from_json(spec), [(task, attempt) for task, attempt in shard])
+        def form(epoch: dict[str, Any], timeout_s: float) -> None:
+            over = functools.partial(self.replica.epoch_over, epoch["number"])
+            self.form(EpochMesh(**epoch), over, timeout_s)
 
-    def _gather_too(self) -> None:
-        for _ in self.whole_weights():
-            pass
+        def begin(spec: dict[str, Any], shard: list[list[Any]]) -> None:
+            self.begin(StepTotals.from_json(spec), [(task, attempt) for task, attempt in shard])
+
+        return {
+            RankCommand.ATTACH: self.attach,
+            RankCommand.FORM: form,
+            RankCommand.ABANDON: self.abandon,
+            RankCommand.RESTORE: self.restore,
+            RankCommand.SEND_STATE: self.send_state,
+            RankCommand.RECEIVE_STATE: self.receive_state,
+            RankCommand.DIGEST: self.digest,
+            RankCommand.BEGIN: begin,
+            RankCommand.ADD: self.add,
+            RankCommand.REDUCE: self.reduce,
+            RankCommand.COMMIT: self.commit,
+            RankCommand.SAVE: self.save,
+            RankCommand.GATHER: lambda: [None for _ in self.whole_weights()],
+        }
 
     # -- inside an operation ------------------------------------------------------------------
-
-    def _announce(self, operation: Callable[..., object], **arguments: Any) -> None:
-        """Has the other ranks call ``operation`` with these arguments: groups, or JSON values."""
-        self.replica.announce(operation.__name__, **arguments)
 
     def _on_all_ranks(self, work: Callable[[], None]) -> None:
         """Runs ``work`` on the mesh; if it fails on one rank of the replica, it fails on all."""

@@ -29,6 +29,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from datetime import timedelta
+from enum import StrEnum, auto
 from typing import Any
 
 import torch
@@ -45,10 +46,28 @@ log = logging.getLogger(__name__)
 
 FOREVER = timedelta(days=365)
 """Between two commands lies however long the rollouts take. Death is noticed by other means."""
-STOP = "stop"
-"""The command after which the process exits; every other is the name of a method of Trainer."""
-
 _EPOCH = struct.Struct("=q")
+
+
+class RankCommand(StrEnum):
+    """Command of rank 0 to the other ranks of its replica: one for each operation of the Trainer."""
+
+    ATTACH = auto()
+    FORM = auto()
+    ABANDON = auto()
+    RESTORE = auto()
+    SEND_STATE = auto()
+    RECEIVE_STATE = auto()
+    DIGEST = auto()
+    BEGIN = auto()
+    ADD = auto()
+    REDUCE = auto()
+    COMMIT = auto()
+    SAVE = auto()
+    GATHER = auto()
+    """whole_weights(), to the end."""
+    STOP = auto()
+    """The process exits."""
 
 
 class ReplicaBroken(UserError):
@@ -105,7 +124,7 @@ class RankGroup:
         return self.rank == 0
 
     def announce(
-        self, command: str, groups: Sequence[rollout_pb2.Group] = (), **arguments: Any
+        self, command: RankCommand, groups: Sequence[rollout_pb2.Group] = (), **arguments: Any
     ) -> None:
         """Rank 0: hands the command and its JSON arguments to the others, where it has no effect."""
         if not self.leads:
@@ -115,7 +134,7 @@ class RankGroup:
             packed = rollout_pb2.SubmitRequest(groups=groups)
             self.broadcast_bytes(packed.SerializeToString())
 
-    def next_command(self) -> tuple[str, dict[str, Any]]:
+    def next_command(self) -> tuple[RankCommand, dict[str, Any]]:
         """Ranks above 0: blocks until rank 0 announces the next command."""
         if self.leads:
             raise ReplicaBroken("rank 0 has nobody to take commands from")
@@ -123,7 +142,7 @@ class RankGroup:
         if groups:
             packed = self.broadcast_bytes(None)
             arguments["groups"] = rollout_pb2.SubmitRequest.FromString(packed).groups
-        return command, arguments
+        return RankCommand(command), arguments
 
     def agree(self, ok: bool) -> bool:
         """Collective. True on every rank if ``ok`` was true on every rank."""
@@ -179,7 +198,7 @@ class RankGroup:
         self._closing.set()
         if self.leads:
             with contextlib.suppress(ReplicaBroken):
-                self.announce(STOP)
+                self.announce(RankCommand.STOP)
             for child in self._children:
                 try:
                     child.wait(10.0)

@@ -33,7 +33,7 @@ GroupKey = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True)
-class StepSpec:
+class StepTotals:
     """The totals that all members of a step share."""
 
     step: Step
@@ -45,13 +45,13 @@ class StepSpec:
     """(first_version, offset), see VersionEpoch."""
 
     @classmethod
-    def of(cls, plan: policy_pb2.StepPlan) -> StepSpec:
+    def of(cls, plan: policy_pb2.StepPlan) -> StepTotals:
         lines = tuple((line.first_version, line.offset) for line in plan.version_epochs)
         step, version = Step(plan.step), Version(plan.version)
         return cls(step, version, plan.total_tokens, plan.total_sequences, lines)
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> StepSpec:
+    def from_json(cls, value: Mapping[str, Any]) -> StepTotals:
         """From asdict() that has gone through JSON."""
         return cls(**{**value, "lines": tuple(tuple(line) for line in value["lines"])})
 
@@ -71,11 +71,11 @@ class Gradients:
         self.parameters = [p for p in self.state.model.parameters() if p.requires_grad]
         self.size = sum(local_tensor(p).numel() for p in self.parameters)
         """Elements of this rank's parameters."""
-        self._spec: StepSpec | None = None
+        self._spec: StepTotals | None = None
         self._added: set[GroupKey] = set()
         self.stats = Stats()
 
-    def begin(self, spec: StepSpec, shard: Iterable[GroupKey]) -> list[GroupKey]:
+    def begin(self, spec: StepTotals, shard: Iterable[GroupKey]) -> list[GroupKey]:
         """Opens or continues a step; returns the groups of ``shard`` are still to be added.
 
         Starts over if the step is another one, or if a group was added that is no longer this
@@ -142,7 +142,7 @@ class Gradients:
         parts = scratch.split([t.numel() for t in locals_])
         return [part.view(t.shape) for part, t in zip(parts, locals_, strict=True)]
 
-    def _columns(self, batch: TokenBatch, spec: StepSpec) -> TokenColumns[np.ndarray]:
+    def _columns(self, batch: TokenBatch, spec: StepTotals) -> TokenColumns[np.ndarray]:
         train = self.state.config.train
         advantage = group_advantages(batch.reward, batch.sequences, normalise=train.advantage_norm)
         return TokenColumns(

@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.mesh.elastic_mesh import MeshError
-from policy_worker.step.gradients import StepSpec
+from policy_worker.step.gradients import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed.tiny_model import make_tiny_model
 from tests.fakes.policy_controller import SmallController
@@ -53,7 +53,7 @@ def undisturbed(config, steps):
     for number, groups in enumerate(steps):
         tokens = sum(len(c.tokens) // 4 for g in groups for c in g.completions)
         keys = [(g.task.task_id, 1) for g in groups]
-        trainer.begin(StepSpec(number + 1, number, tokens, 18), keys)
+        trainer.begin(StepTotals(number + 1, number, tokens, 18), keys)
         trainer.add(groups)
         trainer.reduce()
         trainer.commit(number + 1)
@@ -286,7 +286,7 @@ def test_a_reduction_that_fails_halfway_leaves_the_local_gradients_alone(
     trainer = Trainer(config, torch.device("cpu"))
     trainer.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
     trainer.restore("", 0, 0)
-    trainer.begin(StepSpec(1, 0, 100, 18), [(g.task.task_id, 1) for g in steps[0]])
+    trainer.begin(StepTotals(1, 0, 100, 18), [(g.task.task_id, 1) for g in steps[0]])
     trainer.add(steps[0])
     before = [p.grad.clone() for p in trainer.gradients.parameters]
     with monkeypatch.context() as patch:

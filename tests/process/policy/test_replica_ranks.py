@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from policy_worker.ranks.rank_group import RankGroup, ReplicaBroken, start_ranks
+from policy_worker.ranks.rank_group import RankCommand, RankGroup, ReplicaBroken, start_ranks
 from tests.fixtures import ranks
 
 
@@ -30,7 +30,7 @@ def test_ranks_hear_the_leader_and_agree():
 def test_one_rank_needs_nobody():
     replica = start_ranks(1)
     assert (replica.rank, replica.size, replica.leads) == (0, 1, True)
-    replica.announce("abandon")
+    replica.announce(RankCommand.ABANDON)
     assert replica.agree(True) is True
     assert replica.agree(False) is False
     assert replica.gather({"a": 1}) == [{"a": 1}]

@@ -9,7 +9,7 @@ import torch
 from controller.services.validation import check_stats
 from policy_worker.state import TrainState
 from policy_worker.step.batch import BadGroup
-from policy_worker.step.gradients import Gradients, StepSpec
+from policy_worker.step.gradients import Gradients, StepTotals
 from policy_worker.step.optimizer import build_optimizer
 from policy_worker.step.stats import Stats
 from tests.fixtures.policy_models import make_config, make_group, random_groups, tiny_network
@@ -26,7 +26,7 @@ def make_gradients(config, *, reference=None, seed=0):
 def spec_of(groups, step=1):
     sequences = [c for g in groups for c in g.completions]
     tokens = sum(len(c.tokens) // 4 for c in sequences)
-    return StepSpec(step, step - 1, tokens, len(sequences))
+    return StepTotals(step, step - 1, tokens, len(sequences))
 
 
 def keys(groups):
@@ -213,7 +213,7 @@ def test_a_reduction_never_touches_the_local_gradients():
 
 def test_a_replica_without_groups_contributes_zeros():
     gradients = make_gradients(make_config())
-    gradients.begin(StepSpec(1, 0, 10, 2), [])
+    gradients.begin(StepTotals(1, 0, 10, 2), [])
     assert (flat(gradients) == 0).all()
 
 
@@ -225,7 +225,7 @@ def test_environment_tokens_carry_no_gradient():
     noisy = make_group(
         "t0", [1, 2], tokens, [1.0, 0.0], masks=masks, logprobs=[[-1, -9, -1], [-1, -1, -1]]
     )
-    spec = StepSpec(1, 0, 5, 2)
+    spec = StepTotals(1, 0, 5, 2)
     got = []
     for group in (clean, noisy):
         gradients = make_gradients(config)
@@ -240,7 +240,7 @@ def test_a_contradictory_payload_is_refused_before_anything_is_added():
     gradients = make_gradients(make_config())
     good, bad = random_groups(2, group_size=2, seed=0)
     bad.completions[1].logprobs = bad.completions[1].logprobs[:-4]
-    gradients.begin(StepSpec(1, 0, 10, 4), keys([good, bad]))
+    gradients.begin(StepTotals(1, 0, 10, 4), keys([good, bad]))
     with pytest.raises(BadGroup, match="t1 completion 1"):
         gradients.add([good, bad])
     assert (flat(gradients) == 0).all()
@@ -252,7 +252,7 @@ def test_a_token_that_the_model_does_not_know_is_refused_before_anything_is_adde
     bad.completions[1].tokens = np.array([2_000_000_000], "<i4").tobytes() + bytes(
         bad.completions[1].tokens[4:]
     )
-    gradients.begin(StepSpec(1, 0, 10, 4), keys([good, bad]))
+    gradients.begin(StepTotals(1, 0, 10, 4), keys([good, bad]))
     with pytest.raises(BadGroup, match="2000000000"):
         gradients.add([good, bad])
     assert (flat(gradients) == 0).all()

@@ -14,7 +14,7 @@ import torch
 
 from controller.services.validation import GroupLimits, check_group
 from policy_worker.state import TrainState
-from policy_worker.step.gradients import Gradients, StepSpec
+from policy_worker.step.gradients import Gradients, StepTotals
 from policy_worker.step.optimizer import build_optimizer
 from tests.fixtures.policy_models import make_config, make_group, tiny_network
 
@@ -96,7 +96,7 @@ def by_trainer(config, group, reference=None):
     gradients = Gradients(state, torch.device("cpu"), reference)
     # As the controller counts them.
     facts = check_group(group, GroupLimits.of(config), 10)
-    gradients.begin(StepSpec(1, 0, facts.tokens, facts.sequences), [("t0", 1)])
+    gradients.begin(StepTotals(1, 0, facts.tokens, facts.sequences), [("t0", 1)])
     gradients.add([group])
     scratch = torch.empty(gradients.size)
     gradients.flatten(scratch)
