@@ -37,7 +37,7 @@ class Rest:
         self._controller = controller
         self.index = RunIndex(controller)
         self.rate = StepRate(controller, self.index)
-        self.streams = EventStreams(self.index)
+        self.streams = EventStreams(self.index, controller)
         self.api = self._api()
         self.asgi = RestAuth(
             self.api,

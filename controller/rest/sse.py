@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ from typing import Annotated
 from fastapi import APIRouter, Header, Query
 from starlette.responses import Response, StreamingResponse
 
+from controller.replicated_controller import Controller
 from controller.rest.problem_details import Problem, documented
 from controller.rest.routes_query import dumps, parse_id
 from controller.rest.run_index import RunIndex
@@ -20,8 +20,8 @@ from paceline.run_view.event_history import Key
 from paceline.run_view.run_records import RunRecords
 
 HEARTBEAT_S = 5.0
-LOOK_S = 0.25
-"""Polling interval: the run files lag that far behind the journal."""
+LAG_S = 0.25
+"""Lag of the run files behind the journal."""
 MOST_STREAMS = 64
 AT_ONCE = 500
 
@@ -31,6 +31,7 @@ class EventStreams:
     """The open streams of one controller. ``close`` ends them all."""
 
     index: RunIndex
+    controller: Controller
     _closing: asyncio.Event = field(default_factory=asyncio.Event)
     _open: int = 0
 
@@ -59,10 +60,22 @@ class EventStreams:
                 elif time.monotonic() - spoken > HEARTBEAT_S:
                     spoken = time.monotonic()
                     yield b": still here\n\n"
-                with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._closing.wait(), LOOK_S)
+                await self._more()
         finally:
             self._open -= 1
+
+    async def _more(self) -> None:
+        """Returns when there may be more events: the journal grew, or a second has passed."""
+        topic = self.controller.journal_topic
+        grown = asyncio.create_task(topic.wait(topic.turn, 1.0))
+        closing = asyncio.create_task(self._closing.wait())
+        try:
+            await asyncio.wait({grown, closing}, return_when=asyncio.FIRST_COMPLETED)
+            # Many entries of a busy run are sent together.
+            await asyncio.wait({closing}, timeout=LAG_S)
+        finally:
+            grown.cancel()
+            closing.cancel()
 
 
 def _lines(records: RunRecords, key: Key | None) -> list[tuple[Key, bytes]]:

@@ -1,7 +1,7 @@
 """One process of the fleet, in a session of its own that ends with it.
 
-An ``Adopted`` process was started by an earlier supervisor. It is known by its id and start time; its
-exit status is unknown.
+An ``Adopted`` process was started by an earlier supervisor. It is known by its id and start time and
+awaited through a process descriptor; its exit status is unknown.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from paceline.run_view.fleet_file import ProcessId
 UNSEEN = -1000
 """Exit code of an adopted process: the system reports it only to the parent."""
 WATCH_S = 0.1
-"""Poll interval for a process that is not our child."""
+"""Poll interval for an adopted process on a system without process descriptors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +136,24 @@ class Adopted(Child):
 
 async def until_gone(identity: ProcessId) -> None:
     """Returns once that very process, ours or not, has ended."""
-    while identity.alive():  # noqa: ASYNC110
-        # Nothing to await: only the parent is told.
-        await asyncio.sleep(WATCH_S)
+    try:
+        descriptor = os.pidfd_open(identity.pid)
+    except ProcessLookupError:
+        return
+    except OSError:
+        while identity.alive():  # noqa: ASYNC110
+            # Nothing to await: this system has no process descriptors.
+            await asyncio.sleep(WATCH_S)
+        return
+    gone = asyncio.Event()
+    asyncio.get_running_loop().add_reader(descriptor, gone.set)
+    try:
+        # The id may have been reused before the descriptor was there.
+        if identity.alive():
+            await gone.wait()
+    finally:
+        asyncio.get_running_loop().remove_reader(descriptor)
+        os.close(descriptor)
 
 
 async def end_all(children: Sequence[Child], patience_s: float) -> None:
