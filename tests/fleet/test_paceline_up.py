@@ -87,8 +87,8 @@ def test_a_run_from_start_to_exported_model(start: Start) -> None:
 
 
 def test_leader_replica_and_rollout_worker_killed_in_one_run(start: Start) -> None:
-    up = start(train={"steps": 30, "checkpoint_every": 10, "eval_every": 15})
-    up.until(lambda: up.step() >= 2)
+    up = start(train={"steps": 60, "checkpoint_every": 10, "eval_every": 30})
+    up.until(lambda: len(up.events("WorkerRegistered")) == 4 and up.step() >= 2)
     first = up.leader()
     up.kill(first)
     up.until(lambda: len(up.events("TermBegun")) >= 2)
@@ -98,7 +98,7 @@ def test_leader_replica_and_rollout_worker_killed_in_one_run(start: Start) -> No
     up.until(lambda: any(e["worker_id"] == "policy-0" for e in up.events("WorkerDied")))
     up.kill("rollout-1")
     assert up.wait() == 0, up.said()
-    assert_sound(up, steps=30)
+    assert_sound(up, steps=60)
     summary = up.summary()
     assert summary["controller_failovers"] >= 1
     assert summary["mesh_rebuilds"] >= 1
