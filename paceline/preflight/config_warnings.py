@@ -10,19 +10,13 @@ from paceline.preflight.check import Check, ok, warn
 
 def config_warnings(config: Config) -> Iterator[Check]:
     rollout, train = config.rollout, config.train
-    filters = [
-        f"rollout.{name} = {value:g}"
-        for name, value, applies in (
-            ("top_p", rollout.top_p, rollout.top_p < 1),
-            ("top_k", rollout.top_k, rollout.top_k > 0),
-        )
-        if applies
-    ]
-    masks = [
-        f"train.{name}"
-        for name in ("mask_ratio_sequence", "mask_ratio_token")
-        if getattr(train, name) is not None
-    ]
+    limits = {
+        "top_p": (rollout.top_p, rollout.top_p < 1),
+        "top_k": (rollout.top_k, rollout.top_k > 0),
+    }
+    filters = [f"rollout.{n} = {value:g}" for n, (value, applies) in limits.items() if applies]
+    names = ("mask_ratio_sequence", "mask_ratio_token")
+    masks = [f"train.{name}" for name in names if getattr(train, name) is not None]
     if not (filters and masks):
         yield ok("settings", "none contradicts another")
         return

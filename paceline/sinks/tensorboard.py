@@ -14,6 +14,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+import google_crc32c
+
 from paceline.sinks.base import ExternalRun, Point
 
 
@@ -88,21 +90,6 @@ def _float(number: int, value: float) -> bytes:
     return _varint(number << 3 | 5) + struct.pack("<f", value)
 
 
-def _crc_table() -> tuple[int, ...]:
-    table = []
-    for byte in range(256):
-        for _ in range(8):
-            byte = (byte >> 1) ^ (0x82F63B78 if byte & 1 else 0)
-        table.append(byte)
-    return tuple(table)
-
-
-_CRC_TABLE = _crc_table()
-
-
 def _masked_crc(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc = _CRC_TABLE[(crc ^ byte) & 0xFF] ^ (crc >> 8)
-    crc ^= 0xFFFFFFFF
+    crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
