@@ -124,10 +124,6 @@ class LocalFleet:
             for name in sorted(staying, key=_index, reverse=True)[: max(0, surplus)]:
                 await self._drain(name)
 
-    def worker_pids(self) -> dict[str, int]:
-        """Pid of every worker process that runs."""
-        return {child.spec.name: child.pid for child in self._running(*ROLES)}
-
     async def wait_workers(self, names: Collection[str], limit_s: float) -> None:
         """Waits until these workers have ended by themselves, at most ``limit_s`` seconds."""
         tends = [t for name, t in self._tends.items() if name in names and name in self._roles]

@@ -79,6 +79,11 @@ async def fleet_of(
     assert not recorded(tmp_path).survivors()
 
 
+def worker_pids(fleet: LocalFleet) -> dict[str, int]:
+    """Pid of every worker process that runs."""
+    return {child.spec.name: child.pid for child in fleet._running("policy", "rollout")}
+
+
 def recorded(run_dir: Path) -> FleetRecord:
     record = FleetRecord.read(run_dir)
     assert record is not None
@@ -96,12 +101,12 @@ def desired(phase: str = "running", **desired: int) -> admin_pb2.StatusReply:
 async def test_a_killed_process_comes_back_and_both_are_on_record(tmp_path: Path) -> None:
     async with fleet_of(tmp_path, settings()) as (fleet, _):
         fleet.start_all()
-        await until(lambda: len(fleet.worker_pids()) == 2)
-        first = fleet.worker_pids()["policy-0"]
+        await until(lambda: len(worker_pids(fleet)) == 2)
+        first = worker_pids(fleet)["policy-0"]
         os.kill(first, signal.SIGKILL)
-        await until(lambda: fleet.worker_pids().get("policy-0", first) != first)
+        await until(lambda: worker_pids(fleet).get("policy-0", first) != first)
         process = next(p for p in recorded(tmp_path).processes if p.name == "policy-0")
-        assert [i.pid for i in process.ids] == [first, fleet.worker_pids()["policy-0"]]
+        assert [i.pid for i in process.ids] == [first, worker_pids(fleet)["policy-0"]]
         assert process.restarts == 1
 
 
@@ -125,17 +130,17 @@ async def test_the_last_line_is_of_this_start_not_of_an_earlier_one(tmp_path: Pa
 async def test_desired_counts_are_reached_both_ways(tmp_path: Path) -> None:
     async with fleet_of(tmp_path, settings(rollout=2)) as (fleet, _):
         fleet.start_all()
-        await until(lambda: len(fleet.worker_pids()) == 3)
+        await until(lambda: len(worker_pids(fleet)) == 3)
         await fleet.reconcile(desired(policy=1, rollout=3))
-        await until(lambda: "rollout-2" in fleet.worker_pids())
+        await until(lambda: "rollout-2" in worker_pids(fleet))
         # A worker that the run lets go does not come back.
         status = desired(policy=1, rollout=2)
-        pid = fleet.worker_pids()["rollout-0"]
+        pid = worker_pids(fleet)["rollout-0"]
         status.workers.add(worker_id="rollout-0", state="draining", pid=pid)
         await fleet.reconcile(status)
         fleet._children["rollout-0"].kill()
         await fleet.reconcile(desired(policy=1, rollout=2))
-        assert set(fleet.worker_pids()) - {"rollout-0"} == {"policy-0", "rollout-1", "rollout-2"}
+        assert set(worker_pids(fleet)) - {"rollout-0"} == {"policy-0", "rollout-1", "rollout-2"}
 
 
 async def test_a_worker_that_is_killed_while_it_leaves_does_not_come_back(
@@ -150,9 +155,9 @@ async def test_a_worker_that_is_killed_while_it_leaves_does_not_come_back(
 
         monkeypatch.setattr(fleet, "_send_exit_report", tell_exit)
         fleet.start_all()
-        await until(lambda: len(fleet.worker_pids()) == 3)
+        await until(lambda: len(worker_pids(fleet)) == 3)
         status = desired(policy=1, rollout=1)
-        pid = fleet.worker_pids()["rollout-1"]
+        pid = worker_pids(fleet)["rollout-1"]
         status.workers.add(worker_id="rollout-1", state="draining", pid=pid)
         await fleet.reconcile(status)
         os.kill(pid, signal.SIGKILL)
@@ -163,7 +168,7 @@ async def test_a_worker_that_is_killed_while_it_leaves_does_not_come_back(
         await until(fleet._tends["rollout-1"].done)
         # Wanted again, it is started as any other.
         await fleet.reconcile(desired(policy=1, rollout=2))
-        await until(lambda: fleet.worker_pids().get("rollout-1", pid) != pid)
+        await until(lambda: worker_pids(fleet).get("rollout-1", pid) != pid)
 
 
 async def test_a_worker_asked_to_leave_when_it_had_ended_is_asked_again_once_it_is_back(
@@ -185,14 +190,14 @@ async def test_a_worker_asked_to_leave_when_it_had_ended_is_asked_again_once_it_
             return await again(*arguments)
 
         fleet.start_all()
-        await until(lambda: len(fleet.worker_pids()) == 3)
+        await until(lambda: len(worker_pids(fleet)) == 3)
         monkeypatch.setattr(fleet.control, "call", answer)
         monkeypatch.setattr(fleet, "_again", asked_in_between)
-        before = fleet.worker_pids()["rollout-1"]
+        before = worker_pids(fleet)["rollout-1"]
         os.kill(before, signal.SIGKILL)
-        await until(lambda: fleet.worker_pids().get("rollout-1", before) != before)
+        await until(lambda: worker_pids(fleet).get("rollout-1", before) != before)
         await fleet.reconcile(desired(policy=1, rollout=1))
-        now = fleet.worker_pids()["rollout-1"]
+        now = worker_pids(fleet)["rollout-1"]
         assert asked == [f"surplus-rollout-1-{pid}" for pid in (before, now)]
         monkeypatch.undo()
 
@@ -209,7 +214,7 @@ async def test_a_surplus_worker_that_has_not_registered_yet_is_asked_to_leave_on
             return admin_pb2.AdminReply(accepted=request.worker_id in known)
 
         fleet.start_all()
-        await until(lambda: len(fleet.worker_pids()) == 3)
+        await until(lambda: len(worker_pids(fleet)) == 3)
         monkeypatch.setattr(fleet.control, "call", answer)
         await fleet.reconcile(desired(policy=1, rollout=1))
         assert asked == ["rollout-1"] and not notes
@@ -226,13 +231,13 @@ async def test_a_new_process_of_a_name_that_left_is_not_taken_for_the_one_that_l
 ) -> None:
     async with fleet_of(tmp_path, settings(rollout=1)) as (fleet, _):
         fleet.start_all()
-        await until(lambda: len(fleet.worker_pids()) == 2)
+        await until(lambda: len(worker_pids(fleet)) == 2)
         status = desired(policy=1, rollout=2)
         status.workers.add(worker_id="rollout-1", state="stopped", pid=1)
         await fleet.reconcile(status)
-        await until(lambda: "rollout-1" in fleet.worker_pids())
+        await until(lambda: "rollout-1" in worker_pids(fleet))
         await fleet.reconcile(status)
-        assert set(fleet.worker_pids()) == {"policy-0", "rollout-0", "rollout-1"}
+        assert set(worker_pids(fleet)) == {"policy-0", "rollout-0", "rollout-1"}
 
 
 async def test_a_worker_that_ends_well_before_the_end_is_polled_is_not_started_again(
@@ -255,12 +260,12 @@ async def test_restart_off_leaves_a_dead_worker_dead(tmp_path: Path) -> None:
     config = settings(rollout=2, restart=False)
     async with fleet_of(tmp_path, config) as (fleet, notes):
         fleet.start_all()
-        await until(lambda: len(fleet.worker_pids()) == 3)
-        os.kill(fleet.worker_pids()["rollout-1"], signal.SIGKILL)
+        await until(lambda: len(worker_pids(fleet)) == 3)
+        os.kill(worker_pids(fleet)["rollout-1"], signal.SIGKILL)
         await until(lambda: any("fleet.restart is off" in note for note in notes))
         await fleet.reconcile(desired(policy=1, rollout=2))
-        assert set(fleet.worker_pids()) == {"policy-0", "rollout-0"}
-        os.kill(fleet.worker_pids()["rollout-0"], signal.SIGKILL)
+        assert set(worker_pids(fleet)) == {"policy-0", "rollout-0"}
+        os.kill(worker_pids(fleet)["rollout-0"], signal.SIGKILL)
         assert "the last rollout process" in await asyncio.wait_for(fleet.failed, 60)
 
 
@@ -269,7 +274,7 @@ async def test_a_worker_that_ignores_sigterm_is_killed_after_the_patience(tmp_pa
         fleet.start_all()
         log = tmp_path / "logs" / "rollout-0.log"
         await until(lambda: log.exists() and "up" in log.read_text())
-        pids = fleet.worker_pids()
+        pids = worker_pids(fleet)
         await fleet.stop_workers(0.3)
         assert not any(psutil.pid_exists(pid) for pid in pids.values())
 
@@ -287,8 +292,8 @@ async def test_workers_of_a_run_that_is_stopped_are_not_left_alive_in_the_ledger
 
         monkeypatch.setattr(fleet.control, "call", answer)
         fleet.start_all()
-        await until(lambda: len(fleet.worker_pids()) == 2)
-        pids = fleet.worker_pids()
+        await until(lambda: len(worker_pids(fleet)) == 2)
+        pids = worker_pids(fleet)
         await fleet.stop_workers(5.0)
         assert sorted(told) == [(name, pids[name], -signal.SIGTERM) for name in sorted(pids)]
         monkeypatch.undo()
@@ -381,15 +386,15 @@ async def test_a_fleet_without_its_supervisor_is_taken_over(tmp_path: Path) -> N
     control = ControlPlane(["127.0.0.1:1"])
     fleet = LocalFleet(settings(), Scripts(tmp_path), tmp_path, control, notes.append, record)  # type: ignore[arg-type]
     assert fleet.adopt_all() == 3
-    await until(lambda: len(fleet.worker_pids()) == 2)
+    await until(lambda: len(worker_pids(fleet)) == 2)
     assert all(identity.alive() for identity in ids.values())
-    assert fleet.worker_pids() == {n: ids[n].pid for n in ("policy-0", "rollout-0")}
+    assert worker_pids(fleet) == {n: ids[n].pid for n in ("policy-0", "rollout-0")}
     # The missing worker comes once the ledger says that it should be there.
     await fleet.reconcile(desired(policy=1, rollout=2))
-    await until(lambda: len(fleet.worker_pids()) == 3)
+    await until(lambda: len(worker_pids(fleet)) == 3)
     # An adopted process that ends is noticed and started again, by this supervisor's own hands.
     os.kill(ids["policy-0"].pid, signal.SIGKILL)
-    await until(lambda: fleet.worker_pids().get("policy-0", 0) not in (0, ids["policy-0"].pid))
+    await until(lambda: worker_pids(fleet).get("policy-0", 0) not in (0, ids["policy-0"].pid))
     assert any("policy-0 ended (exit status unknown)" in note for note in notes)
     await fleet.close()
     await control.close()
