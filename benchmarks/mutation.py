@@ -1,11 +1,12 @@
 """Mutation check: each guard that a promise depends on is removed, and its tests must fail.
 
-    python -m benchmarks.mutation [--only fence,owner] [--table]
+    python -m benchmarks.mutation [--only fence,owner] [--table | --check]
 
 Works on a scratch copy of the tree; the tree itself is never changed. For each guard the copy is
 patched, the tests that cover it run, and the patch is undone. Before that, the same tests must pass
 on the unchanged copy. Exit status 0 only if every removal turns its tests red. The result is
-written to benchmarks/results/mutation.json and into docs/fault-tolerance.md.
+written to benchmarks/results/mutation.json and into docs/fault-tolerance.md. ``--check`` runs no
+test: it only finds out whether the lines of each guard are there to be removed.
 """
 
 from __future__ import annotations
@@ -279,7 +280,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", default="", help="names of guards; results of others are kept")
     parser.add_argument("--table", action="store_true", help="write the page's table only")
+    parser.add_argument("--check", action="store_true", help="only look for the guards' lines")
     args = parser.parse_args()
+    if args.check:
+        found = [missing(REPOSITORY, guard) for guard in GUARDS]
+        sys.exit("\n".join(filter(None, found)) or 0)
     if args.table:
         write_table(json.loads(OUT.read_text()))
         return
@@ -315,19 +320,24 @@ def copy_tree(tree: Path) -> None:
             shutil.copy2(source, tree / name)
 
 
+def missing(tree: Path, guard: Guard) -> str:
+    """Why the guard cannot be removed from ``tree``; empty if it can."""
+    files = [p.file for p in guard.patches if (tree / p.file).read_text().count(p.old) != 1]
+    return f"{guard.name}: its lines are not (once) in {', '.join(files)}" if files else ""
+
+
 def judge(tree: Path, guard: Guard) -> dict[str, object]:
     """Runs the guard's tests without and with the guard removed."""
     before, _ = run_tests(tree, guard)
     if before != 0:
         raise SystemExit(f"{guard.name}: its tests fail on the unchanged tree")
+    if why := missing(tree, guard):
+        raise SystemExit(why)
     originals = {patch.file: (tree / patch.file).read_text() for patch in guard.patches}
     try:
         for patch in guard.patches:
             path = tree / patch.file
-            text = path.read_text()
-            if text.count(patch.old) != 1:
-                raise SystemExit(f"{guard.name}: its lines are not (once) in {patch.file}")
-            path.write_text(text.replace(patch.old, patch.new))
+            path.write_text(path.read_text().replace(patch.old, patch.new))
         status, failed = run_tests(tree, guard)
     finally:
         for file, text in originals.items():

@@ -1,4 +1,4 @@
-"""Why a controller does not start or does not answer."""
+"""Reasons for which a controller does not start or does not answer."""
 
 from __future__ import annotations
 

@@ -137,7 +137,7 @@ class Fleet:
         """The replica that sends weights: the lowest-rank living member that holds the state."""
         return next((w for w in self.members() if w.state_version == version), None)
 
-    def unseeded(self) -> list[Worker]:
+    def lacking_state(self) -> list[Worker]:
         """Living members of the present epoch that still lack its state."""
         if self.mesh is None:
             return []
@@ -148,7 +148,7 @@ class Fleet:
         """Possible causes if the present epoch fails: the members that still lack its state. If all
         have it and no step has been committed, any connection may have failed: then the last member,
         because it holds up the fewest others."""
-        needy, mesh = self.unseeded(), self.mesh
+        needy, mesh = self.lacking_state(), self.mesh
         if needy or mesh is None:
             return needy
         idle = all(w.state_version <= mesh.state_version for w in self.members())
@@ -161,7 +161,7 @@ class Fleet:
         again = before.epochs and before.source == source
         since = before.since if again else now
         epochs = before.epochs + 1 if again else 1
-        return Failures(epochs, source, since, now - since, not self.unseeded())
+        return Failures(epochs, source, since, now - since, not self.lacking_state())
 
     def _source(self) -> int:
         """Incarnation of the member that sends the state, or the first to restore; 0 for none."""

@@ -16,6 +16,9 @@ from starlette.exceptions import HTTPException
 from controller.rest.schemas import ProblemModel
 
 MEDIA_TYPE = "application/problem+json"
+_RFC_9110 = {413: "Content Too Large", 422: "Unprocessable Content"}
+"""Phrases that differ between versions of Python."""
+TITLES = {status.value: status.phrase for status in HTTPStatus} | _RFC_9110
 
 
 class Problem(HTTPException):
@@ -25,8 +28,7 @@ class Problem(HTTPException):
 def respond(
     status: int, detail: str, instance: str, headers: Mapping[str, str] | None = None
 ) -> JSONResponse:
-    title = HTTPStatus(status).phrase
-    body = ProblemModel(title=title, status=status, detail=detail, instance=instance)
+    body = ProblemModel(title=TITLES[status], status=status, detail=detail, instance=instance)
     return JSONResponse(body.model_dump(), status, headers, media_type=MEDIA_TYPE)
 
 
@@ -55,9 +57,6 @@ def documented(*codes: int) -> dict[int | str, dict[str, object]]:
     """``responses`` of a route: the problems it may return."""
     schema = {"$ref": "#/components/schemas/Problem"}
     return {
-        code: {
-            "description": HTTPStatus(code).phrase,
-            "content": {MEDIA_TYPE: {"schema": schema}},
-        }
+        code: {"description": TITLES[code], "content": {MEDIA_TYPE: {"schema": schema}}}
         for code in codes
     }

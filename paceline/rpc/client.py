@@ -216,8 +216,8 @@ class ControlPlane:
         code = error.code()
         if code not in RETRIED:
             raise RequestRefused(code.name, error.details() or "") from None
-        trailing = dict(error.trailing_metadata() or ())
-        hint = str(trailing.get(LEADER_KEY, ""))
+        trailing = error.trailing_metadata() or ()
+        hint = next((str(value) for key, value in trailing if key == LEADER_KEY), "")
         if hint and hint != address:
             if hint not in self.addresses:
                 self.addresses.append(hint)

@@ -48,7 +48,7 @@ class MetricStore:
         self.versions.append(int(row.get("version") or 0))
         self.times.append(float(row.get("t") or 0.0))
         measured = {k: v for k, v in row.items() if not (k in HEAD or isinstance(v, bool | str))}
-        for name in measured.keys() - self._values.keys():
+        for name in [name for name in measured if name not in self._values]:
             self._values[name] = array("d", [math.nan]) * (len(self.steps) - 1)
         for name, column in self._values.items():
             value = measured.get(name)

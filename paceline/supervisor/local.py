@@ -100,7 +100,7 @@ class LocalFleet:
         for spec in specs:
             identity = living.get(spec.name)
             self._tend_new(spec, Adopted(spec, identity) if identity else None)
-        return len(living)
+        return sum(spec.name in living for spec in specs)
 
     async def reconcile(self, status: admin_pb2.StatusReply) -> None:
         """Starts or drains workers until their number is the desired one."""

@@ -8,8 +8,8 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -187,10 +187,11 @@ class Gradients:
         with torch.no_grad(), self._precision():
             return score(self.reference, micro, self.state.config.rollout.temperature).logprobs
 
-    def _precision(self) -> Any:
+    def _precision(self) -> AbstractContextManager[object]:
         """Context manager around a forward."""
         # Autocast rather than a second copy in bf16: one set of weights to transfer, reduce and
         # checkpoint, and gradients arrive in float32. Its price is a cast per row.
         if self.state.config.model.dtype != "bfloat16":
-            return contextlib.nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+            return nullcontext()
+        mixed: AbstractContextManager[object] = torch.autocast(self.device.type, torch.bfloat16)
+        return mixed

@@ -13,6 +13,7 @@ from rollout_worker.rewards.scoring import Scores
 
 _MOST = 64
 """Components of a sample, as the controller checks."""
+_ALLOWED = "a number, numbers by name, or None"
 
 
 def scores_of(results: Sequence[Any]) -> Scores | None:
@@ -48,8 +49,8 @@ def _components(result: Any) -> dict[str, float] | None:
 
 def _number(value: Any) -> float:
     if isinstance(value, str):
-        raise _bad(f"returned {value!r:.80}, not a number, numbers by name, or None")
-    return number_of(value, _bad)
+        raise _bad(f"it returned {value!r:.80}, not {_ALLOWED}")
+    return number_of(value, lambda detail: _bad(f"it {detail}"), _ALLOWED)
 
 
 def _bad(detail: str) -> EnvironmentFailed:

@@ -127,12 +127,14 @@ async def _limited(reward: Reward, waiting: Any, timeout_s: float | None) -> Any
         raise _raised(reward, error) from error
 
 
-def number_of(value: Any, refusal: Callable[[str], AttemptFailed]) -> float:
+def number_of(
+    value: Any, refusal: Callable[[str], AttemptFailed], allowed: str = "a number"
+) -> float:
     """A reward as a number. Raises ``refusal(detail)`` for a value that cannot be one."""
     try:
         number = float(value)
     except (TypeError, ValueError):
-        raise refusal(f"returned {value!r:.80}, not a number") from None
+        raise refusal(f"returned {value!r:.80}, not {allowed}") from None
     if not usable_reward(number):
         raise refusal(f"returned the reward {number}")
     return number

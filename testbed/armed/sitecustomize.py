@@ -1,6 +1,6 @@
-"""Put on PYTHONPATH of a fleet under test: SIGUSR1 arms a process to fall at a chosen instant.
+"""Signal handler of a fleet under test: SIGUSR1 arms a process to fall at a chosen instant.
 
-Until then nothing in the process is changed; see ``testbed/failpoints.py``.
+It is loaded by way of PYTHONPATH. Until the signal nothing in the process is changed; see ``testbed/failpoints.py``.
 """
 
 import os

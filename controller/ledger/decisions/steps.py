@@ -106,7 +106,7 @@ def vote(d: Decider, c: cmd.CastVote, now: float) -> cmd.VoteResult:
         detail = ", ".join(f"{w}={step.votes[w].digest}" for w in step.votes)
         detail = f"weights before step {step.step}: {detail}"
         d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.DIVERGED, detail, wrong))
-        d.mend_mesh(now)  # no member is suspect: the believed ones seed the others
+        d.mend_mesh(now)  # no member is suspect: the believed ones send their state to the others
         return cmd.VoteResult(VoteOutcome.RETRY)
     _commit(d, step, now)
     return cmd.VoteResult(VoteOutcome.COMMITTED, s.versions.version)

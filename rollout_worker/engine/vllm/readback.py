@@ -13,7 +13,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import starmap
 from typing import Any, NamedTuple
 
 import torch
@@ -26,7 +25,7 @@ from paceline.weights.tensor_checksum import checksum, weights_digest
 class ParameterSlice(NamedTuple):
     """A part of a weight on one rank. ``offset``, ``stride``: in elements of the weight, row-major.
     ``dtype``: the engine's. ``live``: read from a parameter that the model computes with; else from
-    the source of a kernel's own copy. vLLM's message encoding turns tuples into lists."""
+    the source of a kernel's own copy."""
 
     name: str
     offset: int
@@ -184,13 +183,13 @@ def _mask_of(memory: Tensor) -> Tensor:
     return torch.ones(count, dtype=torch.bool, device=memory.device)
 
 
-def compare(ranks: Iterable[Iterable[Sequence[Any]]], weights: Mapping[str, Tensor]) -> Proof:
+def compare(ranks: Iterable[Iterable[ParameterSlice]], weights: Mapping[str, Tensor]) -> Proof:
     """``ranks``: of each, its slices. Raises Differs for the first slice that does not match."""
     equal = {name: torch.zeros(t.numel(), dtype=torch.bool) for name, t in weights.items()}
     live = {name: torch.zeros_like(mask) for name, mask in equal.items()}
     expected: dict[tuple[Any, ...], str] = {}
     for rank, slices in enumerate(ranks):
-        for piece in starmap(ParameterSlice, slices):
+        for piece in slices:
             weight = weights[piece.name].detach().contiguous()
             part = tuple(piece.size), tuple(piece.stride), piece.offset
             place = piece.name, piece.dtype, *part

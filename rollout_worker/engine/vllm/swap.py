@@ -212,7 +212,9 @@ class WeightSwap:
             )
 
     async def _read_back(self, named: Mapping[str, Tensor]) -> readback.Proof:
-        ranks = await self.client.ranks("paceline_proof")
+        # vLLM's message encoding turns tuples into lists.
+        encoded = await self.client.ranks("paceline_proof")
+        ranks = [[readback.ParameterSlice(*piece) for piece in pieces] for pieces in encoded]
         try:
             return await asyncio.to_thread(readback.compare, ranks, named)
         except readback.Differs as error:

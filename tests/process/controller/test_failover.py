@@ -174,7 +174,8 @@ async def test_full_redis_is_a_clear_state_and_no_loss(tmp_path: Path) -> None:
 
 
 async def test_a_leader_told_to_end_hands_over_at_once(tmp_path: Path) -> None:
-    with running_controllers(tmp_path, 2, controller={"leader_lease_s": 30.0}) as controllers:
+    # The lease outlasts every wait below: only a hand-over gives it to the standby in time.
+    with running_controllers(tmp_path, 2, controller={"leader_lease_s": 600.0}) as controllers:
         control = ControlPlane(addresses(controllers))
         await until(lambda: _follows(control, "controller-0"))
         leader = controllers.started[0]

@@ -31,13 +31,14 @@ def test_a_value_is_waited_for(url: str) -> None:
 
 
 def test_a_superseded_meeting_gives_up_at_once(url: str) -> None:
+    """Long before its own time limit, even on a busy machine."""
     over = threading.Event()
-    meeting = Rendezvous(url, "superseded", cancelled=over.is_set, timeout_s=60)
+    meeting = Rendezvous(url, "superseded", cancelled=over.is_set, timeout_s=600)
     threading.Timer(0.05, over.set).start()
     started = time.monotonic()
     with pytest.raises(EpochCancelled):
         meeting.get(["never"])
-    assert time.monotonic() - started < 30
+    assert time.monotonic() - started < 60
 
 
 def test_a_rank_is_claimed_once(url: str) -> None:

@@ -73,12 +73,13 @@ Play = Callable[..., AbstractAsyncContextManager[Scene]]
 
 @pytest.fixture
 async def play(model: Path) -> AsyncIterator[Play]:
+    # drain_s by default: longer than every wait of a test, so that its end is never what passes.
     @asynccontextmanager
     async def start(
         *,
         at_once: bool = False,
         reward: str = "exact_match",
-        drain_s: float = 30.0,
+        drain_s: float = 600.0,
         **rollout: Any,
     ) -> AsyncIterator[Scene]:
         worker_rewards.gate = asyncio.Event()

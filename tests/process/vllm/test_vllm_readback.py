@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rollout_worker.engine.vllm.readback import Differs, Proof, Readback, compare
+from rollout_worker.engine.vllm.readback import Differs, ParameterSlice, Proof, Readback, compare
 
 Weights = dict[str, Tensor]
 
@@ -38,11 +38,13 @@ class Model(nn.Module):
         self.embed.data[: len(weights["embed"])] = weights["embed"]
 
 
-def noted(weights: Weights, load: Callable[[Weights], None], model: nn.Module) -> list[list[Any]]:
+def noted(
+    weights: Weights, load: Callable[[Weights], None], model: nn.Module
+) -> list[ParameterSlice]:
     """As they arrive: tuples have become lists."""
     with Readback(weights) as notes:
         load(weights)
-    return json.loads(json.dumps(notes.slices(model)))
+    return [ParameterSlice(*piece) for piece in json.loads(json.dumps(notes.slices(model)))]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -288,17 +288,17 @@ async def test_where_it_does_not_score_the_weighted_reward_functions_do(model: P
 
 
 @pytest.mark.parametrize(
-    ("returned", "word"),
+    ("returned", "words"),
     [
-        (float("nan"), "nan"),
-        ({"a": float("inf")}, "inf"),
-        ("7", "'7'"),
-        ({}, "0 rewards"),
-        ([1.0], "not a number"),
+        (float("nan"), "it returned the reward nan"),
+        ({"a": float("inf")}, "it returned the reward inf"),
+        ("7", "it returned '7', not a number, numbers by name, or None"),
+        ({}, "it returned 0 rewards, 1 to 64 allowed"),
+        ([1.0], "it returned [1.0], not a number, numbers by name, or None"),
     ],
     ids=str,
 )
-async def test_what_is_no_reward_fails_the_attempt(model: Path, returned: Any, word: str) -> None:
+async def test_what_is_no_reward_fails_the_attempt(model: Path, returned: Any, words: str) -> None:
     async def odd(task: EnvironmentTask, sample: Sample) -> Any:
         await sample(task.prompt)
         return returned
@@ -306,7 +306,7 @@ async def test_what_is_no_reward_fails_the_attempt(model: Path, returned: Any, w
     async with staged(model, odd, lambda prompt: "a") as stage:
         refused = await stage.refusal()
         assert (refused.kind, refused.reason) == (FAILED, "environment_error")
-        assert word in refused.detail
+        assert words in refused.detail
 
 
 async def test_a_group_is_scored_in_one_way(model: Path) -> None:

@@ -353,7 +353,7 @@ def test_joins_and_leaves_wait_for_the_end_of_the_open_step() -> None:
     assert run.state.fleet.mesh.members[1].needs_state
 
 
-def test_the_last_holder_of_the_state_drains_only_once_another_is_seeded() -> None:
+def test_the_last_holder_of_the_state_drains_only_once_another_has_it() -> None:
     run = fleet("p0")
     run.train()
     run.do(cmd.Drain("bye", "p0", replace=True))
@@ -395,7 +395,7 @@ def test_a_step_whose_members_all_die_returns_its_groups() -> None:
     assert run.state.steps.open is None
 
 
-def test_a_joiner_that_was_never_seeded_cannot_carry_the_step() -> None:
+def test_a_joiner_that_never_got_the_state_cannot_carry_the_step() -> None:
     run = fleet("p0")
     run.register("p1")
     run.observe("p1")

@@ -41,7 +41,7 @@ def fail(run: Driven, by: str = "p0", after_s: float = HOLDER_S / (TRIES - 1)) -
     return said
 
 
-def test_a_replica_that_cannot_be_seeded_is_left_out_and_the_run_goes_on() -> None:
+def test_a_replica_that_cannot_get_the_state_is_left_out_and_the_run_goes_on() -> None:
     run = with_joiner()
     said = [fail(run) for _ in range(TRIES)]
     assert members(run) == ["p0"]

@@ -116,6 +116,14 @@ def test_a_bucket_has_the_mean_and_the_extremes_of_its_steps() -> None:
     assert columns.rows(9, 5)[0]["late"] is None and columns.rows(9, 5)[1]["loss"] is None
 
 
+def test_metrics_keep_the_order_in_which_they_were_measured() -> None:
+    """Not the order of a set, which differs from process to process."""
+    columns = MetricStore()
+    names = [f"metric_{number}" for number in range(20)]
+    columns.append({"step": 1, **dict.fromkeys(names, 1.0)})
+    assert list(columns.rows(0, 1)[0])[3:] == names
+
+
 def test_steps_that_were_rolled_back_are_replaced_by_those_that_came_after() -> None:
     columns = MetricStore()
     for row in rows(6):
