@@ -56,7 +56,8 @@ class PublishAndCheckpoint:
         self._records: list[Future[None]] = []
         self.last_publish_s = 0.0
         """Time that the newest publication took on the training thread."""
-        control.on_directive(self._follow_links)
+        # On the session's thread: links form while the training thread computes.
+        control.on_directive(lambda d: self.publisher.set_links(self._own_links(d)))
 
     def work_due(self) -> bool:
         """A directive asks for something that the training thread does between steps."""
@@ -136,10 +137,6 @@ class PublishAndCheckpoint:
         wanted = 0 < directive.checkpoint_step <= self._saved_step_of_this_line()
         lost = wanted and directive.term > term and info.version == self._saved
         return info if lost else None
-
-    def _follow_links(self, directive: worker_pb2.Directive) -> None:
-        # On the session's thread: links form while the training thread computes.
-        self.publisher.set_links(self._own_links(directive))
 
     def _own_links(self, directive: worker_pb2.Directive) -> list[worker_pb2.WeightsLink]:
         own = self._control.caller.incarnation

@@ -116,7 +116,8 @@ class LocalRun:
             raise
         finally:
             await fleet.close()
-            await asyncio.shield(asyncio.to_thread(self._stop_redis))
+            if self.config.redis.url is None:
+                await asyncio.shield(asyncio.to_thread(stop_redis, self.run_dir))
             await control.close()
             self.console.close()
         if status == "finished" and export is None:
@@ -241,10 +242,6 @@ class LocalRun:
             if not ended.done():
                 child.kill()
         return out if await ended == 0 else None
-
-    def _stop_redis(self) -> None:
-        if self.config.redis.url is None:
-            stop_redis(self.run_dir)
 
     def _sum_up(
         self, status: str, reason: str, report: Report | None, export: Path | None
