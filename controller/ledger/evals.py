@@ -31,9 +31,6 @@ class Evals:
     done: dict[Step, int] = field(default_factory=dict)
     """Rows of every finished round, by step."""
 
-    def scheduled(self, step: Step) -> bool:
-        return step in self.rounds or step in self.done
-
     def knows(self, step: Step, row: int) -> bool:
         """Whether ``e<step>.<row>`` was ever a task."""
         rows = self.rounds[step].rows if step in self.rounds else self.done.get(step, 0)

@@ -65,7 +65,8 @@ def settle_evals(d: Decider, now: float) -> None:
         return
     run, step = s.run, s.versions.step
     due = step % run.eval_every == 0 or step >= run.steps
-    if run.eval_rows and due and s.phase is Phase.OPEN and not s.evals.scheduled(step):
+    new = step not in s.evals.rounds and step not in s.evals.done
+    if run.eval_rows and due and new and s.phase is Phase.OPEN:
         d.emit(ev.EvalScheduled(step, s.versions.version_of(step), run.eval_rows))
     for round_ in [r for r in s.evals.rounds.values() if r.open == 0]:
         mean = round_.reward_sum / round_.count if round_.count else None
