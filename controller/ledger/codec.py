@@ -62,7 +62,7 @@ def encoder(kind: Any) -> Convert | None:
         item = items[0]
         return list if item is None else lambda v: [item(x) for x in v]
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        text, value = _text_keys(origin, args), encoder(_value(origin, args))
+        text, value = issubclass(_bare(args[0]), str), encoder(_value(origin, args))
         if text:
             return dict if value is None else lambda v: {k: value(x) for k, x in v.items()}
         return lambda v: [[k, _apply(value, x)] for k, x in v.items()]
@@ -93,7 +93,7 @@ def decoder(kind: Any) -> Convert | None:
         return origin if item is None else lambda v: origin(item(x) for x in v)
     if isinstance(origin, type) and issubclass(origin, Mapping):
         made: Any = Counter if origin is Counter else dict
-        text, value = _text_keys(origin, args), decoder(_value(origin, args))
+        text, value = issubclass(_bare(args[0]), str), decoder(_value(origin, args))
         if text:
             return made if value is None else lambda v: {k: value(x) for k, x in v.items()}
         return lambda v: {k: _apply(value, x) for k, x in v}
@@ -117,10 +117,6 @@ def _fields(kind: Any) -> list[tuple[str, Any]]:
 def _present(args: tuple[Any, ...]) -> Any:
     (kind,) = (arg for arg in args if arg is not type(None))
     return kind
-
-
-def _text_keys(origin: Any, args: tuple[Any, ...]) -> bool:
-    return issubclass(_bare(args[0]), str)
 
 
 def _value(origin: Any, args: tuple[Any, ...]) -> Any:
