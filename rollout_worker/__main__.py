@@ -9,11 +9,13 @@ from __future__ import annotations
 import argparse
 
 from paceline.config.schema import Config
+from paceline.process.quick_imports import without_collection
 from paceline.process.worker_command import worker_command
 
 
 def run(config: Config, options: argparse.Namespace) -> int:
-    from rollout_worker.main import run
+    with without_collection():
+        from rollout_worker.main import run
 
     return run(
         config,
