@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.process.process_exit import leave
 from paceline.process.user_code import search_start_directory_last
+from paceline.process.worker_command import without_collection
 from policy_worker.ranks.follower_bootstrap import die_with_parent
 
 
@@ -11,15 +12,16 @@ def main() -> int:
     rank = die_with_parent().rank
     search_start_directory_last()
     # Slow imports come after it: rank 0 may die meanwhile.
-    import json
+    with without_collection():
+        import json
 
-    import torch
+        import torch
 
-    from paceline.config.schema import Config
-    from paceline.process import structured_log
-    from policy_worker.model import pick_device
-    from policy_worker.ranks.rank_group import join_ranks
-    from policy_worker.trainer import Trainer
+        from paceline.config.schema import Config
+        from paceline.process import structured_log
+        from policy_worker.model import pick_device
+        from policy_worker.ranks.rank_group import join_ranks
+        from policy_worker.trainer import Trainer
 
     replica, settings_json = join_ranks()
     settings = json.loads(settings_json)

@@ -89,6 +89,8 @@ def test_a_replica_joins_and_leaves_and_no_step_notices(start: Start) -> None:
     """The short form of the next test: 1, 2 and 1 replicas."""
     up = start(
         train={"steps": 5000, "checkpoint_every": 1000, "eval_every": 5000},
+        # Steps that nobody waits for must not slow the newcomer's start down.
+        reward={"functions": ["testbed.slow_reward:digit_first_later"]},
         fleet={"controllers": 1, "policy": 1, "rollout": 1, "policy_max": 2},
     )
     up.until(lambda: up.step() >= 1)

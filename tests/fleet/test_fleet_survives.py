@@ -31,7 +31,9 @@ SLACK_S = 3.0
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[LaunchedFleet]]:
     def start() -> LaunchedFleet:
         where = tmp_path_factory.mktemp("fleet")
-        return LaunchedFleet(where, controller={"snapshot_every": 300})
+        # Some two steps a second: it runs for minutes, and all it trains meanwhile costs the others.
+        reward = {"functions": ["testbed.slow_reward:digit_first_later"]}
+        return LaunchedFleet(where, controller={"snapshot_every": 300}, reward=reward)
 
     fleet = Shared(start)
     yield fleet

@@ -20,7 +20,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 PACKAGES = ("paceline", "controller", "policy_worker", "rollout_worker")
 MODULES = ("controller", "policy_worker", "rollout_worker", "rollout_worker.rewards.check")
-"""Those of our processes that answer --help. Ranks and scoring processes run in the whole fleet."""
+"""Those of our processes that answer --help."""
+CHILDREN = ("policy_worker.ranks.rank_worker", "rollout_worker.rewards.child")
+"""Those that only a process of ours can start."""
 REWARD = """
 import pathlib, sys
 def digits(completion):
@@ -84,6 +86,38 @@ def test_a_process_of_ours_is_ours(python: str, module: str, start_directory: Pa
     assert "usage: " in shown.stdout
 
 
+def test_a_child_is_ours_and_the_users_reward_is_found(python: str, start_directory: Path) -> None:
+    """What a whole run does, here also for the source tree: names are looked up the same way."""
+    _, safe, *_ = python_module("")
+    program = """
+import importlib, sys
+from paceline.process.user_code import search_start_directory_last
+before, after = sys.argv[1].split(), sys.argv[2].split()
+ours = [importlib.import_module(name) for name in before]
+search_start_directory_last()
+ours += [importlib.import_module(name) for name in after]
+print(*(module.__file__ for module in ours))
+"""
+    done = subprocess.run(
+        [python, safe, "-c", program, " ".join(CHILDREN), " ".join((*PACKAGES, "my_reward"))],
+        cwd=start_directory,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    *ours, reward = map(Path, done.stdout.split())
+    assert reward == start_directory / "my_reward.py"
+    assert not any(path.is_relative_to(start_directory) for path in ours)
+    checked = subprocess.run(
+        [python, *python_module("rollout_worker.rewards.check")[1:], "my_reward:digits"],
+        cwd=start_directory,
+        capture_output=True,
+        text=True,
+    )
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize("python", ["wheel"], indirect=True, scope="module")
 def test_a_whole_run_uses_our_roles_and_the_users_reward(
     python: str, start_directory: Path
 ) -> None:

@@ -2,58 +2,90 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+DOING = ("forming", "receiving", "reducing", "idle")
 PROGRAM = """
-import contextlib, sys, threading, torch
+import contextlib, json, os, signal, sys, threading, torch
 from paceline.mesh.elastic_mesh import EpochCancelled, ProcessMesh
 torch.set_num_threads(1)
-url, rank, doing = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-size = 3 if doing == "forming" else 2
-def form():
-    return ProcessMesh.form(
-        url=url, key=doing, rank=rank, size=size, device=torch.device("cpu"),
-        cancelled=lambda: False)
-if doing == "forming":
-    def cancelled_at_exit():
-        with contextlib.suppress(EpochCancelled):
-            form()
-    threading.Thread(target=cancelled_at_exit, daemon=True).start()
-    threading.Event().wait(0.5)
-else:
-    mesh = form()
-    if rank == 0:
-        # The other member takes no part: this operation cannot end by itself.
-        buffer = torch.ones(1000)
-        mesh.recv_async(buffer, 1) if doing == "receiving" else mesh.all_reduce_async(buffer)
-    threading.Event().wait(0.5)
-print("end", flush=True)
-sys.exit(7)
+url, folder, *all_doing = sys.argv[1:]
+
+def member(doing, rank):
+    size = 3 if doing == "forming" else 2
+    def form():
+        return ProcessMesh.form(
+            url=url, key=doing, rank=rank, size=size, device=torch.device("cpu"),
+            cancelled=lambda: False)
+    if doing == "forming":
+        def cancelled_at_exit():
+            with contextlib.suppress(EpochCancelled):
+                form()
+        threading.Thread(target=cancelled_at_exit, daemon=True).start()
+        threading.Event().wait(0.5)
+    else:
+        global mesh
+        mesh = form()
+        if rank == 0:
+            # The other member takes no part: this operation cannot end by itself.
+            buffer = torch.ones(1000)
+            mesh.recv_async(buffer, 1) if doing == "receiving" else mesh.all_reduce_async(buffer)
+        threading.Event().wait(0.5)
+    print("end", flush=True)
+    sys.exit(7)
+
+# Torch is imported once for all of them. Each ends as a program does: a fork takes the same way out.
+running = {}
+for doing in all_doing:
+    for rank in range(2):
+        if pid := os.fork():
+            running[pid] = f"{doing}-{rank}"
+            continue
+        for stream, kind in ((1, "out"), (2, "err")):
+            file = os.open(f"{folder}/{doing}-{rank}.{kind}", os.O_WRONLY | os.O_CREAT)
+            os.dup2(file, stream)
+        signal.alarm(60)
+        member(doing, rank)
+ended = {}
+while running:
+    pid, status = os.wait()
+    ended[running.pop(pid)] = os.waitstatus_to_exitcode(status)
+print(json.dumps(ended))
 """
 
 
-@pytest.mark.parametrize("doing", ["forming", "receiving", "reducing", "idle"])
-def test_exit_while_the_mesh_is(url: str, doing: str) -> None:
-    members = [
-        subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, url, str(rank), doing],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
-        for rank in range(2)
-    ]
-    for member in members:
-        assert member.stdout is not None
-        assert member.stdout.readline() == "end\n"
-    for member in members:
-        output, errors = member.communicate(timeout=60)
-        assert (member.returncode, output) == (7, ""), errors
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("printed")
+
+
+@pytest.fixture(scope="module")
+def ended(url: str, folder: Path) -> dict[str, int]:
+    """Exit status of every member of every mesh."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, url, str(folder), *DOING],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    statuses: dict[str, int] = json.loads(done.stdout)
+    return statuses
+
+
+@pytest.mark.parametrize("doing", DOING)
+def test_exit_while_the_mesh_is(ended: dict[str, int], folder: Path, doing: str) -> None:
+    for rank in range(2):
+        name = f"{doing}-{rank}"
+        output, errors = ((folder / f"{name}.{kind}").read_text() for kind in ("out", "err"))
+        assert (ended[name], output) == (7, "end\n"), errors
         assert "Traceback" not in errors
 
 

@@ -22,6 +22,7 @@ from paceline.dataset.row_sampler import task_seed
 from paceline.redis.client import connect
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
+from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import Completion, Finish, Request, SamplingParams
 from rollout_worker.main import RolloutWorker
 from rollout_worker.tasks.task_messages import partial_group, prefixes_of
@@ -88,6 +89,12 @@ async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
             stdout=asyncio.subprocess.PIPE,
         )
         survivor = RolloutWorker(config, [address], "rollout-1", "127.0.0.1")
+        if engine == "vllm":
+            # One rank goes on with what two began, and is started in half the time.
+            one = config.rollout.model_copy(update={"tensor_parallel": 1})
+            survivor.engine = make_engine(
+                config.model_copy(update={"rollout": one}), survivor.tokenizer
+            )
         # Two engines start in the time of one; without weights this one is given nothing.
         running = asyncio.create_task(survivor.run())
         try:

@@ -30,7 +30,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Watched:
-    """An engine that serves version 3 and reports every 16 tokens."""
+    """An engine that reports every 16 tokens."""
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
@@ -49,13 +49,19 @@ class Watched:
         return await self.engine.generate(Request("a", PROMPT, params, count, prefixes))
 
 
-@pytest_asyncio.fixture(params=ENGINES, loop_scope="module")
-async def watched(request: pytest.FixtureRequest, model: Path) -> AsyncIterator[Watched]:
+@pytest_asyncio.fixture(params=ENGINES, loop_scope="module", scope="module")
+async def started(request: pytest.FixtureRequest, model: Path) -> AsyncIterator[Engine]:
     engine = make_test_engine(request.param, tiny_config(model, max_tokens=400))
     await engine.start()
-    await engine.load_weights(3, dict(Reference(model).model.named_parameters()))
-    yield Watched(engine)
+    yield engine
     await engine.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def watched(started: Engine, model: Path) -> Watched:
+    """An idle engine; one test after another watches it anew."""
+    await started.load_weights(started.version + 1, dict(Reference(model).model.named_parameters()))
+    return Watched(started)
 
 
 def assert_begins(sample: Completion, whole: Completion) -> None:
@@ -73,7 +79,7 @@ async def test_a_running_request_is_reported_every_so_many_tokens(watched: Watch
         for sample, whole in zip(report, samples, strict=True):
             if sample is not None:
                 assert_begins(sample, whole)
-                assert sample.versions == ((3, len(sample.tokens)),)
+                assert sample.versions == ((watched.engine.version, len(sample.tokens)),)
                 assert sample.finish is Finish.PARTIAL or len(sample.tokens) == 200
         longest.append(max(len(s.tokens) for s in report if s is not None))
     gaps = np.diff([0, *longest])
@@ -84,7 +90,8 @@ async def test_a_running_request_is_reported_every_so_many_tokens(watched: Watch
 async def test_a_prefix_is_not_reported_before_something_was_added_to_it(watched: Watched) -> None:
     (whole,) = await watched.generate(1, 40)
     watched.reports.clear()
-    begun = Completion(whole.tokens[:10], whole.logprobs[:10], ((3, 10),), Finish.PARTIAL)
+    spans = ((watched.engine.version, 10),)
+    begun = Completion(whole.tokens[:10], whole.logprobs[:10], spans, Finish.PARTIAL)
     (again,) = await watched.generate(1, 40, (begun,))
     ((first,), *_) = watched.reports
     assert first is not None and 10 + EVERY <= len(first.tokens) <= 10 + EVERY + SLACK
@@ -95,9 +102,10 @@ async def test_reported_tokens_carry_the_version_that_made_them(
     watched: Watched, model: Path
 ) -> None:
     weights = dict(Reference(model).model.named_parameters())
+    before = watched.engine.version
     running = asyncio.create_task(watched.generate(2, 400))
     await watched.reported.wait()
-    await watched.engine.load_weights(4, weights)
+    await watched.engine.load_weights(before + 1, weights)
     samples = await running
     for report in watched.reports:
         for sample, whole in zip(report, samples, strict=True):
@@ -106,4 +114,4 @@ async def test_reported_tokens_carry_the_version_that_made_them(
             if sample.finish is Finish.PARTIAL:
                 spans = np.repeat(*np.array(whole.versions).T)[: len(sample.tokens)]
                 assert np.repeat(*np.array(sample.versions).T).tolist() == spans.tolist()
-    assert {v for v, _ in samples[0].versions} == {3, 4}
+    assert {v for v, _ in samples[0].versions} == {before, before + 1}
