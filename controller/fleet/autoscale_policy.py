@@ -1,15 +1,15 @@
 """Autoscaling policy: worker counts proposed from measured waiting times. Pure.
 
-    step committed ──► measurement (mean over some steps) ──► propose ──► agreed so often? ──► proposal
-                            ▲                                                 │
-                            └──── restarts when the fleet changes ◄───────────┘
+    step committed ──► measurement (mean over some steps) ──► propose ──► repeated? ──► proposal
+                            ▲                                              │
+                            └──── restarts when the fleet changes ◄────────┘
 
 - *starved* is the fraction of a step that replicas wait for groups. *throttled* is the fraction of time
   that rollout engines are idle because the next task would be too stale. At most one is large.
 - Both measure one number: rollout capacity per trainer capacity. A change is proposed only if, by that
   number, it reduces the waiting. Applied proposals therefore approach balance and come to an end.
-- The role that is waited for grows. If its limit forbids that, the waiting role shrinks. In a constant
-  situation no role ever moves in both directions.
+- The slower role grows. If its limit forbids that, the role that waits for it shrinks. If the measured
+  times stay constant, no role ever both grows and shrinks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 LEAST_GAIN = 0.05
 """Fraction of time that a change must save."""
 LARGEST_SHARE = 0.9
-"""Cap of measured waiting: more would ask for over ten times the workers."""
+"""Limit of measured waiting: a larger value would ask for over ten times the workers."""
 MOST_GROWTH = 2
 """Largest growth factor of a role in one proposal."""
 

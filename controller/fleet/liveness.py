@@ -1,24 +1,24 @@
-"""Failure detection by evidence; pure: time and sightings go in, commands for the ledger come out.
+"""Failure detection by evidence: takes times and reports, and returns commands for the ledger. Pure.
 
-Evidence, and what it is worth:
+Evidence and its consequence:
 
 - The launcher saw the process exit: dead at once.
-- The session broke: *suspect*. Not dead: the same happens when a network hiccups.
-- A peer reports a failed collective while a worker is suspect: its grace is ``suspect_grace_s``.
-  Without a suspect the report kills nobody; the members just form the next epoch.
-- Not heard of for ``lease_ttl_s``: dead, suspect or not. This is how a hung process ends. Called a
-  fiftieth early, so that what it held is elsewhere when the lease ends and not a tick later.
-- Heard of, busy, and no progress for ``wedged_after_s``: wedged, dead. Of several that are stuck
-  in one collective, only the first: the others may have waited for it, and get their time anew.
+- The session broke: *suspect*, not dead, because a short network fault breaks sessions too.
+- A worker is suspect and a peer reports a failed collective: dead after ``suspect_grace_s``. If no
+  worker is suspect, nobody is declared dead; the members form the next epoch.
+- No request and no report for ``lease_ttl_s``: dead, suspect or not. This detects hung processes. The
+  lease ends 2 % early, so that the worker's tasks are leased again when the full time is over.
+- Busy and no progress for ``wedged_after_s``: dead. If several members hang in one collective, only
+  the first is declared dead: the others may have waited for it, and their time starts again.
 
-A replica that is heard of and not busy is never removed, however long it does nothing: there is no
-transition from idle to dead. It would evict a healthy replica that merely waits for work.
+There is no transition from idle to dead: a replica that reports and is not busy is never removed. The
+transition would evict a healthy replica that only waits for work.
 
-A silence counts only while somebody listens: a leader that was itself kept from running, as on an
-overloaded machine, adds to everybody's time what it missed.
+Silence counts only while the leader runs. If the leader itself did not run for a while, as on an
+overloaded machine, it adds the missed time to every lease.
 
-Nothing here is journalled. A new leader starts with a fresh lease for everybody and learns the rest
-from the reports; until it has heard from every member of a broken mesh, it forms no new one.
+Nothing here is journalled. A new leader gives every worker a full lease and learns the rest from the
+reports. It forms no new mesh before every living member of a broken one has reported.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from paceline.ids import TaskId
 from paceline.v1 import worker_pb2
 
 FORM_DELAY_S = 0.05
-"""A collective's error often outruns the broken session of the peer that caused it."""
+"""The error of a collective often arrives before the broken session of the peer that caused it."""
 FORM_DELAY_MAX_S = 2.0
-"""Ceiling of the delay after epochs that broke one after the other without a commit."""
+"""Longest delay after several epochs that broke without a commit between them."""
 
 EARLY = 0.02
-"""Part of a lease by which its end is called early: two looks of the leader in the default lease."""
+"""Fraction of a lease by which it ends early: two ticks of the leader with the default lease."""
 ABSENCE_S = 1.0
-"""Longest time between two looks that counts in full: for the rest of it the leader was not there."""
+"""Longest time between two ticks that counts in full. In the rest of it the leader did not run."""
 
 Key = tuple[str, int]
 """(worker id, incarnation)."""
@@ -49,45 +49,45 @@ Key = tuple[str, int]
 
 @dataclass(slots=True)
 class Pulse:
-    """What is known of one incarnation of a worker."""
+    """Evidence about one incarnation of a worker."""
 
     heard_t: float
     spoke: bool = False
-    """Heard of since this leader began."""
+    """Whether it has sent a request or report to this leader."""
     suspect_since: float | None = None
-    """When its session broke; none while it has one, or has yet to open its first."""
+    """Time at which its session broke. None: the session is open, or was never opened."""
     progress: int = -1
     busy: bool = False
     progress_t: float = 0.0
     held: frozenset[tuple[str, int]] = frozenset()
     """Leases its last report named."""
     news: bool = False
-    """A report came since the last tick."""
+    """Whether a report arrived since the last tick."""
     unnamed: dict[tuple[TaskId, int], float] = field(default_factory=dict)
-    """Leases of the ledger that its reports do not name, and since when."""
+    """Leases of the ledger that its reports do not name, with the time since which they do not."""
 
 
 class Liveness:
-    """Times are of one monotonic clock of the leader; seconds."""
+    """Evidence about all workers. Times are seconds of the leader's monotonic clock."""
 
     def __init__(self, limits: FleetConfig) -> None:
         self.limits = limits
         self.pulses: dict[Key, Pulse] = {}
         self._broken_epoch = 0
         self._broken_t = 0.0
-        """Epoch whose end has been noticed, and when."""
+        """Epoch whose end has been noticed, and the time of that."""
         self._breaks = 0
         self._breaks_step = -1
-        """Epochs that broke in a row, without a commit after this step."""
+        """Number of epochs that broke in a row at this step, without a commit."""
         self._error_epoch = 0
-        """Newest epoch of which a failed collective was reported."""
+        """Newest epoch with a report of a failed collective."""
         self._looked_t: float | None = None
-        """Last tick."""
+        """Time of the last tick."""
 
-    # ---- sightings ------------------------------------------------------------------------
+    # ---- evidence -------------------------------------------------------------------------
 
     def begin(self, ledger: Ledger, now: float) -> None:
-        """This controller leads from now on: everybody gets a fresh lease."""
+        """This controller leads from now on. Every worker gets a full lease."""
         self.pulses = {
             (w.worker_id, w.incarnation): Pulse(now, progress_t=now)
             for w in ledger.state.fleet.workers.values()
@@ -99,7 +99,7 @@ class Liveness:
         self._error_epoch = mesh.epoch if mesh is not None and mesh.broken else 0
 
     def heard(self, worker_id: str, incarnation: int, now: float) -> Pulse:
-        """Any request of the worker: its process lives, whatever became of its session."""
+        """The worker sent a request: its process lives, even if its session is broken."""
         pulse = self.pulses.setdefault((worker_id, incarnation), Pulse(now, progress_t=now))
         pulse.heard_t = now
         pulse.spoke = True
@@ -136,9 +136,9 @@ class Liveness:
         return -1.0 if pulse is None else now - pulse.heard_t
 
     def tick(self, ledger: Ledger, now: float) -> list[Command]:
-        """Everything the evidence says by ``now``, in the order to execute it.
+        """Commands that follow from the evidence at ``now``, in the order of execution.
 
-        Conclusions that the ledger has not followed come again.
+        A command that the ledger did not carry out is returned again by the next tick.
         """
         state = ledger.state
         self._forgive_absence(now)
@@ -167,7 +167,7 @@ class Liveness:
         return commands
 
     def _forgive_absence(self, now: float) -> None:
-        """What was said while the leader could not listen may not have been read yet."""
+        """Extends all times if the leader did not run: reports of that time may be unread."""
         missed_s = 0.0 if self._looked_t is None else now - self._looked_t - ABSENCE_S
         self._looked_t = now
         if missed_s <= 0.0:
@@ -181,7 +181,7 @@ class Liveness:
                 pulse.unnamed[ref] = min(now, since + missed_s)
 
     def _excuse_peers(self, state: State, key: Key, now: float) -> None:
-        """Whoever is stuck in a collective with a dead member was waiting for it."""
+        """Restarts the progress time of the dead member's peers: they may have waited for it."""
         mesh = state.fleet.mesh
         if mesh is None or mesh.rank(*key) < 0:
             return
@@ -191,7 +191,7 @@ class Liveness:
                 pulse.progress_t = now
 
     def _compare_leases(self, state: State, key: Key, pulse: Pulse, now: float) -> None:
-        """Which leases the worker's reports have not named, and since when."""
+        """Updates ``unnamed`` from the newest report."""
         unnamed: dict[tuple[TaskId, int], float] = {}
         if pulse.news:
             pulse.news = False
@@ -240,7 +240,7 @@ class Liveness:
             self._broken_epoch, self._broken_t = mesh.epoch, now
 
     def _may_form(self, state: State, dead: set[Key], now: float) -> bool:
-        """Once every member of the broken epoch is either dead or known to be there."""
+        """Whether every member of the broken epoch is dead, or has reported and has a session."""
         mesh = state.fleet.mesh
         if mesh is None or not mesh.broken:
             return False
@@ -257,7 +257,7 @@ class Liveness:
         return True
 
     def _forget(self, state: State, now: float) -> None:
-        """Drops the pulses of those who left; whoever joined unseen starts with a fresh lease."""
+        """Deletes the evidence about workers that left. New workers start with a full lease."""
         living = {(w.worker_id, w.incarnation) for w in state.fleet.workers.values() if w.alive}
         for key in self.pulses.keys() - living:
             del self.pulses[key]

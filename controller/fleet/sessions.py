@@ -1,10 +1,10 @@
-"""Sessions of workers: their reports in, their directives out.
+"""Sessions of workers: streams that carry reports to the leader and directives to the workers.
 
-- A directive is built when a batch is closed, so it says exactly what that batch makes true, and
-  leaves only once the batch is durable.
-- Every report is answered, by the same directive again if nothing changed, so that a worker can tell a
-  leader that hangs from one that has nothing to say.
-- One sequence counts all directives of a term; a worker that reconnects never sees it fall.
+- A directive is built when a batch of events is closed, from the state after that batch. It is sent
+  only once the batch is durable.
+- Every report is answered. If nothing changed, the same directive is sent again, so that a worker can
+  detect a leader that hangs.
+- ``seq`` counts all directives of a term, so a worker that reconnects never sees it fall.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class ServerSession:
     worker_id: str
     incarnation: int
     report: worker_pb2.Report
-    """The newest one."""
+    """The newest report."""
     latest: worker_pb2.Directive | None = None
-    """Newest directive that may leave."""
+    """Newest directive that may be sent: its events are durable."""
     content: bytes = b""
-    """Of the newest directive built, without term and seq."""
+    """The newest directive that was built, serialised without term and seq."""
     due: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when ``latest`` is to be sent, or the session is closed."""
     closed: bool = False
@@ -42,11 +42,11 @@ class ServerSession:
 
 
 Build = Callable[[ServerSession], worker_pb2.Directive]
-"""What should be true of the session's worker now, without term and seq."""
+"""Returns the desired state of the session's worker, without term and seq."""
 
 
 class Sessions:
-    """All open sessions of one leader. At most one an incarnation: a newer stream ends the older."""
+    """All open sessions of one leader. A newer stream of the same incarnation ends the older one."""
 
     def __init__(self, term: int, build: Build) -> None:
         self._term = term
@@ -78,12 +78,12 @@ class Sessions:
         return self._open.get((worker_id, incarnation))
 
     def collect(self) -> list[tuple[ServerSession, worker_pb2.Directive]]:
-        """The directives that differ from what was built before. ``send`` them once they are durable."""
+        """Builds the directives that have changed. Call ``send`` once their events are durable."""
         built = [(session, self.refresh(session)) for session in self._open.values()]
         return [(session, directive) for session, directive in built if directive is not None]
 
     def refresh(self, session: ServerSession) -> worker_pb2.Directive | None:
-        """What should be true of the session's worker by now; None if nothing changed."""
+        """Builds the directive of one session; None if it has not changed."""
         directive = self._build(session)
         content = directive.SerializeToString(deterministic=True)
         if content == session.content:
@@ -96,7 +96,7 @@ class Sessions:
 
     @staticmethod
     def send(session: ServerSession, directive: worker_pb2.Directive | None) -> None:
-        """Lets ``directive`` leave, or the one before again; never an older one than before."""
+        """Sends ``directive``, or the latest one again if it is None or older than that."""
         if directive is not None and (session.latest is None or directive.seq > session.latest.seq):
             session.latest = directive
         session.due.set()

@@ -1,4 +1,4 @@
-"""AdminService: requests of people, launchers and dashboards. A standby answers status and events."""
+"""AdminService: requests of users, launchers and dashboards. Standbys answer GetStatus and WatchEvents."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def watch_events(
         for entry in entries:
             last = len(entry.events) - 1
             for number, event in enumerate(entry.events):
-                # A reader whose connection ends within an entry gets the whole entry again.
+                # If a connection ends within an entry, the reader gets the whole entry again.
                 reached = entry.at.entry if number == last else position
                 record = record_of(from_json(event), event)
                 yield admin_pb2.EventRecord(
@@ -64,7 +64,7 @@ async def report_exit(controller: Controller, request: admin_pb2.ExitReport) -> 
         if request.incarnation
         else (request.pid, request.host) == (worker.pid, worker.host)
     )
-    # The exit of an earlier incarnation says nothing about the present one.
+    # The exit of an earlier incarnation is no evidence about the present one.
     if same:
         code = request.exit_code
         how = f"signal {-code}" if code < 0 else f"exit status {code}"

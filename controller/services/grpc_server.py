@@ -5,9 +5,9 @@ A handler is ``async (controller, request) -> reply`` for unary methods and
 
     Invalid                       INVALID_ARGUMENT     nothing changed
     CommandRefused                by its code          nothing changed
-    NotLeading, Deposed           UNAVAILABLE          repeat at the leader named in the metadata
-    RedisError, OSError           UNAVAILABLE          a store does not answer: repeat
-    anything else                 UNKNOWN              a fault of this program: logged, with its stack
+    NotLeading, Deposed           UNAVAILABLE          the client repeats at the leader in the metadata
+    RedisError, OSError           UNAVAILABLE          a store does not answer; the client repeats
+    any other exception           UNKNOWN              a bug of the controller; logged with its stack
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Streaming = Callable[["Controller", Any], AsyncIterator[Any]]
 
 
 class Services(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Finds the handler of a method and checks the caller's token before anything is read."""
+    """Finds the handler of a method, and checks the caller's token before it reads a message."""
 
     def __init__(
         self, controller: Controller, handlers: Mapping[str, Unary | Streaming], token: str | None
@@ -65,7 +65,7 @@ def new_server(config: Config) -> grpc.aio.Server:
         options=[
             ("grpc.max_receive_message_length", limit),
             ("grpc.max_send_message_length", limit),
-            # Two processes on one port would each get half of the calls.
+            # Otherwise two processes could listen on one port, and each would get half of the calls.
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_permit_without_calls", 1),
         ]
@@ -126,15 +126,15 @@ def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMetho
 
 
 def _serialize(reply: Any) -> bytes:
-    """Of a message, or of one that is serialised already."""
+    """Bytes of a reply. ``reply`` may already be serialised."""
     return reply if isinstance(reply, bytes) else bytes(reply.SerializeToString())
 
 
 def final_error(controller: Controller, error: Exception) -> Exception:
     """``error``, unless it is a refusal by a leader whose lease has run out.
 
-    A leader that was stopped and wakes does not know what its successor decided: a request that it
-    refuses may be right, and a refusal is final for the caller.
+    A leader that was stopped does not know its successor's decisions. It may refuse a request that the
+    successor would accept, and a caller does not repeat a refused request.
     """
     if isinstance(error, CommandRefused | Invalid):
         leader = controller.leader
@@ -168,5 +168,5 @@ async def _deny(requests: Any, context: grpc.aio.ServicerContext) -> None:
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid bearer token is required")
 
 
-# Serves every kind of method: it ends the call before it reads or sends a message.
+# Works for every kind of method, because it ends the call before a message is read or sent.
 _DENIED = grpc.stream_stream_rpc_method_handler(_deny)

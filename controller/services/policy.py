@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 FETCHED_AT_ONCE = 16
 MAX_FETCHED = 65536
 MOST_KEPT = 32
-"""Older checkpoints that stay if none of them may be deleted. The ledger knows at most twice as many."""
+"""Older checkpoints that stay while no replica of Redis confirms records."""
 
 _OUTCOMES = wire_values(VoteOutcome, policy_pb2.Outcome, "OUTCOME")
 
@@ -46,7 +46,7 @@ async def next_plan(
         seen = leader.long_polls[Topic.PLAN].turn
         leader.ledger.caller(*caller)
         reply = plan_of(leader.ledger.state, *caller, request)
-        # The acceptance of the plan's groups must not be lost once a replica has acted on the plan.
+        # A replica acts on the plan, so the acceptance of its groups must be durable before.
         await leader.group_commit.durable()
         left_s = deadline - leader.clock.monotonic()
         if reply.state != policy_pb2.PLAN_STATE_WAIT or left_s <= 0:
@@ -57,7 +57,7 @@ async def next_plan(
 async def fetch_groups(
     controller: Controller, request: policy_pb2.FetchRequest
 ) -> AsyncIterator[bytes]:
-    """Payloads, serialised as they were received."""
+    """Yields serialised ``Group`` messages as they were received."""
     leader = controller.leading()
     caller = check_caller(request.caller)
     check_count(request.tasks, "groups", MAX_FETCHED)
@@ -123,7 +123,7 @@ async def record_checkpoint(
         return policy_pb2.CheckpointReply(obsolete_paths=older)
     if not await leader.context.survives_failover():
         # A failover may lose this checkpoint's record, and the run then needs an earlier checkpoint.
-        # Those kept now are named again with the next one.
+        # The next reply names the checkpoints that stay now again.
         event(
             log,
             "checkpoints are kept: no replica of Redis has the record of this one",

@@ -78,7 +78,7 @@ async def lease_tasks(
 
 async def _with_rows(leader: Leader, result: LeaseResult) -> list[rollout_pb2.Lease]:
     rows = await leader.rows.of(result.leases)
-    # The rest of the message is small: prompts as they are in the data set.
+    # Half of the message may be partial work. The rest, rows of the data set, is small.
     room = leader.context.config.controller.max_message_mb << 19
     partials = await leader.partials.of(result.leases, room)
     group_size = leader.limits.group_size
@@ -126,7 +126,7 @@ async def submit_groups(
 async def report_partials(
     controller: Controller, request: rollout_pb2.PartialRequest
 ) -> rollout_pb2.PartialReply:
-    """Keeps the tokens of running tasks so far."""
+    """Stores the tokens that running tasks have so far."""
     leader = controller.leading()
     caller = check_caller(request.caller)
     check_count(request.groups, "groups", MAX_GROUPS)

@@ -1,6 +1,6 @@
-"""Request validation: every field of a message is checked before the ledger is asked.
+"""Request validation: every field of a message is checked before the ledger sees the request.
 
-Messages of errors name the field, what is wrong with it, and what was expected.
+An error names the field, its fault, and the values that are allowed.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GroupLimits:
     max_sequence_tokens: int
     """Longest prompt or completion, environment tokens included."""
     vocabulary: int | None = None
-    """Token ids are below it; None: not known here."""
+    """Token ids must be below it. None: this controller does not know the vocabulary."""
 
     @classmethod
     def of(cls, config: Config) -> GroupLimits:
@@ -70,7 +70,7 @@ def check_caller(caller: common_pb2.Caller) -> tuple[str, int]:
 
 
 def check_wait(wait_s: float) -> float:
-    """Seconds a request may be held."""
+    """Seconds for which the controller may hold the request. Raises Invalid."""
     if not 0 <= wait_s <= MAX_WAIT_S:
         raise Invalid(f"wait_s must be 0 to {MAX_WAIT_S:g}, not {wait_s}")
     return wait_s
@@ -116,7 +116,7 @@ def check_stats(stats: Mapping[str, common_pb2.Stat]) -> dict[str, StatValue]:
 
 
 def check_group(group: rollout_pb2.Group, limits: GroupLimits, newest_version: int) -> GroupFacts:
-    """What the ledger needs of a group, after every byte that will be trained on was checked.
+    """Checks all data of a group that will be trained on, and returns the facts for the ledger.
 
     Tokens are int32 and not negative; log-probs float32, finite, at most 0; version spans cover the
     tokens, never fall and name versions that exist. Raises Invalid.
@@ -154,7 +154,7 @@ def check_group(group: rollout_pb2.Group, limits: GroupLimits, newest_version: i
 
 
 def check_partial(group: rollout_pb2.PartialGroup, limits: GroupLimits, newest: int) -> int:
-    """Tokens of a partial group, after the same checks as of a finished one. Raises Invalid."""
+    """Number of tokens of a partial group, after the checks of a finished one. Raises Invalid."""
     check_task(group.task)
     total = sum(_sequences(group, limits, newest, _check_unfinished))
     if not total:
@@ -164,7 +164,7 @@ def check_partial(group: rollout_pb2.PartialGroup, limits: GroupLimits, newest: 
 
 
 def _std(rewards: Sequence[float], mean: float) -> float:
-    """Exactly 0 for equal rewards: the mean of eight times 0.1 is not quite 0.1."""
+    """Standard deviation; exactly 0 for equal rewards, whose mean may be rounded."""
     if min(rewards) == max(rewards):
         return 0.0
     return math.sqrt(sum((r - mean) ** 2 for r in rewards) / len(rewards))
@@ -191,12 +191,12 @@ def _sequences(
 
 
 class _Finished(NamedTuple):
-    """What a finished completion adds to the facts of its group."""
+    """Contribution of a finished completion to the facts of its group."""
 
     trainable: int
-    """Tokens that the loss mask leaves."""
+    """Number of tokens that the loss mask does not exclude."""
     version_sum: float
-    """Over these tokens."""
+    """Sum of the weight versions of these tokens."""
     oldest: int
     newest: int
 
@@ -255,7 +255,7 @@ def _spans(
     """(version, length) of each span. Spans and log-probs must fit the number of tokens."""
     if len(completion.logprobs) != 4 * tokens:
         raise Invalid(f"{tokens} tokens but {len(completion.logprobs) / 4:g} log-probs")
-    # Before anything is built of them: a message may hold a million.
+    # Checked before the list is built: a message may contain a million spans.
     if len(completion.versions) > tokens:
         raise Invalid(f"{len(completion.versions)} version spans, {tokens} tokens")
     spans = [(span.version, span.length) for span in completion.versions]
@@ -284,9 +284,9 @@ def _loss_mask(buffer: bytes, tokens: int) -> np.ndarray[tuple[int], np.dtype[np
 def _check_numbers(
     group: rollout_pb2.Group | rollout_pb2.PartialGroup, limits: GroupLimits
 ) -> None:
-    """One pass over all buffers of the group: per completion it would cost several times more."""
+    """Checks all completions in one pass, which is several times faster than one pass for each."""
     tokens = b"".join([group.prompt_tokens, *(c.tokens for c in group.completions)])
-    # As unsigned, a negative id is a huge one: one comparison finds both.
+    # Read as unsigned, a negative id is huge: one comparison finds negative and too large ids.
     if np.frombuffer(tokens, dtype="<u4").max() >= (limits.vocabulary or 1 << 31):
         raise Invalid(f"a token id is negative or not below {limits.vocabulary}, the vocabulary")
     scores = np.frombuffer(b"".join(c.logprobs for c in group.completions), dtype="<f4")

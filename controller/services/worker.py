@@ -1,4 +1,4 @@
-"""WorkerService: registration, sessions, errors of peers."""
+"""WorkerService: registration, sessions, and errors that workers report about their peers."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ async def session(
             if current.latest is not None:
                 yield current.latest
         if reader.done():
-            # A malformed or refused report ends the session with its reason.
+            # If a report was malformed or refused, this raises the reason.
             reader.result()
         if not leader.active:
             raise NotLeading("stepped down")
@@ -162,14 +162,14 @@ async def report_peer_error(
         await leader.execute(BreakLink(*caller, request.epoch, detail))
         return worker_pb2.PeerErrorReply()
     await leader.execute(BreakMesh(*caller, MeshEpoch(request.epoch), detail))
-    # An error of an epoch that is over says nothing about the members of the present one.
+    # An error of an earlier epoch is no evidence about the members of the present one.
     if request.epoch == leader.ledger.state.fleet.mesh_epoch:
         leader.liveness.peer_error(request.epoch)
     return worker_pb2.PeerErrorReply()
 
 
 def check_report(report: worker_pb2.Report) -> None:
-    """Raises Invalid."""
+    """Raises Invalid if a field of the report is malformed."""
     check_caller(report.caller)
     if report.lifecycle not in _LIFECYCLES:
         raise Invalid("report.lifecycle must be starting, running, draining or stopped")

@@ -1,12 +1,12 @@
-"""Leader election: a lease that runs out, and a term that only rises.
+"""Leader election: a lease that expires, and a term that only rises.
 
-- The lease (SET NX PX) decides who may try; the term decides who may write. Every append to the
-  journal carries its term and is refused unless that is still the highest one granted.
-- A new term is the Redis clock in milliseconds, or one more than any term known where that is
-  higher: after a Sentinel failover the counter may have stepped back, and a term must never repeat.
-- A leader trusts its own monotonic clock, not its hopes: past ``lease_until`` it does not act.
-- A leader whose lease ran out while Redis was away goes on in its term if nobody was granted
-  another one meanwhile: then nobody else has written.
+- A controller needs the lease (SET NX PX) to lead, and the highest term to write. Every append to
+  the journal carries its writer's term and is refused if a higher one was granted.
+- A new term is the Redis clock in milliseconds, or the highest known term plus one if that is
+  larger. A Sentinel failover may lose the newest term, and a term must never be granted twice.
+- A leader measures its lease with its own monotonic clock, and does not act after ``lease_until``.
+- If a leader's lease expired while Redis did not answer, and no other term was granted since, nobody
+  else has written. The leader then continues in its term.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _RENEW = Script("""
 if redis.call('GET', KEYS[2]) ~= ARGV[3] then return 0 end
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return 0 end
--- A server at its memory limit refuses to set, and still extends.
+-- A server at its memory limit refuses SET and still accepts PEXPIRE.
 if not holder or redis.call('PEXPIRE', KEYS[1], ARGV[2]) == 0 then
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 end
@@ -54,7 +54,7 @@ _RELEASE = Script(DELETE_IF_EQUAL)
 
 
 class Election:
-    """One candidate. Redis errors propagate: the caller knows whether it leads or waits."""
+    """One candidate. Redis errors propagate to the caller."""
 
     def __init__(
         self,
@@ -72,11 +72,11 @@ class Election:
         self._lease_s = lease_s
         self._lease_ms = max(1, round(lease_s * 1000))
         self.lease_until = 0.0
-        """On this process's monotonic clock. Counted from before the request left, so it ends no
-        later than the lease in Redis does."""
+        """On this process's monotonic clock. Counted from before the request was sent, so it ends no
+        later than the lease in Redis."""
 
     async def acquire(self, known_term: int) -> int | None:
-        """The new term, or None while somebody holds the lease."""
+        """The new term, or None while another controller holds the lease."""
         began = self._clock.monotonic()
         term = await self._grant(known_term)
         if term is not None:
@@ -84,7 +84,7 @@ class Election:
         return term
 
     async def renew(self, term: int) -> bool:
-        """Extends the lease; False where another term was granted or another process holds it."""
+        """Extends the lease; False if another term was granted or another process holds it."""
         began = self._clock.monotonic()
         kept = await self._extend(term)
         self.lease_until = began + self._lease_s if kept else 0.0
@@ -95,7 +95,7 @@ class Election:
         return self._clock.monotonic() < self.lease_until
 
     async def release(self) -> None:
-        """Lets a standby take over at once."""
+        """Deletes the lease, so that a standby takes over at once."""
         self.lease_until = 0.0
         await self._delete()
 
@@ -109,7 +109,7 @@ class Election:
         )
         if granted is None:
             return None
-        # With replicas behind it, a term must survive the loss of this Redis.
+        # If Redis has replicas, the term must survive the loss of this server.
         if not await replicated(self._redis, self._keys):
             event(log, "no replica confirmed the term", term=int(granted), level=logging.WARNING)
         return int(granted)
@@ -126,11 +126,11 @@ class Election:
         await _RELEASE.run(self._redis, [self._keys.leader], [self._identity])
 
     async def is_newest(self, term: int) -> bool:
-        """Whether ``term`` is the highest granted."""
+        """Whether ``term`` is the highest granted term."""
         return bool((await self._redis.get(self._keys.term) or b"").decode() == str(term))
 
     async def holder(self) -> tuple[LeaderIdentity | None, float]:
-        """Who holds the lease now, and for how many seconds more unless it is renewed."""
+        """The holder of the lease, and the seconds until it expires without a renewal."""
         async with self._redis.pipeline(transaction=False) as both:
             both.get(self._keys.leader)
             both.pttl(self._keys.leader)

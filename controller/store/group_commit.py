@@ -1,10 +1,10 @@
-"""Group commit: what the leader has decided meanwhile goes to the journal in one append.
+"""Group commit: all events decided during one append go to the journal in the next append.
 
     execute ──events, payloads──► pending batch ──flush──► Redis ──► waiters, on_durable
 
-- One append is under way at a time; what is decided meanwhile makes the next one.
+- Only one append is under way at a time. Events decided meanwhile form the next batch.
 - Waiters resume, and ``on_durable`` runs, only once the batch is durable.
-- Redis away or full: the batch is kept and repeated as it was, and nothing new is taken in.
+- If Redis does not answer or is full, the same batch is repeated, and callers wait in ``flowing``.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LINGER_S = 0.002
 
 @dataclass(slots=True, eq=False)
 class CommitBatch:
-    """Everything decided between two flushes; after its flush, ``json`` and ``at`` are set."""
+    """Events decided between two flushes. ``json`` and ``at`` are set by its flush."""
 
     events: list[Event] = field(default_factory=list)
     payloads: dict[Ref, bytes] = field(default_factory=dict)
@@ -42,7 +42,7 @@ class CommitBatch:
     json: list[dict[str, Any]] = field(default_factory=list)
     at: Position = field(default_factory=Position)
     attachment: Any = None
-    """What ``on_flush`` returned when the batch was closed, for ``on_durable``."""
+    """Result of ``on_flush`` when the batch was closed, for ``on_durable``."""
     waiters: list[asyncio.Future[None]] = field(default_factory=list)
 
 
@@ -72,23 +72,23 @@ class GroupCommit:
         self._flowing = asyncio.Event()
         self._flowing.set()
         self.trouble = ""
-        """Why appends do not go through now, in words; empty: they do."""
+        """Reason for which appends fail now, for people. Empty: they succeed."""
 
     def add(self, events: Sequence[Event]) -> None:
-        """Takes decided events, in the order in which they were decided."""
+        """Adds events to the open batch, in the order in which they were decided."""
         self._open.events.extend(events)
         self._wanted.set()
 
     def add_payload(self, ref: Ref, data: bytes) -> None:
-        """To be stored before the events of the same batch."""
+        """Adds a payload, which is stored before the events of the same batch."""
         self._open.payloads[ref] = data
 
     async def flowing(self) -> None:
-        """Returns at once unless Redis is away or full; then when it is back."""
+        """Waits while Redis does not answer or is full."""
         await self._flowing.wait()
 
     async def durable(self) -> None:
-        """Returns once everything added so far is durable."""
+        """Waits until all events added so far are durable."""
         batch = self._open if self._open.events else self._inflight
         if batch is None:
             return
@@ -97,11 +97,11 @@ class GroupCommit:
         await waiter
 
     async def run(self) -> None:
-        """Flushes for ever. Raises Deposed."""
+        """Flushes until cancelled. Raises Deposed."""
         while True:
             await self._wanted.wait()
-            # Whoever is ready to run decides first; where many are waiting already, more are about
-            # to come, and a larger batch costs them less than it costs to wait.
+            # Tasks that are ready to run decide first, so that their events join this batch. If many
+            # wait already, more will follow: one larger batch is then faster than two.
             crowded = len(self._open.waiters) >= CROWD
             await asyncio.sleep(LINGER_S if crowded else 0)
             self._wanted.clear()
@@ -111,7 +111,7 @@ class GroupCommit:
     async def _flush(self) -> None:
         batch, self._open = self._open, CommitBatch()
         self._inflight = batch
-        # Unique: a term is granted once, and in it every number is written once.
+        # Unique, because a term is granted once and writes each number once.
         batch.id = f"{self._term}.{self.at.number + 1}"
         batch.t = self._clock.time()
         batch.attachment = self._on_flush(batch)
@@ -146,7 +146,7 @@ class GroupCommit:
             pause_s = min(2 * pause_s, LAST_RETRY_S)
 
     def abandon(self, error: Exception) -> None:
-        """This process leads no longer: whatever waits gets ``error`` and asks another leader."""
+        """Raises ``error`` in all waiters, because this process no longer leads."""
         for batch in (self._inflight, self._open):
             for waiter in batch.waiters if batch is not None else ():
                 if not waiter.done():
