@@ -1,12 +1,6 @@
-"""Reasons for which a controller does not start or does not answer."""
+"""Error of a controller that does not lead."""
 
 from __future__ import annotations
-
-from paceline.errors import BadInput
-
-
-class BadStart(BadInput):
-    """The controller cannot start; the message names the thing and the remedy. Exit status 2."""
 
 
 class NotLeading(Exception):

@@ -23,7 +23,6 @@ from typing import Any
 
 from controller.cancel_tasks import cancel_all
 from controller.context import ControllerContext
-from controller.errors import BadStart
 from controller.export.otel_traces import check_telemetry
 from controller.fleet.fleet_loops import keep_fleet
 from controller.replicated_controller import Controller
@@ -150,12 +149,12 @@ def _check_bind(config: Config) -> str | None:
     if is_loopback(host):
         return token
     if token is None:
-        raise BadStart(
+        raise BadInput(
             f"controller.host = {host!r} is not loopback: anyone who reaches it could steer the run. "
             "Set auth.token_file (and auth.tls_cert, auth.tls_key), or bind to 127.0.0.1"
         )
     if config.redis.url is None:
-        raise BadStart(REDIS_OUT_OF_REACH.format(host=host))
+        raise BadInput(REDIS_OUT_OF_REACH.format(host=host))
     return token
 
 
@@ -170,7 +169,7 @@ def _make_run_dir(run_dir: Path) -> None:
     try:
         (run_dir / "controllers").mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise BadStart(
+        raise BadInput(
             f"run directory {run_dir} cannot be made ({error.strerror}): choose another with --run-dir"
         ) from error
 

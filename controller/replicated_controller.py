@@ -22,13 +22,14 @@ from redis.exceptions import RedisError
 from controller.cancel_tasks import cancel_all
 from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
-from controller.errors import BadStart, NotLeading
+from controller.errors import NotLeading
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused
 from controller.ledger.state import State
 from controller.long_poll import WakeUps
 from controller.store.journal import Deposed, JournalGap
 from controller.store.ledger_follower import LedgerFollower
+from paceline.errors import BadInput
 from paceline.process.structured_log import event
 from paceline.redis.server import NoRedis, ensure_redis
 from paceline.refusal_code import RefusalCode
@@ -163,7 +164,7 @@ class Controller:
             if refusal.code is RefusalCode.FENCED:
                 # Stopped between winning the term and reading the journal, and succeeded meanwhile.
                 raise Deposed(str(refusal)) from refusal
-            raise BadStart(str(refusal)) from refusal
+            raise BadInput(str(refusal)) from refusal
         finally:
             self.leader = None
             leader.long_polls.wake_all()

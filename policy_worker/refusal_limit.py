@@ -15,10 +15,6 @@ from paceline.rpc.client import RequestRefused
 LIMIT = 3
 
 
-class RefusedForGood(UserError):
-    """The controller keeps refusing this replica's calls."""
-
-
 @dataclass
 class RefusalLimit:
     """Counts refusals of one kind in a row; ``clear`` after a committed step."""
@@ -28,12 +24,12 @@ class RefusalLimit:
     _count: int = 0
 
     def add(self, incarnation: int, refusal: RequestRefused) -> None:
-        """Raises RefusedForGood at the third of the same kind."""
+        """Raises UserError at the third of the same kind."""
         kind = (incarnation, refusal.code)
         self._count = self._count + 1 if kind == self._kind else 1
         self._kind = kind
         if self._count >= LIMIT:
-            raise RefusedForGood(
+            raise UserError(
                 f"the controller refused {self.worker_id} {LIMIT} times in a row: {refusal}"
             ) from refusal
 

@@ -16,10 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from controller.errors import BadStart, NotLeading
+from controller.errors import NotLeading
 from controller.replicated_controller import Controller
 from controller.store.journal import Deposed
 from paceline.config.schema import Config
+from paceline.errors import BadInput
 from paceline.process.structured_log import event
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.ports import free_ports
@@ -48,7 +49,7 @@ def open_door(
     """Binds the socket; None if the interface is disabled.
 
     ``token``: the configured one. ``host``: the name under which others reach this controller, unless
-    rest.host is set. Raises BadStart for a port that is taken, and for an address other than
+    rest.host is set. Raises BadInput for a port that is taken, and for an address other than
     loopback without a token.
     """
     if not config.rest.enabled:
@@ -56,7 +57,7 @@ def open_door(
     address = config.rest.host or config.controller.host
     loopback = is_loopback(address)
     if not loopback and token is None:
-        raise BadStart(
+        raise BadInput(
             f"rest.host = {address!r} is not loopback: anyone who reaches it could steer the run. "
             "Set auth.token_file (and auth.tls_cert, auth.tls_key), or bind to 127.0.0.1"
         )
@@ -102,7 +103,7 @@ def _bind(address: str, ports: list[int]) -> socket.socket:
             return bound
         except (OSError, OverflowError):
             bound.close()
-    raise BadStart(
+    raise BadInput(
         f"cannot listen on {address}:{ports[-1]}: the port is in use or the address is not of this "
         "host. Stop the process that uses it, or set rest.port to a free port (0: any)"
     )

@@ -22,12 +22,13 @@ import grpc
 import grpc.aio
 from redis.exceptions import RedisError
 
-from controller.errors import BadStart, NotLeading
+from controller.errors import NotLeading
 from controller.ledger.commands import CommandRefused
 from controller.replicated_controller import Controller
 from controller.services.validation import Invalid
 from controller.store.journal import Deposed
 from paceline.config.schema import Config
+from paceline.errors import BadInput
 from paceline.process.structured_log import event, first_line
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, TOKEN_KEY, Method
 
@@ -73,7 +74,7 @@ def new_server(config: Config) -> grpc.aio.Server:
 
 
 def bind(server: grpc.aio.Server, config: Config, port: int) -> int:
-    """Binds the server and returns its port. Raises BadStart if the port is taken."""
+    """Binds the server and returns its port. Raises BadInput if the port is taken."""
     host = config.controller.host
     shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     try:
@@ -87,7 +88,7 @@ def bind(server: grpc.aio.Server, config: Config, port: int) -> int:
     except RuntimeError:
         bound = 0
     if not bound:
-        raise BadStart(
+        raise BadInput(
             f"cannot listen on {shown}: the port is in use or the address is not of this host. "
             "Stop what uses it, or set controller.port to a free one (0: any)"
         )
@@ -98,7 +99,7 @@ def _pem(path: str, field: str) -> bytes:
     try:
         return Path(path).read_bytes()
     except OSError as error:
-        raise BadStart(f"auth.{field} {path} cannot be read: {error.strerror}") from error
+        raise BadInput(f"auth.{field} {path} cannot be read: {error.strerror}") from error
 
 
 def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMethodHandler:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from controller.errors import BadStart
 from controller.store.redis_keys import Keys
 from paceline.config.differences import differences
+from paceline.errors import BadInput
 
 
 class RunRegistry:
@@ -20,17 +20,17 @@ class RunRegistry:
     async def agree(self, run: str, payload_dir: str, config_json: str) -> None:
         """The first controller of a run writes down what all of its processes must agree on.
 
-        Raises BadStart if this controller's settings are not those of the run.
+        Raises BadInput if this controller's settings are not those of the run.
         """
         agreed = await self._first(self._keys.payloads_at, payload_dir)
         if agreed != payload_dir:
-            raise BadStart(
+            raise BadInput(
                 f"run {run!r} keeps its payloads in {agreed or 'Redis'}: set "
                 f"controller.payload_dir so, not {payload_dir or 'none'}"
             )
         agreed = await self._first(self._keys.config, config_json)
         if agreed != config_json:
-            raise BadStart(
+            raise BadInput(
                 f"run {run!r} is under way with another config: "
                 f"{differences(agreed, config_json)}. Use the run's config, or choose another "
                 "run.name"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 
 
 def differences(ours: str, theirs: str) -> str:
     """The fields that differ between two canonical configs: the run's value, then the other's."""
     try:
-        run, other = _flat(json.loads(ours)), _flat(json.loads(theirs))
+        run, other = dict(_flat(json.loads(ours))), dict(_flat(json.loads(theirs)))
     except (ValueError, AttributeError):
         return "one of them cannot be read"
     names = sorted(n for n in run.keys() | other.keys() if run.get(n) != other.get(n))
@@ -16,11 +17,9 @@ def differences(ours: str, theirs: str) -> str:
     return "; ".join(shown) or "its digest"
 
 
-def _flat(tree: dict[str, object], prefix: str = "") -> dict[str, object]:
-    flat: dict[str, object] = {}
+def _flat(tree: dict[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
     for name, value in tree.items():
         if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{name}.")
+            yield from _flat(value, f"{prefix}{name}.")
         else:
-            flat[prefix + name] = value
-    return flat
+            yield prefix + name, value

@@ -8,17 +8,13 @@ from pathlib import Path
 from paceline.errors import BadInput
 
 
-class NoPlot(BadInput):
-    """Plotting is not possible here; the message says what to do."""
-
-
 def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], metric: str, out: Path) -> None:
-    """Writes ``out`` with a line for each curve of (step, value). Raises NoPlot."""
+    """Writes ``out`` with a line for each curve of (step, value). Raises BadInput."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise NoPlot(
+        raise BadInput(
             "plotting needs matplotlib: pip install 'paceline[plot]', or use --json for the numbers"
         ) from None
     figure = Figure(figsize=(9, 5), layout="constrained")
@@ -38,4 +34,4 @@ def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], metric: str, 
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=140, format="png")
     except OSError as error:
-        raise NoPlot(f"--out {out}: cannot be written: {error.strerror or error}") from error
+        raise BadInput(f"--out {out}: cannot be written: {error.strerror or error}") from error

@@ -18,7 +18,6 @@ from typer.testing import CliRunner
 from paceline.cli import app, main
 from paceline.cli.common import Target, parse_addresses
 from paceline.config.load import ConfigError
-from paceline.console.plot import NoPlot
 from paceline.dataset.rows import DataError
 from paceline.errors import BadInput, UserError
 from paceline.redis.server import NoRedis
@@ -154,7 +153,7 @@ def test_json_of_a_check_holds_every_setting(config: Path) -> None:
         (AuthError, 2),
         (DataError, 2),
         (DamagedFile, 2),
-        (NoPlot, 2),
+        (BadInput, 2),
         (ExportError, 2),
         (RequestRefused, 1),
         (RestRefused, 1),

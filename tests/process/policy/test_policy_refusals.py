@@ -11,8 +11,9 @@ import grpc
 import pytest
 
 from paceline.config.load import to_toml
+from paceline.errors import UserError
 from paceline.rpc.client import RequestRefused
-from policy_worker.refusal_limit import RefusalLimit, RefusedForGood
+from policy_worker.refusal_limit import RefusalLimit
 from testbed.redis_process import throwaway_redis
 from testbed.tiny_model import make_tiny_model
 from tests.fakes.policy_controller import SmallController
@@ -27,7 +28,7 @@ def test_three_refusals_of_one_kind_in_a_row_are_the_end() -> None:
     refusals = RefusalLimit("policy-0")
     refusals.add(7, refusal())
     refusals.add(7, refusal())
-    with pytest.raises(RefusedForGood, match=r"policy-0 3 times in a row: .*malformed"):
+    with pytest.raises(UserError, match=r"policy-0 3 times in a row: .*malformed"):
         refusals.add(7, refusal())
 
 

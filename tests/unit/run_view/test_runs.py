@@ -12,7 +12,6 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
-from paceline.console.plot import NoPlot
 from paceline.errors import BadInput
 from paceline.run_view.fleet_file import FleetRecord, ProcessId
 from paceline.run_view.runs import find_runs
@@ -101,7 +100,7 @@ def test_numbers_and_curves_are_compared_without_matplotlib(
     asked = invoke("compare", *both, "--json", "--metric", "eval_reward_mean")
     assert json.loads(asked.output)["runs"][0]["curve"] == [[0, 0.1]]
     refused = invoke("compare", *both)
-    assert isinstance(refused.exception, NoPlot)
+    assert isinstance(refused.exception, BadInput)
     assert "paceline[plot]" in str(refused.exception)
 
 
