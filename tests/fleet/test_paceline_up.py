@@ -1,4 +1,6 @@
-"""A whole fleet of real processes: 1 Redis, 2 controllers, 2 policy replicas, 2 rollout workers."""
+"""A whole fleet of real processes: 1 Redis, 2 controllers, 2 policy replicas, 2 rollout workers.
+
+Where one worker of each role shows the same, there is one: each takes seconds to start."""
 
 from __future__ import annotations
 
@@ -20,6 +22,10 @@ from testbed.local_run import ROOT, Up, paceline, write_run
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 Start = Callable[..., Up]
+SMALL = {"policy": 1, "rollout": 1}
+EVERYONE = {"policy-0", "policy-1", "rollout-0", "rollout-1"}
+SLOWLY = {"functions": ["testbed.slow_reward:digit_first_later"]}
+"""Some two steps a second: what a test does to the run comes before its end."""
 
 
 @pytest.fixture
@@ -53,20 +59,27 @@ def assert_sound(up: Up, steps: int) -> None:
     assert up.alive() == []
 
 
-def test_a_run_from_start_to_exported_model(start: Start) -> None:
-    up = start()
-    # Held until everyone has joined: so short a run can end before its last worker is up.
+def hold_until_everyone_has_joined(up: Up) -> None:
+    """So short a run can end before its last worker is up."""
     up.until(lambda: up.events("TermBegun"))
     paused = paceline("pause", "--run-dir", str(up.run_dir))
     assert paused.returncode == 0, paused.stderr
-    everyone = {"policy-0", "policy-1", "rollout-0", "rollout-1"}
-    up.until(lambda: {e["worker_id"] for e in up.events("WorkerRegistered")} == everyone)
+    up.until(lambda: {e["worker_id"] for e in up.events("WorkerRegistered")} == EVERYONE)
+
+
+def resume(up: Up) -> None:
+    resumed = paceline("resume", "--run-dir", str(up.run_dir))
+    assert resumed.returncode == 0, resumed.stderr
+
+
+def test_a_run_from_start_to_exported_model(start: Start) -> None:
+    up = start()
+    hold_until_everyone_has_joined(up)
     status = up.status()
     assert status["term"] > 0
     assert {c["state"] for c in status["controllers"]} == {"leader", "standby"}
-    assert {w["worker_id"] for w in status["workers"]} == everyone
-    resumed = paceline("resume", "--run-dir", str(up.run_dir))
-    assert resumed.returncode == 0, resumed.stderr
+    assert {w["worker_id"] for w in status["workers"]} == EVERYONE
+    resume(up)
     assert up.wait() == 0, up.said()
     assert_sound(up, steps=6)
 
@@ -87,7 +100,9 @@ def test_a_run_from_start_to_exported_model(start: Start) -> None:
 
 
 def test_leader_replica_and_rollout_worker_killed_in_one_run(start: Start) -> None:
-    up = start(train={"steps": 30, "checkpoint_every": 10, "eval_every": 15})
+    up = start(train={"steps": 20, "checkpoint_every": 10, "eval_every": 10}, reward=SLOWLY)
+    hold_until_everyone_has_joined(up)
+    resume(up)
     up.until(lambda: up.step() >= 2)
     first = up.leader()
     up.kill(first)
@@ -98,7 +113,7 @@ def test_leader_replica_and_rollout_worker_killed_in_one_run(start: Start) -> No
     up.until(lambda: any(e["worker_id"] == "policy-0" for e in up.events("WorkerDied")))
     up.kill("rollout-1")
     assert up.wait() == 0, up.said()
-    assert_sound(up, steps=30)
+    assert_sound(up, steps=20)
     summary = up.summary()
     assert summary["controller_failovers"] >= 1
     assert summary["mesh_rebuilds"] >= 1
@@ -107,7 +122,7 @@ def test_leader_replica_and_rollout_worker_killed_in_one_run(start: Start) -> No
 
 
 def test_an_interrupted_run_leaves_nothing_and_goes_on_later(start: Start) -> None:
-    up = start(train={"steps": 12, "checkpoint_every": 2})
+    up = start(train={"steps": 12, "checkpoint_every": 2}, fleet=SMALL)
     up.until(lambda: up.events("CheckpointRecorded"))
     up.process.send_signal(signal.SIGINT)
     assert up.wait(120) == 130, up.said()
@@ -121,7 +136,7 @@ def test_an_interrupted_run_leaves_nothing_and_goes_on_later(start: Start) -> No
 
 
 def test_two_interrupts_end_it_at_once(start: Start) -> None:
-    up = start(train={"steps": 500})
+    up = start(train={"steps": 500}, fleet=SMALL)
     up.until(lambda: up.step() >= 1)
     up.process.send_signal(signal.SIGINT)
     up.process.send_signal(signal.SIGTERM)
@@ -130,7 +145,7 @@ def test_two_interrupts_end_it_at_once(start: Start) -> None:
 
 
 def test_everything_killed_at_once_goes_on_with_exact_accounting(start: Start) -> None:
-    up = start(train={"steps": 12, "checkpoint_every": 2})
+    up = start(train={"steps": 12, "checkpoint_every": 2}, fleet={"rollout": 1})
     up.until(lambda: up.events("CheckpointRecorded"))
     up.close()
 
@@ -142,7 +157,7 @@ def test_everything_killed_at_once_goes_on_with_exact_accounting(start: Start) -
 def test_a_worker_that_cannot_start_ends_the_run_with_its_line(
     start: Start, tmp_path: Path
 ) -> None:
-    write_run(tmp_path)
+    write_run(tmp_path, fleet=SMALL)
     (tmp_path / "model" / "model.safetensors").write_bytes(b"not weights")
     up = start()
     assert up.wait() == 1
@@ -154,7 +169,7 @@ def test_a_worker_that_cannot_start_ends_the_run_with_its_line(
 
 def test_pause_scale_and_resume_while_the_run_goes_on(start: Start) -> None:
     # So many steps that the run cannot end before it is paused, and few enough to await the end.
-    up = start(train={"steps": 60, "eval_every": 60}, fleet={"policy": 1, "rollout": 1})
+    up = start(train={"steps": 20, "eval_every": 20}, reward=SLOWLY, fleet=SMALL)
     where = ("--run-dir", str(up.run_dir))
     up.until(lambda: up.step() >= 1)
     assert paceline("pause", *where).returncode == 0
@@ -165,7 +180,7 @@ def test_pause_scale_and_resume_while_the_run_goes_on(start: Start) -> None:
     up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerChanged")))
     assert paceline("resume", *where).returncode == 0
     assert up.wait() == 0, up.said()
-    assert_sound(up, steps=60)
+    assert_sound(up, steps=20)
     record = FleetRecord.read(up.run_dir)
     assert record is not None
     surplus = next(p for p in record.processes if p.name == "rollout-1")
