@@ -15,7 +15,13 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
 
 
 def poisoned(
-    tmp_path: Path, answers: list[str], processes: int, *, rows: int = 64, steps: int = 6
+    tmp_path: Path,
+    answers: list[str],
+    processes: int,
+    *,
+    rows: int = 64,
+    steps: int = 6,
+    rollout: int = 2,
 ) -> Up:
     config = write_run(
         tmp_path,
@@ -27,7 +33,7 @@ def poisoned(
             "processes": processes,
             "timeout_s": 1.0,
         },
-        fleet={"controllers": 1, "policy": 1, "rollout": 2},
+        fleet={"controllers": 1, "policy": 1, "rollout": rollout},
     )
     path = tmp_path / "train.jsonl"
     rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -57,7 +63,7 @@ def assert_sound(up: Up) -> None:
 
 
 def test_rewards_that_kill_their_process_or_hang_are_quarantined(tmp_path: Path) -> None:
-    up = poisoned(tmp_path, [KILLS, HANGS], processes=2)
+    up = poisoned(tmp_path, [KILLS, HANGS], processes=2, rollout=1)
     try:
         assert up.wait() == 0, up.said()
         assert_sound(up)
