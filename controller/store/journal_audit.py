@@ -54,10 +54,9 @@ class Report:
 
 
 def verify(redis_url: str, run_id: str) -> Report:
-    """Checks the journal of ``run_id``. Raises NoRedis if it cannot be read, and ForeignFormat if another
-    release wrote it.
+    """Checks the journal of ``run_id``, up to the entries that exist when the check begins.
 
-    The run may be running. Entries that are appended during the check are left out.
+    Raises NoRedis if it cannot be read, and ForeignFormat if another release wrote it.
     """
     client = connect_sync(redis_url, timeout_s=30.0)
     try:
