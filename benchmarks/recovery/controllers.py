@@ -79,7 +79,7 @@ CASES = {
     "standby-kill": Case(
         standby_killed,
         *("standby: kill -9", "process exit", "stands by again"),
-        "nothing but a line in the console",
+        "only a line in the console",
     ),
     "controllers-kill": Case(
         all_controllers_killed,

@@ -129,7 +129,7 @@ def replicas_apart(cluster: NamespacedFleet) -> Trial:
     return Trial(None, committed - healed)
 
 
-NOTHING = "a line in the console; the step goes on"
+NOTHING = "a line in the console; the step continues"
 ROLLED_BACK = "steps since the newest checkpoint are trained again, on the same groups"
 CASES = {
     **{
@@ -148,7 +148,7 @@ CASES = {
     "policy-stop": Case(
         replica_falls("reduce", signal.SIGSTOP),
         *("one of two replicas: SIGSTOP in the all-reduce", LEASE, COMMIT),
-        "the step takes a lease longer; awake, it rejoins and receives the state",
+        "the step takes a lease longer; after SIGCONT it rejoins and receives the state",
     ),
     "policy-three": Case(
         replica_falls("reduce"),
@@ -174,7 +174,7 @@ CASES = {
     "policy-cut": Case(
         replica_cut_off,
         *("network: one of two replicas cut off from the controllers", LEASE, COMMIT),
-        "the step takes a lease longer; reachable again, it rejoins and receives the state",
+        "the step takes a lease longer; once reachable, it rejoins and receives the state",
         HOSTS,
     ),
     "policies-apart": Case(

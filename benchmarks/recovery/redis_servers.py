@@ -121,12 +121,12 @@ def _says(fleet: LaunchedFleet, phase: str) -> float:
     return time.time()
 
 
-PAUSED = "status `paused: Redis ...`; nobody is declared dead"
+PAUSED = "status `waiting for Redis`; nobody is declared dead"
 CASES = {
     "redis-kill": Case(
         embedded_killed,
         *("embedded Redis: kill -9", "process exit", COMMIT),
-        "a line in the console; nobody restarts",
+        "a line in the console; no process restarts",
     ),
     "redis-stop": Case(
         stopped,
@@ -162,7 +162,7 @@ CASES = {
     "redis-sentinel": Case(
         master_killed,
         *("master behind three Sentinels: kill -9", "Sentinel (down-after 1 s)", COMMIT),
-        "status `paused: Redis ...` until its replica leads",
+        "status `waiting for Redis` until its replica leads",
         SENTINELS,
     ),
 }

@@ -111,7 +111,12 @@ CASES = {
     },
     "rollout-stop": Case(
         rollout_falls("generate", signal.SIGSTOP),
-        *("rollout worker: SIGSTOP", LEASE, RELEASED, f"{A_LINE}; awake, it is taken back"),
+        *(
+            "rollout worker: SIGSTOP",
+            LEASE,
+            RELEASED,
+            f"{A_LINE}; after SIGCONT it registers again",
+        ),
     ),
     "rollout-starved": Case(
         starved,
@@ -121,19 +126,23 @@ CASES = {
     "rollout-cut": Case(
         rollout_cut_off,
         *("network: rollout worker cut off from the controllers", LEASE, RELEASED),
-        f"{A_LINE}; reachable again, it is taken back",
+        f"{A_LINE}; once reachable, it registers again",
         HOSTS,
     ),
     "rollout-weights": Case(
         weights_cut_off,
         *("network: rollout worker cut off from the replicas for 5 s", "the transfer fails", GAP),
-        "its version stands still meanwhile",
+        "its weights stay at one version meanwhile",
         HOSTS,
     ),
     "task-poisoned": Case(
         poisoned,
-        *("poisoned task: its reward kills the scoring process", "the try fails", "quarantined"),
-        "the task and the reason of every try in the events",
+        *(
+            "poisoned task: its reward kills the scoring process",
+            "the attempt fails",
+            "quarantined",
+        ),
+        "the task and the reason of every attempt in the events",
         POISONED,
     ),
 }

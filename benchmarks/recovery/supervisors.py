@@ -33,12 +33,12 @@ def power_cut(fleet: LaunchedFleet) -> Trial:
 CASES = {
     "supervisor-kill": Case(
         supervisor_killed,
-        *("`paceline up`: kill -9, then `--attach`", "you", "fleet taken over"),
-        "the run goes on without it; nothing is restarted until --attach",
+        *("`paceline up`: kill -9, then `--attach`", "the user", "fleet taken over"),
+        "the run continues without it; nothing is restarted until --attach",
     ),
     "power-cut": Case(
         power_cut,
-        *("power cut: kill -9 of everything, then `paceline up` again", "you", COMMIT),
-        "the run goes on from its newest checkpoint",
+        *("power cut: kill -9 of everything, then `paceline up` again", "the user", COMMIT),
+        "the run continues from its newest checkpoint",
     ),
 }

@@ -14,8 +14,7 @@ Evidence and its consequence:
 There is no transition from idle to dead: a replica that reports and is not busy is never removed. The
 transition would evict a healthy replica that only waits for work.
 
-Silence counts only while the leader runs. If the leader itself did not run for a while, as on an
-overloaded machine, it adds the missed time to every lease.
+If the leader itself did not run, as on an overloaded machine, it adds the missed time to every lease.
 
 Nothing here is journalled. A new leader gives every worker a full lease and learns the rest from the
 reports. It forms no new mesh before every living member of a broken one has reported.

@@ -134,8 +134,7 @@ def _serialize(reply: Any) -> bytes:
 def final_error(controller: Controller, error: Exception) -> Exception:
     """``error``, unless it is a refusal by a leader whose lease has run out.
 
-    A leader that was stopped does not know its successor's decisions. It may refuse a request that the
-    successor would accept, and a caller does not repeat a refused request.
+    Such a leader may refuse a request that its successor would accept, and a refusal is final.
     """
     if isinstance(error, CommandRefused | Invalid):
         leader = controller.leader

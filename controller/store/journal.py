@@ -1,17 +1,15 @@
 """Journal of a run: its events in a Redis Stream, one entry for each flush.
 
-- An append and the payloads it speaks of travel in one pipelined round trip, payloads first.
-- One script fences the append: the term must be the highest granted, the entry must follow the one
-  the writer knows, and its payloads must be there. A deposed leader's write never lands.
-- An append whose answer was lost is repeated as it was: the head names the batch that landed last,
-  so it is recognised and not written twice.
-- An append counts once it is in Redis' append-only file. While Redis syncs that file (each second, with
-  appendfsync everysec) it answers before it writes, for up to two seconds: what it has answered would
-  then die with its process.
-- A snapshot bounds replay. The stream is trimmed up to the snapshot before, so a standby that lags
-  is not cut off; entries are numbered, so one that was cut off notices.
-- Journal and snapshot carry the number of their format. Those of another format are refused, and never
-  written to.
+- An append and its payloads are sent in one pipelined round trip, payloads first.
+- One script checks the append: the term must be the highest granted, the entry must follow the one that
+  the writer knows, and its payloads must exist. A deposed leader's append is therefore refused.
+- If the answer to an append was lost, the writer repeats it. The head names the newest batch, so a batch
+  that was already appended is recognised and not written twice.
+- An append is durable once it is in Redis' append-only file. While Redis syncs that file (each second,
+  with appendfsync everysec), it may answer up to two seconds before it writes.
+- A snapshot bounds replay. The stream is trimmed up to the previous snapshot, so that a standby that lags
+  can follow. Entries are numbered, so a standby notices if its next entry was trimmed.
+- Journal and snapshot contain the number of their format. Other formats are refused and not changed.
 """
 
 from __future__ import annotations
@@ -56,7 +54,7 @@ redis.call('HSET', KEYS[2], 'batch', ARGV[3], 'position', position, 'n', ARGV[4]
 return {'appended', position, syncing}
 """)
 
-# Whether everything executed before is in the append-only file by the time of the answer.
+# 1 if all earlier writes are in the append-only file, else 0.
 _WRITTEN = Script("""
 local info = redis.pcall('INFO', 'persistence')
 if type(info) ~= 'string' then return 1 end
@@ -74,7 +72,7 @@ return 1
 
 
 class Deposed(Exception):
-    """Another term was granted, or the journal is not the one this leader knows."""
+    """Another term was granted, or the journal has an entry that this leader does not know."""
 
 
 class RedisFull(Exception):
@@ -82,7 +80,7 @@ class RedisFull(Exception):
 
 
 class JournalGap(Exception):
-    """Entries are missing: the ledger that was read must be loaded again."""
+    """Entries were trimmed before they were read: the ledger must be loaded again."""
 
 
 class ForeignFormat(BadInput):
@@ -101,12 +99,12 @@ def check_format(found: bytes | int | None) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The point in the journal that a state stands at."""
+    """Point in the journal that a state corresponds to."""
 
     entry: str = START
-    """Stream id of the last entry contained."""
+    """Stream id of the last entry that was applied."""
     number: int = 0
-    """Entries from the beginning of the run up to and including that one."""
+    """Number of that entry, counted from the beginning of the run."""
     batch: str = ""
     """Unique id of that entry's batch."""
 
@@ -118,7 +116,7 @@ class Entry:
     t: float
     """Unix seconds at which the leader began to append it."""
     events: Sequence[Mapping[str, Any]]
-    """As journalled: JSON objects with ``type``."""
+    """JSON objects with ``type``, as in the journal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +127,7 @@ class LedgerSnapshot:
 
 
 class Journal:
-    """One run's journal. Only ``append`` and ``save_snapshot`` write, both under the fence."""
+    """One run's journal. ``append`` and ``save_snapshot`` write, and check the writer's term."""
 
     def __init__(self, redis: Any, keys: Keys, payloads: PayloadStore) -> None:
         self._redis = redis
@@ -146,9 +144,9 @@ class Journal:
         events: Sequence[Mapping[str, Any]],
         payloads: Mapping[Ref, bytes],
     ) -> Position:
-        """Appends one entry after ``after`` and returns its position. Safe to repeat as it was.
+        """Appends one entry after ``after`` and returns its position. A repeat has no further effect.
 
-        Raises Deposed, RedisFull, or redis' own connection errors: then the entry may have landed.
+        Raises Deposed, RedisFull or a connection error; after the last, the entry may be in the journal.
         """
         entry, number = encode_entry(term, t, events), after.number + 1
         verdict, detail = await self._write(after, term, batch, number, entry, payloads)
@@ -222,7 +220,7 @@ class Journal:
         _APPEND.queue(pipe, keys, arguments)
         replies = await pipe.execute(raise_on_error=False)
         if isinstance(replies[-1], NoScriptError):
-            # A new server, or a restarted one. The payloads are there already.
+            # The server was restarted or replaced. The payloads are stored already.
             await _APPEND.load(self._redis)
             pipe = self._redis.pipeline(transaction=False)
             _APPEND.queue(pipe, keys, arguments)
@@ -243,11 +241,11 @@ class Journal:
         while True:
             if await _WRITTEN.run(self._redis, [], []):
                 return
-            # Redis says nothing of its own accord once it has written.
+            # Redis does not notify clients once it has written, so poll.
             await asyncio.sleep(WRITTEN_AGAIN_S)
 
     async def replicated(self, *, expected: bool) -> bool:
-        """Whether a replica of Redis has everything so far; ``expected``: there is to be one."""
+        """Whether a replica of Redis has all writes. ``expected``: False if none is connected."""
         return await replicated(self._redis, self._keys, expected=expected)
 
     async def _next(self, after: str, count: int, block_ms: int | None) -> list[Entry]:
@@ -258,12 +256,12 @@ class Journal:
         return [decode_entry(position, fields) for position, fields in rows]
 
     async def scan(self, after: str, *, until: str = "+", count: int = READ_COUNT) -> list[Entry]:
-        """The next entries after stream id ``after`` that are still kept, gap or not."""
+        """The next kept entries after stream id ``after``. Does not check for a gap."""
         rows = await self._redis.xrange(self._keys.journal, min=f"({after}", max=until, count=count)
         return [decode_entry(position, fields) for position, fields in rows]
 
     async def head(self) -> Position:
-        """Where the journal ends."""
+        """Position of the newest entry."""
         fields = await self._redis.hgetall(self._keys.head)
         if not fields:
             return Position()
@@ -298,6 +296,6 @@ def decode_entry(position: bytes, fields: Mapping[bytes, bytes]) -> Entry:
 
 
 def order(position: str) -> tuple[int, int]:
-    """Of stream ids."""
+    """Sort key of a stream id."""
     time, _, number = position.partition("-")
     return int(time), int(number)

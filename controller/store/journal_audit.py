@@ -1,13 +1,13 @@
 """Audit of a journal (``paceline ledger verify``): replays it and checks every promise. Writes nothing.
 
-- Every event kept is applied to a ledger that checks conservation after each of them; at the end
-  every invariant is recomputed from the tasks.
-- What is trained is counted a second time from the events alone: no group in two steps of the
-  surviving line.
+- Every event is applied to a ledger that checks after each one that no task is lost. At the end every
+  invariant is recomputed from the tasks.
+- Trained groups are counted a second time from the events alone: no group is in two steps, except in
+  steps that a rollback undid.
 - Entries are numbered without a gap; terms, versions and mesh epochs only rise.
-- The stored snapshot equals the state that replay reaches at its position, if the journal still
-  holds the entries before it; otherwise replay begins at the snapshot, and the counts rest on it.
-- The payload of every group that a step may still need is there.
+- If the journal still holds the entries before the snapshot, the snapshot must equal the replayed
+  state. Otherwise replay begins at the snapshot, and the counts depend on it.
+- The payload of every group that a step may still need must exist.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ MAX_PROBLEMS = 50
 
 @dataclass(slots=True)
 class Report:
-    """What replay found."""
+    """Result of an audit."""
 
     counts: dict[str, Any] = field(default_factory=dict)
     """dispatched, pending, leased, ready, in_step, trained, dropped (by reason), duplicates, lost,
     steps, events, entries, terms, failovers, mesh_rebuilds, rollbacks."""
     problems: list[str] = field(default_factory=list)
-    """One line for each promise that does not hold."""
+    """One line for each broken promise."""
 
     @property
     def ok(self) -> bool:
@@ -54,10 +54,9 @@ class Report:
 
 
 def verify(redis_url: str, run_id: str) -> Report:
-    """Checks the journal of ``run_id``. Raises NoRedis if it cannot be read, and ForeignFormat if another
-    release wrote it.
+    """Checks the journal of ``run_id``, up to the entries that exist when the check begins.
 
-    A run that is under way may be checked: what is appended meanwhile is left out.
+    Raises NoRedis if it cannot be read, and ForeignFormat if another release wrote it.
     """
     client = connect_sync(redis_url, timeout_s=30.0)
     try:
@@ -115,7 +114,7 @@ class _Replay:
         self._events = 0
         self._open: tuple[Step, tuple[TaskId, ...]] = (Step(0), ())
         self._trained: dict[Step, tuple[TaskId, ...]] = {}
-        """Steps of the surviving line to their groups, as the events tell it."""
+        """Groups of each committed step that no rollback undid, by step, from the events."""
 
     def begin_at(self, snapshot: Mapping[str, Any]) -> None:
         self.ledger = Ledger.from_snapshot(snapshot["state"], checked=True)
@@ -215,7 +214,7 @@ class _Replay:
             for ref in refs:
                 pipe.exists(keys.payload(*ref))
             missing = [ref for ref, there in zip(refs, pipe.execute(), strict=True) if not there]
-        # The run may be under way: a checkpoint recorded since may have let payloads go.
+        # In a running run, a newer checkpoint may have made payloads unnecessary.
         if missing and client.hget(keys.head, "n") == str(self._number).encode():
             shown = ", ".join(f"{task_id} attempt {attempt}" for task_id, attempt in missing[:5])
             self.report.problem(f"{len(missing)} payloads are missing: {shown}")

@@ -1,4 +1,4 @@
-"""Copy of the ledger made from the journal: a standby keeps it hot and a leader starts from it."""
+"""Copy of the ledger made from the journal: a standby keeps it current, and a leader starts from it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from controller.store.journal import Entry, Journal, JournalGap, LedgerSnapshot,
 
 @dataclass(slots=True)
 class LedgerFollower:
-    """``ledger`` stands exactly at journal position ``at``."""
+    """``ledger`` is the state at journal position ``at``."""
 
     ledger: Ledger
     at: Position
     snapshot_at: str = ""
-    """Stream id of the snapshot it began from; empty: none."""
+    """Stream id of the snapshot that was loaded; empty: none."""
 
     @classmethod
     async def load(cls, journal: Journal) -> LedgerFollower:
-        """From the newest snapshot, to the end of the journal."""
+        """Loads the newest snapshot and applies the journal after it."""
         while True:
             snapshot = await journal.load_snapshot()
             replica = cls.of_snapshot(snapshot)
@@ -29,7 +29,7 @@ class LedgerFollower:
                 await replica.catch_up(journal)
                 return replica
             except JournalGap:
-                # Trimmed between reading the snapshot and reading on: there is a newer one.
+                # The journal was trimmed after the snapshot was read: there is a newer snapshot.
                 newer = await journal.load_snapshot()
                 if newer is None or (snapshot is not None and newer.at == snapshot.at):
                     raise
@@ -41,7 +41,7 @@ class LedgerFollower:
         return cls(Ledger.from_snapshot(dict(snapshot.state)), snapshot.at, snapshot.at.entry)
 
     async def catch_up(self, journal: Journal) -> int:
-        """Applies everything up to the present end; returns the number of entries."""
+        """Applies all entries of the journal; returns their number."""
         applied = 0
         while entries := await journal.read(self.at):
             self.apply(entries)
@@ -49,7 +49,7 @@ class LedgerFollower:
         return applied
 
     async def follow(self, journal: Journal, *, block_ms: int) -> Sequence[Entry]:
-        """Applies what arrives within ``block_ms``; returns it."""
+        """Waits up to ``block_ms`` for entries; applies and returns them."""
         entries = await journal.read(self.at, block_ms=block_ms)
         self.apply(entries)
         return entries
@@ -59,5 +59,5 @@ class LedgerFollower:
             for event in entry.events:
                 self.ledger.apply(from_json(event))
             self.at = entry.at
-        # Deleting payloads is the leader's business.
+        # Only the leader deletes payloads.
         self.ledger.take_garbage()

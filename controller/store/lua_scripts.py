@@ -1,4 +1,4 @@
-"""Lua scripts, run by digest, loaded again after a Redis restart."""
+"""Lua scripts of Redis: called by digest, and loaded again after a restart of Redis."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from redis.exceptions import NoScriptError
 
 
 class Script:
-    """One script. Replies are what Redis returns: integers, bytes, lists of them."""
+    """One script. Its replies are integers, bytes, or lists of them."""
 
     def __init__(self, source: str) -> None:
         self.source = source
         self.sha = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
     def queue(self, pipe: Any, keys: Sequence[str], args: Sequence[Any]) -> None:
-        """Adds the call to a pipeline. NoScriptError in its place means: ``load``, then repeat."""
+        """Adds the call to a pipeline. If its reply is NoScriptError, call ``load`` and repeat."""
         pipe.evalsha(self.sha, len(keys), *keys, *args)
 
     async def load(self, redis: Any) -> None:

@@ -1,4 +1,4 @@
-"""Samples of a run that its journal still holds, read without a controller. Writes nothing."""
+"""Stored samples of a run, read from Redis without a controller. Writes nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from paceline.redis.server import NoRedis
 async def kept_groups(
     redis_url: str, run_id: str, wanted: samples.Filter, sort: str, limit: int
 ) -> dict[str, Any]:
-    """``groups`` (as ``GET groups/{id}`` gives each) and ``total``, before the limit.
+    """``groups``, each as in ``GET groups/{id}``, and ``total``, their number before the limit.
 
     Raises NoRedis if the journal cannot be read.
     """
@@ -38,7 +38,7 @@ async def kept_groups(
                 group = await samples.read_group(state, payloads, summary.group_id)
                 details.append(group.model_dump(mode="json"))
             except Problem:
-                continue  # deleted since: a checkpoint covers it
+                continue  # deleted meanwhile, because a checkpoint covers it
         return {"groups": details, "total": found.total}
     except (RedisError, OSError) as error:
         raise NoRedis(

@@ -2,15 +2,13 @@
 
     ReportPartials ──check──► store (one per task) ──► the next lease of the task ──► deleted with it
 
-Nothing here is an event and no promise rests on it. What is stored is a true beginning of its task
-(tokens, log-probs and versions belong together), so a lost, late or stale report costs at most tokens
-that are generated again.
+No promise depends on a report. A report is a consistent prefix of its task (tokens, log-probs and
+versions), so if one is lost, late or stale, at most some tokens are generated again.
 
-- One report is kept for a task: the newest attempt's, and of that the longest. The write is fenced by
-  the leader's term.
-- A sample goes on only if it would still be accepted if it ended now: its oldest token must be fresh
+- One report is kept for a task: the longest of the newest attempt. A deposed leader cannot store one.
+- A sample continues only if it would still be accepted if it ended now: its oldest token must be fresh
   enough. Otherwise it starts again from the prompt.
-- All reports together are kept up to a size limit; a report beyond it is not kept.
+- A size limit bounds all reports together. A report that would exceed it is not kept.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ return 1
 
 @dataclass(frozen=True, order=True, slots=True)
 class Kept:
-    """What is stored of one task. The greater one replaces the other."""
+    """Size of one task's report. A greater one (attempt, tokens) replaces a smaller one."""
 
     attempt: int
     tokens: int
@@ -67,7 +65,7 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Partial:
-    """One report that has passed admission."""
+    """One report that has passed validation."""
 
     task_id: TaskId
     attempt: int
@@ -83,7 +81,7 @@ class Partial:
 
 class PartialStore(Protocol):
     async def put(self, term: int, partials: Sequence[Partial]) -> bool:
-        """False, with nothing stored, if ``term`` is over."""
+        """Stores reports. If a higher term was granted, stores nothing and returns False."""
         ...
 
     async def get(self, task_ids: Sequence[TaskId]) -> list[bytes | None]:
@@ -190,7 +188,7 @@ _NOTHING = Kept(0, 0, 0)
 
 
 class PartialRollouts:
-    """One leader's view of the store. ``state``: the ledger's."""
+    """Reports that one leader stores and hands out. ``state`` is the ledger's."""
 
     def __init__(self, store: PartialStore, state: State, *, term: int, limit_bytes: int) -> None:
         self._store = store
@@ -198,15 +196,15 @@ class PartialRollouts:
         self._term = term
         self._limit = limit_bytes
         self._sizes: dict[TaskId, Kept] = {}
-        """By task, what is stored, as far as this leader knows."""
+        """Stored reports by task, as far as this leader knows."""
         self._writing = 0
-        """Bytes on their way to the store."""
+        """Bytes of reports that are being stored."""
         self._unsure: set[TaskId] = set()
-        """Tasks of which something may be stored: the store did not answer."""
+        """Tasks that may have a report: the store did not answer when it was written."""
         self._full = False
 
     async def begin(self) -> None:
-        """Learns what earlier leaders have stored, and deletes the reports of finished tasks."""
+        """Reads the sizes of stored reports, and deletes the reports of finished tasks."""
         try:
             found = await self._store.sizes()
         except (RedisError, OSError):
@@ -216,8 +214,8 @@ class PartialRollouts:
         await self.delete([task_id for task_id in found if not unfinished(self._state, task_id)])
 
     async def keep(self, partials: Sequence[Partial]) -> list[bool]:
-        """Stores reports; False for one that does not fit. Raises NotLeading if the term is
-        over or Redis is away: the worker says it again."""
+        """Stores reports; False for one that does not fit. Raises NotLeading if the term is over or
+        Redis does not answer; the worker then repeats the request."""
         fitting = []
         more = 0
         room = self._limit - self._writing - sum(kept.size for kept in self._sizes.values())
@@ -243,21 +241,21 @@ class PartialRollouts:
             raise NotLeading(f"waiting for the store ({type(error).__name__})") from error
         finally:
             self._writing -= more
-        # Not before: a report that was not stored must not take up room forever.
+        # Only now: a report that was not stored must not count towards the limit.
         for partial in fitting:
             kept = self._sizes.get(partial.task_id, _NOTHING)
             self._sizes[partial.task_id] = max(kept, partial.kept)
         self._say_full(
             "" if len(fitting) == len(partials) else "rollout.partial_store_mb is used up"
         )
-        # Finished while it was being stored: its deletion may have come first.
+        # A task may have finished, and its report been deleted, before the report was stored.
         await self.delete([p.task_id for p in fitting if not unfinished(self._state, p.task_id)])
         return [partial in fitting for partial in partials]
 
     async def of(
         self, leases: Sequence[LeasedTask], limit_bytes: int
     ) -> dict[TaskId, rollout_pb2.PartialGroup]:
-        """What there is for tasks that are leased again, as far as it may be used, by task."""
+        """The usable parts of reports by task, for tasks that are leased again."""
         again = [lease.task_id for lease in leases if lease.attempt > 1]
         if not again:
             return {}
@@ -276,7 +274,7 @@ class PartialRollouts:
         return usable
 
     def finished(self, events: Iterable[Event]) -> list[TaskId]:
-        """Tasks that these events have finished and of which something is stored."""
+        """Tasks that these events have finished and that may have a report."""
         done = set()
         for e in events:
             if isinstance(e, GroupAccepted):
@@ -289,7 +287,7 @@ class PartialRollouts:
         try:
             await self._store.delete(task_ids)
         except (RedisError, OSError) as error:
-            # The next leader finds it.
+            # The next leader deletes it.
             event(log, "partial work not deleted", logging.WARNING, why=type(error).__name__)
             return
         for task_id in task_ids:
@@ -303,7 +301,7 @@ class PartialRollouts:
 
 
 def fresh_part(state: State, group: rollout_pb2.PartialGroup) -> rollout_pb2.PartialGroup | None:
-    """The group without the tokens of samples that may not go on; None if none may."""
+    """The group without the tokens of samples that are too stale; None if all of them are."""
     stale = 0
     for completion in group.completions:
         if completion.versions and not may_continue(

@@ -1,8 +1,8 @@
 """Payload stores: the tokens of accepted groups, kept until a checkpoint covers them.
 
 A payload is the serialised ``Group`` message as the worker sent it, under (task id, attempt). It is
-stored before the event that accepts it, so an accepted group always has one; what is stored for a
-group that was not accepted is overwritten by the next try or deleted with its task.
+stored before the event that accepts it, so an accepted group always has one. The payload of a group
+that was not accepted is overwritten by the next attempt or deleted with its task.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PayloadStore(Protocol):
         ...
 
     async def list(self) -> Refs:
-        """All that are stored."""
+        """All stored payloads."""
         ...
 
 
@@ -110,7 +110,7 @@ class FilePayloads:
                 file.write(data)
                 file.flush()
                 os.fsync(file.fileno())
-            # Whole or not at all: a reader never sees half a payload.
+            # Atomic: a reader never sees an incomplete payload.
             partial.replace(path)
 
     def _read(self, ref: Ref) -> bytes | None:

@@ -1,4 +1,4 @@
-"""Redis durability: would an append survive the loss of its master, and has it reached the disk?"""
+"""Redis durability: a check that a replica of Redis has all earlier writes."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ WAIT_MS = 200
 
 
 async def replicated(redis: Any, keys: Keys, *, expected: bool = False) -> bool:
-    """True once a replica has everything that was written before, or where there is none to have it.
+    """True if a replica has all earlier writes, or if no replica is connected and none is ``expected``.
 
-    ``expected``: there is to be one, as behind Sentinels; none that is connected is as good as one
+    Set ``expected`` behind Sentinels: a replica that is not connected is then no better than one
     that lags. Redis errors propagate.
     """
     info = await redis.info("replication")
     if not info.get("connected_slaves", 0):
         return not expected
     async with redis.pipeline(transaction=False) as pipe:
-        # WAIT is about the last write of its own connection, and replicas get writes in order.
+        # WAIT concerns the last write of its own connection. Replicas receive writes in order.
         pipe.set(keys.mark, "1")
         pipe.execute_command("WAIT", 1, WAIT_MS)
         try:

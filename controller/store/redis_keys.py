@@ -14,16 +14,16 @@ class Keys:
         self.journal = self._prefix + "journal"
         """Stream of entries; one entry is all events of one flush."""
         self.head = self._prefix + "head"
-        """Hash {batch, position, n, term, format} of the newest entry: what the next append builds on."""
+        """Hash {batch, position, n, term, format} of the newest entry, which the next append names."""
         self.snapshot = self._prefix + "snapshot"
         self.config = self._prefix + "config"
         """Canonical JSON of the config sections that every process of the run must agree on."""
         self.payloads_at = self._prefix + "payloads-at"
         """Directory of the payloads; empty if they are in Redis."""
         self.mark = self._prefix + "mark"
-        """Written for no other reason than to see it arrive at a replica."""
+        """Written to test whether writes reach a replica."""
         self.term = self._prefix + "term"
-        """Highest term granted: the fence."""
+        """Highest granted term: an append with a lower one is refused."""
         self.leader = lease_key(run_id)
         self.controllers = controllers_key(run_id)
 
@@ -31,5 +31,5 @@ class Keys:
         return f"{self._prefix}payload:{task_id}:{attempt}"
 
     def partial(self, task_id: str) -> str:
-        """Hash {attempt, tokens, data}: what a running task has so far."""
+        """Hash {attempt, tokens, data} of a running task's partial rollout."""
         return f"{self._prefix}partial:{task_id}"

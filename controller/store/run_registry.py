@@ -1,4 +1,4 @@
-"""Run registry in Redis: the settings that all controllers share, and who and where they are."""
+"""Run registry in Redis: the settings that all controllers share, and the controllers' addresses."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from paceline.errors import BadInput
 
 
 class RunRegistry:
-    """One run's. Redis errors propagate."""
+    """Registry of one run. Redis errors propagate."""
 
     def __init__(self, redis: Any, keys: Keys) -> None:
         self._redis = redis
         self._keys = keys
 
     async def agree(self, run: str, payload_dir: str, config_json: str) -> None:
-        """The first controller of a run writes down what all of its processes must agree on.
+        """Stores the settings that all processes of a run must share, or compares them with the stored ones.
 
-        Raises BadInput if this controller's settings are not those of the run.
+        Raises BadInput if they differ.
         """
         agreed = await self._first(self._keys.payloads_at, payload_dir)
         if agreed != payload_dir:

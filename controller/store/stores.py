@@ -27,7 +27,7 @@ class Stores:
     registry: RunRegistry
     close: Callable[[], Awaitable[None]]
     url: str
-    """Of the Redis with the journal; workers meet there too."""
+    """URL of the Redis with the journal. Workers exchange their addresses there too."""
     payload_dir: str = ""
     """Directory of the payloads; empty: they are in Redis."""
 
@@ -35,7 +35,7 @@ class Stores:
 def redis_stores(
     config: Config, identity: LeaderIdentity, url: str, *, clock: Clock = SYSTEM_CLOCK
 ) -> Stores:
-    """In the Redis at ``url``, and in ``controller.payload_dir`` if that is set."""
+    """Stores in the Redis at ``url``; payloads in ``controller.payload_dir`` if that is set."""
     redis, keys = connect(url, timeout_s=2.0), Keys(config.run.name)
     lease_s = config.controller.leader_lease_s
     election = Election(redis, keys, identity, lease_s=lease_s, clock=clock)

@@ -75,35 +75,35 @@ class AdminServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def GetStatus(self, request, context):
-        """A standby answers too, from its own copy of the ledger.
+        """State of the run. A standby answers too, from its own copy of the ledger.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def WatchEvents(self, request, context):
-        """Events in journal order, from a position on; follows the journal when asked to.
+        """Events in journal order after a position. With `follow`, the stream continues with new events.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportExit(self, request, context):
-        """A launcher saw a process end: certain evidence, the worker is dead at once.
+        """A launcher reports that a process exited. The worker is declared dead at once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Scale(self, request, context):
-        """Desired number of workers of a role; carried out by the fleet's provider.
+        """Changes the desired number of workers of roles. The fleet's provider starts and ends workers.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Drain(self, request, context):
-        """One worker finishes what it holds and leaves.
+        """One worker finishes its tasks and leaves.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -116,7 +116,7 @@ class AdminServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Stop(self, request, context):
-        """Ends the run: after the open step, every worker gets the directive to stop.
+        """Ends the run: after the open step, every worker receives the directive to stop.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

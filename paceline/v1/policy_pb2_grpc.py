@@ -61,21 +61,21 @@ class PolicyServiceServicer:
     """Missing associated documentation comment in .proto file."""
 
     def NextPlan(self, request, context):
-        """The plan of the step after the state this replica holds. Waits up to wait_s for it.
+        """Returns the plan of the step that follows the replica's state. Waits up to wait_s for it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FetchGroups(self, request, context):
-        """Payloads of accepted groups, in the order asked for.
+        """Returns the payloads of accepted groups, in the order of the request.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Vote(self, request, context):
-        """Reports that the replica holds the reduced gradients of the step. Waits for the outcome. Idempotent by
+        """Reports that the replica has the reduced gradients of the step. Waits for the outcome. Idempotent by
         (step, mesh_epoch).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -83,7 +83,7 @@ class PolicyServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RecordCheckpoint(self, request, context):
-        """A checkpoint is complete and readable. Idempotent by step.
+        """Reports that a checkpoint is complete. Idempotent by step.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

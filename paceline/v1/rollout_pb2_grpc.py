@@ -67,23 +67,23 @@ class RolloutServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SubmitGroups(self, request, context):
-        """Hands in finished groups. Idempotent by (task_id, attempt): a repeat counts once and
-        gets the same answer. Each group gets its own verdict; a refused group changes nothing.
+        """Submits finished groups. Idempotent by (task_id, attempt): a repeated group counts once. Each group
+        has its own result, and a refused group changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReturnTasks(self, request, context):
-        """Gives tasks back, with a reason: to be tried again elsewhere, or to be dropped for good.
+        """Returns tasks with a reason. They are leased again or dropped.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportPartials(self, request, context):
-        """Stores the tokens of running tasks so far, for the next lease of each. Nothing of the ledger
-        depends on it. Idempotent: the longest report of the newest attempt is kept.
+        """Stores the tokens that running tasks have so far, for their next lease. The ledger does not depend
+        on them. Idempotent: the longest report of the newest attempt is kept.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

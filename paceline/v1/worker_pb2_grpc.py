@@ -63,15 +63,15 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Session(self, request_iterator, context):
-        """One stream a worker for as long as it lives: reports go up, desired state comes down.
-        A lost, repeated or reordered directive does no harm; a new leader sends the current one.
+        """One stream for each worker, open as long as it lives. The worker sends reports, and the leader sends
+        desired state. A directive that is lost, repeated or reordered does no harm.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ReportPeerError(self, request, context):
-        """Reports a failed collective or weights link. A hint about the peers, never proof of a death.
+        """Reports a failed collective or weights link. This alone never makes a peer dead.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
