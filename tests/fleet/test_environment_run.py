@@ -16,7 +16,7 @@ from controller.store.journal_audit import verify
 from paceline.v1 import rollout_pb2, worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
 from policy_worker.step.batch import decode
-from policy_worker.step.gradients import StepSpec
+from policy_worker.step.gradients import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
 from rollout_worker.engine.base import Completion as EngineSample
 from rollout_worker.engine.base import Finish
@@ -151,7 +151,7 @@ async def test_groups_with_masks_are_accepted_and_trained_on(tmp_path: Path) -> 
     trainer.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
     trainer.restore("", 0, 0)
     keys = [(group.task.task_id, group.task.attempt) for group in trained]
-    trainer.begin(StepSpec(1, 0, int(batch.trained.sum()), len(masks)), keys)
+    trainer.begin(StepTotals(1, 0, int(batch.trained.sum()), len(masks)), keys)
     trainer.add(trained)
     stats = trainer.reduce()
     # The same weights on both sides: the trainer finds the log-probs that were sampled with, at
