@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import fields
 from enum import Enum
+from functools import cache
 from typing import Any, TypeVar
 
 from google.protobuf.message import Message
@@ -32,10 +33,14 @@ _PLANS = wire_values(PlanState, policy_pb2.PlanState, "PLAN_STATE")
 
 def message_of(kind: type[M], view: Any, **other: Any) -> M:
     """The message with the fields that the dataclass ``view`` has too; ``other``: those that differ."""
-    names = {field.name for field in fields(view)} & set(kind.DESCRIPTOR.fields_by_name)
-    same = {name: getattr(view, name) for name in names - other.keys()}
-    message: M = kind(**same, **other)
+    names = _shared_names(kind, type(view))
+    message: M = kind(**{n: getattr(view, n) for n in names if n not in other}, **other)
     return message
+
+
+@cache
+def _shared_names(kind: Any, view: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in fields(view) if f.name in kind.DESCRIPTOR.fields_by_name)
 
 
 def directive_of(
