@@ -34,6 +34,7 @@ MAX_TASKS = 1024
 MAX_STATS = 128
 MAX_COMPONENTS = 64
 MAX_TEXT = 1 << 20
+FINISHED = (rollout_pb2.FINISH_REASON_STOP, rollout_pb2.FINISH_REASON_LENGTH)
 
 
 class Invalid(ValueError):
@@ -206,21 +207,19 @@ def _check_finished(
 ) -> _Finished:
     count = _token_count(completion.tokens, "tokens", limits)
     spans = _spans(completion, count, newest)
-    if completion.finish_reason not in (
-        rollout_pb2.FINISH_REASON_STOP,
-        rollout_pb2.FINISH_REASON_LENGTH,
-    ):
+    if completion.finish_reason not in FINISHED:
         raise Invalid("finish_reason is missing")
     if not usable_reward(completion.reward):
         raise Invalid(f"reward is {completion.reward}: at most {MAX_REWARD:g} in magnitude")
-    if len(completion.reward_components) > MAX_COMPONENTS:
-        raise Invalid(f"over {MAX_COMPONENTS} reward components")
-    for name, value in completion.reward_components.items():
-        if not usable_reward(value):
-            raise Invalid(f"reward component {name[:64]} = {value}")
+    if components := completion.reward_components:
+        if len(components) > MAX_COMPONENTS:
+            raise Invalid(f"over {MAX_COMPONENTS} reward components")
+        for name, value in components.items():
+            if not usable_reward(value):
+                raise Invalid(f"reward component {name[:64]} = {value}")
     check_text(completion.text, "text", MAX_TEXT)
     trainable = count
-    version_sum = float(sum(version * length for version, length in spans))
+    version_sum = float(sum([version * length for version, length in spans]))
     if completion.loss_mask:
         mask = _loss_mask(completion.loss_mask, count)
         versions = np.repeat([v for v, _ in spans], [length for _, length in spans])
@@ -255,18 +254,19 @@ def _spans(
     """(version, length) of each span. Spans and log-probs must fit the number of tokens."""
     if len(completion.logprobs) != 4 * tokens:
         raise Invalid(f"{tokens} tokens but {len(completion.logprobs) / 4:g} log-probs")
+    versions = completion.versions
     # Checked before the list is built: a message may contain a million spans.
-    if len(completion.versions) > tokens:
-        raise Invalid(f"{len(completion.versions)} version spans, {tokens} tokens")
-    spans = [(span.version, span.length) for span in completion.versions]
-    last = 0
+    if len(versions) > tokens:
+        raise Invalid(f"{len(versions)} version spans, {tokens} tokens")
+    spans = [(span.version, span.length) for span in versions]
+    last = covered = 0
     for version, length in spans:
         if not last <= version <= newest:
             raise Invalid(f"version {version} after {last}, newest is {newest}")
         if length < 1:
             raise Invalid("an empty version span")
         last = version
-    covered = sum(length for _, length in spans)
+        covered += length
     if covered != tokens:
         raise Invalid(f"version spans cover {covered} of {tokens} tokens")
     return spans
@@ -285,11 +285,11 @@ def _check_numbers(
     group: rollout_pb2.Group | rollout_pb2.PartialGroup, limits: GroupLimits
 ) -> None:
     """Checks all completions in one pass, which is several times faster than one pass for each."""
-    tokens = b"".join([group.prompt_tokens, *(c.tokens for c in group.completions)])
+    tokens = b"".join([group.prompt_tokens, *[c.tokens for c in group.completions]])
     # Read as unsigned, a negative id is huge: one comparison finds negative and too large ids.
     if np.frombuffer(tokens, dtype="<u4").max() >= (limits.vocabulary or 1 << 31):
         raise Invalid(f"a token id is negative or not below {limits.vocabulary}, the vocabulary")
-    scores = np.frombuffer(b"".join(c.logprobs for c in group.completions), dtype="<f4")
+    scores = np.frombuffer(b"".join([c.logprobs for c in group.completions]), dtype="<f4")
     # A NaN makes both comparisons false.
     if not (scores.max() <= LOGPROB_CEILING and scores.min() > -math.inf):
         raise Invalid("log-probs must be finite and at most 0")

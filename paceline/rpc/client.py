@@ -93,6 +93,7 @@ class ControlPlane:
         self._tls_ca = tls_ca
         self._max_message_mb = max_message_mb
         self._channels: dict[str, grpc.aio.Channel] = {}
+        self._bound: dict[tuple[str, str], Any] = {}
         self._calls: dict[Any, str] = {}
         self._moved: set[Any] = set()
 
@@ -201,12 +202,15 @@ class ControlPlane:
 
     def bind(self, address: str, method: str) -> Any:
         """The callable of ``method`` at one controller. The caller adds the metadata."""
+        if (bound := self._bound.get((address, method))) is not None:
+            return bound
         channel = self._channels.get(address)
         if channel is None:
             channel = self._channels[address] = open_channel(
                 address, tls_ca=self._tls_ca, max_message_mb=self._max_message_mb
             )
-        return bind_method(channel, METHODS[method])
+        self._bound[address, method] = bind_method(channel, METHODS[method])
+        return self._bound[address, method]
 
     def failed(self, address: str, error: grpc.aio.AioRpcError) -> str:
         """Chooses the next controller after ``error``. Raises RequestRefused if the refusal is definite.
@@ -274,6 +278,7 @@ class ControlPlane:
     async def close(self) -> None:
         """Closes all channels. Idempotent."""
         channels, self._channels = list(self._channels.values()), {}
+        self._bound.clear()
         for channel in channels:
             await channel.close()
 
