@@ -1,4 +1,4 @@
-"""Leader: the shell around the pure ledger, for as long as this controller holds the lease.
+"""Leader: the requests, ledger, group commit and long polls of the controller that holds the lease.
 
     handlers ─execute─► ledger ─events─► group commit ─flush─► journal (Redis)
     reports  ─observe─► liveness ─tick─► commands ─┘            │ durable

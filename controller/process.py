@@ -1,4 +1,4 @@
-"""Controller process: from its settings to a server that answers, and to its end.
+"""Controller process: start, serving and end.
 
     settings checked ──► ports bound ──► Redis there ──► gRPC and REST answer ──► controller runs
                                                                                       │ SIGTERM

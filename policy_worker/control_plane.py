@@ -1,4 +1,4 @@
-"""Blocking control plane of the training thread: every call has a condition that ends it early.
+"""Blocking control-plane client of the training thread, with calls that a condition ends early.
 
 The session and all calls run on an event loop in a background thread. The training thread waits for
 the controller here and nowhere else.

@@ -1,4 +1,4 @@
-"""Policy worker: follows the controller's directives and trains one step after the other.
+"""Policy worker: the controller's directives, mesh epochs and training steps.
 
     directive ─┬─ no mesh ────────► leave it; draining: finish and exit
                ├─ another epoch ──► form ─► restore | receive_state | send_state ─┐

@@ -1,4 +1,4 @@
-"""Weight publisher: one snapshot on the training path, everything else in the background.
+"""Weight publisher: a snapshot on the training path, encoding and sending in the background.
 
     training thread ── publish(v) ──► newest snapshot ──► link thread ──► receiver
                                              └──────────► link thread ──► receiver

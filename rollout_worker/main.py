@@ -1,4 +1,4 @@
-"""A rollout worker: leases in, scored groups out, new weights whenever there are some.
+"""Rollout worker: leases, scored groups and weight updates.
 
     directive ──► link ──► receiver thread ── staged ──► engine.load_weights (between two tokens)
         │                                                        │ loaded: reported, leased with

@@ -1,4 +1,4 @@
-"""Received weights into the engine, and the consequence if they cannot be loaded.
+"""Loading of received weights into the engine, and the end of a worker that cannot load them.
 
 receiver's thread ──► on_weights ── waits ──► load (event loop) ──► engine.load_weights
 """

@@ -1,4 +1,4 @@
-"""Exporters of one leader: curves to sinks, traces of samples to a collector.
+"""Exporters of one leader: metric sinks and sample traces.
 
 Each runs in a thread of its own, behind the journal and the run files. Nobody waits for them.
 """

@@ -1,4 +1,4 @@
-"""Spare rollout workers: loaded, kept at the newest weights, and leasing nothing until one is missing.
+"""Spare rollout workers: loaded and up to date, without leases until a worker is missing.
 
 The fleet has ``rollout_spares`` more rollout workers than the desired count. Which of them work is a
 decision of the ledger, so it survives a failover. A worker comes as a spare. While fewer work than

@@ -1,4 +1,4 @@
-"""Surroundings of the simulated processes: time, network, Redis, controllers, shared disk, and who watches."""
+"""Surroundings of the simulated processes: time, network, Redis, shared disk and observers."""
 
 from __future__ import annotations
 

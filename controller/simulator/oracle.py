@@ -1,4 +1,4 @@
-"""Independent accountant of a simulated run: what must be true of the journal, without the ledger's help.
+"""Oracle of a simulated run: its promises, checked on the journal without the ledger's code.
 
 It sees every entry as it lands, keeps its own books of leases, votes and steps, and beside them a
 checked ledger that applies the same events. What a client was told is compared with what it was

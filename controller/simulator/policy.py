@@ -1,4 +1,4 @@
-"""Simulated policy replica: it converges to the mesh, then trains step after step until its epoch is over.
+"""Simulated policy replica: mesh epochs, steps and votes.
 
     directive ──► form epoch ──► restore, or receive ──► plan ─► accumulate ─► reduce ─► vote
                      ▲                                      ▲                               │

@@ -1,4 +1,4 @@
-"""Simulated rollout worker: it leases ahead, generates and submits, and loads weights as they come."""
+"""Simulated rollout worker: leases, generation, submission and weight loading."""
 
 from __future__ import annotations
 

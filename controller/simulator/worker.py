@@ -1,4 +1,4 @@
-"""Simulated worker: calls that are repeated until answered, a session, a rejoin."""
+"""Simulated worker: repeated calls, its session, and rejoining."""
 
 from __future__ import annotations
 

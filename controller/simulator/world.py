@@ -1,4 +1,4 @@
-"""Simulated world: a fleet, its controllers and its store, put together from a seed and run to the end."""
+"""Simulated world: one run, put together from a seed and driven to its end."""
 
 from __future__ import annotations
 

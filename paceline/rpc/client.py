@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -113,14 +114,12 @@ class ControlPlane:
         Retries during failovers. Raises RequestRefused on a definite refusal, and
         ControlPlaneUnavailable after ``timeout_s`` seconds (None: never).
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
         patience = ATTEMPT_S + float(getattr(request, "wait_s", 0.0))
         backoff = Backoff()
         while True:
             address = self.address
-            attempt_s = patience
-            if deadline is not None:
-                attempt_s = min(patience, max(0.001, deadline - time.monotonic()))
+            attempt_s = min(patience, max(0.001, deadline - time.monotonic()))
             call = self.bind(address, method)(request, timeout=attempt_s, metadata=self.metadata)
             self._calls[call] = address
             try:
@@ -138,7 +137,7 @@ class ControlPlane:
             finally:
                 self._calls.pop(call, None)
                 self._moved.discard(call)
-            if deadline is not None and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 raise ControlPlaneUnavailable(
                     f"{method}: no controller of {', '.join(self.addresses)} answered within "
                     f"{timeout_s:g} s ({failure})"
@@ -198,18 +197,16 @@ class ControlPlane:
                 call.cancel()
             if timeout_s is not None and time.monotonic() - last_progress > timeout_s:
                 raise ControlPlaneUnavailable(f"{method}: {failure}")
-            await backoff.wait(None)
+            await backoff.wait()
 
     def bind(self, address: str, method: str) -> Any:
         """The callable of ``method`` at one controller. The caller adds the metadata."""
-        if (bound := self._bound.get((address, method))) is not None:
-            return bound
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = self._channels[address] = open_channel(
-                address, tls_ca=self._tls_ca, max_message_mb=self._max_message_mb
-            )
-        self._bound[address, method] = bind_method(channel, METHODS[method])
+        if (address, method) not in self._bound:
+            if address not in self._channels:
+                self._channels[address] = open_channel(
+                    address, tls_ca=self._tls_ca, max_message_mb=self._max_message_mb
+                )
+            self._bound[address, method] = bind_method(self._channels[address], METHODS[method])
         return self._bound[address, method]
 
     def failed(self, address: str, error: grpc.aio.AioRpcError) -> str:
@@ -289,9 +286,7 @@ class Backoff:
     def __init__(self) -> None:
         self._next_s = FIRST_BACKOFF_S
 
-    async def wait(self, deadline: float | None) -> None:
+    async def wait(self, deadline: float = math.inf) -> None:
         pause = self._next_s * random.uniform(0.5, 1.0)
         self._next_s = min(self._next_s * 2, LAST_BACKOFF_S)
-        if deadline is not None:
-            pause = min(pause, max(0.0, deadline - time.monotonic()))
-        await asyncio.sleep(pause)
+        await asyncio.sleep(min(pause, max(0.0, deadline - time.monotonic())))

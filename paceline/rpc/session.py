@@ -174,7 +174,7 @@ class WorkerSession:
             if rejoin:
                 await self._rejoin()
             else:
-                await backoff.wait(None)
+                await backoff.wait()
 
     def poke(self) -> None:
         """Sends a report now, because the state has changed. Thread-safe and cheap."""

@@ -1,4 +1,4 @@
-"""Columns of tokens: everything the loss reads of each completion token, by name.
+"""Token columns: the per-token inputs of the loss, by name.
 
 Advantages compare the reward of a completion with those of its group. Weights are such that the plain
 sum over a whole step is the loss: they depend only on the step's totals and on a sequence's own length,

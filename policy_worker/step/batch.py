@@ -96,15 +96,15 @@ def check_vocabulary(batch: TokenBatch, groups: Sequence[rollout_pb2.Group], row
         raise BadGroup(f"token {highest} in one of {names}: the model knows {rows}")
 
 
-def staleness(version: Ints, step: int, lines: Sequence[tuple[int, int]]) -> Ints:
+def staleness(version: Ints, step: int, epochs: Sequence[tuple[int, int]]) -> Ints:
     """Steps between the state that produced each token and the one that step ``step`` starts from.
 
-    ``lines``: pairs of a StepPlan's VersionEpochs, (first_version, offset). Version v, up to the next
+    ``epochs``: (first_version, offset) of each VersionEpoch of the plan. Version v, up to the next
     first_version, is the state after step v - offset. Never below 0.
     """
-    first, offset = np.array(sorted(lines) or [(0, 0)], dtype=np.int64).T
-    line = np.clip(np.searchsorted(first, version, side="right") - 1, 0, None)
-    age: Ints = np.maximum(step - 1 - (version - offset[line]), 0)
+    first, offset = np.array(sorted(epochs) or [(0, 0)], dtype=np.int64).T
+    epoch = np.clip(np.searchsorted(first, version, side="right") - 1, 0, None)
+    age: Ints = np.maximum(step - 1 - (version - offset[epoch]), 0)
     return age
 
 

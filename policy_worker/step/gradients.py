@@ -41,19 +41,20 @@ class StepTotals:
     """Of the state before the step."""
     tokens: int
     sequences: int
-    lines: tuple[tuple[int, int], ...] = ()
-    """(first_version, offset), see VersionEpoch."""
+    version_epochs: tuple[tuple[int, int], ...] = ()
+    """(first_version, offset) of each VersionEpoch of the plan."""
 
     @classmethod
     def of(cls, plan: policy_pb2.StepPlan) -> StepTotals:
-        lines = tuple((line.first_version, line.offset) for line in plan.version_epochs)
+        epochs = tuple((epoch.first_version, epoch.offset) for epoch in plan.version_epochs)
         step, version = Step(plan.step), Version(plan.version)
-        return cls(step, version, plan.total_tokens, plan.total_sequences, lines)
+        return cls(step, version, plan.total_tokens, plan.total_sequences, epochs)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StepTotals:
         """From asdict() that has gone through JSON."""
-        return cls(**{**value, "lines": tuple(tuple(line) for line in value["lines"])})
+        epochs = tuple(tuple(epoch) for epoch in value["version_epochs"])
+        return cls(**{**value, "version_epochs": epochs})
 
 
 @dataclass(eq=False)
@@ -152,7 +153,7 @@ class Gradients:
                 batch.trained, batch.length, spec.tokens, spec.sequences, self.state.config
             ),
             trained=batch.trained,
-            staleness=staleness(batch.version, spec.step, spec.lines).astype(np.float32),
+            staleness=staleness(batch.version, spec.step, spec.version_epochs).astype(np.float32),
             sequence_of=np.repeat(np.arange(len(batch.length)), batch.length),
             sequences=len(batch.length),
         )

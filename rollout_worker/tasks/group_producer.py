@@ -1,4 +1,4 @@
-"""One lease to one scored group, or to a return with the reason.
+"""Group producer: from a lease to a scored group, or to a return with the reason.
 
 row ──► prompt tokens ──► engine (or an environment) ──► texts ──► rewards ──► group
     unusable row: DROP   failed: FAILED                      failed: FAILED

@@ -1,4 +1,4 @@
-"""Leasing of tasks ahead of the engine: it never waits for work, and the worker hoards none.
+"""Leasing of tasks ahead of the engine.
 
     wake ──► may lease? ──► how many? ──► LeaseTasks (the controller keeps the request open while
       ▲      (directive,    (tasks_wanted)    no task is admissible) ──► each lease starts a task

@@ -1,4 +1,4 @@
-"""Work on held tasks: start, cancel, hand back, leave to other workers.
+"""Task runner: start, cancellation, return and hand-over of held tasks.
 
 lease ──► take ──► producer (prompt ─► engine ─► rewards) ──► outbox ──► verdict: released
              └──► handed back, if this worker is not to work on it
