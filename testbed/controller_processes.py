@@ -14,7 +14,7 @@ from typing import Any
 
 from paceline.redis.server import stop_redis
 
-START_LIMIT_S = 30.0
+START_LIMIT_S = 300.0
 
 
 def write_config(directory: Path, rows: int = 100, **sections: dict[str, Any]) -> Path:

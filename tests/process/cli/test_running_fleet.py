@@ -26,7 +26,7 @@ from testbed.controllers import addresses, running_controllers, status, until
 from testbed.local_run import ROOT, paceline
 from tests.fixtures.rest import HTML, train
 
-SETTINGS = {"train": {"checkpoint_every": 1000}, "fleet": {"lease_ttl_s": 60.0}}
+SETTINGS = {"train": {"checkpoint_every": 1000}, "fleet": {"lease_ttl_s": 3600.0}}
 STEPS = 4
 
 
