@@ -65,8 +65,10 @@ def test_a_cancelled_wait_leaves_no_operation_that_writes(pair: Pair) -> None:
     with pytest.raises(EpochCancelled):
         for handle in running:
             mesh.wait(handle)
-    assert all(handle.poll(0) for handle in running)
-    untouched_by_now(scratch)
+    assert mesh.settled == all(handle.poll(0) for handle in running)
+    # Gloo may forget an operation whose message was under way: nobody may use its buffer then.
+    if mesh.settled:
+        untouched_by_now(scratch)
 
 
 def test_a_cancelled_start_leaves_no_earlier_operation_that_writes(pair: Pair) -> None:
@@ -76,8 +78,9 @@ def test_a_cancelled_start_leaves_no_earlier_operation_that_writes(pair: Pair) -
     pair.over[0].set()
     with pytest.raises(EpochCancelled):
         mesh.all_reduce_async(scratch[LARGE:])
-    assert first.poll(0)
-    untouched_by_now(scratch)
+    assert mesh.settled == first.poll(0)
+    if mesh.settled:
+        untouched_by_now(scratch)
 
 
 def test_an_abandoned_mesh_starts_nothing(pair: Pair) -> None:

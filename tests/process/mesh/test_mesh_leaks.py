@@ -22,18 +22,19 @@ ELEMENTS = 500_000
 
 def test_rebuilds_grow_neither_threads_nor_descriptors_nor_memory(tmp_path: Path) -> None:
     me = psutil.Process()
+    others = set(threading.enumerate())
     with throwaway_redis(tmp_path) as url:
         # Whatever needs a garbage collection would be dropped in any thread, at any time.
         gc.disable()
         for epoch in range(WARM_UP):
             rebuild(url, epoch)
-        dropped()
+        dropped(others)
         before = me.num_threads(), me.num_fds(), me.memory_info().rss
         peak_threads = 0
         for epoch in range(WARM_UP, WARM_UP + REBUILDS):
             rebuild(url, epoch)
             peak_threads = max(peak_threads, me.num_threads())
-        dropped()
+        dropped(others)
         gc.enable()
         after = me.num_threads(), me.num_fds(), me.memory_info().rss
     assert after[0] <= before[0]
@@ -82,9 +83,9 @@ def fails(kind: type[Exception], operation: Callable[[], None]) -> bool:
     return False
 
 
-def dropped() -> None:
-    """Waits until no thread of an abandoned group is left."""
-    deadline = time.monotonic() + 10
-    while any(t.name.startswith("mesh-") for t in threading.enumerate()):
+def dropped(others: set[threading.Thread]) -> None:
+    """Waits until no thread of an abandoned group is left. ``others``: those of earlier tests."""
+    deadline = time.monotonic() + 60
+    while any(t.name.startswith("mesh-") for t in set(threading.enumerate()) - others):
         assert time.monotonic() < deadline
         threading.Event().wait(0.05)
