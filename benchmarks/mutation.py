@@ -56,7 +56,9 @@ class Guard:
 LEASING = "controller/ledger/decisions/leases.py"
 STEPPING = "controller/ledger/decisions/steps.py"
 TASKS = "controller/ledger/tasks.py"
+TOKEN_AGES = "controller/ledger/token_ages.py"
 TASK_TESTS = "tests/unit/ledger/test_ledger_tasks.py"
+AGE_TESTS = "tests/unit/ledger/test_token_age.py"
 STEP_TESTS = "tests/unit/ledger/test_ledger_steps.py"
 SCHEDULES = ("tests/unit/simulator/test_simulator.py", "--schedules=80")
 FENCE_TESTS = "tests/process/controller/test_fence_and_election.py"
@@ -237,15 +239,82 @@ GUARDS = (
     ),
     Guard(
         "stale-group",
-        "a group too stale for the next step is dropped on arrival",
-        (Patch(LEASING, "    if staleness > state.run.max_staleness:\n", "    if False:\n"),),
-        (TASK_TESTS,),
+        "a group too old for the next step is dropped on arrival",
+        (
+            Patch(
+                LEASING,
+                "    if found := too_old(state, group, state.next_step):\n",
+                "    if found := None:\n",
+            ),
+        ),
+        (TASK_TESTS, AGE_TESTS),
     ),
     Guard(
         "stale-ready",
-        "a ready group that grew too stale is dropped before the step opens",
-        (Patch(STEPPING, "        if of_step < oldest_allowed:\n", "        if False:\n"),),
-        (TASK_TESTS,),
+        "a ready group that grew too old is dropped before the step opens",
+        (
+            Patch(
+                STEPPING,
+                "        if found := too_old(s, group, step):\n",
+                "        if found := None:\n",
+            ),
+        ),
+        (TASK_TESTS, AGE_TESTS),
+    ),
+    Guard(
+        "late-group",
+        "a group is trained however long it took",
+        (Patch(TOKEN_AGES, "    if s.run.trains_late:\n", "    if False:\n"),),
+        ("tests/unit/ledger/test_slow_groups.py",),
+    ),
+    Guard(
+        "oldest-lease",
+        "a step takes the groups that were leased first",
+        (
+            Patch(
+                STEPPING,
+                "sorted(s.tasks.ready, key=lambda t: s.tasks.records[t].ordinal)",
+                "list(s.tasks.ready)",
+            ),
+        ),
+        (AGE_TESTS,),
+    ),
+    Guard(
+        "slow-sample",
+        "a sample that began long ago goes on with its tokens after the death of its owner",
+        (
+            Patch(
+                "controller/ledger/views.py",
+                "deciding = newest if state.run.trains_late else oldest",
+                "deciding = oldest",
+            ),
+        ),
+        (AGE_TESTS,),
+    ),
+    Guard(
+        "masked-totals",
+        "the totals of a step leave out the tokens that are masked for their age",
+        (
+            Patch(
+                "controller/ledger/views.py",
+                "sum(trained_tokens(state, g, step.step) for g in groups)",
+                "sum(g.tokens for g in groups)",
+            ),
+        ),
+        (AGE_TESTS,),
+    ),
+    Guard(
+        "masked-tokens",
+        "a token older than max_token_age has no weight in the loss",
+        (
+            Patch(
+                "policy_worker/step/gradients.py",
+                "batch.trained * (age <= spec.token_age).astype(np.float32)",
+                "batch.trained",
+            ),
+        ),
+        ("tests/unit/policy/test_policy_gradients.py",),
+        "beyond_the_age",
     ),
     Guard(
         "stale-weights",

@@ -73,4 +73,6 @@ class ControllerContext:
             data_digest=rows.digest,
             config_digest=self.config_digest,
             bounds=config.fleet.bounds,
+            late_groups=config.train.late_groups,
+            max_token_age=config.train.token_age,
         )

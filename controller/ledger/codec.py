@@ -9,15 +9,15 @@
     any other mapping                 array of [key, value]
     dataclass                         object by field name; an array if the class sets ``compact``
 
-A field with ``metadata=TRANSIENT`` is left out, and has its default when it is read. Decoding is strict:
-a field that is missing is a KeyError.
+A field with ``metadata=TRANSIENT`` is left out, and has its default when it is read. So has a field that
+an earlier release did not write. A field without a default that is missing is a KeyError.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from functools import cache
 from types import UnionType
@@ -37,7 +37,7 @@ def encode(value: Any) -> dict[str, Any]:
 
 
 def decode(kind: type[_T], data: Mapping[str, Any]) -> _T:
-    """Inverse of ``encode``. Raises KeyError for a missing field."""
+    """Inverse of ``encode``. Raises KeyError for a missing field that has no default."""
     made: Any = kind
     decoded: _T = _apply(decoder(made), data)
     return decoded
@@ -79,7 +79,11 @@ def decoder(kind: Any) -> Convert | None:
         if getattr(kind, "compact", False):
             converts = [f for _, f in plan]
             return lambda v: make(*[_apply(f, x) for f, x in zip(converts, v, strict=True)])
-        return lambda v: make(**{name: _apply(f, v[name]) for name, f in plan})
+        optional = _optional(kind)
+        parts = [(name, f, name in optional) for name, f in plan]
+        return lambda v: make(
+            **{name: _apply(f, v[name]) for name, f, absent in parts if not absent or name in v}
+        )
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind
     if origin in (Union, UnionType):
@@ -112,6 +116,12 @@ def _bare(kind: Any) -> Any:
 def _fields(kind: Any) -> list[tuple[str, Any]]:
     hints = get_type_hints(kind)
     return [(f.name, hints[f.name]) for f in fields(kind) if "transient" not in f.metadata]
+
+
+def _optional(kind: Any) -> frozenset[str]:
+    return frozenset(
+        f.name for f in fields(kind) if f.default is not MISSING or f.default_factory is not MISSING
+    )
 
 
 def _present(args: tuple[Any, ...]) -> Any:

@@ -117,7 +117,7 @@ class VerdictCode(StrEnum):
     DUPLICATE = "duplicate"  # the same attempt was accepted before
     SUPERSEDED = "superseded"  # the lease is over: the task went on without this attempt
     UNKNOWN_TASK = "unknown_task"  # this task, or this attempt at it, was never leased
-    TOO_STALE = "too_stale"  # older than max_staleness allows: the task is dropped
+    TOO_STALE = "too_stale"  # too old for any step to come: the task is dropped
     INVALID = "invalid"  # the group contradicts itself or the run
 
 
@@ -141,11 +141,13 @@ class ReleaseReason(StrEnum):
 class DropReason(StrEnum):
     """Reason for which a task is never trained; the worker may have one of its own instead."""
 
-    STALE = "stale"  # its tokens were too old for the next step
+    STALE = "stale"  # older than max_staleness, in a run that drops late groups
+    EXPIRED = "expired"  # no token of the group was within max_token_age
     UNINFORMATIVE = "uninformative"  # all rewards of the group are equal
     QUARANTINED = "quarantined"  # max_attempts attempts failed, or killed their owners
     RUN_ENDED = "run_ended"  # the run ended first
 
 
-ROUTINE_DROPS = frozenset({DropReason.STALE, DropReason.UNINFORMATIVE, DropReason.RUN_ENDED})
+DROPPED_FOR_AGE = (DropReason.STALE, DropReason.EXPIRED)
+ROUTINE_DROPS = frozenset({*DROPPED_FOR_AGE, DropReason.UNINFORMATIVE, DropReason.RUN_ENDED})
 """Drops of normal operation: they are counted and not listed."""

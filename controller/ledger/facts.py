@@ -9,6 +9,8 @@ from typing import Any
 from controller.ledger.enums import Kind, Role
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 
+LATE_TRAIN, LATE_DROP = "train", "drop"
+
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
@@ -35,6 +37,21 @@ class RunSpec:
     bounds: Mapping[str, int] = field(default_factory=dict)
     """Limits of the desired counts: policy_min, policy_max, rollout_min, rollout_max; an absent one is
     no limit. rollout_spares: workers beside the desired ones, to stand by."""
+    late_groups: str = LATE_DROP
+    """LATE_TRAIN or LATE_DROP. The journals of releases that knew no other way have no field for it."""
+    max_token_age: int = 0
+    """Steps; of LATE_TRAIN alone."""
+
+    @property
+    def trains_late(self) -> bool:
+        """Whether a group is trained that has tokens older than ``max_staleness``. Never in a
+        synchronous run: its steps are made of tokens of the state before them."""
+        return self.late_groups == LATE_TRAIN and self.max_staleness > 0
+
+    @property
+    def token_age(self) -> int:
+        """Steps after which a token has no weight in the loss."""
+        return self.max_token_age if self.trains_late else self.max_staleness
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +86,13 @@ class GroupFacts:
     """Over the group's sequences."""
     generate_s: float = 0.0
     reward_s: float = 0.0
-    version_sum: float = 0.0
-    """Sum of versions over tokens, for the mean staleness in the step's metrics."""
+    token_versions: tuple[tuple[Version, int], ...] = ()
+    """Number of trainable tokens by version, oldest first. It is as long as the group's generation in
+    steps. Empty: all tokens are of ``max_version``, as far as the journal knows."""
+
+    @property
+    def by_version(self) -> tuple[tuple[Version, int], ...]:
+        return self.token_versions or ((self.max_version, self.tokens),)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from controller.ledger.enums import Kind
 from controller.ledger.standby_workers import missing_at_work
 from controller.ledger.state import State
 from controller.ledger.tasks import TaskState
+from controller.ledger.token_ages import too_old
 from paceline.ids import Step, TaskId
 
 
@@ -132,9 +133,8 @@ def _staleness(s: State) -> Iterator[str]:
             task = s.tasks.records.get(task_id)
             if task is None or task.group is None:
                 continue
-            staleness = s.versions.staleness(task.group.min_version, n)
-            if staleness > s.run.max_staleness:
-                yield f"{task_id} is {staleness} steps old in step {n}"
+            if found := too_old(s, task.group, n):
+                yield f"{task_id} is {found[0]} in step {n}: {found[1]}"
 
 
 def _versions(s: State) -> Iterator[str]:

@@ -5,10 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
+from controller.ledger.age_metrics import age_metrics
 from controller.ledger.facts import GroupFacts, StatValue
 from controller.ledger.state import State
 from controller.ledger.steps import Vote
+from controller.ledger.token_ages import trained_tokens
 
+RATIO_SQUARE = "ratio_square"
+"""Statistic of votes, sum of squares of the importance weights. With their sum it gives ess, the effective
+sample size as a share of the number n of tokens: (sum w)^2 / (n * sum w^2). 1: all weights are equal."""
 _MEAN_AND_MAX = ("ratio", "logprob_gap", "logprob_gap_fresh")
 """Statistics of votes whose maximum is reported beside the mean."""
 
@@ -20,31 +25,25 @@ def step_metrics(
     step = state.steps.open
     assert step is not None
     sequences = sum(g.sequences for g in groups)
-    tokens = sum(g.tokens for g in groups)
+    tokens = sum(trained_tokens(state, g, step.step) for g in groups)
     mean = sum(g.reward_mean * g.sequences for g in groups) / sequences
     second = sum((g.reward_std**2 + g.reward_mean**2) * g.sequences for g in groups) / sequences
     step_s = max(now - state.steps.last_commit_t, 1e-6)
-    versions = state.versions
-    stale_sum = sum(
-        max(0.0, (step.step - 1 + versions.offset_of(g.min_version)) * g.tokens - g.version_sum)
-        for g in groups
-    )
     votes = list(votes)
     book = state.tasks
     metrics = {
         "step": float(step.step),
-        "version": float(versions.version + 1),
+        "version": float(state.versions.version + 1),
         "reward_mean": mean,
         "reward_std": math.sqrt(max(0.0, second - mean**2)),
         **_merge(votes),
-        "staleness_mean": stale_sum / tokens,
-        "staleness_max": float(max(versions.staleness(g.min_version, step.step) for g in groups)),
+        **age_metrics(state, groups, step.step),
         "tokens": float(tokens),
         "samples": float(sequences),
         "tokens_per_s": tokens / step_s,
         "samples_per_s": sequences / step_s,
         "step_s": step_s,
-        "response_tokens_mean": tokens / sequences,
+        "response_tokens_mean": sum(g.tokens for g in groups) / sequences,
         "time_generate_s": sum(g.generate_s for g in groups) / len(groups),
         "time_reward_s": sum(g.reward_s for g in groups) / len(groups),
         "queue_pending": float(len(book.pending)),
@@ -70,6 +69,11 @@ def _merge(votes: Sequence[Vote]) -> dict[str, float]:
         value = s.sum / s.weight if s.weight > 0 else 0.0
         if name in _MEAN_AND_MAX:
             out[f"{name}_mean"], out[f"{name}_max"] = value, s.max
+        elif name == RATIO_SQUARE:
+            continue
         else:
             out[name] = value
+    if (square := merged.get(RATIO_SQUARE)) is not None and square.sum > 0:
+        ratio = merged["ratio"]
+        out["ess"] = ratio.sum**2 / (square.weight * square.sum)
     return out

@@ -17,12 +17,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from controller.ledger.enums import DropReason, Kind, VerdictCode
+from controller.ledger.enums import DROPPED_FOR_AGE, DropReason, Kind, VerdictCode
 from controller.ledger.facts import GroupFacts, LeasedTask
 from paceline.ids import Step, TaskId
 
 _OUTCOMES_KEPT = 4096
-_NO_FAILURE = (DropReason.STALE, DropReason.RUN_ENDED)
+_NO_FAILURE = (*DROPPED_FOR_AGE, DropReason.RUN_ENDED)
 """Drops that say nothing about the attempts."""
 SUSPECT_DEATHS = 2
 """Owners that died with a task before it is isolated. One death happens to every task."""
@@ -84,6 +84,15 @@ class Task:
         return self.deaths >= SUSPECT_DEATHS
 
 
+@dataclass(frozen=True, slots=True)
+class GroupSizes:
+    """Sizes of groups that were generated and dropped."""
+
+    groups: int = 0
+    sequences: int = 0
+    tokens: int = 0
+
+
 @dataclass(slots=True)
 class TaskBook:
     """The training tasks, and the records of evaluation tasks under way."""
@@ -100,6 +109,8 @@ class TaskBook:
     trained: int = 0
     """In the surviving steps."""
     dropped: Counter[str] = field(default_factory=Counter)
+    dropped_groups: dict[str, GroupSizes] = field(default_factory=dict)
+    """Generated and dropped since the newest commit, by reason."""
     fruitless: int = 0
     """Training tasks dropped in a row because their attempts failed, without a group in between."""
     last_failure: str = ""
@@ -121,6 +132,12 @@ class TaskBook:
         self.move(task, TaskState.LEASED)
         task.attempt, task.owner = lease.attempt, owner
         return task
+
+    def count_dropped(self, reason: str, group: GroupFacts) -> None:
+        before = self.dropped_groups.get(reason, GroupSizes())
+        self.dropped_groups[reason] = GroupSizes(
+            before.groups + 1, before.sequences + group.sequences, before.tokens + group.tokens
+        )
 
     def drop(self, task: Task, reason: str, detail: str, verdict: VerdictCode) -> None:
         self.move(task, None)

@@ -68,9 +68,6 @@ class Versions:
                 return epoch.step_of(version)
         return Step(0)
 
-    def offset_of(self, version: Version) -> int:
-        return version - self.step_of(version)
-
     def version_of(self, step: Step) -> Version:
         """Surviving version after ``step``, committed already or to come."""
         for epoch in reversed(self.epochs):

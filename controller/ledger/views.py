@@ -13,6 +13,7 @@ from controller.ledger.facts import Member, MeshSpec
 from controller.ledger.fleet import Worker
 from controller.ledger.state import State
 from controller.ledger.tasks import TaskState
+from controller.ledger.token_ages import oldest_step, trained_tokens
 from controller.ledger.versions import VersionEpoch
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 
@@ -52,12 +53,15 @@ class PlanView:
     next_version: Version
     shard: tuple[Ref, ...]
     total_tokens: int
+    """Without those that are masked for their age."""
     total_sequences: int
     total_groups: int
     rank: int
     size: int
     version_epochs: tuple[VersionEpoch, ...]
     """Newest first."""
+    oldest_step: Step
+    """Tokens of states before it are masked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,12 +207,13 @@ def plan(
         version=step.version,
         next_version=Version(step.version + 1),
         shard=tuple((task_id, records[task_id].attempt) for task_id in shard),
-        total_tokens=sum(g.tokens for g in groups),
+        total_tokens=sum(trained_tokens(state, g, step.step) for g in groups),
         total_sequences=sum(g.sequences for g in groups),
         total_groups=len(groups),
         rank=rank,
         size=len(mesh.members),
         version_epochs=tuple(reversed(state.versions.epochs)),
+        oldest_step=oldest_step(state, step.step),
     )
 
 
@@ -274,15 +279,19 @@ def unfinished(state: State, task_id: TaskId) -> bool:
     return task is not None and task.state in (TaskState.PENDING, TaskState.LEASED)
 
 
-def may_continue(state: State, task_id: TaskId, oldest_version: Version) -> bool:
-    """Whether a sample whose oldest token is of this version would be accepted if it ended now."""
+def may_continue(state: State, task_id: TaskId, oldest: Version, newest: Version) -> bool:
+    """Whether a sample with tokens of these versions would be trained if it ended now.
+
+    In a run that trains late groups its newest token decides: older ones may be masked, and are still
+    what the later tokens continue.
+    """
     task = state.tasks.records.get(task_id)
-    if task is None or not 0 <= oldest_version <= state.versions.version:
+    if task is None or not 0 <= oldest <= newest <= state.versions.version:
         return False
     if task.kind is Kind.EVAL:
-        return oldest_version >= state.versions.version_of(task.eval_step)
-    staleness = state.versions.staleness(oldest_version, state.next_step)
-    return staleness <= state.run.max_staleness
+        return oldest >= state.versions.version_of(task.eval_step)
+    deciding = newest if state.run.trains_late else oldest
+    return state.versions.staleness(deciding, state.next_step) <= state.run.token_age
 
 
 def live_payloads(state: State) -> set[Ref]:

@@ -40,8 +40,8 @@ class DroppedGroups:
         self._dropped: dict[str, deque[GroupSummary]] = {}
 
     async def recent(self, reason: str | None) -> list[GroupSummary]:
-        """Groups dropped for ``reason``, or for any. If a group was never accepted, nothing is known
-        of its samples: its sequences are 0."""
+        """Groups dropped for ``reason``, or for any. If nothing had been generated, the sequences of
+        the group are 0."""
         await self._follow()
         return [
             group
@@ -84,6 +84,8 @@ class DroppedGroups:
             task_id, reason = str(event["task_id"]), str(event["reason"])
             owner = self._owners.pop(task_id, "")
             known = self._accepted.pop(task_id, {})
+            generated = event.get("group") or {}
+            known |= {name: generated[name] for name in FACTS if name in generated}
             if not task_id.startswith("t") or (
                 reason not in self._dropped and len(self._dropped) >= MOST_REASONS
             ):

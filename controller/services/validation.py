@@ -150,7 +150,7 @@ def check_group(group: rollout_pb2.Group, limits: GroupLimits, newest_version: i
         reward_max=max(rewards),
         generate_s=group.generate_s,
         reward_s=group.reward_s,
-        version_sum=sum(sequence.version_sum for sequence in sequences),
+        token_versions=_by_version(sequences),
     )
 
 
@@ -196,8 +196,8 @@ class _Finished(NamedTuple):
 
     trainable: int
     """Number of tokens that the loss mask does not exclude."""
-    version_sum: float
-    """Sum of the weight versions of these tokens."""
+    by_version: list[tuple[int, int]]
+    """(version, number of these tokens); may name a version twice, or with 0 tokens."""
     oldest: int
     newest: int
 
@@ -219,12 +219,23 @@ def _check_finished(
                 raise Invalid(f"reward component {name[:64]} = {value}")
     check_text(completion.text, "text", MAX_TEXT)
     trainable = count
-    version_sum = float(sum([version * length for version, length in spans]))
+    first, last = spans[0][0], spans[-1][0]
     if completion.loss_mask:
         mask = _loss_mask(completion.loss_mask, count)
         versions = np.repeat([v for v, _ in spans], [length for _, length in spans])
-        trainable, version_sum = int(mask.sum()), float(versions[mask].sum())
-    return _Finished(trainable, version_sum, spans[0][0], spans[-1][0])
+        trainable = int(mask.sum())
+        found, counts = np.unique(versions[mask], return_counts=True)
+        spans = list(zip(found.tolist(), counts.tolist(), strict=True))
+    return _Finished(trainable, spans, first, last)
+
+
+def _by_version(sequences: Sequence[_Finished]) -> tuple[tuple[Version, int], ...]:
+    """(version, trainable tokens) of the whole group, oldest first."""
+    total: dict[int, int] = {}
+    for sequence in sequences:
+        for version, count in sequence.by_version:
+            total[version] = total.get(version, 0) + count
+    return tuple((Version(version), n) for version, n in sorted(total.items()))
 
 
 def _check_unfinished(

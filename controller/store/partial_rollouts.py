@@ -6,8 +6,8 @@ No promise depends on a report. A report is a consistent prefix of its task (tok
 versions), so if one is lost, late or stale, at most some tokens are generated again.
 
 - One report is kept for a task: the longest of the newest attempt. A deposed leader cannot store one.
-- A sample continues only if it would still be accepted if it ended now: its oldest token must be fresh
-  enough. Otherwise it starts again from the prompt.
+- A sample continues only if it would still be trained if it ended now (``views.may_continue``).
+  Otherwise it starts again from the prompt.
 - A size limit bounds all reports together. A report that would exceed it is not kept.
 """
 
@@ -304,8 +304,12 @@ def fresh_part(state: State, group: rollout_pb2.PartialGroup) -> rollout_pb2.Par
     """The group without the tokens of samples that are too stale; None if all of them are."""
     stale = 0
     for completion in group.completions:
-        if completion.versions and not may_continue(
-            state, TaskId(group.task.task_id), Version(completion.versions[0].version)
+        spans = completion.versions
+        if spans and not may_continue(
+            state,
+            TaskId(group.task.task_id),
+            Version(spans[0].version),
+            Version(spans[-1].version),
         ):
             completion.Clear()
             stale += 1

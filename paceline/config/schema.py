@@ -142,8 +142,17 @@ class TrainConfig(Section):
     max_grad_norm: Annotated[float, Field(gt=0)] | None = 1.0
     """The global gradient norm is clipped to this value. none disables clipping."""
     max_staleness: NonNegative = 1
-    """A token may be trained at most this many weight versions after the version that sampled it.
-    0 makes the run synchronous."""
+    """How far generation may be ahead of training, in steps: a prompt is handed out only if its
+    group could be trained at most this many steps after the weights that begin it. 0 makes the run
+    synchronous. A group that takes longer than expected is late: see late_groups."""
+    late_groups: Literal["train", "drop"] = "train"
+    """Groups that are older than max_staleness when they are trained, because they took long.
+    train: they are trained, with their importance weights. drop: they are dropped, and other
+    prompts take their place. That leaves out long answers and slow environments."""
+    max_token_age: NonNegative | None = None
+    """Oldest token that late_groups = "train" trains, in steps. Older tokens are masked in the
+    loss, and a group without a younger one is dropped as expired. Default: 8 x max_staleness, at
+    least 8."""
     aggregation: Literal["token_mean", "sequence_mean", "dr_grpo"] = "token_mean"
     """How token losses become one number. token_mean: mean over all tokens of the step (DAPO).
     sequence_mean: mean over each sequence, then over sequences (GRPO). dr_grpo: sum divided by
@@ -194,6 +203,22 @@ class TrainConfig(Section):
     end."""
     eval_limit: Positive = 256
     """Largest number of held-out prompts in an evaluation."""
+
+    @property
+    def token_age(self) -> int:
+        """max_token_age, or its default."""
+        if self.max_token_age is not None:
+            return self.max_token_age
+        return max(8, 8 * self.max_staleness)
+
+    @model_validator(mode="after")
+    def _admitted_tokens_count(self) -> TrainConfig:
+        if self.max_token_age is not None and self.max_token_age < self.max_staleness:
+            raise ValueError(
+                f"train.max_token_age = {self.max_token_age} masks tokens that train.max_staleness "
+                f"= {self.max_staleness} allows: set it to at least {self.max_staleness}"
+            )
+        return self
 
     @field_validator("mask_ratio_token", "mask_ratio_sequence")
     @classmethod

@@ -46,7 +46,7 @@ class PlanRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., mesh_epoch: _Optional[int] = ..., state_version: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("step", "mesh_epoch", "version", "next_version", "shard", "total_tokens", "total_sequences", "total_groups", "rank", "size", "version_epochs")
+    __slots__ = ("step", "mesh_epoch", "version", "next_version", "shard", "total_tokens", "total_sequences", "total_groups", "rank", "size", "version_epochs", "oldest_step")
     STEP_FIELD_NUMBER: _ClassVar[int]
     MESH_EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -58,6 +58,7 @@ class StepPlan(_message.Message):
     RANK_FIELD_NUMBER: _ClassVar[int]
     SIZE_FIELD_NUMBER: _ClassVar[int]
     VERSION_EPOCHS_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_STEP_FIELD_NUMBER: _ClassVar[int]
     step: int
     mesh_epoch: int
     version: int
@@ -69,7 +70,8 @@ class StepPlan(_message.Message):
     rank: int
     size: int
     version_epochs: _containers.RepeatedCompositeFieldContainer[VersionEpoch]
-    def __init__(self, step: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., next_version: _Optional[int] = ..., shard: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., total_sequences: _Optional[int] = ..., total_groups: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., version_epochs: _Optional[_Iterable[_Union[VersionEpoch, _Mapping]]] = ...) -> None: ...
+    oldest_step: int
+    def __init__(self, step: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., next_version: _Optional[int] = ..., shard: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., total_sequences: _Optional[int] = ..., total_groups: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., version_epochs: _Optional[_Iterable[_Union[VersionEpoch, _Mapping]]] = ..., oldest_step: _Optional[int] = ...) -> None: ...
 
 class VersionEpoch(_message.Message):
     __slots__ = ("first_version", "offset")

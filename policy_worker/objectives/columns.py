@@ -40,7 +40,7 @@ class TokenColumns(Generic[Array]):
     weight: Array
     """Its share in the step's loss, see token_weights."""
     trained: Array
-    """1 or 0."""
+    """1; 0 for a token of an environment, and for one that is masked for its age."""
     staleness: Array
     """In steps."""
     sequence_of: Array

@@ -43,12 +43,20 @@ class StepTotals:
     sequences: int
     version_epochs: tuple[tuple[int, int], ...] = ()
     """(first_version, offset) of each VersionEpoch of the plan."""
+    oldest_step: Step = Step(0)
+    """Tokens of states before it are masked; ``tokens`` does not count them."""
+
+    @property
+    def token_age(self) -> int:
+        """Age of the oldest tokens that are not masked."""
+        return self.step - 1 - self.oldest_step
 
     @classmethod
     def of(cls, plan: policy_pb2.StepPlan) -> StepTotals:
         epochs = tuple((epoch.first_version, epoch.offset) for epoch in plan.version_epochs)
         step, version = Step(plan.step), Version(plan.version)
-        return cls(step, version, plan.total_tokens, plan.total_sequences, epochs)
+        totals = plan.total_tokens, plan.total_sequences
+        return cls(step, version, *totals, epochs, Step(plan.oldest_step))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> StepTotals:
@@ -146,14 +154,16 @@ class Gradients:
     def _columns(self, batch: TokenBatch, spec: StepTotals) -> TokenColumns[np.ndarray]:
         train = self.state.config.train
         advantage = group_advantages(batch.reward, batch.sequences, normalise=train.advantage_norm)
+        age = staleness(batch.version, spec.step, spec.version_epochs)
+        trained = batch.trained * (age <= spec.token_age).astype(np.float32)
         return TokenColumns(
             behaviour=batch.behaviour,
             advantage=np.repeat(advantage.astype(np.float32), batch.length),
             weight=token_weights(
-                batch.trained, batch.length, spec.tokens, spec.sequences, self.state.config
+                trained, batch.length, spec.tokens, spec.sequences, self.state.config
             ),
-            trained=batch.trained,
-            staleness=staleness(batch.version, spec.step, spec.version_epochs).astype(np.float32),
+            trained=trained,
+            staleness=age.astype(np.float32),
             sequence_of=np.repeat(np.arange(len(batch.length)), batch.length),
             sequences=len(batch.length),
         )

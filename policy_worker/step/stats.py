@@ -59,6 +59,8 @@ def measure(stats: Stats, scores: TokenScores, loss: Loss, columns: TokenColumns
     """Adds a micro-batch's entropy, clip_fraction, ratio, logprob_gap, kl_behaviour and kl, over
     trained tokens.
 
+    ratio is the importance weight trainer / behaviour, before clip, cap and masks; its sum and that of
+    ratio_square give the effective sample size of the step.
     logprob_gap is |log-prob of the trainer before the step - log-prob as sampled|: what engine and
     trainer compute differently, plus what the policy has moved since (staleness). logprob_gap_fresh
     is the same over tokens of staleness 0 alone: only what they compute differently. kl_behaviour is
@@ -72,6 +74,7 @@ def measure(stats: Stats, scores: TokenScores, loss: Loss, columns: TokenColumns
             "entropy": (scores.entropy, trained),
             "clip_fraction": (loss.clipped, trained),
             "ratio": (loss.ratio, trained),
+            "ratio_square": (loss.ratio.square(), trained),
             "logprob_gap": (gap, trained),
             "logprob_gap_fresh": (gap, fresh),
             "kl_behaviour": (token_kl(columns.behaviour, scores.logprobs, "k3"), trained),

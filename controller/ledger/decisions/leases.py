@@ -1,7 +1,8 @@
 """Decisions about tasks: leasing, acceptance, return, expiry.
 
 - A task is leased only if tokens of the worker's weights will be fresh enough at the step that it
-  queues for. The count in front of it is derived from the tasks, so it cannot leak.
+  queues for. The count in front of it is derived from the tasks, so it cannot leak. How long its group
+  then takes is no reason to drop it, unless the run drops late groups.
 - Only the attempt that runs may finish a task. A late submission of another one gets the verdict on
   what became of the task.
 - A failed attempt counts towards quarantine, and so does the death of an owner that held nothing else;
@@ -35,6 +36,7 @@ from controller.ledger.facts import GroupFacts, LeasedTask
 from controller.ledger.fleet import Worker
 from controller.ledger.state import State
 from controller.ledger.tasks import Task, TaskState
+from controller.ledger.token_ages import too_old
 from paceline.dataset.row_sampler import task_row, task_seed
 from paceline.ids import Step, TaskId, Version
 from paceline.refusal_code import RefusalCode
@@ -152,14 +154,11 @@ def accept(d: Decider, c: cmd.AcceptGroup, now: float) -> cmd.Verdict:
         d.emit(ev.EvalTaskDone(task.task_id, task.attempt, c.worker_id, group.reward_mean))
         d.settle_evals(now)
         return cmd.Verdict(VerdictCode.ACCEPTED)
-    next_step = state.next_step
-    staleness = state.versions.staleness(group.min_version, next_step)
-    if staleness > state.run.max_staleness:
-        detail = f"{staleness} steps old at the earliest step {next_step}"
-        drop(d, task, DropReason.STALE, detail, VerdictCode.TOO_STALE)
-        return cmd.Verdict(VerdictCode.TOO_STALE, detail)
+    if found := too_old(state, group, state.next_step):
+        drop(d, task, *found, VerdictCode.TOO_STALE, group)
+        return cmd.Verdict(VerdictCode.TOO_STALE, found[1])
     if state.run.filter_uninformative and group.reward_std == 0.0:
-        drop(d, task, DropReason.UNINFORMATIVE, "all rewards are equal")
+        drop(d, task, DropReason.UNINFORMATIVE, "all rewards are equal", group=group)
         return cmd.Verdict(
             VerdictCode.ACCEPTED, "uninformative: its rewards are all equal; dropped"
         )
@@ -231,9 +230,10 @@ def drop(
     reason: str,
     detail: str = "",
     verdict: VerdictCode = VerdictCode.DUPLICATE,
+    group: GroupFacts | None = None,
 ) -> None:
-    """Finishes the task without training it."""
-    d.emit(ev.TaskDropped(task.task_id, task.attempt, reason, detail, verdict))
+    """Finishes the task without training it, nor the ``group`` that was generated for it."""
+    d.emit(ev.TaskDropped(task.task_id, task.attempt, reason, detail, verdict, group))
 
 
 def _not_running(task: Task, attempt: int) -> cmd.Verdict:

@@ -12,12 +12,13 @@ from collections import Counter
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
-from controller.ledger.enums import DropReason, MeshEnd, Phase, Role, VoteOutcome
+from controller.ledger.enums import MeshEnd, Phase, Role, VoteOutcome
 from controller.ledger.facts import GroupFacts
 from controller.ledger.fleet import Mesh
 from controller.ledger.metrics import step_metrics
 from controller.ledger.state import State
 from controller.ledger.steps import OpenStep, assign_shards
+from controller.ledger.token_ages import too_old
 from paceline.ids import Step, TaskId, Version
 from paceline.refusal_code import RefusalCode
 
@@ -41,23 +42,23 @@ def settle_step(d: Decider, now: float) -> None:
 
 
 def _choose(d: Decider, step: Step) -> tuple[TaskId, ...] | None:
-    """The ready groups with the oldest weights; None if there are too few.
+    """The ready groups that were leased first; None if there are too few.
 
-    Groups that would be too stale in ``step`` are dropped: later steps could use them even less.
+    Tasks are numbered in the order of their first lease, and a group that took long, or several
+    attempts, goes before those that were leased later. Groups that are too old for ``step`` are dropped.
     """
     s = d.state
     count = s.run.groups_per_step
     if len(s.tasks.ready) < count:
         return None
-    age = {task_id: s.versions.step_of(_facts(s, task_id).min_version) for task_id in s.tasks.ready}
-    oldest_allowed = step - 1 - s.run.max_staleness
-    for task_id, of_step in age.items():
-        if of_step < oldest_allowed:
-            detail = f"{step - 1 - of_step} steps old at step {step}"
-            d.emit(ev.TaskDropped(task_id, _facts(s, task_id).attempt, DropReason.STALE, detail))
+    for task_id in list(s.tasks.ready):
+        group = _facts(s, task_id)
+        if found := too_old(s, group, step):
+            d.emit(ev.TaskDropped(task_id, group.attempt, *found, group=group))
     if len(s.tasks.ready) < count:
         return None
-    return tuple(sorted(s.tasks.ready, key=age.__getitem__)[:count])
+    oldest_first = sorted(s.tasks.ready, key=lambda t: s.tasks.records[t].ordinal)
+    return tuple(oldest_first[:count])
 
 
 def reshard(d: Decider, mesh: Mesh) -> None:

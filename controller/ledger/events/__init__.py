@@ -43,7 +43,7 @@ def from_json(data: Mapping[str, Any]) -> Event:
     if kind is None:
         raise ValueError(f"the journal has an event of unknown type {data['type']!r}")
     if kind is GroupAccepted:
-        data = {**data, "group": {name: data[name] for name in _GROUP_FIELDS}}
+        data = {**data, "group": {n: data[n] for n in _GROUP_FIELDS if n in data}}
     return decode(kind, data)
 
 

@@ -85,6 +85,7 @@ class StepCommitted(Event):
         members = tuple((m.worker_id, m.incarnation) for m in mesh.members)
         commit = Commit(self.step, self.version, step.mesh_epoch, members)
         s.steps.commit(commit, self.t, self.metrics)
+        s.tasks.dropped_groups.clear()
         s.versions.step, s.versions.version = self.step, self.version
         # All members voted: from here on each holds the new state, or has lost its state.
         for worker in s.fleet.members():

@@ -102,6 +102,8 @@ class TaskDropped(Event):
     detail: str = ""
     verdict: VerdictCode = VerdictCode.DUPLICATE
     """On a repeated submission of this attempt."""
+    group: GroupFacts | None = None
+    """What had been generated, if anything had."""
 
     wakes = LEASES
 
@@ -119,6 +121,8 @@ class TaskDropped(Event):
             s.evals.drop(task.eval_step, task.ordinal)
         elif task.state is not TaskState.PENDING:
             s.garbage.append((self.task_id, self.attempt))
+        if self.group is not None:
+            s.tasks.count_dropped(self.reason, self.group)
         s.tasks.drop(task, self.reason, self.detail, self.verdict)
 
     def text(self) -> str:

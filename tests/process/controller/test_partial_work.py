@@ -252,7 +252,7 @@ async def test_a_file_that_was_cut_short_counts_as_none(tmp_path: Path) -> None:
 @pytest.fixture
 def run() -> Driven:
     """t0 and t1 are leased to r0."""
-    driven = Driven(groups_per_step=2, eval_rows=1)
+    driven = Driven(groups_per_step=2, eval_rows=1, max_token_age=1)
     driven.policy("p0")
     driven.rollout("r0", "r1")
     assert driven.lease("r0", 1).leases[0].task_id == "e0.0"
@@ -334,8 +334,8 @@ async def test_a_new_leader_deletes_what_nobody_needs(store: PartialStore, run: 
     assert await work.keep([Partial("t1", 1, 1, b"x" * 10)]) == [False], "t0 is counted"
 
 
-def test_samples_too_old_to_be_accepted_begin_anew(run: Driven) -> None:
-    """Staleness 1: with version 2 committed and no step open, the next step is 3."""
+def test_samples_too_old_to_be_trained_begin_anew(run: Driven) -> None:
+    """Tokens of one step ago are trained: with version 2 committed and no step open, the next step is 3."""
     run.return_task("r0", cmd.LeasedTask("t1", 1, cmd.Kind.TRAIN, 0, 0, 0), "hand_back")
     run.submit("r0", cmd.LeasedTask("t0", 1, cmd.Kind.TRAIN, 0, 0, 0))
     run.lease("r1", 1)

@@ -135,7 +135,7 @@ def test_facts_of_a_group_count_what_will_be_trained() -> None:
     facts = check_group(message, LIMITS, newest_version=3)
     assert (facts.sequences, facts.prompt_tokens, facts.tokens) == (4, 16, 3 * 16 + 8)
     assert (facts.min_version, facts.max_version) == (0, 3)
-    assert facts.version_sum == 1 * 2 + 3 * 6
+    assert facts.token_versions == ((0, 48), (1, 2), (3, 6))
     assert facts.reward_mean == 0.5 and facts.reward_std == 0.5 and facts.reward_max == 1.0
 
 

@@ -101,7 +101,7 @@ async def test_masked_tokens_carry_the_version_of_the_turn_before_and_stale_noth
         assert spans_of(group.completions[0]) == [(3, 4 + 5), (5, 4)]
         facts = stage.facts(group)
         assert (facts.min_version, facts.max_version) == (3, 5)
-        assert facts.version_sum == 2 * (4 * 3 + 4 * 5), "trained tokens only"
+        assert facts.token_versions == ((3, 8), (5, 8)), "trained tokens only"
 
 
 async def test_messages_in_between_are_rendered_alone_and_the_past_stands_as_sampled(

@@ -77,6 +77,9 @@ COUNTED: dict[str, ev.Event] = {
     "task t6 dropped (stale: 3 steps old)": ev.TaskDropped(
         "t6", 1, "stale", "3 steps old", VerdictCode.TOO_STALE
     ),
+    "task t7 dropped (expired: 9 steps old)": ev.TaskDropped(
+        "t7", 1, "expired", "9 steps old", VerdictCode.TOO_STALE, group(LEASE)
+    ),
     "rollout-0 is running": ev.WorkerChanged("rollout-0", 7, Lifecycle.RUNNING, -1, 3),
     "evaluation prompt e5.0 scored, reward 1.000": ev.EvalTaskDone("e5.0", 1, "rollout-0", 1.0),
     "step 3 opened with 2 groups": ev.StepOpened(3, 2, 5, ("t1", "t2"), SHARDS, False),

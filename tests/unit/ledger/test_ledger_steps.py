@@ -409,8 +409,8 @@ def test_a_joiner_that_never_got_the_state_cannot_carry_the_step() -> None:
 def test_votes_are_merged_exactly_into_the_steps_metrics() -> None:
     run = fleet("p0", "p1")
     run.now += 2.0
-    run.fill("r0", 3, tokens=30, version_sum=0.0)
-    run.fill("r0", 1, tokens=10, version_sum=0.0, reward_mean=0.9, reward_std=0.1)
+    run.fill("r0", 3, tokens=30)
+    run.fill("r0", 1, tokens=10, reward_mean=0.9, reward_std=0.1)
     first = {"loss": cmd.StatValue(6.0, 3.0, 9.0), "ratio": cmd.StatValue(2.0, 2.0, 1.5)}
     second = {"loss": cmd.StatValue(2.0, 1.0, 2.0), "ratio": cmd.StatValue(4.0, 2.0, 3.5)}
     run.vote("p0", stats=first)

@@ -262,7 +262,7 @@ def test_a_group_that_comes_too_late_is_dropped_counted_and_replaced() -> None:
 
 
 def test_a_group_too_stale_for_the_step_after_the_open_one_is_dropped_on_arrival() -> None:
-    run = Driven(max_staleness=1, groups_per_step=2)
+    run = Driven(max_staleness=1, groups_per_step=2, late_groups="drop")
     run.policy("p0")
     run.rollout("r0", "r1")
     early = run.lease("r0", 4).leases
@@ -279,7 +279,7 @@ def test_a_group_too_stale_for_the_step_after_the_open_one_is_dropped_on_arrival
 
 
 def test_ready_groups_that_grew_too_stale_are_dropped_before_the_step_opens() -> None:
-    run = Driven(max_staleness=1, groups_per_step=2)
+    run = Driven(max_staleness=1, groups_per_step=2, late_groups="drop")
     run.policy("p0")
     run.rollout("r0")
     run.train()  # step 1

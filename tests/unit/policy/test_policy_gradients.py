@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from controller.services.validation import check_stats
+from controller.services.validation import GroupLimits, check_group, check_stats
+from paceline.v1 import rollout_pb2
 from policy_worker.state import TrainState
 from policy_worker.step.batch import BadGroup
 from policy_worker.step.gradients import Gradients, StepTotals
@@ -234,6 +235,56 @@ def test_environment_tokens_carry_no_gradient():
         got.append(flat(gradients))
         assert gradients.stats.entries["logprob_gap"][1] == 5
     assert torch.equal(got[0], got[1])
+
+
+def with_old_heads(groups, *, as_environment=False):
+    """The first half of each completion is of version 0, the rest of version 4; or masked instead."""
+    aged = [rollout_pb2.Group.FromString(group.SerializeToString()) for group in groups]
+    for completion in (c for group in aged for c in group.completions):
+        count = len(completion.tokens) // 4
+        head = count // 2
+        del completion.versions[:]
+        if as_environment:
+            completion.versions.add(version=4, length=count)
+            completion.loss_mask = bytes([0] * head + [1] * (count - head))
+            continue
+        for version, length in ((0, head), (4, count - head)):
+            if length:
+                completion.versions.add(version=version, length=length)
+    return aged
+
+
+def totals_of(groups, oldest_step):
+    """As the controller counts them, for step 6."""
+    sizes = [check_group(g, GroupLimits(3, 100), 5) for g in groups]
+    tokens = sum(n for size in sizes for v, n in size.by_version if v >= oldest_step)
+    sequences = sum(size.sequences for size in sizes)
+    return StepTotals(6, 5, tokens, sequences, ((0, 0),), oldest_step)
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "dr_grpo"])
+def test_tokens_beyond_the_age_are_masked_as_if_an_environment_had_written_them(aggregation):
+    config = make_config(train={"aggregation": aggregation, "kl_coef": 0.1})
+    plain = random_groups(4, group_size=3, seed=8)
+    aged, masked = with_old_heads(plain), with_old_heads(plain, as_environment=True)
+    assert totals_of(aged, 2).tokens == totals_of(masked, 0).tokens
+    got = []
+    for groups, oldest_step, parts in (
+        (aged, 2, [aged]),
+        (masked, 0, [masked]),
+        (aged, 2, [aged[3:], aged[:1], aged[1:3]]),
+        (aged, 0, [aged]),
+    ):
+        gradients = make_gradients(config, reference=tiny_network("qwen3", seed=9))
+        gradients.begin(totals_of(groups, oldest_step), keys(groups))
+        for part in parts:
+            gradients.add(part)
+        got.append(flat(gradients))
+        trained = gradients.stats.entries["ratio"][1]
+        assert trained == totals_of(groups, oldest_step).tokens
+    assert torch.equal(got[0], got[1])
+    close(got[2], got[0])
+    assert not torch.allclose(got[3], got[0]), "without the bound the old tokens have weight"
 
 
 def test_a_contradictory_payload_is_refused_before_anything_is_added():

@@ -1,0 +1,51 @@
+"""Ages of a group's tokens in a step: which of them it trains, and whether the group is too old for it.
+
+Admission bounds staleness on average; a group that takes long is trained all the same. The age of a token
+is the number of steps between the state that sampled it and the state that the step starts from.
+
+- Tokens older than ``token_age`` are masked. A step's totals leave them out, as if an environment had
+  written them: the loss stays a mean over the tokens that it trains. Their number follows from the journal
+  alone, so it is the same for every replica and however the step is split.
+- A group without a younger token is dropped as expired.
+- A run that drops late groups drops one whose oldest token is older than ``max_staleness``.
+"""
+
+from __future__ import annotations
+
+from controller.ledger.enums import DropReason
+from controller.ledger.facts import GroupFacts
+from controller.ledger.state import State
+from paceline.ids import Step
+
+
+def token_ages(s: State, group: GroupFacts, step: Step) -> list[tuple[int, int]]:
+    """(age, tokens) of the group's trainable tokens in ``step``, oldest first."""
+    return [(s.versions.staleness(version, step), n) for version, n in group.by_version]
+
+
+def oldest_step(s: State, step: Step) -> Step:
+    """Tokens of states before this one are masked in ``step``."""
+    return Step(max(0, step - 1 - s.run.token_age))
+
+
+def trained_tokens(s: State, group: GroupFacts, step: Step) -> int:
+    """Tokens of the group that have a weight in the loss of ``step``."""
+    return sum(n for age, n in token_ages(s, group, step) if age <= s.run.token_age)
+
+
+def is_late(s: State, group: GroupFacts, step: Step) -> bool:
+    """Whether a token that ``step`` would train, or mask, is older than ``max_staleness``."""
+    return token_ages(s, group, step)[0][0] > s.run.max_staleness
+
+
+def too_old(s: State, group: GroupFacts, step: Step) -> tuple[DropReason, str] | None:
+    """Reason and detail for which ``step`` cannot train the group. Later steps could even less."""
+    if s.run.trains_late:
+        if trained_tokens(s, group, step) > 0:
+            return None
+        age = token_ages(s, group, step)[-1][0]
+        return DropReason.EXPIRED, f"its youngest token is {age} steps old at step {step}"
+    age = s.versions.staleness(group.min_version, step)
+    if age <= s.run.max_staleness:
+        return None
+    return DropReason.STALE, f"{age} steps old at step {step}"

@@ -1,0 +1,191 @@
+"""Late groups: which of their tokens are trained, in which order, and when a group is too old."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
+from controller.ledger import views
+from controller.ledger.codec import decode, encode
+from controller.ledger.facts import GroupFacts, RunSpec
+from paceline.ids import TaskId
+from tests.fixtures.ledgers import Driven, facts, group
+
+
+def fleet(**changes: Any) -> Driven:
+    """Steps of two groups. r1 is slow, r0 is not."""
+    run = Driven(**{"groups_per_step": 2, "max_staleness": 2, "max_token_age": 3, **changes})
+    run.policy("p0")
+    run.rollout("r0", "r1")
+    return run
+
+
+def plan(run: Driven) -> views.PlanView:
+    mesh, version = run.state.fleet.mesh_epoch, run.state.versions.version
+    _, found = views.plan(run.state, "p0", run.current["p0"], mesh, version)
+    assert found is not None
+    return found
+
+
+def test_a_late_group_is_trained_and_its_old_tokens_are_masked() -> None:
+    run = fleet()
+    (late,) = run.lease("r1").leases
+    for _ in range(4):
+        run.train()
+    spans = {"token_versions": ((0, 15), (1, 3), (4, 7)), "tokens": 25, "max_version": 4}
+    assert run.submit("r1", late, 0, **spans).code == "accepted"
+    run.fill("r0", 1)
+    open_plan = plan(run)
+    assert late.task_id in run.state.steps.open.groups and open_plan.step == 5
+    assert open_plan.oldest_step == 1, "5 - 1 - max_token_age"
+    assert open_plan.total_tokens == 20 + 10
+    run.vote("p0")
+    metrics = run.event(ev.StepCommitted).metrics
+    assert metrics["tokens"] == 30 and metrics["staleness_max"] == 3
+    assert metrics["late_share"] == 0.5 and metrics["masked_share"] == pytest.approx(15 / 45)
+    assert metrics["late_response_tokens_mean"] == metrics["masked_response_tokens_mean"] == 12.5
+    assert metrics["response_tokens_mean"] == 45 / 4 and metrics["dropped_share"] == 0
+    assert "dropped_response_tokens_mean" not in metrics
+    ages = {name: share for name, share in metrics.items() if name.startswith("token_age_")}
+    assert len(ages) == 8 and sum(ages.values()) == pytest.approx(1.0)
+    assert ages["token_age_0"] == pytest.approx(27 / 30)
+    assert ages["token_age_3_4"] == pytest.approx(3 / 30)
+
+
+def test_a_group_without_a_token_within_the_age_is_expired_on_arrival_and_replaced() -> None:
+    run = fleet()
+    (late,) = run.lease("r1").leases
+    for _ in range(4):
+        run.train()
+    assert run.submit("r1", late, 0).code == "too_stale"
+    run.failover()
+    assert run.submit("r1", late, 0).code == "too_stale"
+    assert views.counts(run.state).dropped == {"expired": 1}
+    run.train()
+    metrics = run.event(ev.StepCommitted).metrics
+    assert metrics["dropped_share"] == pytest.approx(1 / 3)
+    assert metrics["dropped_response_tokens_mean"] == 10
+    run.train()
+    assert run.event(ev.StepCommitted).metrics["dropped_share"] == 0
+
+
+def test_a_ready_group_expires_before_the_step_that_could_not_train_it() -> None:
+    run = fleet()
+    late = run.lease("r1", 4).leases
+    for _ in range(3):
+        run.train()
+    run.do(cmd.Pause("a", True))
+    for lease in late:  # all four have the last chance in step 4, which takes two
+        assert run.submit("r1", lease, 0).code == "accepted"
+    run.do(cmd.Pause("b", False))
+    assert run.state.steps.open.groups == (late[0].task_id, late[1].task_id)
+    run.vote("p0")
+    assert run.names().count("TaskDropped") == 2 and run.state.steps.open is None
+    assert views.counts(run.state).dropped == {"expired": 2}
+
+
+def test_steps_take_the_oldest_leases_first_not_the_first_groups() -> None:
+    run = fleet()
+    slow, fast = run.lease("r1", 2).leases, run.lease("r0", 4).leases
+    run.do(cmd.Pause("a", True))
+    for lease in (*fast, *slow):
+        owner = "r1" if lease in slow else "r0"
+        run.submit(owner, lease, 0)
+    run.do(cmd.Pause("b", False))
+    assert run.state.steps.open.groups == tuple(lease.task_id for lease in slow)
+
+
+def test_a_task_keeps_its_place_when_another_worker_has_to_begin_it_again() -> None:
+    run = fleet()
+    (lost,) = run.lease("r1").leases
+    fast = run.lease("r0", 3).leases
+    run.do(cmd.Pause("a", True))
+    for lease in fast:
+        run.submit("r0", lease, 0)
+    run.die("r1")
+    run.do(cmd.Pause("b", False))  # step 1: two of them
+    run.vote("p0")
+    (again,) = run.lease("r0").leases
+    assert again.task_id == lost.task_id
+    run.submit("r0", again, 1)
+    assert run.state.steps.open.groups == (lost.task_id, fast[2].task_id)
+
+
+def test_a_synchronous_run_trains_nothing_late() -> None:
+    spec = facts(max_staleness=0)
+    assert not spec.trains_late and spec.token_age == 0
+
+
+@pytest.mark.parametrize(
+    ("late_groups", "spans", "goes_on"),
+    [
+        ("train", (0, 4), True),
+        ("train", (0, 1), True),
+        ("train", (0, 0), False),
+        ("drop", (0, 4), False),
+        ("drop", (2, 4), True),
+    ],
+)
+def test_a_slow_sample_goes_on_with_the_tokens_that_it_has(
+    late_groups: str, spans: tuple[int, int], goes_on: bool
+) -> None:
+    """After the death of its owner, four steps after it began."""
+    run = fleet(late_groups=late_groups)
+    (late,) = run.lease("r1").leases
+    for _ in range(4):
+        run.train()
+    assert views.may_continue(run.state, TaskId(late.task_id), *spans) == goes_on
+
+
+def test_no_lateness_takes_a_running_task_from_its_worker() -> None:
+    run = fleet()
+    (late,) = run.lease("r1").leases
+    held = [(late.task_id, late.attempt)]
+    for _ in range(8):
+        run.train()
+    assert views.directive(run.state, "r1", run.current["r1"], held).cancelled == ()
+
+
+def test_the_effective_sample_size_merges_exactly_over_replicas() -> None:
+    run = Driven()
+    run.policy("p0", "p1")
+    run.rollout("r0")
+    run.fill("r0", 4)
+    weights = {"p0": [1.0, 1.0, 2.0], "p1": [0.5]}
+    for replica, w in weights.items():
+        stats = {
+            "ratio": cmd.StatValue(sum(w), len(w), max(w)),
+            "ratio_square": cmd.StatValue(sum(x * x for x in w), len(w), max(w)),
+        }
+        run.vote(replica, stats=stats)
+    metrics = run.event(ev.StepCommitted).metrics
+    assert metrics["ess"] == pytest.approx(4.5**2 / (4 * 6.25))
+    assert "ratio_square" not in metrics
+
+
+def test_a_journal_of_a_release_without_late_groups_is_read_as_one_that_drops_them() -> None:
+    spec = encode(facts())
+    del spec["late_groups"], spec["max_token_age"]
+    read = decode(RunSpec, spec)
+    assert not read.trains_late and read.token_age == read.max_staleness
+    (lease,) = fleet().lease("r0").leases
+    accepted = {**encode(group(lease, 3)), "version_sum": 60.0}
+    del accepted["token_versions"]
+    assert decode(GroupFacts, accepted).by_version == ((3, 20),)
+    dropped = ev.to_json(ev.TaskDropped(TaskId("t1"), 1, "stale", "old"))
+    del dropped["group"]
+    assert ev.from_json(json.loads(json.dumps(dropped))).group is None
+    written = ev.to_json(ev.GroupAccepted("r0", group(lease, 3)))
+    del written["token_versions"]
+    assert ev.from_json(written) == ev.GroupAccepted("r0", group(lease, 3))
+
+
+def test_a_field_without_a_default_is_still_missed() -> None:
+    spec = encode(facts())
+    del spec["max_staleness"]
+    with pytest.raises(KeyError, match="max_staleness"):
+        decode(RunSpec, spec)
