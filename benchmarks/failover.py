@@ -21,11 +21,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from paceline.config.load import fleet_digest, load_config
+from paceline.config.load import fleet_digest
 from paceline.redis.leader_lease import release_dead
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2, common_pb2, worker_pb2
 from testbed.controller_processes import ControllerProcess, Controllers, write_config
+from testbed.controllers import config_of
 
 
 def main() -> None:
@@ -61,8 +62,8 @@ async def _trials(controllers: Controllers, trials: int, hint: bool) -> list[flo
     for number in range(2):
         process = controllers.start(f"controller-{number}")
         processes[process.id] = process
-    control = ControlPlane([p.address for p in processes.values()])
-    config = load_config(controllers.config, [])
+    config = config_of(controllers)
+    control = ControlPlane.from_config(config, [p.address for p in processes.values()])
     seconds = []
     for _ in range(trials):
         leader = await _settled(control, processes)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from paceline.config.load import load_config
 from paceline.process.process_exit import exit_status, leave
+from paceline.process.process_limits import set_process_limits
 from paceline.process.structured_log import setup
 from paceline.process.user_code import search_start_directory_last
 
@@ -26,6 +27,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--log-level", default="INFO")
     arguments = parser.parse_args(argv)
     setup(arguments.id, level=arguments.log_level)
+    set_process_limits()
     search_start_directory_last()
     config = load_config(arguments.config, arguments.overrides)
     # After the config: a typo in it is reported without loading gRPC.

@@ -32,11 +32,12 @@ from controller.services.grpc_server import Services, bind, new_server
 from controller.store.stores import redis_stores
 from paceline.config.schema import Config
 from paceline.errors import BadInput
+from paceline.process.private_files import new_private_directory, private_directory
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.redis.server import REDIS_OUT_OF_REACH, ensure_redis, stop_redis
 from paceline.rpc.addresses import is_loopback
-from paceline.rpc.auth import read_token
+from paceline.rpc.auth import own_token, read_token
 from paceline.sinks.registry import check_sinks
 
 log = logging.getLogger(__name__)
@@ -79,10 +80,11 @@ async def serve(
     address under which others reach this one. Raises BadInput with what is wrong and the remedy.
     """
     stop = _on_signal()
-    token = _check_bind(config)
+    configured = _check_bind(config)
     check_sinks(config)
     check_telemetry(config)
     _make_run_dir(run_dir)
+    token = configured or own_token(run_dir)
     _calm_garbage_collector()
     server = new_server(config)
     bound = bind(server, config, config.controller.port if port is None else port)
@@ -96,7 +98,7 @@ async def serve(
         pid=os.getpid(),
         nonce=secrets.token_hex(8),
     )
-    stores = redis_stores(config, identity, endpoint.url)
+    stores = redis_stores(config, identity, endpoint.url, worker_url=endpoint.worker_url)
     context = ControllerContext(config, run_dir, identity, stores)
     controller = Controller(context, keep_fleet)
     server.add_generic_rpc_handlers((Services(controller, HANDLERS, token),))
@@ -142,8 +144,8 @@ def _on_signal() -> asyncio.Event:
 
 
 def _check_bind(config: Config) -> str | None:
-    """The token to demand; None: none. If other machines can reach the server, a token and a Redis that
-    they can reach are required."""
+    """The configured token; None: the run's own one is demanded. If other machines can reach the server,
+    a configured token and a Redis that they can reach are required."""
     token = read_token(config.auth)
     host = config.controller.host
     if is_loopback(host):
@@ -167,7 +169,7 @@ def _calm_garbage_collector() -> None:
 
 def _make_run_dir(run_dir: Path) -> None:
     try:
-        (run_dir / "controllers").mkdir(parents=True, exist_ok=True)
+        private_directory(new_private_directory(run_dir) / "controllers")
     except OSError as error:
         raise BadInput(
             f"run directory {run_dir} cannot be made ({error.strerror}): choose another with --run-dir"

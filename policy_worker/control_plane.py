@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import Config
@@ -34,10 +35,11 @@ class BlockingControlPlane:
         worker_id: str,
         report: Callable[[], worker_pb2.Report],
         tensor_host: str,
+        run_dir: Path | None = None,
     ) -> None:
         """Raises AuthError if the token or a TLS file cannot be used."""
         self._wake = threading.Event()
-        self._plane = ControlPlane.from_config(config, addresses)
+        self._plane = ControlPlane.from_config(config, addresses, run_dir)
         self._background = BackgroundLoop()
         self._session = WorkerSession(
             self._plane,

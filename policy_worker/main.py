@@ -111,7 +111,12 @@ class PolicyWorker:
         self.last_commit_s = 0.0
         self.refusals = RefusalLimit(worker_id)
         self.control = BlockingControlPlane(
-            config, controllers, worker_id=worker_id, report=self.report, tensor_host=self.host
+            config,
+            controllers,
+            worker_id=worker_id,
+            report=self.report,
+            tensor_host=self.host,
+            run_dir=run_dir,
         )
         device = pick_device(config.model.device)
         settings = {"config": config.model_dump(mode="json"), "worker_id": worker_id}

@@ -20,6 +20,7 @@ def run(config: Config, options: argparse.Namespace) -> int:
         config,
         controllers=options.controllers,
         worker_id=options.id,
+        run_dir=options.run_dir,
         tensor_host=options.tensor_host,
     )
 

@@ -34,6 +34,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 from paceline.config.schema import Config
 from paceline.process import structured_log as logs
@@ -71,6 +72,7 @@ def run(
     *,
     controllers: Sequence[str],
     worker_id: str,
+    run_dir: Path | None = None,
     tensor_host: str | None = None,
 ) -> int:
     """Runs until the controller says STOPPED. Returns the exit status. Raises UserError."""
@@ -78,7 +80,7 @@ def run(
     sys.setswitchinterval(_SWITCH_S)
     worker: RolloutWorker | None = None
     try:
-        worker = RolloutWorker(config, controllers, worker_id, tensor_host)
+        worker = RolloutWorker(config, controllers, worker_id, tensor_host, run_dir)
         asyncio.run(worker.run())
     except RequestRefused as error:
         print(f"rollout_worker: the controller refused {worker_id}: {error}", file=sys.stderr)
@@ -93,6 +95,7 @@ class RolloutWorker:
         controllers: Sequence[str],
         worker_id: str,
         tensor_host: str | None = None,
+        run_dir: Path | None = None,
     ) -> None:
         """Loads the tokenizer; raises TokenizerError, BadEnvironment, AuthError or EngineError."""
         self.config = config
@@ -104,7 +107,7 @@ class RolloutWorker:
         )
         self.engine = make_engine(config, self.tokenizer)
         self.scorer = Scorer(config.reward)
-        self.control = ControlPlane.from_config(config, controllers)
+        self.control = ControlPlane.from_config(config, controllers, run_dir)
         self.held = HeldTasks()
         self.lifecycle = WorkerLifecycle(self.held, config.fleet.drain_s)
         self.receiver: WeightReceiver | None = None

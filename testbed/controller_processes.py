@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.redis.server import stop_redis
+from paceline.redis.users import CONTROLLER, user_url
 
 START_LIMIT_S = 300.0
 
@@ -103,11 +104,7 @@ class Controllers:
     @property
     def redis_url(self) -> str:
         home = self.run_dir / "redis"
-        password, port = (
-            (home / "password").read_text().strip(),
-            (home / "port").read_text().strip(),
-        )
-        return f"redis://:{password}@127.0.0.1:{port}/0"
+        return user_url(home, CONTROLLER, int((home / "port").read_text()))
 
     @property
     def redis_pid(self) -> int:

@@ -10,6 +10,7 @@ from typing import Any
 
 from paceline.config.load import load_config
 from paceline.config.schema import Config
+from paceline.rpc.auth import TOKEN_FILE
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
 from testbed.controller_processes import Controllers, write_config
@@ -37,7 +38,17 @@ def addresses(controllers: Controllers) -> list[str]:
 
 
 def config_of(controllers: Controllers) -> Config:
-    return load_config(controllers.config, [])
+    """The run's config, with the token that its controllers ask for."""
+    config = load_config(controllers.config, [])
+    if config.auth.token_file is not None:
+        return config
+    own = {"token_file": str(controllers.run_dir / TOKEN_FILE)}
+    return config.model_copy(update={"auth": config.auth.model_copy(update=own)})
+
+
+def control_of(controllers: Controllers, where: list[str] | None = None) -> ControlPlane:
+    """A client of the controllers at ``where`` (default: all that live) with the run's token."""
+    return ControlPlane.from_config(config_of(controllers), where or addresses(controllers))
 
 
 async def status(control: ControlPlane) -> admin_pb2.StatusReply:

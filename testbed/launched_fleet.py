@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from paceline.redis.users import CONTROLLER, user_url
+from paceline.rpc.auth import own_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline.run_view.fleet_file import FleetRecord, ProcessId
 from testbed import failpoints
@@ -30,6 +32,8 @@ class LaunchedFleet(Fleet):
         self._redis_url = redis_url
         if redis_url:
             sections["redis"] = {"url": redis_url}
+        else:
+            sections.setdefault("redis", {"maxmemory_mb": 256})  # so that it can be filled
         train = {
             "steps": 1_000_000,
             "checkpoint_every": 10,
@@ -55,11 +59,11 @@ class LaunchedFleet(Fleet):
         if self._redis_url:
             return self._redis_url
         home = self.run_dir / "redis"
-        password, port = ((home / name).read_text().strip() for name in ("password", "port"))
-        return f"redis://:{password}@127.0.0.1:{port}/0"
+        return user_url(home, CONTROLLER, int((home / "port").read_text()))
 
     def control_plane(self) -> ControlPlane:
-        return ControlPlane([p.address for p in self.record().processes if p.address])
+        where = [p.address for p in self.record().processes if p.address]
+        return ControlPlane(where, token=own_token(self.run_dir))
 
     def check(self) -> None:
         assert self.up.process.poll() is None, f"the run ended:\n{self.up.said()}"

@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from paceline.config.schema import RedisConfig
-from paceline.redis.server import ensure_redis, stop_redis
+from paceline.rpc.ports import free_ports
+from testbed.external_redis import Server
 
 
 @contextmanager
 def throwaway_redis(directory: Path) -> Iterator[str]:
-    """URL of a running server; it is stopped at the end."""
-    endpoint = ensure_redis(directory, RedisConfig())
+    """URL of a running server without passwords, on which every command is allowed."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (port,) = free_ports("127.0.0.1", 1)
+    server = Server(directory, "throwaway", port, "appendonly yes", 'save ""')
     try:
-        yield endpoint.url
+        yield f"redis://127.0.0.1:{port}/0"
     finally:
-        stop_redis(directory)
+        server.kill()

@@ -15,6 +15,7 @@ from benchmarks.recovery.fleet_fixtures import (
     WatchedByThree,
 )
 from paceline.redis.client import connect_sync
+from testbed.full_redis import full_redis
 from testbed.launched_fleet import LaunchedFleet
 
 HANG_S = 30.0
@@ -55,12 +56,9 @@ def full(fleet: LaunchedFleet) -> Trial:
     client = connect_sync(fleet.url)
     at = fleet.mark()
     t0 = time.time()
-    client.config_set("maxmemory", max(1, client.info("memory")["used_memory"] // 2))
-    try:
+    with full_redis(client):
         detected = _says(fleet, "paused: Redis full")
         time.sleep(AWAY_S)
-    finally:
-        client.config_set("maxmemory", 0)
     room = time.time()
     committed, _ = commit_after(fleet, room, at)
     client.close()

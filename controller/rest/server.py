@@ -23,6 +23,7 @@ from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.process.structured_log import event
 from paceline.rpc.addresses import is_loopback
+from paceline.rpc.auth import read_token
 from paceline.rpc.ports import free_ports
 
 log = logging.getLogger(__name__)
@@ -38,25 +39,24 @@ class Door:
 
     socket: socket.socket
     url: str
-    token: str | None
-    """None: the run's own token, from its directory."""
+    token: str
     loopback: bool
 
 
 def open_door(
-    config: Config, run_dir: Path, controller_id: str, *, token: str | None, host: str
+    config: Config, run_dir: Path, controller_id: str, *, token: str, host: str
 ) -> Door | None:
     """Binds the socket; None if the interface is disabled.
 
-    ``token``: the configured one. ``host``: the name under which others reach this controller, unless
-    rest.host is set. Raises BadInput for a port that is taken, and for an address other than
-    loopback without a token.
+    ``token``: that requests must carry. ``host``: the name under which others reach this controller,
+    unless rest.host is set. Raises BadInput for a port that is taken, and for an address other than
+    loopback if no token is configured.
     """
     if not config.rest.enabled:
         return None
     address = config.rest.host or config.controller.host
     loopback = is_loopback(address)
-    if not loopback and token is None:
+    if not loopback and read_token(config.auth) is None:
         raise BadInput(
             f"rest.host = {address!r} is not loopback: anyone who reaches it could steer the run. "
             "Set auth.token_file (and auth.tls_cert, auth.tls_key), or bind to 127.0.0.1"
@@ -159,8 +159,6 @@ class RestServer:
     def _make(self) -> tuple[Any, Any]:
         app_module = importlib.import_module("controller.rest.app")
         http = importlib.import_module("paceline.rpc.http_server")
-        access = importlib.import_module("controller.rest.auth")
-        token = self.door.token or access.run_token(self.controller.run_dir)
-        app = app_module.Rest(self.controller, token=token, loopback=self.door.loopback)
+        app = app_module.Rest(self.controller, token=self.door.token, loopback=self.door.loopback)
         auth = self.controller.config.auth
         return app, http.http_server(app.asgi, tls_cert=auth.tls_cert, tls_key=auth.tls_key)

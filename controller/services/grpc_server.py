@@ -42,21 +42,20 @@ class Services(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Finds the handler of a method, and checks the caller's token before it reads a message."""
 
     def __init__(
-        self, controller: Controller, handlers: Mapping[str, Unary | Streaming], token: str | None
+        self, controller: Controller, handlers: Mapping[str, Unary | Streaming], token: str
     ) -> None:
-        self._token = f"Bearer {token}".encode() if token else None
+        self._token = f"Bearer {token}".encode()
         self._handlers = {
             METHODS[name].path: _wrap(controller, METHODS[name], handler)
             for name, handler in handlers.items()
         }
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
-        if self._token is not None:
-            offered = dict(details.invocation_metadata).get(TOKEN_KEY, b"")
-            if isinstance(offered, str):
-                offered = offered.encode()
-            if not hmac.compare_digest(offered, self._token):
-                return _DENIED
+        offered = dict(details.invocation_metadata).get(TOKEN_KEY, b"")
+        if isinstance(offered, str):
+            offered = offered.encode()
+        if not hmac.compare_digest(offered, self._token):
+            return _DENIED
         return self._handlers.get(details.method)
 
 
@@ -165,7 +164,11 @@ async def _abort(context: grpc.aio.ServicerContext, method: Method, error: Excep
 
 
 async def _deny(requests: Any, context: grpc.aio.ServicerContext) -> None:
-    await context.abort(grpc.StatusCode.UNAUTHENTICATED, "a valid bearer token is required")
+    await context.abort(
+        grpc.StatusCode.UNAUTHENTICATED,
+        "a valid bearer token is required: give the run's directory (--run-dir), whose file `token` "
+        "holds it, or set PACELINE_TOKEN or auth.token_file",
+    )
 
 
 # Works for every kind of method, because it ends the call before a message is read or sent.

@@ -66,7 +66,7 @@ async def register(
     fleet = context.config.fleet
     return worker_pb2.RegisterReply(
         run_id=context.config.run.name,
-        rendezvous_url=context.stores.url,
+        rendezvous_url=context.stores.worker_url,
         version=leader.version,
         heartbeat_s=fleet.heartbeat_s,
         lease_ttl_s=fleet.lease_ttl_s,

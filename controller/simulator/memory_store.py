@@ -321,4 +321,5 @@ def memory_stores(
         registry=NoRegistry(),
         close=_nothing,
         url="redis://simulated",
+        worker_url="redis://simulated",
     )

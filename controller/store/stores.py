@@ -27,15 +27,25 @@ class Stores:
     registry: RunRegistry
     close: Callable[[], Awaitable[None]]
     url: str
-    """URL of the Redis with the journal. Workers exchange their addresses there too."""
+    """URL of the Redis with the journal."""
+    worker_url: str
+    """URL of the same Redis for workers, which exchange their addresses there."""
     payload_dir: str = ""
     """Directory of the payloads; empty: they are in Redis."""
 
 
 def redis_stores(
-    config: Config, identity: LeaderIdentity, url: str, *, clock: Clock = SYSTEM_CLOCK
+    config: Config,
+    identity: LeaderIdentity,
+    url: str,
+    *,
+    worker_url: str = "",
+    clock: Clock = SYSTEM_CLOCK,
 ) -> Stores:
-    """Stores in the Redis at ``url``; payloads in ``controller.payload_dir`` if that is set."""
+    """Stores in the Redis at ``url``; payloads in ``controller.payload_dir`` if that is set.
+
+    ``worker_url``: for workers, if they have another user there.
+    """
     redis, keys = connect(url, timeout_s=2.0), Keys(config.run.name)
     lease_s = config.controller.leader_lease_s
     election = Election(redis, keys, identity, lease_s=lease_s, clock=clock)
@@ -54,5 +64,6 @@ def redis_stores(
         registry=RunRegistry(redis, keys),
         close=redis.aclose,
         url=url,
+        worker_url=worker_url or url,
         payload_dir=payload_dir,
     )

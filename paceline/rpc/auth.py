@@ -1,36 +1,84 @@
-"""Bearer token and TLS files of a run."""
+"""Bearer token and TLS files of a run.
+
+The token is, in this order: PACELINE_TOKEN, the content of ``auth.token_file``, or the run's own token in
+``<run_dir>/token``. Only its owner can read the last one, so on one machine nobody has to type a token,
+and other users of the machine have none.
+"""
 
 from __future__ import annotations
 
 import os
+import secrets
 from pathlib import Path
 
-from paceline.config.schema import AuthConfig
+from paceline.config.schema import AuthConfig, Config
 from paceline.errors import BadInput
+from paceline.process.private_files import new_private_directory
+from paceline.rpc.addresses import is_loopback
 
 TOKEN_VARIABLE = "PACELINE_TOKEN"
+TOKEN_FILE = "token"
+"""Name of the run's own token in its directory."""
 
 
 class AuthError(BadInput):
     """The token or a TLS file cannot be used. The message names it and the remedy."""
 
 
-def read_token(auth: AuthConfig) -> str | None:
-    """The token that clients present: from the environment, else from the file, else none."""
+def read_token(auth: AuthConfig, run_dir: Path | None = None) -> str | None:
+    """The token that clients present; None if none is configured and ``run_dir`` has none."""
     token = os.environ.get(TOKEN_VARIABLE, "").strip()
     if token:
         return _checked(token, TOKEN_VARIABLE)
-    if auth.token_file is None:
-        return None
-    path = Path(auth.token_file)
+    if auth.token_file is not None:
+        return _read(Path(auth.token_file), "auth.token_file ")
+    own = run_dir / TOKEN_FILE if run_dir is not None else None
+    return _read(own, "") if own is not None and own.exists() else None
+
+
+def worker_token(config: Config, run_dir: Path | None) -> str | None:
+    """The token of a worker whose run is in ``run_dir``; None: in the default directory.
+
+    On the controllers' machine a worker may start before them: it then writes the token that they ask
+    for.
+    """
+    token = read_token(config.auth, run_dir or Path("runs") / config.run.name)
+    if token is None and run_dir is not None and is_loopback(config.controller.host):
+        return own_token(new_private_directory(run_dir))
+    return token
+
+
+def own_token(run_dir: Path) -> str:
+    """The run's own token; the first process that needs it writes the file, with mode 0600."""
+    path = run_dir / TOKEN_FILE
+    if not path.exists():
+        _create(path)
+    return _read(path, "")
+
+
+def _create(path: Path) -> None:
+    partial = path.with_name(f".token.{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        file.write(secrets.token_hex(24) + "\n")
+    try:
+        # Atomic, and only if there is none: the first of several processes wins.
+        os.link(partial, path)
+    except FileExistsError:
+        pass
+    finally:
+        partial.unlink()
+
+
+def _read(path: Path, field: str) -> str:
     try:
         token = path.read_text().strip()
     except OSError as error:
         raise AuthError(
-            f"auth.token_file {path} cannot be read ({error.strerror}): create it, or set "
-            f"{TOKEN_VARIABLE}"
+            f"{field}{path} cannot be read ({error.strerror}): create it, or set {TOKEN_VARIABLE}"
         ) from error
-    return _checked(token, f"auth.token_file {path}")
+    return _checked(token, f"{field}{path}")
 
 
 def _checked(token: str, where: str) -> str:

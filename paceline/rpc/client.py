@@ -23,7 +23,7 @@ from paceline.config.schema import Config
 from paceline.errors import Unreachable, UserError
 from paceline.process.structured_log import event, first_line
 from paceline.refusal_code import RefusalCode
-from paceline.rpc.auth import client_root, read_token
+from paceline.rpc.auth import client_root, worker_token
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, bind_method, call_metadata, open_channel
 from paceline.v1 import admin_pb2
 
@@ -99,11 +99,16 @@ class ControlPlane:
         self._moved: set[Any] = set()
 
     @classmethod
-    def from_config(cls, config: Config, addresses: Sequence[str]) -> ControlPlane:
-        """With the token and TLS root of ``config``. Raises AuthError if they cannot be read."""
+    def from_config(
+        cls, config: Config, addresses: Sequence[str], run_dir: Path | None = None
+    ) -> ControlPlane:
+        """With the TLS root of ``config`` and its token, or that of the run in ``run_dir``.
+
+        Raises AuthError if they cannot be read.
+        """
         return cls(
             addresses,
-            token=read_token(config.auth),
+            token=worker_token(config, run_dir),
             tls_ca=client_root(config.auth),
             max_message_mb=config.controller.max_message_mb,
         )

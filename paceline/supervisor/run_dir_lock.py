@@ -14,6 +14,7 @@ from pathlib import Path
 
 from paceline.config.schema import Config
 from paceline.errors import BadInput
+from paceline.process.private_files import new_private_directory
 from paceline.run_view.fleet_file import FleetRecord, ProcessId
 
 OWN_ENTRIES = (
@@ -30,7 +31,7 @@ POLL_S = 0.05
 def locked(run_dir: Path) -> Iterator[None]:
     """Makes ``run_dir`` and locks it: one supervisor at a time. Raises BadInput."""
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        new_private_directory(run_dir)
         lock = (run_dir / "supervisor.lock").open("a+")
     except OSError as error:
         raise BadInput(f"--run-dir: {run_dir} cannot be written: {error.strerror}") from None

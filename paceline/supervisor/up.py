@@ -26,6 +26,7 @@ from paceline.config.schema import Config
 from paceline.console.live_view import Console
 from paceline.process.user_code import python_module
 from paceline.redis.server import NoRedis, ensure_redis, stop_redis
+from paceline.rpc.auth import own_token, read_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.run_view.event_follower import leader_status
 from paceline.run_view.event_history import text_of
@@ -90,11 +91,13 @@ class LocalRun:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             loop.add_signal_handler(number, self._on_signal)
+        if read_token(self.config.auth) is None:
+            own_token(self.run_dir)  # before a worker looks for it
         config_path = self.run_dir / "config.toml"
         config_path.write_text(to_toml(self.config))
         ports = self._known_ports() or controller_ports(self.config)
         launcher = Launcher(self.config, config_path, self.run_dir, ports)
-        control = ControlPlane.from_config(self.config, launcher.addresses)
+        control = ControlPlane.from_config(self.config, launcher.addresses, self.run_dir)
         note = self.console.note
         fleet = self._fleet = LocalFleet(
             self.config, launcher, self.run_dir, control, note, self.earlier

@@ -208,7 +208,7 @@ def test_every_role_started_by_hand(tmp_path: Path) -> None:
         said = tmp_path / "out"
         for name in ("rollout", "policy"):
             assert processes[name].wait(240) == 0, said.read_text()
-        shown = paceline("status", "--json", "--controllers", controllers)
+        shown = paceline("status", "--json", "--run-dir", str(run_dir))
         status = json.loads(shown.stdout)
         assert status["phase"] == "finished"
         assert {c["address"] for c in status["controllers"]} == set(controllers.split(","))

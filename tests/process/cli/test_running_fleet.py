@@ -19,10 +19,11 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import app
+from paceline.rpc.auth import TOKEN_FILE
 from paceline.rpc.client import ControlPlane
 from paceline.run_view.event_follower import follow_events
 from testbed.controller_processes import Controllers
-from testbed.controllers import addresses, running_controllers, status, until
+from testbed.controllers import addresses, control_of, running_controllers, status, until
 from testbed.local_run import ROOT, paceline
 from tests.fixtures.rest import HTML, train
 
@@ -43,7 +44,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Controllers]:
 
 async def _all_known(controllers: Controllers) -> None:
     """The leader hears of the others once a second, and the run's files follow the journal."""
-    control = ControlPlane(addresses(controllers))
+    control = control_of(controllers)
 
     async def known() -> bool:
         states = {c.state for c in (await status(control)).controllers}
@@ -61,8 +62,12 @@ async def _all_known(controllers: Controllers) -> None:
 def targets(fleet: Controllers) -> list[list[str]]:
     return [
         ["--run-dir", str(fleet.run_dir)],
-        ["--controllers", ",".join(addresses(fleet))],
+        ["--controllers", ",".join(addresses(fleet)), *with_token(fleet)],
     ]
+
+
+def with_token(fleet: Controllers) -> list[str]:
+    return ["--token-file", str(fleet.run_dir / TOKEN_FILE)]
 
 
 def asked(*arguments: str) -> Any:
@@ -142,7 +147,9 @@ def test_samples_are_read_from_the_controllers(fleet: Controllers) -> None:
 
 
 def test_doctor_asks_every_controller_and_compares_the_clocks(fleet: Controllers) -> None:
-    shown = paceline("doctor", "--controllers", ",".join(addresses(fleet)), "--json")
+    shown = paceline(
+        "doctor", "--controllers", ",".join(addresses(fleet)), "--json", *with_token(fleet)
+    )
     checks = json.loads(shown.stdout)["checks"]
     asked_of = [c for c in checks if c["name"] == "controllers"]
     clocks = [c for c in checks if c["name"] == "clock"]
@@ -175,7 +182,9 @@ def test_heartbeats_are_told_whoever_is_asked_first(fleet: Controllers) -> None:
     """Only the leader hears them: every second look at a fleet had none."""
     for where in (addresses(fleet), addresses(fleet)[::-1]):
         for command in (["status"], ["top", "--once"]):
-            workers = asked(*command, "--controllers", ",".join(where))["workers"]
+            workers = asked(*command, "--controllers", ",".join(where), *with_token(fleet))[
+                "workers"
+            ]
             living = [w for w in workers if w["state"] not in ("dead", "stopped")]
             assert living
             assert all(w["heartbeat_age_s"] >= 0 for w in living)
@@ -211,7 +220,7 @@ def test_a_script_that_looked_too_early_changes_nothing(fleet: Controllers) -> N
 
 async def test_a_quiet_run_is_followed_over_a_failover(tmp_path: Path) -> None:
     with running_controllers(tmp_path, 2, **SETTINGS) as controllers:
-        control = ControlPlane(addresses(controllers))
+        control = control_of(controllers)
         terms: list[str] = []
 
         async def follow() -> None:
@@ -233,13 +242,13 @@ async def test_a_quiet_run_is_followed_over_a_failover(tmp_path: Path) -> None:
 
 async def test_top_goes_on_with_the_new_leader(tmp_path: Path) -> None:
     with running_controllers(tmp_path, 2, **SETTINGS) as controllers:
-        control = ControlPlane(addresses(controllers))
+        control = control_of(controllers)
         await until(lambda: _leads(control, "controller-0"))
         await control.close()
         where = ",".join(addresses(controllers))
         top = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "paceline", "top", "--json", "--every", "0.1"),
-            *("--controllers", where),
+            *("--controllers", where, *with_token(controllers)),
             stdout=asyncio.subprocess.PIPE,
             cwd=ROOT,
         )
@@ -265,14 +274,14 @@ async def test_top_ends_with_the_run(tmp_path: Path) -> None:
         where = ",".join(addresses(controllers))
         top = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "paceline", "top", "--json", "--every", "0.1"),
-            *("--controllers", where),
+            *("--controllers", where, *with_token(controllers)),
             stdout=asyncio.subprocess.PIPE,
             cwd=ROOT,
         )
         assert top.stdout is not None
         try:
             assert json.loads(await top.stdout.readline())["phase"] == "waiting"
-            await asyncio.to_thread(asked, "stop", "--controllers", where)
+            await asyncio.to_thread(asked, "stop", "--controllers", where, *with_token(controllers))
             lines = (await top.stdout.read()).splitlines()
             assert await top.wait() == 0
         finally:

@@ -21,12 +21,14 @@ from paceline.v1 import rollout_pb2
 from testbed.controllers import (
     addresses,
     config_of,
+    control_of,
     running_controllers,
     status,
     until,
     working_fleet,
 )
 from testbed.fake_workers import FakeRollout
+from testbed.full_redis import full_redis
 
 
 async def journalled(url: str) -> list[tuple[int, dict[str, Any]]]:
@@ -69,7 +71,7 @@ async def test_standby_gives_the_same_replies_after_the_leader_is_killed(tmp_pat
             assert (await worker.lease()).leases == leased.leases
             assert worker.rejoins == 0
             await worker.stop(goodbye=False)
-        state = await status(ControlPlane([controllers.started[1].address]))
+        state = await status(control_of(controllers, [controllers.started[1].address]))
         assert state.failovers == 1 and state.leader == "controller-1"
         assert state.tasks.dispatched == 2
         assert_sound(controllers.redis_url)
@@ -96,7 +98,7 @@ async def test_a_leader_that_hung_past_its_lease_writes_nothing_when_it_wakes(
         assert begun == [leader.id, standby.id]
         # It noticed, threw its memory away and is a standby again.
         await until(lambda: "stepping down" in controllers.log(leader.id))
-        control = ControlPlane([leader.address])
+        control = control_of(controllers, [leader.address])
         await until(lambda: _follows(control, standby.id))
         assert_sound(controllers.redis_url)
 
@@ -152,20 +154,21 @@ async def test_redis_that_hangs_pauses_the_run_and_kills_nobody(tmp_path: Path) 
 
 async def test_full_redis_is_a_clear_state_and_no_loss(tmp_path: Path) -> None:
     """For longer than the leader's lease, with a standby that would take it."""
-    with running_controllers(tmp_path, 2, controller={"leader_lease_s": 0.5}) as controllers:
+    with running_controllers(
+        tmp_path, 2, controller={"leader_lease_s": 0.5}, redis={"maxmemory_mb": 64}
+    ) as controllers:
         client = connect_sync(controllers.redis_url)
         async with working_fleet(controllers) as (policies, rollouts):
             await until(lambda: policies[0].timings.steps >= 3)
-            client.config_set("maxmemory", "1mb")
 
             async def paused() -> bool:
                 return bool((await status(policies[0].control)).phase == "paused: Redis full")
 
-            await until(paused)
-            # Nothing is to happen: there is no event to wait for.
-            await asyncio.sleep(1.5)
-            assert await paused()
-            client.config_set("maxmemory", "0")
+            with full_redis(client):
+                await until(paused)
+                # Nothing is to happen: there is no event to wait for.
+                await asyncio.sleep(1.5)
+                assert await paused()
             done = policies[0].timings.steps
             await until(lambda: policies[0].timings.steps >= done + 3)
             assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
@@ -176,7 +179,7 @@ async def test_full_redis_is_a_clear_state_and_no_loss(tmp_path: Path) -> None:
 async def test_a_leader_told_to_end_hands_over_at_once(tmp_path: Path) -> None:
     # The lease outlasts every wait below: only a hand-over gives it to the standby in time.
     with running_controllers(tmp_path, 2, controller={"leader_lease_s": 600.0}) as controllers:
-        control = ControlPlane(addresses(controllers))
+        control = control_of(controllers)
         await until(lambda: _follows(control, "controller-0"))
         leader = controllers.started[0]
         leader.process.terminate()

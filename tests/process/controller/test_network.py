@@ -16,7 +16,7 @@ from paceline.config.schema import RedisConfig
 from paceline.redis.server import ensure_redis
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from testbed.controller_processes import ControllerProcess, Controllers
-from testbed.controllers import addresses, running_controllers, status, until, working_fleet
+from testbed.controllers import control_of, running_controllers, status, until, working_fleet
 from testbed.tcp_proxy import TcpProxy
 
 WAYS = ("partition", "cut")
@@ -58,24 +58,24 @@ async def test_a_leader_cut_off_from_redis_but_not_from_its_workers_is_succeeded
         async with working_fleet(controllers) as (policies, rollouts):
             await until(lambda: policies[0].timings.steps >= 3)
             getattr(proxies[0], way)()
-            await until(lambda: leads(controllers.started[1]))
+            await until(lambda: leads(controllers, controllers.started[1]))
             done = policies[0].timings.steps
             await until(lambda: policies[0].timings.steps >= done + 5)
             # Healed, the deposed one finds the fence and follows.
             proxies[0].heal()
-            await until(lambda: follows(controllers.started[0], "controller-1"))
+            await until(lambda: follows(controllers, controllers.started[0], "controller-1"))
             done = policies[0].timings.steps
             await until(lambda: policies[0].timings.steps >= done + 5)
             assert [w.rejoins for w in (*policies, *rollouts)] == [0, 0, 0]
         assert_sound(controllers.redis_url)
 
 
-async def leads(controller: ControllerProcess) -> bool:
-    return await follows(controller, controller.id)
+async def leads(controllers: Controllers, controller: ControllerProcess) -> bool:
+    return await follows(controllers, controller, controller.id)
 
 
-async def follows(controller: ControllerProcess, leader: str) -> bool:
-    control = ControlPlane([controller.address])
+async def follows(controllers: Controllers, controller: ControllerProcess, leader: str) -> bool:
+    control = control_of(controllers, [controller.address])
     try:
         return bool((await status(control)).leader == leader)
     except ControlPlaneUnavailable:
@@ -95,7 +95,7 @@ async def test_workers_cut_off_from_the_leader_only_come_back_without_a_loss(
             async with working_fleet(controllers, where=[proxy.address]) as (policies, rollouts):
                 await until(lambda: policies[0].timings.steps >= 3)
                 workers = (*policies, *rollouts)
-                direct = ControlPlane(addresses(controllers))
+                direct = control_of(controllers)
                 getattr(proxy, way)()
                 # Shorter than the lease: nothing is to happen that could be awaited.
                 await asyncio.sleep(0.5)

@@ -16,9 +16,16 @@ from controller.store.ledger_follower import LedgerFollower
 from controller.store.payloads import RedisPayloads
 from controller.store.redis_keys import Keys
 from paceline.redis.client import connect
-from paceline.rpc.client import ControlPlane, RequestRefused
+from paceline.rpc.client import RequestRefused
 from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2, worker_pb2
-from testbed.controllers import addresses, config_of, running_controllers, until, working_fleet
+from testbed.controllers import (
+    addresses,
+    config_of,
+    control_of,
+    running_controllers,
+    until,
+    working_fleet,
+)
 from testbed.fake_workers import FakeRollout, make_group
 
 LIMITS = GroupLimits(group_size=4, max_sequence_tokens=80, vocabulary=100)
@@ -295,7 +302,7 @@ async def test_config_that_differs_is_refused_by_the_names_of_its_fields(tmp_pat
 
 async def test_events_after_a_position_that_is_none_are_refused(tmp_path: Path) -> None:
     with running_controllers(tmp_path, 1) as controllers:
-        control = ControlPlane(addresses(controllers))
+        control = control_of(controllers)
         with pytest.raises(RequestRefused, match="INVALID_ARGUMENT"):
             async for _ in control.stream(
                 "AdminService.WatchEvents", admin_pb2.WatchRequest(after="yesterday")

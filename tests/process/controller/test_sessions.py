@@ -26,6 +26,7 @@ from testbed.controller_processes import write_config
 from testbed.controllers import (
     addresses,
     config_of,
+    control_of,
     running_controllers,
     status,
     until,
@@ -115,7 +116,7 @@ async def test_a_goodbye_is_heard_before_the_session_ends(tmp_path: Path) -> Non
         worker = FakeRollout(config_of(controllers), addresses(controllers), "rollout-0")
         await worker.start()
         await until(lambda: worker.session.connected)
-        control = ControlPlane(addresses(controllers))
+        control = control_of(controllers)
         await worker.stop()
         await until(lambda: _state(control, "rollout-0", "stopped"))
         await control.close()
@@ -142,7 +143,7 @@ async def test_the_last_report_says_the_final_lifecycle_even_if_another_is_under
         worker.session.poke()
         await until(lambda: closing)
         await closing[0]
-        control = ControlPlane(addresses(controllers))
+        control = control_of(controllers)
         assert await _state(control, "rollout-0", "stopped"), "taken before close returned"
         await worker.stop(goodbye=False)
         await control.close()

@@ -35,7 +35,7 @@ async def test_a_waiting_spare_is_leased_a_dead_workers_tasks_across_a_failover(
             held = {lease.task.task_id for lease in (await working.lease()).leases}
             idle = await spare.lease(wait_s=0.0)
             assert idle.empty_reason == rollout_pb2.EMPTY_REASON_SPARE
-            control = ControlPlane(targets)
+            control = ControlPlane.from_config(config, targets)
             seen = await status(control)
             assert {w.worker_id: w.state for w in seen.workers if w.role == spare.role} == {
                 "rollout-0": "running",

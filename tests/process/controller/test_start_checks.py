@@ -17,8 +17,8 @@ import pytest
 from paceline.redis.server import stop_redis
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.v1 import admin_pb2
-from testbed.controller_processes import write_config
-from testbed.controllers import addresses, config_of, running_controllers, status, until
+from testbed.controller_processes import Controllers, write_config
+from testbed.controllers import addresses, config_of, control_of, running_controllers, status, until
 from tests.fixtures.certificates import self_signed
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -89,7 +89,7 @@ def test_unreadable_data_is_one_clear_line_and_leaves_no_redis(tmp_path: Path) -
 
 def test_other_data_than_the_runs_is_refused(tmp_path: Path) -> None:
     with running_controllers(tmp_path, 1) as controllers:
-        asyncio.run(_leads(controllers.started[0].address))
+        asyncio.run(_leads(controllers))
         with (tmp_path / "rows.jsonl").open("a") as rows:
             rows.write('{"prompt": "one more", "answer": "x"}\n')
         controllers.started[0].kill()
@@ -97,9 +97,9 @@ def test_other_data_than_the_runs_is_refused(tmp_path: Path) -> None:
         assert_one_clear_line(ended, "data_digest")
 
 
-async def _leads(address: str) -> None:
+async def _leads(controllers: Controllers) -> None:
     """Waits until the beginning of the term is durable, not only decided."""
-    control = ControlPlane([address])
+    control = control_of(controllers)
 
     async def leader() -> bool:
         records = control.stream("AdminService.WatchEvents", admin_pb2.WatchRequest())
@@ -135,7 +135,7 @@ def test_serves_without_a_deep_learning_framework_in_little_memory(tmp_path: Pat
     assert heavy == "-"
     began = time.perf_counter()
     with running_controllers(tmp_path, 1) as controllers:
-        asyncio.run(_leads(controllers.started[0].address))
+        asyncio.run(_leads(controllers))
         leading_s = time.perf_counter() - began
         maps = Path(f"/proc/{controllers.started[0].pid}/maps").read_text()
     assert "libtorch" not in maps

@@ -14,11 +14,11 @@ from controller.store.ledger_follower import LedgerFollower
 from controller.store.payloads import RedisPayloads
 from controller.store.redis_keys import Keys
 from paceline.redis.client import connect
-from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2, policy_pb2, rollout_pb2
 from testbed.controllers import (
     addresses,
     config_of,
+    control_of,
     running_controllers,
     status,
     until,
@@ -173,7 +173,7 @@ async def test_a_standby_answers_status_and_refuses_the_rest(tmp_path: Path) -> 
             # The workers know only the standby's address: its hint leads them on.
             await until(lambda: policies[0].timings.steps >= 2)
             assert policies[0].control.address == leader.address
-            direct = ControlPlane([standby.address])
+            direct = control_of(controllers, [standby.address])
             state = await status(direct)
             assert state.leader == leader.id and state.step >= 1
             assert {c.controller_id: c.state for c in state.controllers} == {

@@ -15,7 +15,8 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
-from controller.rest.auth import FAILURES_ALLOWED, RestAuth, run_token
+from controller.rest.auth import FAILURES_ALLOWED, RestAuth
+from paceline.rpc.auth import own_token
 from testbed.controller_processes import write_config
 
 TOKEN = "0123456789abcdef0123456789abcdef"
@@ -156,10 +157,10 @@ async def test_bodies_are_bounded() -> None:
 
 
 def test_the_runs_own_token_is_one_and_its_owners_alone(tmp_path: Path) -> None:
-    first = run_token(tmp_path)
-    assert run_token(tmp_path) == first and len(first) == 48
-    assert stat.S_IMODE((tmp_path / "rest-token").stat().st_mode) == 0o600
-    assert [p.name for p in tmp_path.iterdir()] == ["rest-token"]
+    first = own_token(tmp_path)
+    assert own_token(tmp_path) == first and len(first) == 48
+    assert stat.S_IMODE((tmp_path / "token").stat().st_mode) == 0o600
+    assert [p.name for p in tmp_path.iterdir()] == ["token"]
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,8 @@ from controller.store.journal import Journal
 from controller.store.payloads import RedisPayloads
 from controller.store.redis_keys import Keys
 from paceline.redis.client import connect
-from paceline.rpc.client import ControlPlane
 from testbed.controller_processes import Controllers
-from testbed.controllers import addresses, status, until
+from testbed.controllers import addresses, control_of, status, until
 from tests.fixtures.rest import DULL, HTML, bearer, rest_url
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -78,7 +77,7 @@ def assert_problem(answer: httpx.Response, status_code: int, *words: str) -> Non
 async def test_leader_and_standby_say_what_the_ledger_holds(
     served: Controllers, leader: httpx.AsyncClient, standby: httpx.AsyncClient
 ) -> None:
-    control = ControlPlane(addresses(served)[:1])
+    control = control_of(served, addresses(served)[:1])
     truth = await status(control)
     await control.close()
     for client, name in ((leader, "controller-0"), (standby, "controller-1")):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable
 from pathlib import Path
@@ -20,6 +21,7 @@ from controller.store.redis_keys import Keys
 from paceline.config.schema import Config
 from paceline.dataset.row_sampler import task_seed
 from paceline.redis.client import connect
+from paceline.rpc.auth import TOKEN_VARIABLE, own_token
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.engine import make_engine
@@ -87,6 +89,7 @@ async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
         victim = await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", "tests.fakes.failpoint_rollout", *halting),
             stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, TOKEN_VARIABLE: own_token(controllers.run_dir)},
         )
         survivor = RolloutWorker(config, [address], "rollout-1", "127.0.0.1")
         if engine == "vllm":

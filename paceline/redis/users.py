@@ -1,0 +1,53 @@
+"""Users of the embedded Redis: what a controller and a worker may do with it.
+
+    user        keys                  commands
+    controller  paceline:*            data and scripts; INFO, WAIT, TIME
+    worker      paceline:*:rdv:*      hashes, which hold the addresses of a meeting
+
+No user may run a command that concerns the server (CONFIG, SAVE, MODULE, DEBUG, SHUTDOWN, REPLICAOF,
+FLUSHALL): with these, whoever learns a password could write files as the owner of the run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from pathlib import Path
+
+from paceline.process.private_files import write_private
+
+CONTROLLER = "controller"
+WORKER = "worker"
+
+_CONNECTION = "+ping +hello +auth +select +quit +reset +client|setinfo +client|setname +client|id"
+_RULES = {
+    CONTROLLER: (
+        f"~paceline:* -@all {_CONNECTION} +@keyspace +@string +@hash +@list +@set +@sortedset "
+        "+@stream +@transaction -@dangerous -@admin +eval +evalsha +script|load +script|exists "
+        "+info +wait +waitaof +time"
+    ),
+    WORKER: (
+        f"~paceline:*:rdv:* -@all {_CONNECTION} +@transaction +hset +hsetnx +hget +hmget +expire"
+    ),
+}
+
+
+def acl_lines(home: Path) -> list[str]:
+    """Lines of the server's configuration. Passwords are there only as digests."""
+    lines = ["user default off"]
+    for user, rules in _RULES.items():
+        digest = hashlib.sha256(password(home, user).encode()).hexdigest()
+        lines.append(f"user {user} on #{digest} resetchannels {rules}")
+    return lines
+
+
+def password(home: Path, user: str) -> str:
+    """Of ``user``, from a private file that is written at the first call."""
+    path = home / ("password" if user == CONTROLLER else f"password-{user}")
+    if not path.exists():
+        write_private(path, secrets.token_hex(24) + "\n")
+    return path.read_text().strip()
+
+
+def user_url(home: Path, user: str, port: int) -> str:
+    return f"redis://{user}:{password(home, user)}@127.0.0.1:{port}/0"

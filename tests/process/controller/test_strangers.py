@@ -1,0 +1,171 @@
+"""Other users of a run's machine, who have no token: nothing of the run is shown or done to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+
+import grpc
+import grpc.aio
+import pytest
+import redis
+
+from paceline.config.schema import RedisConfig
+from paceline.redis.client import connect_sync
+from paceline.redis.server import ensure_redis, stop_redis
+from paceline.rpc.client import ControlPlane, RequestRefused
+from paceline.rpc.grpc_channel import METHODS
+from paceline.v1 import admin_pb2, common_pb2, worker_pb2
+from testbed.controllers import addresses, config_of, control_of, running_controllers, status, until
+from testbed.fake_workers import FakeRollout
+
+SERVER_COMMANDS = (
+    "CONFIG SET dir /tmp",
+    "CONFIG SET dbfilename x",
+    "CONFIG GET *",
+    "CONFIG REWRITE",
+    "SAVE",
+    "BGSAVE",
+    "BGREWRITEAOF",
+    "MODULE LIST",  # as LOAD, of whose refusal the client makes an error of its own
+    "FUNCTION LOAD x",
+    "SCRIPT FLUSH",
+    "DEBUG SLEEP 1",
+    "SHUTDOWN NOSAVE",
+    "REPLICAOF 127.0.0.1 1",
+    "SLAVEOF 127.0.0.1 1",
+    "MIGRATE 127.0.0.1 1 x 0 1",
+    "FLUSHALL",
+    "FLUSHDB",
+    "SWAPDB 0 0",
+    "KEYS *",
+    "MONITOR",
+    "CLIENT KILL TYPE normal",
+    "CLIENT LIST",
+    "CLIENT PAUSE 1000",
+    "ACL LIST",
+    "ACL SETUSER x on nopass +@all",
+    "CLUSTER INFO",
+    "PSYNC ? -1",
+    "LATENCY LATEST",
+    "SUBSCRIBE x",
+)
+REFUSED = "no permissions|not allowed|Authentication required|already authenticated"
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+async def test_on_loopback_no_call_is_answered_without_the_runs_token(
+    strangers: list[str], method: str
+) -> None:
+    control = ControlPlane(strangers)
+    request = METHODS[method].request()
+    if method == "WorkerService.Register":
+        request = worker_pb2.RegisterRequest(
+            caller=common_pb2.Caller(worker_id="w", incarnation=1),
+            role=common_pb2.ROLE_ROLLOUT,
+            ranks=1,
+            config_json="{}",
+        )
+    with pytest.raises(RequestRefused) as refusal:
+        if METHODS[method].client_streaming:
+            call = control.bind(strangers[0], method)(iter([request]))
+            try:
+                await call.read()
+            except grpc.aio.AioRpcError as error:
+                control.failed(strangers[0], error)
+        elif METHODS[method].server_streaming:
+            async for _ in control.stream(method, request):
+                pass
+        else:
+            await control.call(method, request)
+    await control.close()
+    assert refusal.value.code == "UNAUTHENTICATED"
+    assert "--run-dir" in refusal.value.message, "the remedy"
+    assert "train." not in refusal.value.message, "no setting of the run"
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    with running_controllers(tmp_path_factory.mktemp("strangers"), 1) as controllers:
+        yield addresses(controllers)
+
+
+async def test_a_worker_gets_a_redis_user_that_can_only_meet_others(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        worker = FakeRollout(config_of(controllers), addresses(controllers), "rollout-0")
+        reply = await worker.session.register()
+        await worker.stop(goodbye=False)
+        with connect_sync(reply.rendezvous_url) as client:
+            client.hset("paceline:load:rdv:mesh:1:0", "claim:0", b"here")
+            for refused in (
+                lambda: client.get("paceline:load:leader"),
+                lambda: client.xrange("paceline:load:journal"),
+                lambda: client.delete("paceline:load:journal"),
+                lambda: client.hset("paceline:load:head", "n", "9"),
+                lambda: client.eval("return redis.call('GET', KEYS[1])", 1, "paceline:load:term"),
+                lambda: client.info(),
+            ):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    refused()
+        control = control_of(controllers)
+        assert (await status(control)).leader == "controller-0"
+        await control.close()
+
+
+@pytest.mark.parametrize("user", ["controller", "worker", "nobody"])
+def test_no_user_of_the_embedded_redis_commands_the_server(server: str, user: str) -> None:
+    url = {"controller": server.split(" ")[0], "worker": server.split(" ")[1]}.get(user, "")
+    if user == "nobody":
+        url = "redis://" + server.split(" ")[0].rpartition("@")[2]
+    with connect_sync(url) as client:
+        for command in SERVER_COMMANDS:
+            with pytest.raises(redis.exceptions.RedisError, match=REFUSED):
+                client.execute_command(*command.split(" "))
+
+
+def test_the_controllers_user_has_the_keys_of_runs_alone(server: str) -> None:
+    with connect_sync(server.split(" ")[0]) as client:
+        client.set("paceline:r:x", b"1")
+        for command in (("SET", "other", "1"), ("GET", "other"), ("DEL", "other")):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                client.execute_command(*command)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory):  # type: ignore[no-untyped-def]
+    directory = tmp_path_factory.mktemp("server")
+    endpoint = ensure_redis(directory, RedisConfig())
+    yield f"{endpoint.url} {endpoint.worker_url}"
+    stop_redis(directory)
+
+
+async def test_files_of_a_run_are_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with running_controllers(tmp_path, 1) as controllers:
+            worker = FakeRollout(config_of(controllers), addresses(controllers), "rollout-0")
+            await worker.start()
+            await until(lambda: (controllers.run_dir / "events.jsonl").exists())
+            await worker.stop()
+            run_dir = controllers.run_dir
+            open_to_others = {
+                str(path.relative_to(tmp_path)): oct(path.stat().st_mode)
+                for path in (run_dir, *run_dir.rglob("*"))
+                if not path.is_symlink() and stat.S_IMODE(path.stat().st_mode) & 0o077
+            }
+            assert open_to_others == {}
+            names = {path.name for path in run_dir.rglob("*")}
+            assert {"token", "password", "redis.conf", "events.jsonl", "controller-0.json"} <= names
+            assert json.loads((run_dir / "controllers" / "controller-0.json").read_text())
+    finally:
+        os.umask(before)
+
+
+async def test_the_runs_own_token_pauses_it(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        control = control_of(controllers)
+        request = admin_pb2.PauseRequest(request_id="p1", paused=True)
+        assert (await control.call("AdminService.Pause", request)).accepted
+        await control.close()
