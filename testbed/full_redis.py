@@ -10,8 +10,9 @@ from redis.exceptions import OutOfMemoryError
 
 PREFIX = "paceline:filling"
 PIECE = 1 << 20
-LAST = 16 << 20
-"""A write is refused only once the limit is exceeded: the last one exceeds it by far."""
+LAST = 4 << 20
+OVERFILL = "return redis.call('SET', KEYS[1], string.rep('x', tonumber(ARGV[1])))"
+"""A script may write if there is room at its start; the argument of a command needs room itself."""
 
 
 @contextmanager
@@ -19,21 +20,19 @@ def full_redis(client: Any) -> Iterator[None]:
     """``client`` is blocking; its server has a limit (redis.maxmemory_mb). Empties it at the end."""
     written = 0
     try:
-        while _put(client, written, PIECE):
+        while _put(client, written):
             written += 1
-        room = written
-        while not _put(client, written, LAST):
-            room -= 1
-            client.delete(f"{PREFIX}:{room}")
+        client.delete(f"{PREFIX}:{written - 1}")
+        client.eval(OVERFILL, 1, f"{PREFIX}:{written}", LAST)
         yield
     finally:
         for number in range(written + 1):
             client.delete(f"{PREFIX}:{number}")
 
 
-def _put(client: Any, number: int, size: int) -> bool:
+def _put(client: Any, number: int) -> bool:
     """False if there is no room."""
     try:
-        return bool(client.set(f"{PREFIX}:{number}", bytes(size)))
+        return bool(client.set(f"{PREFIX}:{number}", bytes(PIECE)))
     except OutOfMemoryError:
         return False

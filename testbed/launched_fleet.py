@@ -33,7 +33,7 @@ class LaunchedFleet(Fleet):
         if redis_url:
             sections["redis"] = {"url": redis_url}
         else:
-            sections.setdefault("redis", {"maxmemory_mb": 256})  # so that it can be filled
+            sections.setdefault("redis", {"maxmemory_mb": 128})  # so that it can be filled
         train = {
             "steps": 1_000_000,
             "checkpoint_every": 10,

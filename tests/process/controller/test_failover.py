@@ -155,7 +155,7 @@ async def test_redis_that_hangs_pauses_the_run_and_kills_nobody(tmp_path: Path) 
 async def test_full_redis_is_a_clear_state_and_no_loss(tmp_path: Path) -> None:
     """For longer than the leader's lease, with a standby that would take it."""
     with running_controllers(
-        tmp_path, 2, controller={"leader_lease_s": 0.5}, redis={"maxmemory_mb": 64}
+        tmp_path, 2, controller={"leader_lease_s": 1.0}, redis={"maxmemory_mb": 24}
     ) as controllers:
         client = connect_sync(controllers.redis_url)
         async with working_fleet(controllers) as (policies, rollouts):
@@ -167,7 +167,7 @@ async def test_full_redis_is_a_clear_state_and_no_loss(tmp_path: Path) -> None:
             with full_redis(client):
                 await until(paused)
                 # Nothing is to happen: there is no event to wait for.
-                await asyncio.sleep(1.5)
+                await asyncio.sleep(2.5)
                 assert await paused()
             done = policies[0].timings.steps
             await until(lambda: policies[0].timings.steps >= done + 3)
