@@ -58,8 +58,27 @@ def draw_shape(rng: random.Random) -> Shape:
         fates=fates,
     )
     if rng.random() < 0.25:
-        return replace(shape, facts=replace(facts, bounds={"rollout_spares": 1}))
-    return shape
+        facts = replace(facts, bounds={"rollout_spares": 1})
+    return _with_slow_groups(replace(shape, facts=facts))
+
+
+def _with_slow_groups(shape: Shape) -> Shape:
+    """Most runs train late groups, some with a bound so tight that tokens are masked. In half of the
+    runs one group in eight takes ten times as long as others."""
+    rng = random.Random(shape.facts.seed)
+    facts = replace(
+        shape.facts,
+        late_groups=rng.choice(["train", "train", "drop"]),
+        max_token_age=shape.facts.max_staleness + rng.choice([0, 0, 1, 8]),
+    )
+    if rng.random() < 0.5:
+        return replace(shape, facts=facts)
+    usual = shape.generate_s
+    return replace(
+        shape,
+        facts=facts,
+        generate_s=lambda r: usual(r) * (10.0 if r.random() < 0.125 else 1.0),
+    )
 
 
 def plan_faults(world: World, until: float) -> None:

@@ -14,8 +14,16 @@ from typing import Any
 
 from controller.ledger import Ledger
 from controller.ledger import events as ev
-from controller.ledger.commands import RunSpec
+from controller.ledger.commands import GroupFacts, RunSpec
 from controller.ledger.tasks import SUSPECT_DEATHS
+from controller.simulator.age_oracle import (
+    Ages,
+    ages_of,
+    bound_of,
+    may_be_trained,
+    split,
+    wrong_drop,
+)
 from controller.simulator.memory_store import Landed
 from controller.store.ledger_follower import LedgerFollower
 from paceline.v1 import policy_pb2, rollout_pb2
@@ -61,7 +69,7 @@ class Oracle:
         """Compositions of the surviving steps."""
         self.lost: dict[int, tuple[str, ...]] = {}
         self.attempts: Counter[str] = Counter()
-        """Leases of each task so far."""
+        """Leases of each task so far, in the order of the first."""
         self.leases: dict[str, tuple[int, str, int]] = {}
         """Attempt, worker and incarnation of each task that is leased."""
         self.accepted: dict[str, ev.GroupAccepted] = {}
@@ -202,6 +210,10 @@ class Oracle:
         if e.task_id in self.dropped:
             raise Violation(f"{e.task_id} dropped twice")
         self.dropped.add(e.task_id)
+        ages = self._ages(e.group, len(self.line) + (2 if self.open else 1)) if e.group else {}
+        if problem := wrong_drop(e, ages, self.facts):
+            raise Violation(problem)
+        self.counts["expired"] += e.reason == "expired"
         if e.reason == "quarantined" and "owner_died" in e.detail.rpartition("; ")[2]:
             self._buried[e.task_id] = True
         if e.task_id in self.leases:
@@ -231,6 +243,11 @@ class Oracle:
         for task_id in e.groups:
             if task_id in used or task_id in self.dropped or task_id not in self.accepted:
                 raise Violation(f"{task_id} is in step {e.step}, and used, dropped or not accepted")
+        if not e.replay:
+            kept = used.union(self.dropped, *self.lost.values())
+            ready = [t for t in self.attempts if t in self.accepted and t not in kept]
+            if list(e.groups) != ready[: len(e.groups)]:
+                raise Violation(f"step {e.step} took {e.groups}, the oldest leases are {ready}")
         self.open, self.votes, self.shards = e, {}, dict(e.shards)
 
     def _on_StepResharded(self, e: ev.StepResharded) -> None:
@@ -262,11 +279,11 @@ class Oracle:
             raise Violation(f"version {e.version} after {max(self.versions)}")
         for task_id in opened.groups:
             group = self.accepted[task_id].group
-            if self._void_term and group.min_version not in self.versions:
-                continue  # sampled with weights of a commit that is lost
-            staleness = max(0, e.step - 1 - self.versions[group.min_version])
-            if staleness > self.facts.max_staleness:
-                raise Violation(f"{task_id} was trained {staleness} steps late")
+            ages = self._ages(group, e.step)
+            if not ages and not self._void_term:
+                raise Violation(f"{task_id} was sampled with weights that never were")
+            if ages and not may_be_trained(ages, self.facts):
+                raise Violation(f"{task_id} was trained in step {e.step}, {ages} steps late")
         self.line.append(opened.groups)
         self.lost.pop(e.step, None)
         self.versions[e.version] = e.step
@@ -276,6 +293,24 @@ class Oracle:
             self.by_step[e.step :] = [state]
         self.open = None
         self.counts["commits"] += 1
+
+    def _ages(self, group: GroupFacts, step: int) -> Ages:
+        return ages_of(group, step, self.versions)
+
+    def planned(self, plan: policy_pb2.StepPlan) -> None:
+        """A replica begins this plan, which is what the journal says: its totals count the tokens that
+        are within the age, and it masks the others."""
+        opened = self.open
+        if opened is None or (opened.step, opened.version) != (plan.step, plan.version):
+            return
+        groups = [self._ages(self.accepted[t].group, plan.step) for t in opened.groups]
+        if not all(groups):
+            return
+        tokens, masked = split(groups, self.facts)
+        self.counts["masked"] += masked
+        oldest = max(0, plan.step - 1 - bound_of(self.facts))
+        if (plan.total_tokens, plan.oldest_step) != (tokens, oldest):
+            raise Violation(f"step {plan.step} counts {plan.total_tokens} tokens, not {tokens}")
 
     def _on_RolledBack(self, e: ev.RolledBack) -> None:
         if e.version <= max(self.versions) or e.step > len(self.line):

@@ -177,6 +177,8 @@ class SimulatedPolicyWorker(SimulatedWorker):
         if self.accumulated_for != facts or not self.accumulated <= shard:
             self.accumulated.clear()
             self.accumulated_for = facts
+            if self.cluster.oracle.may_train(self.name, self.incarnation, plan):
+                self.cluster.oracle.planned(plan)
         self.busy = True
         for ref in plan.shard:
             task_id, attempt = ref.task_id, ref.attempt

@@ -10,10 +10,11 @@ import pytest
 from controller.fleet.liveness import Liveness
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger import invariants, standby_workers
+from controller.ledger import invariants, standby_workers, views
 from controller.ledger import ledger as ledger_module
 from controller.ledger.decisions import leases, membership, steps
 from controller.ledger.decisions.decider import Decider
+from controller.ledger.facts import RunSpec
 from controller.ledger.steps import StepBook, assign_shards
 from controller.ledger.tasks import Task
 from controller.ledger.versions import Versions
@@ -60,12 +61,26 @@ def no_staleness_check(patch: pytest.MonkeyPatch) -> None:
     """Neither at acceptance nor when a step opens."""
     patch.setattr(Versions, "staleness", lambda self, version, step: 0)
 
-    def choose(d: Any, step: int) -> tuple[str, ...] | None:
-        wanted = d.state.run.groups_per_step
-        ready = tuple(d.state.tasks.ready)
-        return ready[:wanted] if len(ready) >= wanted else None
 
+def slow_groups_are_dropped(patch: pytest.MonkeyPatch) -> None:
+    """Of every run, as of one that drops late groups; no invariant of the ledger says otherwise."""
+    patch.setattr(RunSpec, "trains_late", False)
+
+
+def a_step_takes_the_first_groups(patch: pytest.MonkeyPatch) -> None:
+    """Those that were ready first, whenever they were leased."""
+
+    def choose(d: Any, step: int) -> tuple[str, ...] | None:
+        found = chosen(d, step)
+        return found and tuple(d.state.tasks.ready)[: len(found)]
+
+    chosen = steps._choose
     patch.setattr(steps, "_choose", choose)
+
+
+def masked_tokens_are_counted(patch: pytest.MonkeyPatch) -> None:
+    """The step's totals count tokens that no replica trains."""
+    patch.setattr(views, "trained_tokens", lambda state, group, step: group.tokens)
 
 
 def no_admission_limit(patch: pytest.MonkeyPatch) -> None:
@@ -156,6 +171,9 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     no_owner_check,
     no_incarnation_fence,
     no_staleness_check,
+    slow_groups_are_dropped,
+    a_step_takes_the_first_groups,
+    masked_tokens_are_counted,
     no_admission_limit,
     no_commit_vote,
     no_memory_of_commits,
