@@ -6,7 +6,7 @@ dropped stands beside its mean length, to be compared with the length of all tha
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from controller.ledger.enums import DROPPED_FOR_AGE, DropReason
 from controller.ledger.facts import GroupFacts
@@ -18,6 +18,15 @@ from paceline.ids import Step
 AGE_BUCKETS = {0: "0", 1: "1", 2: "2", 4: "3_4", 8: "5_8", 16: "9_16", 32: "17_32"}
 """Largest age of a bucket, in steps, and its name; one more is for what is older."""
 OLDEST_BUCKET = "33_up"
+_BUCKETS = (*AGE_BUCKETS.values(), OLDEST_BUCKET)
+RESPONSE_TOKENS = {
+    "all": "response_tokens_mean",
+    **{
+        name: f"{name}_response_tokens_mean"
+        for name in ("late", "masked", "dropped", "uninformative")
+    },
+}
+"""Metrics of length: of all that a step trains, and of each part."""
 
 
 def age_metrics(s: State, groups: Sequence[GroupFacts], step: Step) -> dict[str, float]:
@@ -46,17 +55,25 @@ def age_metrics(s: State, groups: Sequence[GroupFacts], step: Step) -> dict[str,
     }
 
 
+def token_ages_of(metrics: Mapping[str, float]) -> dict[str, float]:
+    """The step's histogram as people read it: share of trained tokens by "0", "3-4", "33+"."""
+    shown = {name: name.replace("_up", "+").replace("_", "-") for name in _BUCKETS}
+    return {
+        shown[name]: metrics[key] for name in _BUCKETS if (key := f"token_age_{name}") in metrics
+    }
+
+
 def _length(name: str, sizes: Iterable[GroupFacts | GroupSizes]) -> dict[str, float]:
     sizes = list(sizes)
     sequences = sum(size.sequences for size in sizes)
     if not sequences:
         return {}
-    return {f"{name}_response_tokens_mean": sum(size.tokens for size in sizes) / sequences}
+    return {RESPONSE_TOKENS[name]: sum(size.tokens for size in sizes) / sequences}
 
 
 def _histogram(ages: Iterable[tuple[int, int]], tokens: int) -> dict[str, float]:
     """Share of trained tokens by age."""
-    counts = dict.fromkeys([*AGE_BUCKETS.values(), OLDEST_BUCKET], 0)
+    counts = dict.fromkeys(_BUCKETS, 0)
     for age, n in ages:
         fitting = (name for most, name in AGE_BUCKETS.items() if age <= most)
         counts[next(fitting, OLDEST_BUCKET)] += n

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 
 from controller.ledger import views
+from controller.ledger.age_metrics import RESPONSE_TOKENS, token_ages_of
 from controller.ledger.commands import Role
 from controller.ledger.state import State
 from controller.ledger.tasks import Task
 from controller.replicated_controller import Controller
-from controller.rest.schemas import FlowReply
+from controller.rest.schemas import AgesReply, FlowReply
 from controller.status import trouble_of
 from paceline.ids import Step, TaskId
 from paceline.run_view.summary import TIME_SPLIT
@@ -53,6 +55,9 @@ def flow(controller: Controller, stalled_s: float) -> FlowReply:
         tasks=views.counts(state),
         staleness={str(age): ages[age] for age in sorted(ages)},
         max_staleness=config.train.max_staleness,
+        late_groups=config.train.late_groups,
+        max_token_age=state.run.token_age if state.facts else config.train.token_age,
+        ages=ages_of_step(metrics) if "late_share" in metrics else None,
         groups_per_step=config.train.groups_per_step,
         group_size=config.rollout.group_size,
         tokens_per_s=metrics.get("tokens_per_s", 0.0),
@@ -60,6 +65,20 @@ def flow(controller: Controller, stalled_s: float) -> FlowReply:
         time_split_s={n: metrics[k] for n in TIME_SPLIT if (k := f"time_{n}_s") in metrics},
         step_s=metrics.get("step_s", 0.0),
         workers={str(role): len(state.fleet.living(role)) for role in Role},
+    )
+
+
+def ages_of_step(metrics: Mapping[str, float]) -> AgesReply:
+    return AgesReply(
+        late_share=metrics["late_share"],
+        masked_share=metrics["masked_share"],
+        dropped_share=metrics["dropped_share"],
+        uninformative_share=metrics["uninformative_share"],
+        response_tokens={
+            name: metrics[key] for name, key in RESPONSE_TOKENS.items() if key in metrics
+        },
+        token_ages=token_ages_of(metrics),
+        ess=metrics.get("ess"),
     )
 
 

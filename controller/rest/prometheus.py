@@ -13,6 +13,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from controller.ledger import views
+from controller.ledger.age_metrics import token_ages_of
 from controller.replicated_controller import Controller
 from controller.rest.step_rate import StepRate
 from controller.status import status_of
@@ -41,7 +42,16 @@ OF_STEP = {
     "logprob_gap_fresh_max": "Largest gap over tokens of staleness 0 alone, in nats",
     "staleness_mean": "Mean staleness of its tokens, in steps",
     "staleness_max": "Largest staleness of its tokens, in steps",
+    "late_share": "Share of its groups that were older than max_staleness",
+    "masked_share": "Share of its tokens that were masked for their age",
+    "dropped_share": "Share of generated groups that were dropped for their age, since the step before",
+    "uninformative_share": "Share of generated groups that were dropped for equal rewards",
+    "ess": "Effective sample size of its importance weights, as a share of its tokens",
     "response_tokens_mean": "Mean length of its completions, in tokens",
+    "late_response_tokens_mean": "Mean length of those of late groups",
+    "masked_response_tokens_mean": "Mean length of those of groups with masked tokens",
+    "dropped_response_tokens_mean": "Mean length of completions that were dropped for their age",
+    "uninformative_response_tokens_mean": "Mean length of those dropped for equal rewards",
     "tokens_per_s": "Tokens trained per second",
     "samples_per_s": "Samples trained per second",
     "step_s": "Duration of the newest step",
@@ -62,6 +72,7 @@ RENAMED = {
     "tokens_per_s": "tokens_per_second",
     "samples_per_s": "samples_per_second",
     "step_s": "step_duration_seconds",
+    "ess": "effective_sample_size_ratio",
 }
 
 
@@ -126,6 +137,8 @@ class PrometheusMetrics(Collector):
         times = (re.fullmatch("time_(.*)_s", name) for name in view.metrics)
         parts = {found[1]: view.metrics[found[0]] for found in times if found}
         yield _metric("step_part_seconds", "Time split of the newest step", parts, "part")
+        ages = token_ages_of(view.metrics)
+        yield _metric("token_age_share", "Trained tokens by age, in steps", ages, "age")
 
     def _proposed(self, view: views.StatusView) -> Metric:
         leader = self._controller.leader

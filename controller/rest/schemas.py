@@ -222,6 +222,26 @@ class GroupReply(GroupSummary):
     reward_s: float
 
 
+class AgesReply(Reply):
+    """Ages of what the newest step trained, and what it left out for its age."""
+
+    late_share: float
+    """Of its groups: older than max_staleness."""
+    masked_share: float
+    """Of its tokens: older than max_token_age."""
+    dropped_share: float
+    """Groups that were dropped for their age since the step before, of those and its own."""
+    uninformative_share: float
+    """The same of groups whose rewards are all equal."""
+    response_tokens: dict[str, float]
+    """Mean length of a completion: all (that the step trains), late, masked (at least in part),
+    dropped, uninformative. Absent if there is none."""
+    token_ages: dict[str, float]
+    """Share of its trained tokens by age in steps: 0, 1, 2, 3-4, ..., 33+."""
+    ess: float | None
+    """Effective sample size of the importance weights, as a share of the tokens."""
+
+
 class FlowReply(Reply):
     bottleneck: str
     """Which role waits for which, in a sentence."""
@@ -231,6 +251,12 @@ class FlowReply(Reply):
     staleness: dict[str, int]
     """Groups that are ready or in a step, by the staleness of their oldest token."""
     max_staleness: int
+    late_groups: str
+    """train or drop: what becomes of groups that are older than max_staleness."""
+    max_token_age: int
+    """Age of the oldest token that is trained."""
+    ages: AgesReply | None
+    """Of the newest step; null before the first."""
     groups_per_step: int
     group_size: int
     tokens_per_s: float

@@ -98,6 +98,9 @@ async def test_leader_and_standby_say_what_the_ledger_holds(
         assert (await get(client, "versions"))[0]["version"] == truth.version
         flow = await get(client, "flow")
         assert sum(flow["staleness"].values()) == truth.tasks.ready + truth.tasks.in_step
+        assert sum(flow["ages"]["token_ages"].values()) == pytest.approx(1.0)
+        assert flow["ages"]["dropped_share"] == 0 and flow["late_groups"] == "train"
+        assert flow["ages"]["response_tokens"]["all"] > 0 and flow["max_token_age"] >= 8
         assert flow["bottleneck"] != ""
         # The run stands still by now, and says for how long and what for.
         for said in (flow, run):

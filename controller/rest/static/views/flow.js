@@ -61,6 +61,7 @@ export async function flow() {
   put($("bottleneck"), f.bottleneck);
   showPipeline(f);
   showStaleness(f);
+  showAges(f);
   showTimes(f);
 }
 
@@ -119,6 +120,45 @@ function showStaleness(f) {
     : "Nothing is in flight.";
   put($("staleness-text"), `${text} The bound is ${f.max_staleness}.`);
 }
+
+function showAges(f) {
+  const root = svg("svg", { viewBox: "0 0 460 190", "aria-hidden": "true" });
+  const shares = Object.entries(f.ages ? f.ages.token_ages : {});
+  const most = Math.max(1e-9, ...shares.map(([, share]) => share));
+  const w = 420 / Math.max(1, shares.length);
+  shares.forEach(([age, share], n) => {
+    const height = (share / most) * 120;
+    const x = 20 + n * w;
+    root.append(
+      svg("rect", { class: "bar", x: x + 4, y: 150 - height, width: w - 8, height, rx: 2 }),
+      svg("text", { x: x + w / 2, y: 168, class: "soft mid" }, age),
+    );
+    const over = { x: x + w / 2, y: 144 - height, class: "mid" };
+    if (share) root.append(svg("text", over, percent(share)));
+  });
+  root.append(svg("line", { class: "axis", x1: 20, x2: 440, y1: 150.5, y2: 150.5 }));
+  $("ages").replaceChildren(root);
+  put($("ages-text"), agesText(f));
+}
+
+function agesText(f) {
+  const a = f.ages;
+  if (!a) return "Nothing is trained yet.";
+  const length = (name) =>
+    name in a.response_tokens ? ` (${number(a.response_tokens[name])} tokens long)` : "";
+  const fates =
+    f.late_groups === "train"
+      ? `${percent(a.late_share)} of groups late${length("late")}, ` +
+        `${percent(a.masked_share)} of tokens masked, older than ${plural(f.max_token_age, "step")}, `
+      : "";
+  const ess = a.ess === null ? "" : ` Effective sample size ${percent(a.ess)}.`;
+  return (
+    `Newest step, age in steps: ${fates}${percent(a.dropped_share)} of groups dropped for their age` +
+    `${length("dropped")}. All that is trained is ${number(a.response_tokens.all)} tokens long.${ess}`
+  );
+}
+
+const percent = (share) => `${(100 * share).toFixed(share && share < 0.095 ? 1 : 0)}%`;
 
 function showTimes(f) {
   const root = svg("svg", { viewBox: "0 0 460 190", "aria-hidden": "true" });

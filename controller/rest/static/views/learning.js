@@ -28,7 +28,11 @@ const SPECS = [
   },
   {
     title: "Response length",
-    lines: [line("response_tokens_mean", "tokens")],
+    lines: [
+      line("response_tokens_mean", "trained"),
+      line("late_response_tokens_mean", "late"),
+      line("dropped_response_tokens_mean", "dropped"),
+    ],
     unit: "tokens",
     floor: 0,
   },
@@ -39,6 +43,16 @@ const SPECS = [
     unit: "steps",
     floor: 0,
   },
+  {
+    title: "Late, masked, dropped",
+    lines: [
+      line("late_share", "late groups"),
+      line("masked_share", "masked tokens"),
+      line("dropped_share", "dropped groups"),
+    ],
+    floor: 0,
+  },
+  { title: "Effective sample size", lines: [line("ess", "share of tokens")], floor: 0 },
 ];
 const NAMES = SPECS.flatMap((s) => s.lines.map((l) => l.name)).join(",");
 const TABLE_COLUMNS = [
@@ -52,6 +66,8 @@ const TABLE_COLUMNS = [
   "logprob_gap_max",
   "response_tokens_mean",
   "staleness_max",
+  "late_share",
+  "ess",
   "tokens_per_s",
 ];
 const ZOOM_HINT = "Drag across a curve, or name steps, to look closer.";
