@@ -73,7 +73,7 @@ def _merge(votes: Sequence[Vote]) -> dict[str, float]:
             continue
         else:
             out[name] = value
-    if (square := merged.get(RATIO_SQUARE)) is not None and square.sum > 0:
-        ratio = merged["ratio"]
-        out["ess"] = ratio.sum**2 / (square.weight * square.sum)
+    ratio, square = merged.get("ratio"), merged.get(RATIO_SQUARE)
+    if ratio is not None and square is not None and (most := square.weight * square.sum) > 0:
+        out["ess"] = ratio.sum * ratio.sum / most
     return out

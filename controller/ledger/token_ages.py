@@ -19,7 +19,8 @@ from paceline.ids import Step
 
 
 def token_ages(s: State, group: GroupFacts, step: Step) -> list[tuple[int, int]]:
-    """(age, tokens) of the group's trainable tokens in ``step``, oldest first."""
+    """(age, tokens) of the group's trainable tokens in ``step``, in the order of their versions. After
+    a rollback that need not be the order of their ages."""
     return [(s.versions.staleness(version, step), n) for version, n in group.by_version]
 
 
@@ -35,7 +36,7 @@ def trained_tokens(s: State, group: GroupFacts, step: Step) -> int:
 
 def is_late(s: State, group: GroupFacts, step: Step) -> bool:
     """Whether a token that ``step`` would train, or mask, is older than ``max_staleness``."""
-    return token_ages(s, group, step)[0][0] > s.run.max_staleness
+    return max(age for age, _ in token_ages(s, group, step)) > s.run.max_staleness
 
 
 def too_old(s: State, group: GroupFacts, step: Step) -> tuple[DropReason, str] | None:
@@ -43,9 +44,10 @@ def too_old(s: State, group: GroupFacts, step: Step) -> tuple[DropReason, str] |
     if s.run.trains_late:
         if trained_tokens(s, group, step) > 0:
             return None
-        age = token_ages(s, group, step)[-1][0]
+        age = min(age for age, _ in token_ages(s, group, step))
         return DropReason.EXPIRED, f"its youngest token is {age} steps old at step {step}"
-    age = s.versions.staleness(group.min_version, step)
+    ages = (age for age, _ in token_ages(s, group, step))
+    age = max(s.versions.staleness(group.min_version, step), *ages)
     if age <= s.run.max_staleness:
         return None
     return DropReason.STALE, f"{age} steps old at step {step}"

@@ -26,6 +26,20 @@ def refusal(tmp_path: Path, text: str, *overrides: str) -> str:
     return str(caught.value)
 
 
+@pytest.mark.parametrize(("staleness", "age"), [(0, 8), (1, 8), (4, 32)])
+def test_the_default_age_of_tokens_is_generous(tmp_path: Path, staleness: int, age: int) -> None:
+    path = write(tmp_path, MINIMAL)
+    config = load_config(path, [f"train.max_staleness={staleness}"])
+    assert config.train.late_groups == "train" and config.train.token_age == age
+    config = load_config(path, [f"train.max_staleness={staleness}", "train.max_token_age=5"])
+    assert config.train.token_age == 5
+
+
+def test_an_age_that_masks_what_admission_allows_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    said = refusal(tmp_path, MINIMAL, "train.max_staleness=4", "train.max_token_age=3")
+    assert "train.max_token_age = 3" in said and "set it to at least 4" in said
+
+
 def test_overrides_are_typed_values_or_plain_text(tmp_path: Path) -> None:
     path = write(tmp_path, MINIMAL)
     config = load_config(

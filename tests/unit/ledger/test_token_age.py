@@ -167,6 +167,37 @@ def test_the_effective_sample_size_merges_exactly_over_replicas() -> None:
     assert "ratio_square" not in metrics
 
 
+@pytest.mark.parametrize(
+    "stats",
+    [
+        {"ratio_square": cmd.StatValue(1.0, 1.0, 1.0)},
+        {"ratio": cmd.StatValue(1e200, 1.0, 1.0), "ratio_square": cmd.StatValue(1e300, 0.0, 1.0)},
+        {"ratio": cmd.StatValue(1e200, 1.0, 1.0), "ratio_square": cmd.StatValue(1e300, 9e9, 1.0)},
+    ],
+)
+def test_a_replica_that_reports_nonsense_commits_its_step_all_the_same(stats: Any) -> None:
+    run = fleet()
+    run.fill("r0", 2)
+    run.vote("p0", stats=stats)
+    assert "ess" not in run.event(ev.StepCommitted).metrics
+
+
+def test_after_a_rollback_a_newer_version_may_be_the_older_state() -> None:
+    run = fleet()
+    (late,) = run.lease("r1").leases
+    for _ in range(4):
+        run.train()
+    run.die("p0")
+    run.policy("p0")
+    assert (run.state.versions.step, run.state.versions.version) == (0, 5)
+    for _ in range(4):
+        run.vote("p0")
+    mixed = {"token_versions": ((3, 5), (5, 15)), "max_version": 5}
+    assert run.submit("r1", late, 3, **mixed).code == "accepted"
+    run.fill("r0", 1)
+    assert plan(run).oldest_step == 1 and plan(run).total_tokens == 20 + 5, "5 is the initial state"
+
+
 def test_a_journal_of_a_release_without_late_groups_is_read_as_one_that_drops_them() -> None:
     spec = encode(facts())
     del spec["late_groups"], spec["max_token_age"]
