@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from controller.ledger.commands import Kind, LeasedTask
 from paceline.config.schema import Config
 from paceline.dataset.rows import RowSource, check_rows, load_rows
+from paceline.process.waits import WaitKind, waiting
 
 CACHED_ROWS = 4096
 CACHED_BYTES = 8 << 20
@@ -29,11 +30,18 @@ class DatasetRows:
         self.digest = train.digest if held_out is None else f"{train.digest}+{held_out.digest}"
         self._cache: OrderedDict[tuple[Kind, int], str] = OrderedDict()
         self._cached_bytes = 0
+        self.path = ""
+        """``data.path``, for people."""
 
     @classmethod
     async def load(cls, config: Config) -> DatasetRows:
         """Opens the data sets of ``config.data``. Raises DataError with the file and the remedy."""
-        return await asyncio.to_thread(cls._load, config)
+        with waiting(
+            WaitKind.DATASET, f"opening the data set {config.data.path}", config.data.path
+        ):
+            rows = await asyncio.to_thread(cls._load, config)
+        rows.path = config.data.path
+        return rows
 
     @classmethod
     def _load(cls, config: Config) -> DatasetRows:
@@ -56,7 +64,8 @@ class DatasetRows:
         missing = set(keys) - rows.keys()
         if missing:
             # In a thread: the disk may be slow, and the leader has a lease to renew.
-            found = await asyncio.to_thread(self._read, missing)
+            with waiting(WaitKind.DATASET, f"reading rows of {self.path}", self.path):
+                found = await asyncio.to_thread(self._read, missing)
             for key, row in found.items():
                 self._remember(key, row)
             rows |= found

@@ -33,6 +33,7 @@ from controller.errors import NotLeading
 from controller.fleet.autoscale_policy import Proposal
 from controller.fleet.liveness import Liveness
 from controller.fleet.sessions import ServerSession, Sessions
+from controller.fleet.stack_requests import StackRequests
 from controller.housekeeping import Housekeeping
 from controller.ledger.commands import BeginTerm, Command, CommandRefused, StartRun
 from controller.ledger.events import GroupAccepted, RunFailed, RunFinished
@@ -88,9 +89,10 @@ class Leader:
             limit_bytes=config.rollout.partial_store_mb << 20,
         )
         self.long_polls = LongPolls()
-        self.sessions = Sessions(
-            term, lambda session: directive_of(self.ledger.state, *session.key, session.report)
-        )
+        self.stack_requests = StackRequests()
+        self.sessions = Sessions(term, self._directive)
+        self.last_reports: dict[tuple[str, int], worker_pb2.Report] = {}
+        """Of living workers whose session has ended, by (worker id, incarnation)."""
         self.liveness = Liveness(config.fleet)
         self.group_commit = GroupCommit(
             stores.journal,
@@ -193,6 +195,18 @@ class Leader:
         if self.group_commit.trouble:
             return self.group_commit.trouble
         return "" if self.election.holds_lease else "waiting for the lease"
+
+    def _directive(self, session: ServerSession) -> worker_pb2.Directive:
+        directive = directive_of(self.ledger.state, *session.key, session.report)
+        directive.stacks_request = self.stack_requests.number(session.worker_id)
+        return directive
+
+    def session_ended(self, session: ServerSession) -> None:
+        """The worker may be dead, or about to open the next session."""
+        self.liveness.session_lost(*session.key, self.clock.monotonic())
+        fleet = self.ledger.state.fleet
+        known = {k: r for k, r in self.last_reports.items() if fleet.current(*k) is not None}
+        self.last_reports = {**known, session.key: session.report}
 
     def describe(self, worker: Worker, status: admin_pb2.WorkerStatus) -> None:
         """Adds what only the leader knows of a living worker: its heartbeat and what it said."""

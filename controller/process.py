@@ -32,6 +32,7 @@ from controller.services.grpc_server import Services, bind, new_server
 from controller.store.stores import redis_stores
 from paceline.config.schema import Config
 from paceline.errors import BadInput
+from paceline.process import stacks
 from paceline.process.private_files import new_private_directory, private_directory
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity
@@ -48,6 +49,8 @@ HANDLERS: dict[str, Any] = {
     "WorkerService.Register": worker.register,
     "WorkerService.Session": worker.session,
     "WorkerService.ReportPeerError": worker.report_peer_error,
+    "WorkerService.ReportWaits": worker.report_waits,
+    "WorkerService.SendStacks": worker.send_stacks,
     "RolloutService.LeaseTasks": rollout.lease_tasks,
     "RolloutService.SubmitGroups": rollout.submit_groups,
     "RolloutService.ReturnTasks": rollout.return_tasks,
@@ -63,6 +66,8 @@ HANDLERS: dict[str, Any] = {
     "AdminService.Drain": admin.drain,
     "AdminService.Pause": admin.pause,
     "AdminService.Stop": admin.stop,
+    "AdminService.Why": admin.why,
+    "AdminService.GetStacks": admin.get_stacks,
 }
 
 
@@ -85,6 +90,7 @@ async def serve(
     check_telemetry(config)
     _make_run_dir(run_dir)
     token = configured or own_token(run_dir)
+    stacks.install(run_dir, controller_id)
     _calm_garbage_collector()
     server = new_server(config)
     bound = bind(server, config, config.controller.port if port is None else port)

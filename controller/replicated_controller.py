@@ -23,6 +23,7 @@ from controller.cancel_tasks import cancel_all
 from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
 from controller.errors import NotLeading
+from controller.fleet.without_session import WithoutSession
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused
 from controller.ledger.state import State
@@ -31,6 +32,7 @@ from controller.store.journal import Deposed, JournalGap
 from controller.store.ledger_follower import LedgerFollower
 from paceline.errors import BadInput
 from paceline.process.structured_log import event
+from paceline.redis.leader_lease import LeaderIdentity
 from paceline.redis.server import NoRedis, ensure_redis
 from paceline.refusal_code import RefusalCode
 
@@ -65,6 +67,11 @@ class Controller:
         """Address of the leader, as the lease names it."""
         self.trouble = "waiting for Redis"
         """Of a standby; empty once it follows the journal."""
+        self._trouble_since = context.clock.monotonic()
+        self.lease_holder: LeaderIdentity | None = None
+        """Of a standby: who held the lease when it last looked, and until when if it is not renewed."""
+        self.lease_until = 0.0
+        self.without_session = WithoutSession()
         self.rest_url = ""
         """Of this process's REST interface; empty: none."""
         self._topic = WakeUps()
@@ -137,6 +144,7 @@ class Controller:
             if await replica.follow(self.journal, block_ms=block_ms):
                 self._topic.wake()
             holder, left_s = await stores.election.holder()
+            self.lease_holder, self.lease_until = holder, self.clock.monotonic() + left_s
             # Back in the very millisecond in which a lease that is not renewed runs out.
             block_ms = min(self.FOLLOW_MS, max(1, math.ceil(left_s * 1e3)))
             if holder is not None:
@@ -198,7 +206,14 @@ class Controller:
             with contextlib.suppress(NoRedis, OSError):
                 await asyncio.to_thread(ensure_redis, self.run_dir, self.config.redis)
 
+    @property
+    def troubled_s(self) -> float:
+        """How long ``trouble`` has lasted; 0 without any."""
+        return self.clock.monotonic() - self._trouble_since if self.trouble else 0.0
+
     def _say_trouble(self, trouble: str) -> None:
+        if trouble and not self.trouble:
+            self._trouble_since = self.clock.monotonic()
         if trouble and trouble != self.trouble:
             event(log, "standby cut off", why=trouble, level=logging.WARNING)
         self.trouble = trouble

@@ -19,6 +19,7 @@ from paceline.process.asyncio_thread import BackgroundLoop
 from paceline.process.structured_log import event
 from paceline.rpc.client import ControlPlane
 from paceline.rpc.session import WorkerSession
+from paceline.rpc.side_channel import SideChannel
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
@@ -64,11 +65,15 @@ class BlockingControlPlane:
         """``callback`` runs on the background thread and must not block."""
         self._session.on_directive(callback)
 
-    def register(self) -> worker_pb2.RegisterReply:
-        """Joins the fleet without any state. Raises RequestRefused if the controller refuses this
+    def register(self, side: SideChannel | None = None) -> worker_pb2.RegisterReply:
+        """Joins the fleet without any state. From then on ``side`` reports only if the session's event loop
+        stands still. Raises RequestRefused if the controller refuses this
         worker, for example because its config differs."""
         reply = self._background.run(self._session.register())
         self._running = self._background.submit(self._session.run())
+        if side is not None:
+            side.registered()
+            self._background.loop.call_soon_threadsafe(side.watch, self._background.loop)
         self._running.add_done_callback(lambda _: self._wake.set())
         return reply
 

@@ -24,6 +24,7 @@ publish_and_checkpoint takes over, on the threads of the weight publisher and th
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
@@ -39,9 +40,11 @@ from paceline.ids import MeshEpoch, Step, Version
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError
 from paceline.process import structured_log as logs
 from paceline.process.structured_log import event
+from paceline.process.waits import WaitKind, loading_model, waiting
 from paceline.rpc.addresses import own_address
 from paceline.rpc.client import RequestRefused
-from paceline.v1 import policy_pb2, worker_pb2
+from paceline.rpc.side_channel import SideChannel
+from paceline.v1 import common_pb2, policy_pb2, worker_pb2
 from policy_worker.control_plane import BlockingControlPlane
 from policy_worker.model import pick_device
 from policy_worker.publish_and_checkpoint import PublishAndCheckpoint
@@ -56,6 +59,8 @@ log = logging.getLogger(__name__)
 
 PLAN_WAIT_S = 10.0
 """How long the controller may hold a NextPlan or Vote request. Asking again costs little."""
+FORM_LIMIT_S = 60.0
+"""Time for the members of an epoch to form it."""
 REPORT_AGAIN_S = 5.0
 """A failed epoch is reported again after this time if the controller names no other one: a long outage
 may have swallowed the report, and a failover of Redis may have lost it."""
@@ -75,12 +80,17 @@ def run(
     logs.setup(worker_id)
     torch.set_num_threads(config.fleet.policy_threads)
     worker: PolicyWorker | None = None
+    side = SideChannel(config, controllers, worker_id, common_pb2.ROLE_POLICY)
     try:
-        worker = PolicyWorker(config, controllers, worker_id, run_dir, tensor_host)
+        with loading_model(config.model.path):
+            worker = PolicyWorker(config, controllers, worker_id, run_dir, tensor_host)
+        worker.side = side
         worker.run()
     except RequestRefused as error:
         print(f"policy_worker: the controller refused {worker_id}: {error}", file=sys.stderr)
         return 2 if error.bad_input and (worker is None or not worker.admitted) else 1
+    finally:
+        side.close()
     return 0
 
 
@@ -100,6 +110,8 @@ class PolicyWorker:
         self.run_dir = run_dir
         self.host = tensor_host or own_address(controllers[0])
         self.worker_report = PolicyReport()
+        self.side: SideChannel | None = None
+        """Reports while there is no session."""
         self.admitted = False
         """The controller took this worker's config and token."""
         self.outlets: PublishAndCheckpoint | None = None
@@ -132,7 +144,8 @@ class PolicyWorker:
 
     def run(self) -> None:
         """Joins the fleet and follows its directives until the end."""
-        reply = self.control.register()
+        with waiting(WaitKind.CONTROLLER, "registering"):
+            reply = self.control.register(self.side)
         self.admitted = True
         self.rendezvous_url, self.run_id = reply.rendezvous_url, reply.run_id
         self.trainer.attach(self.run_dir or Path(reply.run_dir))
@@ -198,30 +211,38 @@ class PolicyWorker:
         begun = time.monotonic()
         self.worker_report.work(f"epoch {mesh.epoch}: forming")
         trainer = self.trainer
-        trainer.form(
-            EpochMesh(
-                MeshEpoch(mesh.epoch),
-                rank,
-                len(mesh.members),
-                self.rendezvous_url,
-                self.run_id,
-                self.host,
-            ),
-            cancelled=lambda: self.epoch_is_over(mesh.epoch),
+        here = EpochMesh(
+            MeshEpoch(mesh.epoch),
+            rank,
+            len(mesh.members),
+            self.rendezvous_url,
+            self.run_id,
+            self.host,
         )
+        where = f"forming epoch {mesh.epoch}"
+        with waiting(WaitKind.PEERS, where, limit_s=FORM_LIMIT_S):
+            over = functools.partial(self.epoch_is_over, mesh.epoch)
+            trainer.form(here, over, FORM_LIMIT_S)
         version = Version(mesh.state_version)
         needy = [i for i, member in enumerate(mesh.members) if member.needs_state]
         if mesh.restore:
             if trainer.state.version != version:
                 self.worker_report.work(f"epoch {mesh.epoch}: restoring")
-                trainer.restore(mesh.checkpoint_path, Step(mesh.step), version)
+                path = mesh.checkpoint_path
+                what = f"reading checkpoint {path}" if path else "reading the initial model"
+                with waiting(WaitKind.CHECKPOINT, what, path or self.config.model.path):
+                    trainer.restore(path, Step(mesh.step), version)
         elif rank in needy:
             self.worker_report.work(f"epoch {mesh.epoch}: receiving the state")
-            trainer.receive_state(mesh.source_rank)
+            source = mesh.members[mesh.source_rank].worker_id
+            with waiting(WaitKind.STATE, f"receiving the state from {source}", source):
+                trainer.receive_state(mesh.source_rank)
             self.out.forget_after(version)
         elif needy and rank == mesh.source_rank:
             self.worker_report.work(f"epoch {mesh.epoch}: sending the state to {len(needy)}")
-            trainer.send_state(needy)
+            receivers = ", ".join(mesh.members[i].worker_id for i in needy)
+            with waiting(WaitKind.STATE, f"sending the state to {receivers}", receivers):
+                trainer.send_state(needy)
         if trainer.state.version != version:
             # The controller sees it in the report, and forms an epoch that transfers the state here.
             raise MeshError(f"holds version {trainer.state.version}, the epoch needs {version}")
@@ -273,7 +294,8 @@ class PolicyWorker:
             return
         shard = [(ref.task_id, ref.attempt) for ref in plan.shard]
         missing = self.trainer.begin(StepTotals.of(plan), shard)
-        groups = self.control.fetch(missing, lambda: self.epoch_is_over(mesh.epoch))
+        with waiting(WaitKind.PAYLOADS, f"fetching {len(missing)} groups of step {plan.step}"):
+            groups = self.control.fetch(missing, lambda: self.epoch_is_over(mesh.epoch))
         if groups is None:
             return
         fetched = time.monotonic()
@@ -281,14 +303,17 @@ class PolicyWorker:
         self.trainer.add(groups)
         computed = time.monotonic()
         self.worker_report.work(f"step {plan.step}: reducing")
-        stats = self.trainer.reduce()
+        where = f"inside the all-reduce of epoch {mesh.epoch}"
+        with waiting(WaitKind.COLLECTIVE, where):
+            stats = self.trainer.reduce()
         reduced = time.monotonic()
         stats.set("time_wait_s", fetched - self.idle_since)
         stats.set("time_compute_s", computed - fetched)
         stats.set("time_reduce_s", reduced - computed)
         stats.set("time_commit_s", self.last_commit_s)
         stats.set("time_publish_s", self.out.last_publish_s)
-        version = self.vote(plan, stats)
+        with waiting(WaitKind.VOTES, f"waiting for the votes of step {plan.step}"):
+            version = self.vote(plan, stats)
         if version is None:
             self.ended_epoch = mesh.epoch
             self.leave()
@@ -315,17 +340,20 @@ class PolicyWorker:
     def next_plan(self, epoch: int) -> policy_pb2.StepPlan | None:
         """The open step's plan; None if there is none yet, or if none will come in this epoch."""
         self.worker_report.rest(f"step {self.trainer.state.step + 1}: waiting for groups")
-        reply = self.control.call(
-            "PolicyService.NextPlan",
-            policy_pb2.PlanRequest(
-                caller=self.control.caller,
-                mesh_epoch=epoch,
-                state_version=self.trainer.state.version,
-                wait_s=PLAN_WAIT_S,
-            ),
-            # A directive may also ask for a publication or a checkpoint.
-            lambda: self.epoch_is_over(epoch) or self.out.work_due() or self.control.stopped,
+        request = policy_pb2.PlanRequest(
+            caller=self.control.caller,
+            mesh_epoch=epoch,
+            state_version=self.trainer.state.version,
+            wait_s=PLAN_WAIT_S,
         )
+        what = f"waiting for the groups of step {self.trainer.state.step + 1}"
+        with waiting(WaitKind.GROUPS, what, since=self.idle_since):
+            reply = self.control.call(
+                "PolicyService.NextPlan",
+                request,
+                # A directive may also ask for a publication or a checkpoint.
+                lambda: self.epoch_is_over(epoch) or self.out.work_due() or self.control.stopped,
+            )
         if reply is None or reply.state == policy_pb2.PLAN_STATE_WAIT:
             return None
         if reply.state == policy_pb2.PLAN_STATE_FINISHED:
@@ -392,9 +420,10 @@ class PolicyWorker:
         """Waits for a directive newer than ``directive``; False if none came in time."""
         self.worker_report.rest(activity)
         end = time.monotonic() + limit_s
-        self.control.wait(
-            lambda: self.control.directive is not directive or time.monotonic() >= end
-        )
+        with waiting(WaitKind.MESH, f"waiting for a mesh ({activity})"):
+            self.control.wait(
+                lambda: self.control.directive is not directive or time.monotonic() >= end
+            )
         return self.control.directive is not directive
 
     @property
@@ -408,6 +437,7 @@ class PolicyWorker:
     def finish(self) -> None:
         """Ends the worker's part; its checkpoints are on disk and recorded before the last report."""
         self.worker_report.work("finishing")
+        # Its checkpoints are being written: the writer's thread marks its own wait.
         self.trainer.close()
         self.out.finish()
         self.worker_report.lifecycle = worker_pb2.LIFECYCLE_STOPPED

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from paceline.mesh.elastic_mesh import EpochCancelled, ProcessMesh
 from paceline.process.structured_log import event
+from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import worker_pb2
 from paceline.weights.weight_link import LinkEnd, WeightLink
 from paceline.weights.weight_transfer import (
@@ -92,7 +93,8 @@ class WeightPublisher(LinkEnd):
         if link.withdrawn.is_set() or snapshot is None:
             raise EpochCancelled("the link was withdrawn")
         started = time.perf_counter()
-        send_snapshot(mesh, snapshot)
+        with waiting(WaitKind.WEIGHTS, f"sending weights to {link.peer}", link.peer):
+            send_snapshot(mesh, snapshot)
         self.last_transfer_s = time.perf_counter() - started
         event(
             _log,

@@ -39,9 +39,11 @@ from pathlib import Path
 from paceline.config.schema import Config
 from paceline.process import structured_log as logs
 from paceline.process.structured_log import event
+from paceline.process.waits import WaitKind, loading_model, waiting
 from paceline.rpc.addresses import own_address
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
+from paceline.rpc.side_channel import SideChannel
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import EngineError
@@ -79,12 +81,17 @@ def run(
     logs.setup(worker_id)
     sys.setswitchinterval(_SWITCH_S)
     worker: RolloutWorker | None = None
+    side = SideChannel(config, controllers, worker_id, common_pb2.ROLE_ROLLOUT)
     try:
-        worker = RolloutWorker(config, controllers, worker_id, tensor_host, run_dir)
+        with loading_model(config.model.path):
+            worker = RolloutWorker(config, controllers, worker_id, tensor_host, run_dir)
+        worker.side = side
         asyncio.run(worker.run())
     except RequestRefused as error:
         print(f"rollout_worker: the controller refused {worker_id}: {error}", file=sys.stderr)
         return 2 if error.bad_input and (worker is None or not worker.admitted) else 1
+    finally:
+        side.close()
     return 0
 
 
@@ -111,12 +118,16 @@ class RolloutWorker:
         self.held = HeldTasks()
         self.lifecycle = WorkerLifecycle(self.held, config.fleet.drain_s)
         self.receiver: WeightReceiver | None = None
+        self.side: SideChannel | None = None
+        """Reports while there is no session."""
         self.admitted = False
         """The controller has accepted this worker's config and token."""
 
     async def run(self) -> None:
         """From start to STOPPED. Raises the failure that made the worker useless."""
         self.loop = asyncio.get_running_loop()
+        if self.side is not None:
+            self.side.watch(self.loop)
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self.lifecycle.stop)
         working = self.loop.create_task(self.work())
@@ -153,8 +164,11 @@ class RolloutWorker:
         """Starts engine and rewards before the fleet learns of this worker."""
         await self.start_engine_and_scorer()
         self.connect_parts()
-        reply = await self.session.register()
+        with waiting(WaitKind.CONTROLLER, "registering"):
+            reply = await self.session.register()
         self.admitted = True
+        if self.side is not None:
+            self.side.registered()
         self.receiver = self.reports.receiver = WeightReceiver(
             url=reply.rendezvous_url,
             run_id=reply.run_id,
@@ -166,8 +180,8 @@ class RolloutWorker:
         self.lifecycle.state = worker_pb2.LIFECYCLE_RUNNING
 
     async def start_engine_and_scorer(self) -> None:
-        engine = self.loop.create_task(self.engine.start())
-        scorer = self.loop.create_task(self.scorer.start())
+        engine = self.loop.create_task(self._start_engine())
+        scorer = self.loop.create_task(self._start_scorer())
         try:
             await asyncio.gather(engine, scorer)
         finally:
@@ -180,6 +194,15 @@ class RolloutWorker:
         self.engine.completion_finished = self.held.completion_finished
         if self.environments is not None:
             await self.environments.start(self.engine)
+
+    async def _start_engine(self) -> None:
+        with loading_model(self.config.model.path):
+            await self.engine.start()
+
+    async def _start_scorer(self) -> None:
+        names = ", ".join(self.config.reward.functions)
+        with waiting(WaitKind.REWARD, f"importing the reward functions {names}", names):
+            await self.scorer.start()
 
     def connect_parts(self) -> None:
         config, engine, held = self.config, self.engine, self.held

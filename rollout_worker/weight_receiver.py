@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 
 from paceline.mesh.elastic_mesh import EpochCancelled, ProcessMesh
 from paceline.process.structured_log import event
+from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import worker_pb2
 from paceline.weights.weight_link import LinkEnd, WeightLink
 from paceline.weights.weight_manifest import WeightsRefused
@@ -66,8 +67,11 @@ class WeightReceiver(LinkEnd):
         say_hello(mesh, version)
         self._formed(link, has=version)
         while True:
-            staged = receive_snapshot(mesh, newer_than=self.version)
-            self._hand_over(link, staged)
+            what = f"waiting for weights from {link.peer}"
+            with waiting(WaitKind.WEIGHTS, what, link.peer):
+                staged = receive_snapshot(mesh, newer_than=self.version)
+            with waiting(WaitKind.WEIGHTS, f"loading weights {staged.version} into the engine"):
+                self._hand_over(link, staged)
             acknowledge(mesh, staged.version)
             self.last_transfer_s = staged.seconds
             event(

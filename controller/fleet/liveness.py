@@ -66,6 +66,22 @@ class Pulse:
     """Leases of the ledger that its reports do not name, with the time since which they do not."""
 
 
+@dataclass(frozen=True, slots=True)
+class Prognosis:
+    """Evidence about one worker as of now, and when it would be declared dead if nothing changes."""
+
+    silent_s: float
+    """Since it was last heard of."""
+    dead_in_s: float
+    """Until its lease expires."""
+    suspect: bool
+    """Its session broke."""
+    still_s: float = 0.0
+    """Busy without progress for so long; 0: it is not busy."""
+    wedged_in_s: float | None = None
+    """Until it counts as wedged; None: it is not busy."""
+
+
 class Liveness:
     """Evidence about all workers. Times are seconds of the leader's monotonic clock."""
 
@@ -133,6 +149,20 @@ class Liveness:
         """Seconds since the worker was last heard of; -1 if it never was."""
         pulse = self.pulses.get((worker_id, incarnation))
         return -1.0 if pulse is None else now - pulse.heard_t
+
+    def prognosis(self, worker_id: str, incarnation: int, now: float) -> Prognosis | None:
+        """What the evidence says of a worker, and until when; None for an unknown one."""
+        pulse = self.pulses.get((worker_id, incarnation))
+        if pulse is None:
+            return None
+        still_s = now - pulse.progress_t
+        return Prognosis(
+            silent_s=max(0.0, now - pulse.heard_t),
+            dead_in_s=max(0.0, pulse.heard_t + self._lease_s - now),
+            suspect=pulse.suspect_since is not None,
+            still_s=max(0.0, still_s) if pulse.busy else 0.0,
+            wedged_in_s=max(0.0, self.limits.wedged_after_s - still_s) if pulse.busy else None,
+        )
 
     def tick(self, ledger: Ledger, now: float) -> list[Command]:
         """Commands that follow from the evidence at ``now``, in the order of execution.

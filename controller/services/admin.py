@@ -6,6 +6,8 @@ import json
 import re
 from collections.abc import AsyncIterator
 
+from controller.diagnosis.collect import diagnosis_of, why_reply
+from controller.fleet.fetch_stacks import stacks_of
 from controller.ledger.commands import CommandRefused, DeclareDead, Drain, Pause, Scale, Stop
 from controller.ledger.enums import DeathCause
 from controller.ledger.events import from_json, record_of
@@ -105,6 +107,18 @@ async def pause(controller: Controller, request: admin_pb2.PauseRequest) -> admi
 async def stop(controller: Controller, request: admin_pb2.StopRequest) -> admin_pb2.AdminReply:
     reason = check_text(request.reason, "reason", 1024) or "stopped by request"
     return await _admin(controller, Stop(check_request_id(request.request_id), reason))
+
+
+async def why(controller: Controller, request: admin_pb2.WhyRequest) -> admin_pb2.WhyReply:
+    """Any controller answers, with what it can see."""
+    return why_reply(controller, diagnosis_of(controller))
+
+
+async def get_stacks(
+    controller: Controller, request: admin_pb2.StacksRequest
+) -> admin_pb2.StacksOf:
+    check_caller(common_pb2.Caller(worker_id=request.worker_id, incarnation=1))
+    return await stacks_of(controller.leading(), controller, request.worker_id)
 
 
 async def _admin(

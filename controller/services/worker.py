@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 from controller.errors import NotLeading
 from controller.fleet.sessions import ServerSession
@@ -16,11 +16,15 @@ from controller.replicated_controller import Controller
 from controller.services.validation import MAX_TASKS, Invalid, check_caller, check_text
 from paceline.config.differences import differences
 from paceline.ids import MeshEpoch, Version
+from paceline.process.stacks import MOST_BYTES
+from paceline.process.waits import MOST_TEXT
 from paceline.refusal_code import RefusalCode
-from paceline.v1 import worker_pb2
+from paceline.v1 import common_pb2, worker_pb2
 
 MAX_GAUGES = 128
 MAX_RANKS = 4096
+MAX_WAITS = 64
+MAX_AGE_S = 1e9
 VERSIONS = 1 << 53
 """Limit of reported versions. A rollback continues after the highest one, so numbers must be left."""
 
@@ -102,7 +106,7 @@ async def session(
     finally:
         reader.cancel()
         if leader.sessions.close(current):
-            leader.liveness.session_lost(*current.key, leader.clock.monotonic())
+            leader.session_ended(current)
 
 
 async def _read(
@@ -184,3 +188,40 @@ def check_report(report: worker_pb2.Report) -> None:
         if not math.isfinite(value) or len(name) > 64:
             raise Invalid(f"gauge {name[:64]} = {value}")
     check_text(report.activity, "activity", 256)
+    check_waits(report.waits)
+
+
+def check_waits(waits: Sequence[worker_pb2.Wait]) -> None:
+    """Raises Invalid if a wait is malformed."""
+    if len(waits) > MAX_WAITS:
+        raise Invalid(f"a report names at most {MAX_WAITS} waits")
+    for wait in waits:
+        check_text(wait.what, "wait.what", MOST_TEXT)
+        check_text(wait.of, "wait.of", MOST_TEXT)
+        if not (0 <= wait.age_s < MAX_AGE_S and 0 <= wait.limit_s < MAX_AGE_S):
+            raise Invalid("a wait's age_s and limit_s are seconds, 0 or more")
+
+
+async def report_waits(
+    controller: Controller, request: worker_pb2.WaitsReport
+) -> worker_pb2.WaitsReply:
+    """Any controller remembers it: there may be no leader, and it changes nothing."""
+    check_caller(common_pb2.Caller(worker_id=request.worker_id, incarnation=1))
+    if request.role not in _ROLES:
+        raise Invalid("role must be policy or rollout")
+    check_text(request.host, "host", 256)
+    check_waits(request.waits)
+    if len(request.stacks) > MOST_BYTES:
+        raise Invalid(f"stacks are at most {MOST_BYTES} bytes")
+    controller.without_session.note(request, controller.clock.monotonic())
+    return worker_pb2.WaitsReply()
+
+
+async def send_stacks(
+    controller: Controller, request: worker_pb2.StacksReport
+) -> worker_pb2.StacksReply:
+    check_caller(request.caller)
+    if len(request.stacks) > MOST_BYTES:
+        raise Invalid(f"stacks are at most {MOST_BYTES} bytes")
+    controller.leading().stack_requests.answer(request)
+    return worker_pb2.StacksReply()

@@ -22,6 +22,7 @@ from controller.ledger.events import Event, to_json
 from controller.store.journal import Journal, Position, RedisFull
 from controller.store.payloads import Ref
 from paceline.process.structured_log import event
+from paceline.process.waits import WaitKind, waiting
 
 log = logging.getLogger(__name__)
 
@@ -124,6 +125,10 @@ class GroupCommit:
         self._on_durable(batch)
 
     async def _append(self, batch: CommitBatch) -> Position:
+        with waiting(WaitKind.STORE, "appending to the journal", "Redis"):
+            return await self._append_until_durable(batch)
+
+    async def _append_until_durable(self, batch: CommitBatch) -> Position:
         pause_s = FIRST_RETRY_S
         while True:
             try:

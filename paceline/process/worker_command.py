@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from paceline.process import stacks
 from paceline.process.process_exit import leave_after
 from paceline.process.process_limits import set_process_limits
 from paceline.process.user_code import search_start_directory_last
@@ -31,6 +32,8 @@ def worker_command(role: str, run: Callable[[Config, argparse.Namespace], int]) 
         options = _parser(role).parse_args()
         set_process_limits()
         search_start_directory_last()
+        if options.run_dir is not None:
+            stacks.install(options.run_dir, options.id)
         from paceline.config.load import load_config
 
         config = load_config(options.config, options.overrides)

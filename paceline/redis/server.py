@@ -81,6 +81,12 @@ def ensure_redis(run_dir: Path, cfg: RedisConfig) -> RedisEndpoint:
         return _start(home, cfg, port)
 
 
+def embedded_pid(run_dir: Path) -> int | None:
+    """Process id of the embedded server of ``run_dir``; None if none runs. It may be stopped."""
+    process = _running(run_dir / "redis")
+    return None if process is None else process.pid
+
+
 def stop_redis(run_dir: Path, *, timeout_s: float = 10.0) -> bool:
     """Stops the embedded server of ``run_dir`` once its last write is on disk.
 

@@ -52,7 +52,24 @@ def open_channel(
     address: str, *, tls_ca: Path | None = None, max_message_mb: int = 64
 ) -> grpc.aio.Channel:
     """A channel to one controller. It reconnects quickly, because a failover takes about a second."""
-    options = [
+    options = _options(max_message_mb)
+    if tls_ca is None:
+        return grpc.aio.insecure_channel(address, options=options)
+    credentials = grpc.ssl_channel_credentials(root_certificates=tls_ca.read_bytes())
+    return grpc.aio.secure_channel(address, credentials, options=options)
+
+
+def open_blocking_channel(address: str, *, tls_ca: Path | None = None) -> grpc.Channel:
+    """The same for a thread without an event loop."""
+    options = _options(4)
+    if tls_ca is None:
+        return grpc.insecure_channel(address, options=options)
+    credentials = grpc.ssl_channel_credentials(root_certificates=tls_ca.read_bytes())
+    return grpc.secure_channel(address, credentials, options=options)
+
+
+def _options(max_message_mb: int) -> list[tuple[str, int]]:
+    return [
         ("grpc.max_receive_message_length", max_message_mb << 20),
         ("grpc.max_send_message_length", max_message_mb << 20),
         ("grpc.initial_reconnect_backoff_ms", 50),
@@ -63,13 +80,9 @@ def open_channel(
         # An Internet proxy must not see the control plane.
         ("grpc.enable_http_proxy", 0),
     ]
-    if tls_ca is None:
-        return grpc.aio.insecure_channel(address, options=options)
-    credentials = grpc.ssl_channel_credentials(root_certificates=tls_ca.read_bytes())
-    return grpc.aio.secure_channel(address, credentials, options=options)
 
 
-def bind_method(channel: grpc.aio.Channel, method: Method) -> Callable[..., Any]:
+def bind_method(channel: grpc.aio.Channel | grpc.Channel, method: Method) -> Callable[..., Any]:
     requests = "stream" if method.client_streaming else "unary"
     replies = "stream" if method.server_streaming else "unary"
     bound: Callable[..., Any] = getattr(channel, f"{requests}_{replies}")(

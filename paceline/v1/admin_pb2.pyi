@@ -7,6 +7,66 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class WhyRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WhyReply(_message.Message):
+    __slots__ = ("sentence", "subject", "since_s", "culprit", "because", "next", "remedy", "severity", "controller_id", "leads")
+    SENTENCE_FIELD_NUMBER: _ClassVar[int]
+    SUBJECT_FIELD_NUMBER: _ClassVar[int]
+    SINCE_S_FIELD_NUMBER: _ClassVar[int]
+    CULPRIT_FIELD_NUMBER: _ClassVar[int]
+    BECAUSE_FIELD_NUMBER: _ClassVar[int]
+    NEXT_FIELD_NUMBER: _ClassVar[int]
+    REMEDY_FIELD_NUMBER: _ClassVar[int]
+    SEVERITY_FIELD_NUMBER: _ClassVar[int]
+    CONTROLLER_ID_FIELD_NUMBER: _ClassVar[int]
+    LEADS_FIELD_NUMBER: _ClassVar[int]
+    sentence: str
+    subject: str
+    since_s: float
+    culprit: Culprit
+    because: str
+    next: str
+    remedy: str
+    severity: str
+    controller_id: str
+    leads: bool
+    def __init__(self, sentence: _Optional[str] = ..., subject: _Optional[str] = ..., since_s: _Optional[float] = ..., culprit: _Optional[_Union[Culprit, _Mapping]] = ..., because: _Optional[str] = ..., next: _Optional[str] = ..., remedy: _Optional[str] = ..., severity: _Optional[str] = ..., controller_id: _Optional[str] = ..., leads: _Optional[bool] = ...) -> None: ...
+
+class Culprit(_message.Message):
+    __slots__ = ("kind", "name", "host", "pid")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    kind: str
+    name: str
+    host: str
+    pid: int
+    def __init__(self, kind: _Optional[str] = ..., name: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class StacksRequest(_message.Message):
+    __slots__ = ("worker_id",)
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    def __init__(self, worker_id: _Optional[str] = ...) -> None: ...
+
+class StacksOf(_message.Message):
+    __slots__ = ("worker_id", "host", "pid", "stacks", "note")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
+    NOTE_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    host: str
+    pid: int
+    stacks: str
+    note: str
+    def __init__(self, worker_id: _Optional[str] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., stacks: _Optional[str] = ..., note: _Optional[str] = ...) -> None: ...
+
 class StatusRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/worker.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\xd9\x01\n\x0fRegisterRequest\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.paceline.v1.Role\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\x15\n\rconfig_digest\x18\x05 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x06 \x01(\t\x12\x15\n\rstate_version\x18\x07 \x01(\x03\x12\r\n\x05ranks\x18\x08 \x01(\x05\x12\x13\n\x0btensor_host\x18\t \x01(\t\"\x83\x01\n\rRegisterReply\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x16\n\x0erendezvous_url\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x13\n\x0bheartbeat_s\x18\x04 \x01(\x01\x12\x13\n\x0blease_ttl_s\x18\x05 \x01(\x01\x12\x0f\n\x07run_dir\x18\x06 \x01(\t\"\xfa\x02\n\x06Report\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12)\n\tlifecycle\x18\x03 \x01(\x0e\x32\x16.paceline.v1.Lifecycle\x12\x10\n\x08progress\x18\x04 \x01(\x04\x12\x0c\n\x04\x62usy\x18\x05 \x01(\x08\x12)\n\x0bheld_leases\x18\x06 \x03(\x0b\x32\x14.paceline.v1.TaskRef\x12\x12\n\nmesh_epoch\x18\x07 \x01(\x03\x12\x15\n\rstate_version\x18\x08 \x01(\x03\x12\x16\n\x0eloaded_version\x18\t \x01(\x03\x12\x13\n\x0blink_epochs\x18\n \x03(\x03\x12/\n\x06gauges\x18\x0b \x03(\x0b\x32\x1f.paceline.v1.Report.GaugesEntry\x12\x10\n\x08\x61\x63tivity\x18\x0c \x01(\t\x1a-\n\x0bGaugesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\x84\x02\n\tDirective\x12\x0c\n\x04term\x18\x01 \x01(\x03\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12)\n\tlifecycle\x18\x03 \x01(\x0e\x32\x16.paceline.v1.Lifecycle\x12%\n\x04mesh\x18\x04 \x01(\x0b\x32\x17.paceline.v1.PolicyMesh\x12\'\n\x05links\x18\x05 \x03(\x0b\x32\x18.paceline.v1.WeightsLink\x12\x0f\n\x07version\x18\x06 \x01(\x03\x12\'\n\tcancelled\x18\x07 \x03(\x0b\x32\x14.paceline.v1.TaskRef\x12\x0e\n\x06paused\x18\x08 \x01(\x08\x12\x17\n\x0f\x63heckpoint_step\x18\t \x01(\x03\"\xa9\x01\n\nPolicyMesh\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12(\n\x07members\x18\x02 \x03(\x0b\x32\x17.paceline.v1.MeshMember\x12\x15\n\rstate_version\x18\x03 \x01(\x03\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x13\n\x0bsource_rank\x18\x05 \x01(\x05\x12\x0f\n\x07restore\x18\x06 \x01(\x08\x12\x17\n\x0f\x63heckpoint_path\x18\x07 \x01(\t\"^\n\nMeshMember\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x13\n\x0btensor_host\x18\x03 \x01(\t\x12\x13\n\x0bneeds_state\x18\x04 \x01(\x08\"s\n\x0bWeightsLink\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12*\n\tpublisher\x18\x02 \x01(\x0b\x32\x17.paceline.v1.MeshMember\x12)\n\x08receiver\x18\x03 \x01(\x0b\x32\x17.paceline.v1.MeshMember\"`\n\tPeerError\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0f\n\x07is_link\x18\x03 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"\x10\n\x0ePeerErrorReply*\x9a\x01\n\tLifecycle\x12\x19\n\x15LIFECYCLE_UNSPECIFIED\x10\x00\x12\x16\n\x12LIFECYCLE_STARTING\x10\x01\x12\x15\n\x11LIFECYCLE_RUNNING\x10\x02\x12\x16\n\x12LIFECYCLE_DRAINING\x10\x03\x12\x15\n\x11LIFECYCLE_STOPPED\x10\x04\x12\x14\n\x10LIFECYCLE_REJOIN\x10\x05\x32\xd9\x01\n\rWorkerService\x12\x44\n\x08Register\x12\x1c.paceline.v1.RegisterRequest\x1a\x1a.paceline.v1.RegisterReply\x12:\n\x07Session\x12\x13.paceline.v1.Report\x1a\x16.paceline.v1.Directive(\x01\x30\x01\x12\x46\n\x0fReportPeerError\x12\x16.paceline.v1.PeerError\x1a\x1b.paceline.v1.PeerErrorReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/worker.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\"\xd9\x01\n\x0fRegisterRequest\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.paceline.v1.Role\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12\x15\n\rconfig_digest\x18\x05 \x01(\t\x12\x13\n\x0b\x63onfig_json\x18\x06 \x01(\t\x12\x15\n\rstate_version\x18\x07 \x01(\x03\x12\r\n\x05ranks\x18\x08 \x01(\x05\x12\x13\n\x0btensor_host\x18\t \x01(\t\"\x83\x01\n\rRegisterReply\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x16\n\x0erendezvous_url\x18\x02 \x01(\t\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x13\n\x0bheartbeat_s\x18\x04 \x01(\x01\x12\x13\n\x0blease_ttl_s\x18\x05 \x01(\x01\x12\x0f\n\x07run_dir\x18\x06 \x01(\t\"\x9c\x03\n\x06Report\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12)\n\tlifecycle\x18\x03 \x01(\x0e\x32\x16.paceline.v1.Lifecycle\x12\x10\n\x08progress\x18\x04 \x01(\x04\x12\x0c\n\x04\x62usy\x18\x05 \x01(\x08\x12)\n\x0bheld_leases\x18\x06 \x03(\x0b\x32\x14.paceline.v1.TaskRef\x12\x12\n\nmesh_epoch\x18\x07 \x01(\x03\x12\x15\n\rstate_version\x18\x08 \x01(\x03\x12\x16\n\x0eloaded_version\x18\t \x01(\x03\x12\x13\n\x0blink_epochs\x18\n \x03(\x03\x12/\n\x06gauges\x18\x0b \x03(\x0b\x32\x1f.paceline.v1.Report.GaugesEntry\x12\x10\n\x08\x61\x63tivity\x18\x0c \x01(\t\x12 \n\x05waits\x18\r \x03(\x0b\x32\x11.paceline.v1.Wait\x1a-\n\x0bGaugesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"t\n\x04Wait\x12#\n\x04kind\x18\x01 \x01(\x0e\x32\x15.paceline.v1.WaitKind\x12\x0c\n\x04what\x18\x02 \x01(\t\x12\n\n\x02of\x18\x03 \x01(\t\x12\r\n\x05\x61ge_s\x18\x04 \x01(\x01\x12\x0f\n\x07limit_s\x18\x05 \x01(\x01\x12\r\n\x05\x63ount\x18\x06 \x01(\r\"\x8e\x01\n\x0bWaitsReport\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.paceline.v1.Role\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x12 \n\x05waits\x18\x05 \x03(\x0b\x32\x11.paceline.v1.Wait\x12\x0e\n\x06stacks\x18\x06 \x01(\t\"\x0c\n\nWaitsReply\"T\n\x0cStacksReport\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12\x0f\n\x07request\x18\x02 \x01(\x04\x12\x0e\n\x06stacks\x18\x03 \x01(\t\"\r\n\x0bStacksReply\"\x9c\x02\n\tDirective\x12\x0c\n\x04term\x18\x01 \x01(\x03\x12\x0b\n\x03seq\x18\x02 \x01(\x04\x12)\n\tlifecycle\x18\x03 \x01(\x0e\x32\x16.paceline.v1.Lifecycle\x12%\n\x04mesh\x18\x04 \x01(\x0b\x32\x17.paceline.v1.PolicyMesh\x12\'\n\x05links\x18\x05 \x03(\x0b\x32\x18.paceline.v1.WeightsLink\x12\x0f\n\x07version\x18\x06 \x01(\x03\x12\'\n\tcancelled\x18\x07 \x03(\x0b\x32\x14.paceline.v1.TaskRef\x12\x0e\n\x06paused\x18\x08 \x01(\x08\x12\x17\n\x0f\x63heckpoint_step\x18\t \x01(\x03\x12\x16\n\x0estacks_request\x18\n \x01(\x04\"\xa9\x01\n\nPolicyMesh\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12(\n\x07members\x18\x02 \x03(\x0b\x32\x17.paceline.v1.MeshMember\x12\x15\n\rstate_version\x18\x03 \x01(\x03\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\x13\n\x0bsource_rank\x18\x05 \x01(\x05\x12\x0f\n\x07restore\x18\x06 \x01(\x08\x12\x17\n\x0f\x63heckpoint_path\x18\x07 \x01(\t\"^\n\nMeshMember\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x13\n\x0btensor_host\x18\x03 \x01(\t\x12\x13\n\x0bneeds_state\x18\x04 \x01(\x08\"s\n\x0bWeightsLink\x12\r\n\x05\x65poch\x18\x01 \x01(\x03\x12*\n\tpublisher\x18\x02 \x01(\x0b\x32\x17.paceline.v1.MeshMember\x12)\n\x08receiver\x18\x03 \x01(\x0b\x32\x17.paceline.v1.MeshMember\"`\n\tPeerError\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0f\n\x07is_link\x18\x03 \x01(\x08\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\"\x10\n\x0ePeerErrorReply*\x81\x04\n\x08WaitKind\x12\x19\n\x15WAIT_KIND_UNSPECIFIED\x10\x00\x12\x13\n\x0fWAIT_KIND_START\x10\x01\x12\x11\n\rWAIT_KIND_HUB\x10\x02\x12\x13\n\x0fWAIT_KIND_MODEL\x10\x03\x12\x18\n\x14WAIT_KIND_CONTROLLER\x10\x04\x12\x12\n\x0eWAIT_KIND_MESH\x10\x05\x12\x13\n\x0fWAIT_KIND_PEERS\x10\x06\x12\x18\n\x14WAIT_KIND_COLLECTIVE\x10\x07\x12\x13\n\x0fWAIT_KIND_STATE\x10\x08\x12\x18\n\x14WAIT_KIND_CHECKPOINT\x10\t\x12\x14\n\x10WAIT_KIND_GROUPS\x10\n\x12\x16\n\x12WAIT_KIND_PAYLOADS\x10\x0b\x12\x13\n\x0fWAIT_KIND_VOTES\x10\x0c\x12\x13\n\x0fWAIT_KIND_TASKS\x10\r\x12\x15\n\x11WAIT_KIND_WEIGHTS\x10\x0e\x12\x14\n\x10WAIT_KIND_ENGINE\x10\x0f\x12\x14\n\x10WAIT_KIND_REWARD\x10\x10\x12\x19\n\x15WAIT_KIND_ENVIRONMENT\x10\x11\x12\x15\n\x11WAIT_KIND_VERDICT\x10\x12\x12\x15\n\x11WAIT_KIND_DATASET\x10\x13\x12\x13\n\x0fWAIT_KIND_STORE\x10\x14\x12\x18\n\x14WAIT_KIND_EVENT_LOOP\x10\x15*\x9a\x01\n\tLifecycle\x12\x19\n\x15LIFECYCLE_UNSPECIFIED\x10\x00\x12\x16\n\x12LIFECYCLE_STARTING\x10\x01\x12\x15\n\x11LIFECYCLE_RUNNING\x10\x02\x12\x16\n\x12LIFECYCLE_DRAINING\x10\x03\x12\x15\n\x11LIFECYCLE_STOPPED\x10\x04\x12\x14\n\x10LIFECYCLE_REJOIN\x10\x05\x32\xde\x02\n\rWorkerService\x12\x44\n\x08Register\x12\x1c.paceline.v1.RegisterRequest\x1a\x1a.paceline.v1.RegisterReply\x12:\n\x07Session\x12\x13.paceline.v1.Report\x1a\x16.paceline.v1.Directive(\x01\x30\x01\x12\x46\n\x0fReportPeerError\x12\x16.paceline.v1.PeerError\x1a\x1b.paceline.v1.PeerErrorReply\x12@\n\x0bReportWaits\x12\x18.paceline.v1.WaitsReport\x1a\x17.paceline.v1.WaitsReply\x12\x41\n\nSendStacks\x12\x19.paceline.v1.StacksReport\x1a\x18.paceline.v1.StacksReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,28 +34,40 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_REPORT_GAUGESENTRY']._loaded_options = None
   _globals['_REPORT_GAUGESENTRY']._serialized_options = b'8\001'
-  _globals['_LIFECYCLE']._serialized_start=1567
-  _globals['_LIFECYCLE']._serialized_end=1721
+  _globals['_WAITKIND']._serialized_start=2003
+  _globals['_WAITKIND']._serialized_end=2516
+  _globals['_LIFECYCLE']._serialized_start=2519
+  _globals['_LIFECYCLE']._serialized_end=2673
   _globals['_REGISTERREQUEST']._serialized_start=68
   _globals['_REGISTERREQUEST']._serialized_end=285
   _globals['_REGISTERREPLY']._serialized_start=288
   _globals['_REGISTERREPLY']._serialized_end=419
   _globals['_REPORT']._serialized_start=422
-  _globals['_REPORT']._serialized_end=800
-  _globals['_REPORT_GAUGESENTRY']._serialized_start=755
-  _globals['_REPORT_GAUGESENTRY']._serialized_end=800
-  _globals['_DIRECTIVE']._serialized_start=803
-  _globals['_DIRECTIVE']._serialized_end=1063
-  _globals['_POLICYMESH']._serialized_start=1066
-  _globals['_POLICYMESH']._serialized_end=1235
-  _globals['_MESHMEMBER']._serialized_start=1237
-  _globals['_MESHMEMBER']._serialized_end=1331
-  _globals['_WEIGHTSLINK']._serialized_start=1333
-  _globals['_WEIGHTSLINK']._serialized_end=1448
-  _globals['_PEERERROR']._serialized_start=1450
-  _globals['_PEERERROR']._serialized_end=1546
-  _globals['_PEERERRORREPLY']._serialized_start=1548
-  _globals['_PEERERRORREPLY']._serialized_end=1564
-  _globals['_WORKERSERVICE']._serialized_start=1724
-  _globals['_WORKERSERVICE']._serialized_end=1941
+  _globals['_REPORT']._serialized_end=834
+  _globals['_REPORT_GAUGESENTRY']._serialized_start=789
+  _globals['_REPORT_GAUGESENTRY']._serialized_end=834
+  _globals['_WAIT']._serialized_start=836
+  _globals['_WAIT']._serialized_end=952
+  _globals['_WAITSREPORT']._serialized_start=955
+  _globals['_WAITSREPORT']._serialized_end=1097
+  _globals['_WAITSREPLY']._serialized_start=1099
+  _globals['_WAITSREPLY']._serialized_end=1111
+  _globals['_STACKSREPORT']._serialized_start=1113
+  _globals['_STACKSREPORT']._serialized_end=1197
+  _globals['_STACKSREPLY']._serialized_start=1199
+  _globals['_STACKSREPLY']._serialized_end=1212
+  _globals['_DIRECTIVE']._serialized_start=1215
+  _globals['_DIRECTIVE']._serialized_end=1499
+  _globals['_POLICYMESH']._serialized_start=1502
+  _globals['_POLICYMESH']._serialized_end=1671
+  _globals['_MESHMEMBER']._serialized_start=1673
+  _globals['_MESHMEMBER']._serialized_end=1767
+  _globals['_WEIGHTSLINK']._serialized_start=1769
+  _globals['_WEIGHTSLINK']._serialized_end=1884
+  _globals['_PEERERROR']._serialized_start=1886
+  _globals['_PEERERROR']._serialized_end=1982
+  _globals['_PEERERRORREPLY']._serialized_start=1984
+  _globals['_PEERERRORREPLY']._serialized_end=2000
+  _globals['_WORKERSERVICE']._serialized_start=2676
+  _globals['_WORKERSERVICE']._serialized_end=3026
 # @@protoc_insertion_point(module_scope)

@@ -8,6 +8,31 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class WaitKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    WAIT_KIND_UNSPECIFIED: _ClassVar[WaitKind]
+    WAIT_KIND_START: _ClassVar[WaitKind]
+    WAIT_KIND_HUB: _ClassVar[WaitKind]
+    WAIT_KIND_MODEL: _ClassVar[WaitKind]
+    WAIT_KIND_CONTROLLER: _ClassVar[WaitKind]
+    WAIT_KIND_MESH: _ClassVar[WaitKind]
+    WAIT_KIND_PEERS: _ClassVar[WaitKind]
+    WAIT_KIND_COLLECTIVE: _ClassVar[WaitKind]
+    WAIT_KIND_STATE: _ClassVar[WaitKind]
+    WAIT_KIND_CHECKPOINT: _ClassVar[WaitKind]
+    WAIT_KIND_GROUPS: _ClassVar[WaitKind]
+    WAIT_KIND_PAYLOADS: _ClassVar[WaitKind]
+    WAIT_KIND_VOTES: _ClassVar[WaitKind]
+    WAIT_KIND_TASKS: _ClassVar[WaitKind]
+    WAIT_KIND_WEIGHTS: _ClassVar[WaitKind]
+    WAIT_KIND_ENGINE: _ClassVar[WaitKind]
+    WAIT_KIND_REWARD: _ClassVar[WaitKind]
+    WAIT_KIND_ENVIRONMENT: _ClassVar[WaitKind]
+    WAIT_KIND_VERDICT: _ClassVar[WaitKind]
+    WAIT_KIND_DATASET: _ClassVar[WaitKind]
+    WAIT_KIND_STORE: _ClassVar[WaitKind]
+    WAIT_KIND_EVENT_LOOP: _ClassVar[WaitKind]
+
 class Lifecycle(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LIFECYCLE_UNSPECIFIED: _ClassVar[Lifecycle]
@@ -16,6 +41,28 @@ class Lifecycle(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LIFECYCLE_DRAINING: _ClassVar[Lifecycle]
     LIFECYCLE_STOPPED: _ClassVar[Lifecycle]
     LIFECYCLE_REJOIN: _ClassVar[Lifecycle]
+WAIT_KIND_UNSPECIFIED: WaitKind
+WAIT_KIND_START: WaitKind
+WAIT_KIND_HUB: WaitKind
+WAIT_KIND_MODEL: WaitKind
+WAIT_KIND_CONTROLLER: WaitKind
+WAIT_KIND_MESH: WaitKind
+WAIT_KIND_PEERS: WaitKind
+WAIT_KIND_COLLECTIVE: WaitKind
+WAIT_KIND_STATE: WaitKind
+WAIT_KIND_CHECKPOINT: WaitKind
+WAIT_KIND_GROUPS: WaitKind
+WAIT_KIND_PAYLOADS: WaitKind
+WAIT_KIND_VOTES: WaitKind
+WAIT_KIND_TASKS: WaitKind
+WAIT_KIND_WEIGHTS: WaitKind
+WAIT_KIND_ENGINE: WaitKind
+WAIT_KIND_REWARD: WaitKind
+WAIT_KIND_ENVIRONMENT: WaitKind
+WAIT_KIND_VERDICT: WaitKind
+WAIT_KIND_DATASET: WaitKind
+WAIT_KIND_STORE: WaitKind
+WAIT_KIND_EVENT_LOOP: WaitKind
 LIFECYCLE_UNSPECIFIED: Lifecycle
 LIFECYCLE_STARTING: Lifecycle
 LIFECYCLE_RUNNING: Lifecycle
@@ -62,7 +109,7 @@ class RegisterReply(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., rendezvous_url: _Optional[str] = ..., version: _Optional[int] = ..., heartbeat_s: _Optional[float] = ..., lease_ttl_s: _Optional[float] = ..., run_dir: _Optional[str] = ...) -> None: ...
 
 class Report(_message.Message):
-    __slots__ = ("caller", "seq", "lifecycle", "progress", "busy", "held_leases", "mesh_epoch", "state_version", "loaded_version", "link_epochs", "gauges", "activity")
+    __slots__ = ("caller", "seq", "lifecycle", "progress", "busy", "held_leases", "mesh_epoch", "state_version", "loaded_version", "link_epochs", "gauges", "activity", "waits")
     class GaugesEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +129,7 @@ class Report(_message.Message):
     LINK_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     GAUGES_FIELD_NUMBER: _ClassVar[int]
     ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
     caller: _common_pb2.Caller
     seq: int
     lifecycle: Lifecycle
@@ -94,10 +142,61 @@ class Report(_message.Message):
     link_epochs: _containers.RepeatedScalarFieldContainer[int]
     gauges: _containers.ScalarMap[str, float]
     activity: str
-    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., progress: _Optional[int] = ..., busy: _Optional[bool] = ..., held_leases: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., mesh_epoch: _Optional[int] = ..., state_version: _Optional[int] = ..., loaded_version: _Optional[int] = ..., link_epochs: _Optional[_Iterable[int]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., activity: _Optional[str] = ...) -> None: ...
+    waits: _containers.RepeatedCompositeFieldContainer[Wait]
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., progress: _Optional[int] = ..., busy: _Optional[bool] = ..., held_leases: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., mesh_epoch: _Optional[int] = ..., state_version: _Optional[int] = ..., loaded_version: _Optional[int] = ..., link_epochs: _Optional[_Iterable[int]] = ..., gauges: _Optional[_Mapping[str, float]] = ..., activity: _Optional[str] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ...) -> None: ...
+
+class Wait(_message.Message):
+    __slots__ = ("kind", "what", "of", "age_s", "limit_s", "count")
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    WHAT_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_S_FIELD_NUMBER: _ClassVar[int]
+    COUNT_FIELD_NUMBER: _ClassVar[int]
+    kind: WaitKind
+    what: str
+    of: str
+    age_s: float
+    limit_s: float
+    count: int
+    def __init__(self, kind: _Optional[_Union[WaitKind, str]] = ..., what: _Optional[str] = ..., of: _Optional[str] = ..., age_s: _Optional[float] = ..., limit_s: _Optional[float] = ..., count: _Optional[int] = ...) -> None: ...
+
+class WaitsReport(_message.Message):
+    __slots__ = ("worker_id", "role", "host", "pid", "waits", "stacks")
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    WAITS_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
+    worker_id: str
+    role: _common_pb2.Role
+    host: str
+    pid: int
+    waits: _containers.RepeatedCompositeFieldContainer[Wait]
+    stacks: str
+    def __init__(self, worker_id: _Optional[str] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., waits: _Optional[_Iterable[_Union[Wait, _Mapping]]] = ..., stacks: _Optional[str] = ...) -> None: ...
+
+class WaitsReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class StacksReport(_message.Message):
+    __slots__ = ("caller", "request", "stacks")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
+    caller: _common_pb2.Caller
+    request: int
+    stacks: str
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., request: _Optional[int] = ..., stacks: _Optional[str] = ...) -> None: ...
+
+class StacksReply(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("term", "seq", "lifecycle", "mesh", "links", "version", "cancelled", "paused", "checkpoint_step")
+    __slots__ = ("term", "seq", "lifecycle", "mesh", "links", "version", "cancelled", "paused", "checkpoint_step", "stacks_request")
     TERM_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     LIFECYCLE_FIELD_NUMBER: _ClassVar[int]
@@ -107,6 +206,7 @@ class Directive(_message.Message):
     CANCELLED_FIELD_NUMBER: _ClassVar[int]
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_STEP_FIELD_NUMBER: _ClassVar[int]
+    STACKS_REQUEST_FIELD_NUMBER: _ClassVar[int]
     term: int
     seq: int
     lifecycle: Lifecycle
@@ -116,7 +216,8 @@ class Directive(_message.Message):
     cancelled: _containers.RepeatedCompositeFieldContainer[_common_pb2.TaskRef]
     paused: bool
     checkpoint_step: int
-    def __init__(self, term: _Optional[int] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., mesh: _Optional[_Union[PolicyMesh, _Mapping]] = ..., links: _Optional[_Iterable[_Union[WeightsLink, _Mapping]]] = ..., version: _Optional[int] = ..., cancelled: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., paused: _Optional[bool] = ..., checkpoint_step: _Optional[int] = ...) -> None: ...
+    stacks_request: int
+    def __init__(self, term: _Optional[int] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., mesh: _Optional[_Union[PolicyMesh, _Mapping]] = ..., links: _Optional[_Iterable[_Union[WeightsLink, _Mapping]]] = ..., version: _Optional[int] = ..., cancelled: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., paused: _Optional[bool] = ..., checkpoint_step: _Optional[int] = ..., stacks_request: _Optional[int] = ...) -> None: ...
 
 class PolicyMesh(_message.Message):
     __slots__ = ("epoch", "members", "state_version", "step", "source_rank", "restore", "checkpoint_path")

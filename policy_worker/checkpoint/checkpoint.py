@@ -36,6 +36,7 @@ from paceline.config.schema import Config
 from paceline.errors import UserError
 from paceline.ids import Step, Version
 from paceline.process.structured_log import event
+from paceline.process.waits import WaitKind, waiting
 from policy_worker import rng
 from policy_worker.checkpoint.atomic_directory import (
     fingerprint,
@@ -112,7 +113,11 @@ class Checkpointer:
             groups=[_scalars(group) for group in state.optimizer.param_groups],
             begun=begun,
         )
-        return self._writer.submit(self._write, job)
+        return self._writer.submit(self._write_marked, job)
+
+    def _write_marked(self, job: _Job) -> CheckpointInfo:
+        with waiting(WaitKind.CHECKPOINT, f"writing checkpoint {job.path}", str(job.path)):
+            return self._write(job)
 
     def restore(
         self, state: TrainState, path: str | Path, *, version: Version | None = None

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
+from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Engine, GenerationFailed, Request
 from rollout_worker.environments.environment_runner import EnvironmentRunner
@@ -71,9 +73,11 @@ class GroupProducer:
         lease = held.lease
         row = row_of(lease)
         generate = self.environments.generate if self.environments else self._generate
-        made = await generate(held, row)
+        with self._generating():
+            made = await generate(held, row)
         generate_s = time.monotonic() - held.since
         held.stage, held.completions = Stage.SCORING, made.completions
+        names, limit_s = ", ".join(self.config.reward.functions), self.config.reward.timeout_s
         shared = {
             "prompt": made.prompt.text,
             "answer": answer_of(row, self.config),
@@ -82,8 +86,15 @@ class GroupProducer:
             "attempt": lease.task.attempt,
             "evaluation": is_evaluation(lease),
         }
-        scores = made.scores or await self.scorer.score(Job(shared, made.scored))
+        with waiting(WaitKind.REWARD, f"scoring with {names}", names, limit_s=limit_s):
+            scores = made.scores or await self.scorer.score(Job(shared, made.scored))
         return group_message(lease, made, scores, generate_s=generate_s)
+
+    def _generating(self) -> AbstractContextManager[None]:
+        """Marks the wait for completions. The engine's own progress is in the worker's report."""
+        if environment := self.config.rollout.environment:
+            return waiting(WaitKind.ENVIRONMENT, f"running {environment}", environment)
+        return waiting(WaitKind.ENGINE, "generating")
 
     async def _generate(self, held: HeldTask, row: dict[str, Any]) -> GeneratedGroup:
         prompt = self.tokenizer.prompt(row)

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from paceline.process.waits import WaitKind, waiting
 from paceline.refusal_code import RefusalCode
 from paceline.rpc.client import RequestRefused
 from paceline.rpc.session import WorkerSession
@@ -63,7 +64,8 @@ class LeaseLoop:
             caller = self.session.caller
             started = time.monotonic()
             try:
-                reply = await self._request(caller, count)
+                with waiting(WaitKind.TASKS, "waiting for tasks"):
+                    reply = await self._request(caller, count)
             except RequestRefused as refused:
                 if self.session.caller == caller and refused.code not in _OVER:
                     raise

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from paceline.process.structured_log import event
+from paceline.process.waits import WaitKind, waiting
 from paceline.rpc.client import RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import common_pb2, rollout_pb2
@@ -73,9 +74,10 @@ class Outbox:
         while True:
             await self._filled.wait()
             self._filled.clear()
-            while self._queue:
-                if not await self._send():
-                    await asyncio.sleep(_RETRY_S)
+            with waiting(WaitKind.VERDICT, "submitting groups"):
+                while self._queue:
+                    if not await self._send():
+                        await asyncio.sleep(_RETRY_S)
 
     async def _send(self) -> bool:
         """One request of each kind. False if the controller cannot take it at the moment."""

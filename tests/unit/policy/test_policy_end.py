@@ -35,6 +35,7 @@ def test_stopped_that_overtakes_the_answer_finished_is_not_slept_through():
     worker.outlets = SimpleNamespace(checkpoint_due=lambda: False)
     worker.trainer = SimpleNamespace(state=SimpleNamespace(step=3, version=3))
     worker.followed = worker.control.directive
+    worker.idle_since = 0.0
     turn = threading.Thread(target=worker.next_plan, args=(1,), daemon=True)
     turn.start()
     turn.join(5)

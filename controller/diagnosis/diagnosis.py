@@ -1,0 +1,83 @@
+"""Diagnosis as a value: what waits, since when, for whom, why, what happens next, and the remedy."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Urgency(StrEnum):
+    OK = "ok"  # nothing is late
+    SLOW = "slow"  # something takes longer than usual
+    STUCK = "stuck"  # the run stands still, or a process does
+
+
+class CulpritKind(StrEnum):
+    WORKER = "worker"
+    STARTING_WORKER = "starting_worker"  # it has not registered
+    CONTROLLER = "controller"
+    REDIS = "redis"
+    DATASET = "dataset"
+    HUB = "hub"
+    MODEL = "model"
+    REWARD = "reward"
+    ENVIRONMENT = "environment"
+    CHECKPOINT = "checkpoint"
+    NETWORK = "network"  # between the members of an epoch
+    USER = "user"  # who paused the run
+    NONE = "none"
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """What the run waits for."""
+
+    kind: CulpritKind = CulpritKind.NONE
+    name: str = ""
+    """Worker id, path, URL or function."""
+    host: str = ""
+    pid: int = 0
+
+    @property
+    def words(self) -> str:
+        if not self.host:
+            return self.name
+        return f"{self.name} (host {self.host}, pid {self.pid})"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    subject: str
+    """What waits: "step 412", "the run"."""
+    culprit: Culprit = Culprit()
+    because: str = ""
+    """Clause after the culprit: "stopped inside the all-reduce of epoch 9"."""
+    since_s: float = 0.0
+    next: str = ""
+    """What happens if nobody does anything."""
+    remedy: str = ""
+    """What a user can do; empty: nothing is needed."""
+    severity: Urgency = Urgency.OK
+
+    @property
+    def sentence(self) -> str:
+        """Everything but the remedy: "step 412 waits 38 s for policy-1 (host b, pid 812), stopped inside
+        the all-reduce of epoch 9; it is declared dead in 2 s"."""
+        if self.culprit.kind is CulpritKind.NONE:
+            text = f"{self.subject} {self.because}".strip()
+        else:
+            since = f" {seconds(self.since_s)}" if self.since_s >= 0.05 else ""
+            because = f", {self.because}" if self.because else ""
+            text = f"{self.subject} waits{since} for {self.culprit.words}{because}"
+        return f"{text}; {self.next}" if self.next else text
+
+
+def seconds(value: float) -> str:
+    """ "0.4 s", "38 s", "12 min", "3 h"."""
+    if value < 9.95:
+        return f"{value:.1f} s".replace(".0 s", " s")
+    if value < 600:
+        return f"{value:.0f} s"
+    if value < 36_000:
+        return f"{value / 60:.0f} min"
+    return f"{value / 3600:.0f} h"

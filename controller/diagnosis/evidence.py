@@ -1,0 +1,125 @@
+"""Evidence for a diagnosis: the ledger's state, reports, liveness, stores and the kernel. Values only."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from controller.ledger.enums import Lifecycle, Role
+from controller.ledger.state import State
+from paceline.config.schema import FleetConfig
+from paceline.process.kernel_state import KernelState
+from paceline.process.waits import Wait, WaitKind
+
+SILENT_BEATS = 3.0
+"""Heartbeats that a healthy worker never misses on a machine that is not overloaded."""
+SILENT_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerEvidence:
+    """One living worker."""
+
+    worker_id: str
+    role: Role
+    host: str = ""
+    pid: int = 0
+    lifecycle: Lifecycle = Lifecycle.RUNNING
+    heard: bool = True
+    """It has sent a report to this leader."""
+    silent_s: float = 0.0
+    dead_in_s: float = math.inf
+    """Until it is declared dead if it stays silent."""
+    suspect: bool = False
+    """Its session broke."""
+    still_s: float = 0.0
+    """Busy without progress for so long."""
+    wedged_in_s: float | None = None
+    activity: str = ""
+    waits: tuple[Wait, ...] = ()
+    """The oldest first. Ages are as of now, for a silent worker too."""
+    mesh_epoch: int = 0
+    """Epoch that it has formed; 0: none."""
+    loaded_version: int = -1
+    held: int = 0
+    """Tasks that are leased to it."""
+    spare: bool = False
+    kernel: KernelState | None = None
+    """If it runs on this machine and is silent."""
+
+    def waits_for(self, *kinds: WaitKind) -> Wait | None:
+        """The oldest of these waits."""
+        return next((wait for wait in self.waits if wait.kind in kinds), None)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionlessEvidence:
+    """A process that has no session: it starts, or its event loop does not run."""
+
+    worker_id: str
+    role: Role
+    host: str
+    pid: int
+    waits: tuple[Wait, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEvidence:
+    """The leader's lease as a standby sees it."""
+
+    holder: str = ""
+    """Controller id; empty: nobody holds it."""
+    host: str = ""
+    pid: int = 0
+    left_s: float = 0.0
+    kernel: KernelState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    state: State
+    limits: FleetConfig
+    controller_id: str = "controller-0"
+    leads: bool = True
+    trouble: str = ""
+    """Why this controller can decide nothing now."""
+    trouble_s: float = 0.0
+    redis: str = "Redis"
+    redis_kernel: KernelState | None = None
+    """Of the embedded server."""
+    redis_pid: int = 0
+    lease: LeaseEvidence = LeaseEvidence()
+    own_waits: tuple[Wait, ...] = ()
+    """Of this controller's process."""
+    workers: tuple[WorkerEvidence, ...] = ()
+    sessionless: tuple[SessionlessEvidence, ...] = ()
+    since_commit_s: float = 0.0
+    """Since the newest commit, or since the run began."""
+    usual_step_s: float = 0.0
+    """0: unknown."""
+    provider_trouble: str = ""
+    pace: str = ""
+    """The bottleneck, in a sentence."""
+    wanted: dict[str, int] = field(default_factory=dict)
+    """Desired workers by role."""
+
+    def silent(self, worker: WorkerEvidence) -> bool:
+        return worker.silent_s > max(SILENT_S, SILENT_BEATS * self.limits.heartbeat_s)
+
+    def of(self, worker_id: str) -> WorkerEvidence | None:
+        return next((w for w in self.workers if w.worker_id == worker_id), None)
+
+    def stuck_loop(self, worker_id: str) -> Wait | None:
+        """The process itself says that its event loop does not run."""
+        for process in self.sessionless:
+            if process.worker_id == worker_id:
+                return next((w for w in process.waits if w.kind is WaitKind.EVENT_LOOP), None)
+        return None
+
+    def own_wait(self, kind: WaitKind) -> Wait | None:
+        return next((wait for wait in self.own_waits if wait.kind is kind), None)
+
+    @property
+    def late_s(self) -> float:
+        """A wait that lasts longer is not usual."""
+        return max(5.0, 5.0 * self.usual_step_s)

@@ -1,0 +1,119 @@
+"""Python stacks of a process, also of one whose event loop or interpreter lock is stuck.
+
+    paceline stacks ──SIGUSR2──► faulthandler, in C ──► <run dir>/stacks/<name>.<pid>.txt
+
+The handler runs inside the signal, so it needs neither the event loop nor the interpreter lock. Only a
+process that the kernel does not run (stopped, or in an uninterruptible wait) cannot answer.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from paceline.process.kernel_state import KernelState, kernel_state
+
+MOST_BYTES = 256 << 10
+ANSWER_S = 3.0
+QUIET_S = 0.2
+"""A dump is complete once the file has not grown for so long."""
+_SIGNAL = signal.SIGUSR2
+
+_file: IO[bytes] | None = None
+"""Kept open for the signal handler."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    text: str = ""
+    """Empty: the process did not answer."""
+    note: str = ""
+    """Why it did not answer."""
+
+
+def stacks_file(run_dir: Path, name: str, pid: int) -> Path:
+    return run_dir / "stacks" / f"{name}.{pid}.txt"
+
+
+def install(run_dir: Path, name: str) -> None:
+    """Has this process answer the signal from now on. Without a writable
+    ``run_dir`` it does not."""
+    global _file
+    path = stacks_file(run_dir, name, os.getpid())
+    try:
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        opened = os.fdopen(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab", 0)
+    except OSError:
+        return
+    faulthandler.register(_SIGNAL, opened, all_threads=True, chain=False)
+    _file, before = opened, _file
+    if before is not None:
+        before.close()
+
+
+def own_stacks() -> str:
+    """Stacks of this process's threads, with their names. Needs the interpreter lock."""
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    parts = []
+    for ident, frame in sys._current_frames().items():
+        parts.append(f"Thread {names.get(ident, ident)}:\n{''.join(traceback.format_stack(frame))}")
+    return "\n".join(parts)[:MOST_BYTES]
+
+
+def read_stacks(run_dir: Path, name: str, pid: int) -> Stacks:
+    """Asks process ``pid`` of this machine, which called ``install`` under ``name``. Blocks for seconds."""
+    seen = kernel_state(pid, name)
+    if seen is None:
+        return Stacks(note=f"there is no process {pid} of {name} on this machine")
+    if seen.stopped or seen.uninterruptible:
+        return Stacks(note=_unable(pid, seen))
+    path = stacks_file(run_dir, name, pid)
+    # Without a handler the signal would end the process.
+    if not path.exists() or not _catches(pid):
+        return Stacks(note=f"process {pid} has not installed its handler: it is just starting")
+    before = path.stat().st_size
+    os.kill(pid, _SIGNAL)
+    text = _grown(path, before)
+    if text:
+        return Stacks(text)
+    seen = kernel_state(pid, name)
+    return Stacks(note="it has ended" if seen is None else _unable(pid, seen))
+
+
+def _unable(pid: int, seen: KernelState) -> str:
+    note = f"process {pid} cannot answer: the kernel says that it is {seen.words}"
+    return f"{note}. Continue it with: kill -CONT {pid}" if seen.stopped else note
+
+
+def _grown(path: Path, before: int) -> str:
+    deadline = time.monotonic() + ANSWER_S
+    size, since = before, time.monotonic()
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+        now = path.stat().st_size
+        if now != size:
+            size, since = now, time.monotonic()
+        elif size > before and time.monotonic() - since >= QUIET_S:
+            break
+    with path.open("rb") as file:
+        file.seek(before)
+        return file.read(MOST_BYTES).decode(errors="replace")
+
+
+def _catches(pid: int) -> bool:
+    """Whether the process has a handler for the signal."""
+    try:
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (_SIGNAL - 1) & 1)
+    except (OSError, ValueError, IndexError):
+        pass
+    return False

@@ -1,0 +1,316 @@
+"""The diagnosis of constructed states: the right process or thing is named at every wait point."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controller.diagnosis.diagnose import diagnose
+from controller.diagnosis.diagnosis import CulpritKind, Diagnosis, Urgency
+from controller.diagnosis.evidence import (
+    Evidence,
+    LeaseEvidence,
+    SessionlessEvidence,
+    WorkerEvidence,
+)
+from controller.ledger import commands as cmd
+from controller.ledger.enums import Role
+from paceline.config.schema import FleetConfig
+from paceline.process.kernel_state import KernelState
+from paceline.process.waits import Wait, WaitKind
+from testbed import failpoints
+from tests.fixtures.ledgers import Driven
+
+STOPPED = KernelState("T")
+LIMITS = FleetConfig()
+FOR_S = 3.0
+"""The culprit has been silent for so long."""
+
+
+def wait(
+    kind: WaitKind, what: str, of: str = "", age_s: float = FOR_S, limit_s: float = 0.0
+) -> Wait:
+    return Wait(kind, what, of, age_s, limit_s)
+
+
+def worker(name: str, **changes: Any) -> WorkerEvidence:
+    """A healthy worker, formed in epoch 1 with weights loaded, unless ``changes`` say otherwise."""
+    role = Role.POLICY if name.startswith("p") else Role.ROLLOUT
+    made = WorkerEvidence(name, role, "b", 800 + int(name[-1]), mesh_epoch=1, loaded_version=0)
+    return replace(made, dead_in_s=4.9, **changes)
+
+
+def silent(name: str, **changes: Any) -> WorkerEvidence:
+    """SIGSTOP, on another machine: only its silence is known."""
+    return (
+        worker(name, silent_s=FOR_S, **changes)
+        if "dead_in_s" in changes
+        else replace(worker(name, silent_s=FOR_S, **changes), dead_in_s=1.9)
+    )
+
+
+def fleet(step_open: bool = True) -> Driven:
+    """Two replicas and two rollout workers; the first step is open, or waits for groups."""
+    run = Driven(max_staleness=4)
+    run.policy("p0", "p1")
+    run.rollout("r0", "r1")
+    if step_open:
+        run.fill("r0", 4)
+        assert run.state.steps.open is not None
+    else:
+        run.lease("r0", 2)
+    return run
+
+
+def evidence(run: Driven, *workers: WorkerEvidence, **changes: Any) -> Evidence:
+    """Workers that are not named are healthy."""
+    named = {w.worker_id: w for w in workers}
+    everyone = [named.get(n, worker(n)) for n, w in run.state.fleet.workers.items() if w.alive]
+    epoch = run.state.fleet.mesh_epoch
+    # Who has not been given an epoch has formed the present one.
+    everyone = [replace(w, mesh_epoch=epoch) if w.mesh_epoch == 1 else w for w in everyone]
+    return Evidence(
+        run.state, LIMITS, workers=tuple(everyone), wanted={"policy": 2, "rollout": 2}, **changes
+    )
+
+
+def assert_names(found: Diagnosis, name: str, kind: CulpritKind = CulpritKind.WORKER) -> None:
+    assert (found.culprit.kind, found.culprit.name) == (kind, name), found.sentence
+    assert found.severity is not Urgency.OK, found.sentence
+    assert found.next and found.remedy, found
+    assert found.since_s > 0
+
+
+IN_REDUCE = wait(WaitKind.COLLECTIVE, "inside the all-reduce of epoch 4")
+VOTING = wait(WaitKind.VOTES, "waiting for the votes of step 1")
+
+MATRIX: dict[str, tuple[bool, dict[str, Any], dict[str, Any], str]] = {
+    # Wait point: step open, of the stopped p1 (or r1), of its peer p0 (or r0), words of the sentence.
+    "idle": (
+        False,
+        {"waits": (wait(WaitKind.GROUPS, "waiting for the groups of step 1"),)},
+        {"waits": (wait(WaitKind.GROUPS, "waiting for the groups of step 1"),)},
+        "while waiting for the groups of step 1",
+    ),
+    "forward": (
+        True,
+        {"activity": "step 1: computing 2 groups"},
+        {"waits": (IN_REDUCE,)},
+        "inside the all-reduce of epoch 4",
+    ),
+    "reduce": (
+        True,
+        {"waits": (IN_REDUCE,)},
+        {"waits": (IN_REDUCE,)},
+        "inside the all-reduce of epoch 4",
+    ),
+    # The last report was sent before the wait was a second old.
+    "vote": (True, {"activity": "step 1: voting"}, {"waits": (VOTING,)}, 'at "step 1: voting"'),
+    "commit": (True, {"activity": "step 1: voting"}, {"waits": (IN_REDUCE,)}, "all-reduce"),
+    "state_transfer": (
+        True,
+        {"mesh_epoch": 4, "waits": (wait(WaitKind.STATE, "sending the state to p0"),)},
+        {"mesh_epoch": 0, "waits": (wait(WaitKind.STATE, "receiving the state from p1", "p1"),)},
+        "while sending the state to p0",
+    ),
+    "send": (
+        False,
+        {"waits": (wait(WaitKind.WEIGHTS, "sending weights to r0", "r0"),)},
+        {},
+        "while sending weights to r0",
+    ),
+    "generate": (False, {"waits": (wait(WaitKind.ENGINE, "generating"),)}, {}, "while generating"),
+    "submit": (False, {"waits": (wait(WaitKind.VERDICT, "submitting groups"),)}, {}, "submitting"),
+    "receive": (
+        False,
+        {"loaded_version": -1, "waits": (wait(WaitKind.WEIGHTS, "waiting for weights from p0"),)},
+        {},
+        "while waiting for weights from p0",
+    ),
+}
+
+
+def test_every_wait_point_of_the_kill_matrix_is_here() -> None:
+    assert set(MATRIX) == set(failpoints.POLICY) | set(failpoints.ROLLOUT)
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["same_host", "other_host"])
+@pytest.mark.parametrize("instant", MATRIX)
+def test_the_process_that_is_stopped_at_a_wait_point_is_named(instant: str, local: bool) -> None:
+    step_open, own, peers, words = MATRIX[instant]
+    role = "r" if instant in failpoints.ROLLOUT else "p"
+    run = fleet(step_open)
+    culprit = silent(f"{role}1", kernel=STOPPED if local else None, **own)
+    found = diagnose(evidence(run, culprit, worker(f"{role}0", **peers)))
+    assert_names(found, f"{role}1")
+    assert found.severity is Urgency.STUCK
+    assert found.culprit.host == "b" and found.culprit.pid == 801
+    assert words in found.sentence
+    assert "it is declared dead in 1.9 s" in found.sentence
+    if local:
+        assert "stopped" in found.because and "kill -CONT 801" in found.remedy
+    else:
+        assert "silent" in found.because and f"paceline stacks {role}1" in found.remedy
+
+
+def test_the_sentence_says_what_waits_since_when_for_whom_and_what_comes_next() -> None:
+    run = fleet()
+    peer = worker("p0", waits=(replace(IN_REDUCE, age_s=38.0),))
+    culprit = replace(silent("p1", kernel=STOPPED, waits=(IN_REDUCE,)), dead_in_s=2.0)
+    assert diagnose(evidence(run, culprit, peer)).sentence == (
+        "step 1 waits 38 s for p1 (host b, pid 801), stopped inside the all-reduce of epoch "
+        "4; it is declared dead in 2 s, and the others do the step without it"
+    )
+
+
+def test_a_member_that_computes_is_named_and_not_those_that_wait_for_it() -> None:
+    run = fleet()
+    slow = worker("p0", still_s=40.0, wedged_in_s=260.0, activity="step 1: computing 2 groups")
+    found = diagnose(evidence(run, slow, worker("p1", waits=(replace(IN_REDUCE, age_s=40.0),))))
+    assert_names(found, "p0")
+    assert found.since_s == 40.0 and "declared dead in 260 s" in found.next
+
+
+def test_members_that_all_wait_in_one_collective_accuse_the_network_between_them() -> None:
+    run = fleet()
+    stuck = {"waits": (replace(IN_REDUCE, age_s=40.0),), "wedged_in_s": 260.0}
+    found = diagnose(evidence(run, worker("p0", **stuck), worker("p1", **stuck)))
+    assert_names(found, "the network between p0, p1", CulpritKind.NETWORK)
+
+
+def test_an_event_loop_that_does_not_run_is_said_by_the_process_itself() -> None:
+    run = fleet(step_open=False)
+    loop = wait(WaitKind.EVENT_LOOP, "its event loop does not run: a call in it blocks")
+    alone = SessionlessEvidence("r1", Role.ROLLOUT, "b", 801, (loop,))
+    found = diagnose(evidence(run, silent("r1"), sessionless=(alone,)))
+    assert_names(found, "r1")
+    assert "event loop has not run for 3 s" in found.because
+
+
+def test_a_reward_that_never_returns_is_named_with_its_limit() -> None:
+    run = fleet(step_open=False)
+    reward = wait(WaitKind.REWARD, "scoring with mine:judge", "mine:judge", 8.0, 10.0)
+    busy = worker("r0", held=2, waits=(replace(reward, count=2),))
+    found = diagnose(evidence(run, busy))
+    assert_names(found, "mine:judge", CulpritKind.REWARD)
+    assert "r0 (host b, pid 800)" in found.sentence and "fails in 2 s" in found.next
+
+
+def test_an_environment_that_never_returns_is_named() -> None:
+    run = fleet(step_open=False)
+    play = wait(WaitKind.ENVIRONMENT, "running games:Maze", "games:Maze", 30.0)
+    found = diagnose(evidence(run, worker("r0", held=2, waits=(play,))))
+    assert found.culprit.name == "games:Maze" and found.severity is Urgency.SLOW
+
+
+def test_an_engine_that_makes_no_token_is_named_and_a_long_generation_is_not() -> None:
+    run = fleet(step_open=False)
+    long = wait(WaitKind.ENGINE, "generating", age_s=100.0)
+    at_work = diagnose(evidence(run, worker("r0", held=2, waits=(long,), still_s=0.2)))
+    assert at_work.severity is Urgency.OK
+    hung = worker("r0", held=2, waits=(long,), still_s=20.0, wedged_in_s=280.0)
+    assert_names(diagnose(evidence(run, hung)), "r0")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "kernel", "words"),
+    [
+        ("paused: Redis full", None, "full"),
+        ("waiting for Redis (TimeoutError)", STOPPED, "stopped"),
+        ("waiting for Redis (ConnectionError)", None, "does not answer (ConnectionError)"),
+    ],
+)
+def test_redis_is_named_and_not_the_workers_that_wait_for_it(
+    trouble: str, kernel: KernelState | None, words: str
+) -> None:
+    append = wait(WaitKind.STORE, "appending to the journal", "Redis", 4.0)
+    at = evidence(
+        fleet(),
+        silent("p1"),
+        trouble=trouble,
+        redis_kernel=kernel,
+        redis_pid=77,
+        own_waits=(append,),
+    )
+    found = diagnose(at)
+    assert_names(found, "Redis", CulpritKind.REDIS)
+    assert words in found.because and found.since_s == 4.0 and "declares nobody dead" in found.next
+
+
+def test_an_append_that_does_not_return_is_named_before_it_fails() -> None:
+    append = wait(WaitKind.STORE, "appending to the journal", "Redis", 1.5)
+    assert_names(diagnose(evidence(fleet(), own_waits=(append,))), "Redis", CulpritKind.REDIS)
+
+
+def test_a_data_set_on_a_dead_mount_is_named_by_a_controller_that_cannot_lead() -> None:
+    opening = wait(WaitKind.DATASET, "opening the data set /mnt/a.jsonl", "/mnt/a.jsonl", 30.0)
+    alone = Evidence(Driven().state, LIMITS, leads=False, own_waits=(opening,))
+    found = diagnose(alone)
+    assert_names(found, "/mnt/a.jsonl", CulpritKind.DATASET)
+    assert "no controller can lead" in found.next
+
+
+def test_rows_that_cannot_be_read_are_named_by_the_leader() -> None:
+    reading = wait(WaitKind.DATASET, "reading rows of /mnt/a.jsonl", "/mnt/a.jsonl", 3.0)
+    found = diagnose(evidence(fleet(step_open=False), own_waits=(reading,)))
+    assert_names(found, "/mnt/a.jsonl", CulpritKind.DATASET)
+
+
+def test_a_hub_that_does_not_answer_is_named_with_the_process_that_asks_it() -> None:
+    run = Driven()
+    hub = wait(WaitKind.HUB, "loading the model me/m from http://hub:1", "http://hub:1", 30.0)
+    starting = SessionlessEvidence("p0", Role.POLICY, "b", 800, (hub,))
+    found = diagnose(evidence(run, sessionless=(starting,)))
+    assert_names(found, "http://hub:1", CulpritKind.HUB)
+    assert "p0 (host b, pid 800)" in found.because and "HF_ENDPOINT" in found.remedy
+
+
+def test_a_role_without_any_process_is_named() -> None:
+    run = fleet(step_open=False)
+    run.die("r0")
+    run.die("r1")
+    found = diagnose(evidence(run, since_commit_s=60.0))
+    assert_names(found, "r1")
+    assert "dead" in found.because and "paceline logs" in found.remedy
+
+
+def test_a_standby_names_a_stopped_leader_and_when_it_takes_over() -> None:
+    lease = LeaseEvidence("controller-0", "b", 70, 0.6, STOPPED)
+    found = diagnose(Evidence(fleet().state, LIMITS, "controller-1", leads=False, lease=lease))
+    assert found.culprit.name == "controller-0" and found.severity is Urgency.STUCK
+    assert "lease runs out in 0.6 s, and controller-1 takes over" in found.next
+
+
+def test_a_broken_epoch_names_the_member_that_has_not_reported() -> None:
+    run = fleet()
+    mesh = run.state.fleet.mesh
+    run.do(cmd.BreakMesh("p0", run.current["p0"], mesh.epoch, "reset by peer"))
+    found = diagnose(evidence(run, silent("p1"), worker("p0")))
+    assert_names(found, "p1")
+    assert found.subject == f"mesh epoch {mesh.epoch + 1}"
+
+
+def test_a_stopping_run_names_the_checkpoint_it_waits_for() -> None:
+    run = fleet()
+    run.train()
+    run.do(cmd.Stop("s", "enough"))
+    path = "/mnt/run/checkpoints/step-000001"
+    writing = wait(WaitKind.CHECKPOINT, f"writing checkpoint {path}", path, 90.0)
+    found = diagnose(evidence(run, worker("p0", waits=(writing,))))
+    assert_names(found, path, CulpritKind.CHECKPOINT)
+
+
+def test_a_healthy_run_accuses_nobody() -> None:
+    for step_open in (True, False):
+        found = diagnose(evidence(fleet(step_open), since_commit_s=1.0))
+        assert found.severity is Urgency.OK, found.sentence
+        assert not found.remedy
+
+
+def test_a_paused_run_names_its_user() -> None:
+    run = fleet(step_open=False)
+    run.do(cmd.Pause("p", True))
+    found = diagnose(evidence(run))
+    assert found.culprit.kind is CulpritKind.USER and "paceline resume" in found.remedy
