@@ -10,7 +10,7 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from controller.replicated_controller import Controller
-from controller.rest import openapi, problem_details, routes_command, routes_query, sse
+from controller.rest import openapi, problem_details, routes_command, routes_query, routes_why, sse
 from controller.rest.auth import RestAuth
 from controller.rest.problem_details import Problem, documented
 from controller.rest.prometheus import PrometheusMetrics
@@ -79,6 +79,7 @@ class Rest:
         problem_details.install(api)
         api.include_router(sse.router(self.streams))
         api.include_router(routes_query.router(controller, self.index, self.rate))
+        api.include_router(routes_why.router(controller, self.rate))
         routes_command.install(api, controller)
         exposition = PrometheusMetrics(controller, self.rate)
 

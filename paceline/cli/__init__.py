@@ -27,6 +27,7 @@ from paceline.cli import (
     samples,
     status,
     up,
+    why,
 )
 from paceline.errors import UserError
 
@@ -42,7 +43,16 @@ app = typer.Typer(
 )
 for command in (
     *(up.up, config.init, doctor.doctor, status.status, status.top, events.events, events.logs),
-    *(samples.samples, runs.runs, runs.compare, roles.controller, roles.policy, roles.rollout),
+    *(
+        why.why,
+        why.stacks,
+        samples.samples,
+        runs.runs,
+        runs.compare,
+        roles.controller,
+        roles.policy,
+        roles.rollout,
+    ),
     *(admin.scale, admin.drain, admin.pause, admin.resume, admin.stop, export.export),
     completion.completion,
 ):

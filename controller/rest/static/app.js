@@ -11,6 +11,7 @@ import { fleet, installScaling } from "./views/fleet.js";
 import { flow } from "./views/flow.js";
 import { draw, learning, recolour } from "./views/learning.js";
 import { samples } from "./views/samples.js";
+import { watchWhy } from "./views/why.js";
 
 const REFRESH_MS = 1000;
 const VIEWS = { learning, flow, fleet, samples, events };
@@ -91,7 +92,7 @@ async function refresh() {
   try {
     showRun(await ask("run"));
     state.failures = 0;
-    await Promise.all([VIEWS[state.tab](), watchFaults()]);
+    await Promise.all([VIEWS[state.tab](), watchFaults(), watchWhy()]);
   } catch (error) {
     showError(error);
   } finally {
