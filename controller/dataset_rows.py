@@ -13,11 +13,15 @@ from collections.abc import Sequence
 
 from controller.ledger.commands import Kind, LeasedTask
 from paceline.config.schema import Config
+from paceline.dataset.row_source import DataError
 from paceline.dataset.rows import RowSource, check_rows, load_rows
+from paceline.process.daemon_call import in_daemon_thread
 from paceline.process.waits import WaitKind, waiting
 
 CACHED_ROWS = 4096
 CACHED_BYTES = 8 << 20
+READERS = 16
+"""Reads at once. On a dead mount no more threads than these hang."""
 
 
 class DatasetRows:
@@ -30,17 +34,26 @@ class DatasetRows:
         self.digest = train.digest if held_out is None else f"{train.digest}+{held_out.digest}"
         self._cache: OrderedDict[tuple[Kind, int], str] = OrderedDict()
         self._cached_bytes = 0
+        self._reading = asyncio.Semaphore(READERS)
         self.path = ""
         """``data.path``, for people."""
 
     @classmethod
     async def load(cls, config: Config) -> DatasetRows:
         """Opens the data sets of ``config.data``. Raises DataError with the file and the remedy."""
-        with waiting(
-            WaitKind.DATASET, f"opening the data set {config.data.path}", config.data.path
-        ):
-            rows = await asyncio.to_thread(cls._load, config)
-        rows.path = config.data.path
+        data = config.data
+        limit_s = data.open_timeout_s
+        what = f"opening the data set {data.path}"
+        with waiting(WaitKind.DATASET, what, data.path, limit_s=limit_s):
+            try:
+                async with asyncio.timeout(limit_s):
+                    rows = await in_daemon_thread(lambda: cls._load(config), "dataset")
+            except TimeoutError:
+                raise DataError(
+                    f"data.path = {data.path!r} could not be opened within {limit_s:g} s: check the "
+                    "mount or the network behind it, or raise data.open_timeout_s"
+                ) from None
+        rows.path = data.path
         return rows
 
     @classmethod
@@ -65,7 +78,8 @@ class DatasetRows:
         if missing:
             # In a thread: the disk may be slow, and the leader has a lease to renew.
             with waiting(WaitKind.DATASET, f"reading rows of {self.path}", self.path):
-                found = await asyncio.to_thread(self._read, missing)
+                async with self._reading:
+                    found = await in_daemon_thread(lambda: self._read(missing), "rows")
             for key, row in found.items():
                 self._remember(key, row)
             rows |= found

@@ -54,6 +54,8 @@ def dataset(e: Evidence) -> Diagnosis | None:
         if opening
         else "no task that needs these rows is leased before they are read"
     )
+    if wait.left_s is not None:
+        following += f"; {e.controller_id} gives up in {seconds(wait.left_s)} (data.open_timeout_s)"
     return Diagnosis(
         "the run",
         Culprit(CulpritKind.DATASET, wait.of),

@@ -82,6 +82,8 @@ class DataConfig(Section):
     path: LocalPath
     """Training data: a JSONL or Parquet file, a directory of such files, or the name or directory
     of a Hugging Face data set."""
+    open_timeout_s: Seconds = 1800.0
+    """Longest time to open the data. After it the controller ends with an error that names the data."""
     name: str | None = None
     """Configuration name of a hub data set."""
     split: str = "train"
