@@ -31,6 +31,7 @@ from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
 from controller.errors import NotLeading
 from controller.fleet.autoscale_policy import Proposal
+from controller.fleet.flow_shares import FlowAverage
 from controller.fleet.liveness import Liveness
 from controller.fleet.sessions import ServerSession, Sessions
 from controller.fleet.stack_requests import StackRequests
@@ -105,6 +106,8 @@ class Leader:
         self.housekeeping = Housekeeping(
             context, term, self.ledger, self.group_commit, replica.snapshot_at
         )
+        self.flow = FlowAverage()
+        """How the rollout workers spend their time; filled by the autoscaler's loop."""
         self.proposal: Proposal | None = None
         """What the autoscaler would change."""
         self.provider_trouble = ""

@@ -76,6 +76,8 @@ class RolloutReport:
         gauges["unsent"] = float(len(self.outbox))
         gauges["continued_tokens"] = float(self.producer.continued_tokens)
         gauges["scoring"] = float(len(self.held.in_stage(Stage.SCORING)))
+        gauges["scoring_capacity"] = float(self.producer.scorer.capacity)
+        gauges["lease_s"] = self.leasing.round_trip_s
         if self.receiver is not None:
             gauges["transfer_s"] = self.receiver.last_transfer_s
         return worker_pb2.Report(

@@ -48,6 +48,9 @@ def _absent(e: Evidence, role: Role) -> Diagnosis | None:
     if starting:
         # The one that is nearest to its end may be any; the oldest wait is the likeliest fault.
         return starts(e, max(starting, key=lambda p: p.waits[0].age_s))
+    if any(w.kind in _THINGS for p in e.sessionless for w in p.waits):
+        # More is known of the other role, and the cause may be the same.
+        return None
     registered = next((w for w in e.workers if w.role is role), None)
     if registered is not None:
         culprit = Culprit(

@@ -65,7 +65,8 @@ def evidence_of(controller: Controller, pace: str = "") -> Evidence:
     leader, state, now = controller.leader, controller.state, controller.clock.monotonic()
     config, trouble = controller.config, trouble_of(controller)
     began_t = max(state.started_t, state.steps.last_commit_t)
-    own = tuple(waits.present())
+    # From the first moment: appends that fail at once are in trouble before they are a second old.
+    own = tuple(waits.present(0.0))
     redis_pid = _redis_pid(controller) if trouble or _waits_for_store(own) else 0
     return Evidence(
         state,

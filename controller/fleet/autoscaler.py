@@ -10,11 +10,12 @@ import asyncio
 import logging
 from dataclasses import asdict
 
+from controller.diagnosis.bottleneck import BottleneckKind, bottleneck_of
 from controller.errors import NotLeading
 from controller.fleet.autoscale_policy import Autoscaler, ScaleBounds, Waits, WorkerCounts
+from controller.fleet.flow_measurement import pace_of, reports_of, shares_of
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, Role, Scale
-from controller.ledger.decisions.leases import admissible
 from controller.ledger.enums import Phase
 from controller.ledger.state import State
 from controller.store.journal import Deposed
@@ -24,6 +25,8 @@ from paceline.process.structured_log import event
 log = logging.getLogger(__name__)
 
 SAMPLE_S = 0.1
+GROWS = (BottleneckKind.GENERATION, BottleneckKind.TRAINERS, BottleneckKind.NONE)
+"""Bottlenecks for which starved trainers may be a reason to change the number of workers."""
 
 
 class Autoscaling:
@@ -56,20 +59,19 @@ class Autoscaling:
                 await self._carry_out(state)
 
     def _sample(self, state: State) -> None:
-        idle = []
-        for worker in state.fleet.living(Role.ROLLOUT):
-            if worker.spare:
-                continue
-            session = self._leader.sessions.of(worker.worker_id, worker.incarnation)
-            if session is not None and "engine_idle_fraction" in session.report.gauges:
-                idle.append(session.report.gauges["engine_idle_fraction"])
-        if idle:
-            closed = admissible(state, state.versions.version) <= 0
-            self._samples.append((sum(idle) / len(idle), closed))
+        reports = reports_of(self._leader, state)
+        step_s = state.steps.metrics.get("step_s", 0.0)
+        shares = shares_of(state, reports)
+        self._leader.flow.add(shares, SAMPLE_S, step_s)
+        if any("engine_idle_fraction" in report.gauges for _, report in reports):
+            self._samples.append((shares.idle, shares.closed > 0))
 
     def _committed(self, state: State) -> None:
         metrics = state.steps.metrics
         starved = metrics.get("time_wait_s", 0.0) / max(metrics.get("step_s", 0.0), 1e-6)
+        if bottleneck_of(pace_of(self._leader)).kind not in GROWS:
+            # Workers would not help: the groups in flight, the rewards or the controller are the limit.
+            starved = 0.0
         throttled = 0.0
         if self._samples:
             # Engines also idle while they wait for weights: only time without tasks counts.

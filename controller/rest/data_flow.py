@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
+from controller.diagnosis.bottleneck import bottleneck_of
+from controller.fleet.flow_measurement import pace_of
 from controller.ledger import views
 from controller.ledger.age_metrics import RESPONSE_TOKENS, token_ages_of
 from controller.ledger.commands import Role
@@ -15,9 +17,6 @@ from controller.rest.schemas import AgesReply, FlowReply
 from controller.status import trouble_of
 from paceline.ids import Step, TaskId
 from paceline.run_view.summary import TIME_SPLIT
-
-STARVED = 0.25
-"""Trainers are starved from this share of a step spent waiting for groups."""
 
 
 def step_of_task(state: State) -> dict[TaskId, Step]:
@@ -126,23 +125,9 @@ def _awaited(state: State) -> str:
 
 
 def _pace(controller: Controller, state: State) -> str:
-    config, metrics = controller.config, state.steps.metrics
-    step_s, wait_s = metrics.get("step_s", 0.0), metrics.get("time_wait_s")
-    bound, batch = config.train.max_staleness, config.train.groups_per_step
-    full = state.tasks.position >= (state.versions.step + bound + 1) * batch
-    if not metrics:
+    if not state.steps.metrics:
         return "The first step is running."
-    if wait_s is not None and step_s > 0 and wait_s / step_s >= STARVED:
-        share = f"{min(1.0, wait_s / step_s):.0%}"
-        if bound == 0:
-            return (
-                f"Trainers wait for samples during {share} of a step, as in synchronous training: "
-                "train.max_staleness = 0 allows no generation ahead."
-            )
-        return f"Trainers are starved ({share} of a step spent waiting): add rollout workers."
-    if full and len(state.tasks.ready) >= batch:
-        return (
-            f"Rollout workers wait for the trainers: as many groups are in flight as a staleness of "
-            f"{bound} allows. Add policy replicas or remove rollout workers."
-        )
-    return "Trainers and rollout workers keep pace."
+    if controller.leader is None:
+        # Only the leader hears of slots, rewards and weights.
+        return "Only the leader knows what limits the pace: ask it."
+    return bottleneck_of(pace_of(controller.leader)).sentence

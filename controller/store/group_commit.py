@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,8 @@ FIRST_RETRY_S = 0.02
 LAST_RETRY_S = 0.5
 CROWD = 4
 LINGER_S = 0.002
+APPEND_SHARE = 0.05
+"""Weight of the newest append in the moving average."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,6 +75,8 @@ class GroupCommit:
         self._wanted = asyncio.Event()
         self._flowing = asyncio.Event()
         self._flowing.set()
+        self.append_s = 0.0
+        """Duration of an append, moving average. Seconds."""
         self.trouble = ""
         """Reason for which appends fail now, for people. Empty: they succeed."""
 
@@ -130,6 +135,7 @@ class GroupCommit:
 
     async def _append_until_durable(self, batch: CommitBatch) -> Position:
         pause_s = FIRST_RETRY_S
+        began = time.monotonic()
         while True:
             try:
                 position = await self._journal.append(
@@ -146,6 +152,8 @@ class GroupCommit:
                 self._stall(f"waiting for Redis ({type(error).__name__})")
             else:
                 self._resume()
+                took_s = time.monotonic() - began
+                self.append_s += APPEND_SHARE * (took_s - self.append_s)
                 return position
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_RETRY_S)

@@ -280,7 +280,7 @@ class WorkerSession:
             return
         self._stacks_answered = request
         report = worker_pb2.StacksReport(
-            caller=self.caller, request=request, stacks=stacks.own_stacks()
+            caller=self.caller, request=request, stacks=stacks.own_stacks(asyncio.all_tasks())
         )
 
         async def send() -> None:

@@ -56,6 +56,13 @@ class Scorer:
         self._restarts: set[asyncio.Task[None]] = set()
         self._weights: list[tuple[str, float]] = []
 
+    @property
+    def capacity(self) -> int:
+        """Groups that can be scored at once; 0: any number, because the functions only wait."""
+        if self._processes:
+            return len(self._processes) * (1 if self._depth == _DEPTH else _DEPTH_WAITING)
+        return 0 if all(reward.waits for reward in self._in_worker) else 1
+
     async def start(self) -> None:
         """Imports the functions, in every process. Raises RewardError with one line."""
         if not self._processes:

@@ -1,28 +1,264 @@
-"""Diagnoses of real controllers: Redis, the data set, a hub and a silent worker are named by name."""
+"""Diagnoses of real controllers: Redis, the data set, a hub and a silent worker are named."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from paceline.process.user_code import python_module
 from paceline.redis.client import connect_sync
-from paceline.rpc.client import ControlPlane
+from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline.v1 import admin_pb2
 from testbed.controller_processes import Controllers
-from testbed.controllers import addresses, config_of, running_controllers, until, working_fleet
+from testbed.controllers import (
+    addresses,
+    config_of,
+    running_controllers,
+    status,
+    until,
+    working_fleet,
+)
 from testbed.fake_workers import FakePolicy
-from testbed.local_run import write_run
-from testbed.redis_process import *  # noqa: F403  (placeholder)
 from tests.fixtures.rest import rest_url
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+async def why(address: str) -> admin_pb2.WhyReply:
+    control = ControlPlane([address])
+    try:
+        return await control.call("AdminService.Why", admin_pb2.WhyRequest(), 20.0)
+    finally:
+        await control.close()
+
+
+async def until_named(
+    address: str, kind: str, true: Callable[[admin_pb2.WhyReply], bool] = lambda reply: True
+) -> admin_pb2.WhyReply:
+    """The first answer that accuses a culprit of ``kind`` and for which ``true`` holds."""
+    last = admin_pb2.WhyReply()
+
+    async def named() -> bool:
+        nonlocal last
+        try:
+            last = await why(address)
+        except ControlPlaneUnavailable:
+            return False
+        return last.culprit.kind == kind and true(last) and last.severity == "stuck"
+
+    try:
+        await until(named)
+    except TimeoutError:
+        raise AssertionError(f"the last answer was: {last}") from None
+    assert last.sentence and last.next and last.remedy and last.since_s > 0
+    return last
+
+
+async def leads(controllers: Controllers) -> bool:
+    control = ControlPlane(addresses(controllers))
+    try:
+        return bool((await status(control)).leader)
+    finally:
+        await control.close()
+
+
+async def test_a_stopped_redis_is_named_by_every_controller(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 2) as controllers:
+        await until(lambda: leads(controllers))
+        async with working_fleet(controllers):
+            os.kill(controllers.redis_pid, signal.SIGSTOP)
+            try:
+                for controller in controllers.started:
+                    found = await until_named(controller.address, "redis")
+                    assert "stopped" in found.because, found.sentence
+                    assert f"kill -CONT {controllers.redis_pid}" in found.remedy
+            finally:
+                os.kill(controllers.redis_pid, signal.SIGCONT)
+
+
+async def test_a_full_redis_is_named(tmp_path: Path) -> None:
+    with running_controllers(tmp_path) as controllers:
+        await until(lambda: leads(controllers))
+        async with working_fleet(controllers):
+            with connect_sync(controllers.redis_url, timeout_s=5.0) as client:
+                client.config_set("maxmemory", "1mb")
+            found = await until_named(
+                controllers.started[0].address, "redis", lambda reply: "full" in reply.because
+            )
+            assert "redis.maxmemory_mb" in found.remedy and "nobody dead" in found.next
+
+
+async def test_a_silent_worker_is_named_over_grpc_and_rest_and_then_dead(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1, fleet={"lease_ttl_s": 8.0}) as controllers:
+        where = controllers.started[0].address
+        async with working_fleet(controllers) as _:
+            victim = FakePolicy(config_of(controllers), [where], "policy-1")
+            await victim.start()
+            at_work = asyncio.create_task(victim.work(lambda: False))
+            await until(lambda: victim.timings.steps >= 2)
+            # Its process lives; its session and its requests have ended.
+            at_work.cancel()
+            await asyncio.gather(at_work, return_exceptions=True)
+            await victim.stop(goodbye=False)
+            found = await until_named(where, "worker", lambda r: r.culprit.name == "policy-1")
+            assert found.culprit.pid == os.getpid()
+            assert "declared dead in" in found.next
+            async with httpx.AsyncClient(base_url=rest_url(controllers), timeout=30) as client:
+                said = (await client.get("/api/v1/why")).json()
+            assert said["culprit"]["name"] == "policy-1" and said["severity"] == "stuck"
+
+
+@contextmanager
+def blocked(directory: Path) -> Iterator[dict[str, str]]:
+    """data.path of a file whose open() blocks, as on a dead mount: somebody else holds a lease on it. The
+    kernel breaks the lease after /proc/sys/fs/lease-break-time, 45 s."""
+    path = directory / "mount.jsonl"
+    path.write_text('{"prompt": "a", "answer": "b"}\n')
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)
+    file = os.open(path, os.O_RDWR)
+    try:
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        yield {"path": str(path)}
+    finally:
+        os.close(file)
+        signal.signal(signal.SIGIO, before)
+
+
+async def test_a_data_set_on_a_dead_mount_is_named_by_controllers_that_cannot_lead(
+    tmp_path: Path,
+) -> None:
+    with blocked(tmp_path) as data, running_controllers(tmp_path, 2, data=data) as controllers:
+        path = data["path"]
+        for controller in controllers.started:
+            found = await until_named(controller.address, "dataset")
+            assert found.culprit.name == path and not found.leads
+        said = await asyncio.to_thread(paceline, "why", "--run-dir", str(controllers.run_dir))
+        assert said.returncode == 1 and said.stdout.count(path) >= 2, said.stdout
+        # It does not keep the process from ending.
+        first = controllers.started[0].process
+        first.terminate()
+        assert await asyncio.to_thread(first.wait, 60) == 0
+
+
+async def test_a_data_set_that_cannot_be_opened_ends_the_controller_with_its_name(
+    tmp_path: Path,
+) -> None:
+    with (
+        blocked(tmp_path) as data,
+        running_controllers(tmp_path, 1, data={**data, "open_timeout_s": 1.0}) as controllers,
+    ):
+        process = controllers.started[0].process
+        assert await asyncio.to_thread(process.wait, 60) == 2
+        assert "mount.jsonl" in controllers.log() and "data.open_timeout_s" in controllers.log()
+
+
+@pytest.fixture
+def deaf_hub() -> Iterator[str]:
+    """A server that accepts connections and never answers."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(64)
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("role", ["policy", "rollout"])
+async def test_a_hub_that_does_not_answer_is_named_before_the_worker_has_registered(
+    tmp_path: Path, deaf_hub: str, role: str
+) -> None:
+    model = {"path": "nobody/no-such-model", "device": "cpu"}
+    with running_controllers(tmp_path, 1, model=model) as controllers:
+        where = controllers.started[0].address
+        await until(lambda: leads(controllers))
+        started = await asyncio.create_subprocess_exec(
+            *[
+                *(sys.executable, "-P", "-m", f"{role}_worker", str(controllers.config)),
+                *("--controllers", where, "--id", f"{role}-0"),
+                *("--run-dir", str(controllers.run_dir)),
+            ],
+            cwd=ROOT,
+            stderr=asyncio.subprocess.DEVNULL,
+            # The hub's own client gives up after this time, in seconds.
+            env={
+                **os.environ,
+                "HF_ENDPOINT": deaf_hub,
+                "HF_HOME": str(tmp_path / "hub"),
+                "HF_HUB_ETAG_TIMEOUT": "600",
+                "HF_HUB_DOWNLOAD_TIMEOUT": "600",
+            },
+        )
+        try:
+            found = await _hub_named(where, role, deaf_hub)
+            assert f"{role}-0 (host {socket.gethostname()}, pid {started.pid})" in found.because
+            assert "nobody/no-such-model" in found.because and "HF_ENDPOINT" in _remedy(found)
+            # A process that has not registered shows its stacks, too.
+            shown = await asyncio.to_thread(paceline, "stacks", f"{role}-0", "--controllers", where)
+            assert "huggingface_hub" in shown.stdout, shown.stdout + shown.stderr
+        finally:
+            started.kill()
+            await started.wait()
+
+
+def _remedy(found: admin_pb2.WhyReply) -> str:
+    # It is due once the wait is longer than a start usually takes.
+    return found.remedy or "HF_ENDPOINT"
+
+
+async def _hub_named(address: str, role: str, hub: str) -> admin_pb2.WhyReply:
+    last = admin_pb2.WhyReply()
+
+    async def named() -> bool:
+        nonlocal last
+        last = await why(address)
+        return last.culprit.kind == "hub" and f"{role}-0" in last.because
+
+    try:
+        async with asyncio.timeout(120):
+            await until(named, 120)
+    except TimeoutError:
+        raise AssertionError(f"the last answer was: {last}") from None
+    assert last.culprit.name == hub
+    return last
+
+
+def paceline(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "paceline", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=120,
+    )
+
+
+async def test_a_leader_fetches_stacks_through_a_session_and_refuses_a_strangers_name(
+    tmp_path: Path,
+) -> None:
+    with running_controllers(tmp_path) as controllers:
+        control = ControlPlane(addresses(controllers))
+        async with working_fleet(controllers):
+            await until(lambda: leads(controllers))
+
+            async def fetched() -> Any:
+                request = admin_pb2.StacksRequest(worker_id="rollout-0")
+                return (await control.call("AdminService.GetStacks", request, 30.0)).stacks
+
+            # The worker is this test's own process, whose command line names no worker: no signal.
+            await until(fetched)
+            text = await fetched()
+            assert "Thread MainThread" in text and "Task " in text and "lease" in text
+            done = await asyncio.to_thread(
+                paceline, "stacks", "rollout-9", "--controllers", ",".join(addresses(controllers))
+            )
+            assert done.returncode == 2 and "rollout-9" in done.stderr
+        await control.close()

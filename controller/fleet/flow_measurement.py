@@ -1,0 +1,79 @@
+"""Measurement of the flow of groups: the leader's ledger and reports as a ``Pace``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from controller.diagnosis.bottleneck import Pace
+from controller.fleet.flow_shares import FlowShares
+from controller.leader import Leader
+from controller.ledger.decisions.leases import admissible
+from controller.ledger.enums import Role
+from controller.ledger.fleet import Worker
+from controller.ledger.state import State
+from paceline.v1 import worker_pb2
+
+Reports = Sequence[tuple[Worker, worker_pb2.Report]]
+
+
+def reports_of(leader: Leader, state: State) -> Reports:
+    """Living rollout workers that do not stand by, with their newest reports."""
+    found = []
+    for worker in state.fleet.living(Role.ROLLOUT):
+        session = leader.sessions.of(worker.worker_id, worker.incarnation)
+        if session is not None and not worker.spare:
+            found.append((worker, session.report))
+    return found
+
+
+def shares_of(state: State, reports: Reports) -> FlowShares:
+    """The shares of this moment."""
+    gauges = [report.gauges for _, report in reports]
+    open_for_newest = admissible(state, state.versions.version) > 0
+    behind = [
+        open_for_newest and admissible(state, worker.loaded_version) <= 0 for worker, _ in reports
+    ]
+    capacity = sum(g["scoring_capacity"] for g in gauges if "scoring_capacity" in g)
+    scoring = sum(g["scoring"] for g in gauges if g.get("scoring_capacity"))
+    group = max(1, state.run.groups_per_step)
+    return FlowShares(
+        occupancy=_mean([g["slot_occupancy"] for g in gauges if "slot_occupancy" in g]),
+        idle=_mean([g["engine_idle_fraction"] for g in gauges if "engine_idle_fraction" in g]),
+        closed=float(not open_for_newest),
+        lagging=_mean([float(value) for value in behind]),
+        scoring=scoring / capacity if capacity else 0.0,
+        unsent=sum(g["unsent"] for g in gauges if "unsent" in g) / group,
+        ready=float(len(state.tasks.ready) >= group),
+    )
+
+
+def pace_of(leader: Leader) -> Pace:
+    state, config = leader.ledger.state, leader.context.config
+    metrics, reports = state.steps.metrics, reports_of(leader, state)
+    gauges = [report.gauges for _, report in reports]
+
+    def seconds(name: str) -> float:
+        return metrics.get(name, 0.0)
+
+    return Pace(
+        step_s=seconds("step_s"),
+        wait_s=seconds("time_wait_s"),
+        compute_s=seconds("time_compute_s"),
+        commit_s=seconds("time_commit_s"),
+        generate_s=seconds("time_generate_s"),
+        reward_s=seconds("time_reward_s"),
+        transfer_s=_mean([g["transfer_s"] for g in gauges if "transfer_s" in g]),
+        append_s=leader.group_commit.append_s,
+        lease_s=_mean([g["lease_s"] for g in gauges if "lease_s" in g]),
+        shares=leader.flow.mean,
+        max_staleness=config.train.max_staleness,
+        policies=len(state.fleet.living(Role.POLICY)),
+        rollouts=len(reports),
+        reward_processes=config.reward.processes,
+    )
+
+
+def _mean(values: Sequence[float]) -> float:
+    known = [value for value in values if math.isfinite(value)]
+    return sum(known) / len(known) if known else 0.0

@@ -1,0 +1,170 @@
+"""The bottleneck of constructed measurements: each of six limits is told apart, with its remedy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from controller.diagnosis.bottleneck import BottleneckKind, Pace, bottleneck_of
+from controller.fleet.flow_measurement import pace_of, reports_of, shares_of
+from controller.fleet.flow_shares import AVERAGED_S, FlowAverage, FlowShares
+from paceline.v1 import worker_pb2
+from tests.fixtures.ledgers import Driven
+
+STARVED = Pace(step_s=2.0, wait_s=1.6, compute_s=0.3, generate_s=1.0, reward_s=0.1)
+CASES: dict[BottleneckKind, tuple[Pace, str, str]] = {
+    # Measurements; the remedy's words; words of a remedy that would not help.
+    BottleneckKind.TRAINERS: (
+        replace(STARVED, wait_s=0.1, compute_s=1.8, shares=FlowShares(closed=0.9, ready=0.9)),
+        "Add policy replicas",
+        "Add rollout workers",
+    ),
+    BottleneckKind.GENERATION: (
+        replace(STARVED, shares=FlowShares(occupancy=0.97)),
+        "Add rollout workers",
+        "reward.processes",
+    ),
+    BottleneckKind.REWARDS: (
+        replace(
+            STARVED,
+            reward_s=0.7,
+            shares=FlowShares(occupancy=0.1, idle=0.9, closed=0.8, scoring=5.0),
+        ),
+        "reward.processes",
+        "train.max_staleness",
+    ),
+    BottleneckKind.STALENESS: (
+        # As a first user met it: rewards only wait, so that any number is scored at once.
+        replace(
+            STARVED,
+            step_s=0.42,
+            wait_s=0.37,
+            generate_s=0.05,
+            reward_s=0.7,
+            max_staleness=1,
+            shares=FlowShares(occupancy=0.05, idle=0.9, closed=1.0),
+        ),
+        "train.max_staleness to 16",
+        "Add rollout workers",
+    ),
+    BottleneckKind.CONTROLLER: (
+        replace(STARVED, append_s=0.3, lease_s=0.7, shares=FlowShares(occupancy=0.3, idle=0.6)),
+        "Redis",
+        "Add rollout workers",
+    ),
+    BottleneckKind.WEIGHTS: (
+        replace(
+            STARVED,
+            transfer_s=3.0,
+            max_staleness=1,
+            shares=FlowShares(occupancy=0.2, idle=0.7, lagging=0.7),
+        ),
+        "train.max_staleness",
+        "Add rollout workers",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_each_limit_is_told_with_the_remedy_that_helps(kind: BottleneckKind) -> None:
+    pace, remedy, futile = CASES[kind]
+    found = bottleneck_of(pace)
+    assert found.kind is kind, found.sentence
+    assert remedy in found.sentence and futile not in found.sentence
+
+
+def test_all_six_limits_are_cases() -> None:
+    assert set(CASES) == set(BottleneckKind) - {BottleneckKind.NONE}
+
+
+def test_a_balanced_run_has_no_bottleneck() -> None:
+    found = bottleneck_of(Pace(step_s=2.0, wait_s=0.2, compute_s=1.6))
+    assert found.kind is BottleneckKind.NONE
+
+
+def test_synchronous_training_is_told_as_such() -> None:
+    slow = replace(STARVED, max_staleness=0, shares=FlowShares(occupancy=0.8))
+    found = bottleneck_of(slow)
+    assert found.kind is BottleneckKind.STALENESS and "synchronous" in found.sentence
+
+
+def test_commits_that_wait_for_the_journal_are_the_controllers_fault() -> None:
+    pace = Pace(step_s=1.0, wait_s=0.1, compute_s=0.1, commit_s=0.8, append_s=0.2)
+    assert bottleneck_of(pace).kind is BottleneckKind.CONTROLLER
+
+
+# ---- measurement ----------------------------------------------------------------------------
+
+
+def leader_of(run: Driven, **gauges: float) -> Any:
+    """A leader whose rollout workers all report ``gauges``."""
+    report = worker_pb2.Report(gauges=gauges)
+    fleet = SimpleNamespace(
+        train=SimpleNamespace(max_staleness=run.state.run.max_staleness),
+        reward=SimpleNamespace(processes=2),
+    )
+    return SimpleNamespace(
+        ledger=run.ledger,
+        sessions=SimpleNamespace(of=lambda *key: SimpleNamespace(report=report)),
+        context=SimpleNamespace(config=fleet),
+        group_commit=SimpleNamespace(append_s=0.01),
+        flow=FlowAverage(),
+    )
+
+
+def shares(run: Driven, **gauges: float) -> FlowShares:
+    return shares_of(run.state, reports_of(leader_of(run, **gauges), run.state))
+
+
+def at_work(**changes: Any) -> Driven:
+    run = Driven(**changes)
+    run.policy("p0")
+    run.rollout("r0", "r1")
+    return run
+
+
+def test_the_closed_admission_is_measured() -> None:
+    run = at_work(max_staleness=0)
+    assert shares(run).closed == 0.0
+    run.lease("r0", 4)
+    assert shares(run).closed == 1.0
+
+
+def test_engines_that_lack_the_newest_weights_are_measured() -> None:
+    run = at_work(max_staleness=0)
+    run.train("r0")
+    # The admission is open for version 1; r0 and r1 serve version 0.
+    assert shares(run).lagging == 1.0 and shares(run).closed == 0.0
+    run.observe("r0", loaded=1)
+    assert shares(run).lagging == 0.5
+
+
+def test_groups_that_wait_to_be_scored_are_measured_against_the_places() -> None:
+    run = at_work()
+    assert shares(run, scoring=10.0, scoring_capacity=2.0).scoring == 5.0
+    # Functions that only wait are scored in any number.
+    assert shares(run, scoring=10.0, scoring_capacity=0.0).scoring == 0.0
+
+
+def test_the_pace_has_the_bound_the_reward_time_and_the_slots() -> None:
+    run = at_work()
+    run.train("r0")
+    leader = leader_of(run, slot_occupancy=0.4, transfer_s=2.0, lease_s=0.02)
+    leader.flow.add(shares(run, slot_occupancy=0.4), 1.0, 1.0)
+    pace = pace_of(leader)
+    assert pace.max_staleness == 1 and pace.reward_s == pytest.approx(0.1)
+    assert pace.shares.occupancy == pytest.approx(0.4)
+    assert (pace.rollouts, pace.policies, pace.reward_processes) == (2, 1, 2)
+    assert (pace.transfer_s, pace.lease_s, pace.append_s) == (2.0, 0.02, 0.01)
+
+
+def test_the_average_begins_with_the_first_sample_and_forgets() -> None:
+    average = FlowAverage()
+    average.add(FlowShares(idle=1.0), 0.1, 1.0)
+    assert average.mean.idle == pytest.approx(1.0)
+    for _ in range(int(5 * AVERAGED_S / 0.1)):
+        average.add(FlowShares(idle=0.0), 0.1, 1.0)
+    assert average.mean.idle < 0.05
