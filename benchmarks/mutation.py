@@ -65,6 +65,30 @@ FENCE_TESTS = "tests/process/controller/test_fence_and_election.py"
 
 GUARDS = (
     Guard(
+        "stop-saves",
+        "a stop for now waits for a checkpoint of the last step",
+        (
+            Patch(
+                "controller/ledger/decisions/run.py",
+                "    elif s.phase is Phase.SUSPENDING and (covered or not s.fleet.holders(v.version)):\n",
+                "    elif s.phase is Phase.SUSPENDING:\n",
+            ),
+        ),
+        ("tests/unit/ledger/test_suspend.py",),
+    ),
+    Guard(
+        "stop-is-no-fault",
+        "a worker that ends with a stopped fleet is no death",
+        (
+            Patch(
+                "controller/ledger/decisions/membership.py",
+                "    if d.state.phase is Phase.SUSPENDED and worker.leaving:\n",
+                "    if False:\n",
+            ),
+        ),
+        ("tests/unit/ledger/test_suspend.py",),
+    ),
+    Guard(
         "fence",
         "an append checks the writer's term",
         (

@@ -65,6 +65,8 @@ HANDLERS: dict[str, Any] = {
     "AdminService.Scale": admin.scale,
     "AdminService.Drain": admin.drain,
     "AdminService.Pause": admin.pause,
+    "AdminService.Suspend": admin.suspend,
+    "AdminService.Continue": admin.continue_run,
     "AdminService.Stop": admin.stop,
     "AdminService.Why": admin.why,
     "AdminService.GetStacks": admin.get_stacks,

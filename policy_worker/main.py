@@ -138,7 +138,13 @@ class PolicyWorker:
             threads=config.fleet.policy_threads,
             device_type=device.type,
         )
-        self.trainer = Trainer(config, device, replica=replica, on_progress=self.progressed)
+        self.trainer = Trainer(
+            config,
+            device,
+            replica=replica,
+            on_progress=self.progressed,
+            step_left=self.step_is_left,
+        )
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -336,6 +342,11 @@ class PolicyWorker:
         if self.trainer.state.step % self.config.train.checkpoint_every == 0:
             self.out.save_checkpoint()
         self.idle_since = time.monotonic()
+
+    def step_is_left(self) -> bool:
+        """The run stops without the step that is computed, or has ended."""
+        directive = self.control.directive
+        return self.control.stopped or (directive is not None and directive.leave_step)
 
     def next_plan(self, epoch: int) -> policy_pb2.StepPlan | None:
         """The open step's plan; None if there is none yet, or if none will come in this epoch."""

@@ -73,6 +73,8 @@ class Trainer:
     replica: RankGroup = field(default_factory=RankGroup)
     on_progress: Callable[[], None] = lambda: None
     """Called whenever work has progressed."""
+    step_left: Callable[[], bool] = lambda: False
+    """Whether the open step was given up meanwhile; only for the rank that leads."""
 
     def __post_init__(self) -> None:
         """Loads model.path. Raises ModelError if a model cannot be read."""
@@ -81,7 +83,7 @@ class Trainer:
         if reference is not None and self.replica.mesh is not None:
             shard_model(reference, self.replica.mesh)
         self.gradients = Gradients(
-            self.state, self.device, reference, self.replica, self.on_progress
+            self.state, self.device, reference, self.replica, self.on_progress, self.step_left
         )
         self._checkpointer: Checkpointer | None = None
         self._initial = True
@@ -210,7 +212,8 @@ class Trainer:
     def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
         """Adds the gradients of ``groups`` to the local ones.
 
-        Raises BadGroup if a payload contradicts itself; no rank has added anything then.
+        Raises BadGroup if a payload contradicts itself; no rank has added anything then. Raises
+        EpochCancelled if the step was given up.
         """
         if groups:
             self.replica.announce(RankCommand.ADD, groups=groups)

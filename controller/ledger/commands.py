@@ -14,6 +14,7 @@ from controller.ledger.enums import (
     EmptyReason,
     Lifecycle,
     ReturnKind,
+    SuspendStage,
     VerdictCode,
     VoteOutcome,
 )
@@ -210,6 +211,20 @@ class Pause(AdminCommand):
 @dataclass(frozen=True, slots=True)
 class RequestCheckpoint(AdminCommand):
     """A checkpoint beside the regular ones, as soon as a step allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suspend(AdminCommand):
+    """Stop for now: no new step and no new lease; once a checkpoint covers the last step, the workers
+    leave. The run can be continued. A run that is being ended for good ends in the same stages."""
+
+    stage: SuspendStage
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Continue(AdminCommand):
+    """A run that was stopped for now goes on."""
 
 
 @dataclass(frozen=True, slots=True)

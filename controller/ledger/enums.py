@@ -15,18 +15,31 @@ class Phase(StrEnum):
 
     NONE = "none"  # no run yet
     OPEN = "open"  # tasks are leased and steps open
+    SUSPENDING = "suspending"  # asked to stop for now: no new step, no new lease
+    SUSPENDED = "suspended"  # stopped for now: its workers leave, and a later fleet goes on
     STOPPING = "stopping"  # asked to end: no new step, no new lease
     FINISHED = "finished"  # ended as planned or as asked
     FAILED = "failed"  # ended because it could not go on
 
 
+_ENDING = frozenset({Phase.STOPPING, Phase.FINISHED, Phase.FAILED})
 PHASE_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.NONE: frozenset({Phase.OPEN}),
-    Phase.OPEN: frozenset({Phase.STOPPING, Phase.FINISHED, Phase.FAILED}),
-    Phase.STOPPING: frozenset({Phase.STOPPING, Phase.FINISHED, Phase.FAILED}),
+    Phase.OPEN: frozenset({Phase.SUSPENDING}) | _ENDING,
+    Phase.SUSPENDING: frozenset({Phase.OPEN, Phase.SUSPENDED}) | _ENDING,
+    Phase.SUSPENDED: frozenset({Phase.OPEN}) | _ENDING,
+    Phase.STOPPING: _ENDING,
     Phase.FINISHED: frozenset(),
     Phase.FAILED: frozenset(),
 }
+
+
+class SuspendStage(StrEnum):
+    """What a run still does before its workers leave. A later request shortens it."""
+
+    FINISH_STEP = "finish_step"  # commit the open step, then write a checkpoint
+    LEAVE_STEP = "leave_step"  # give the open step up, then write a checkpoint
+    AT_ONCE = "at_once"  # neither
 
 
 class Kind(StrEnum):
@@ -146,6 +159,7 @@ class DropReason(StrEnum):
     UNINFORMATIVE = "uninformative"  # all rewards of the group are equal
     QUARANTINED = "quarantined"  # max_attempts attempts failed, or killed their owners
     RUN_ENDED = "run_ended"  # the run ended first
+    SUSPENDED = "suspended"  # of a step: the run was stopped for now
 
 
 DROPPED_FOR_AGE = (DropReason.STALE, DropReason.EXPIRED)

@@ -126,5 +126,7 @@ _HANDLERS: dict[type[Any], Callable[[Ledger, Any, float], Any]] = {
     cmd.Drain: membership.drain,
     cmd.Pause: run.pause,
     cmd.RequestCheckpoint: run.request_checkpoint,
+    cmd.Suspend: run.suspend,
+    cmd.Continue: run.go_on,
     cmd.Stop: run.stop,
 }

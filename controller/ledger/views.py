@@ -41,6 +41,8 @@ class DirectiveView:
     paused: bool
     checkpoint_step: Step
     """Due: a checkpoint of this step or, if that has passed, of any later one; 0 for none."""
+    leave_step: bool = False
+    """The run stops, and no step is open: what was begun of one is given up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,7 @@ def directive(
         cancelled=cancelled,
         paused=state.paused,
         checkpoint_step=due_checkpoint(state) if worker.role is Role.POLICY else Step(0),
+        leave_step=state.phase in (Phase.STOPPING, Phase.SUSPENDING) and not state.steps.open,
     )
 
 
@@ -133,7 +136,9 @@ def _succeeded(state: State, worker_id: str, incarnation: int) -> bool:
 
 def due_checkpoint(state: State) -> Step:
     v = state.versions
-    if state.phase is Phase.STOPPING:
+    if state.phase is Phase.SUSPENDED:
+        return Step(0)
+    if state.phase in (Phase.STOPPING, Phase.SUSPENDING):
         end = Step(v.step + (1 if state.steps.open else 0))
         return end if end > v.checkpoint.step else Step(0)
     regular = v.due_checkpoint(state.run.checkpoint_every, state.run.steps)
@@ -152,6 +157,8 @@ def is_leased(state: State, worker_id: str, task_id: TaskId, attempt: int) -> bo
 def _lifecycle(state: State, worker: Worker) -> DesiredLifecycle:
     if not worker.leaving:
         return DesiredLifecycle.RUNNING
+    if state.phase is Phase.SUSPENDED:
+        return DesiredLifecycle.STOPPED
     busy = _in_mesh(state, worker) if worker.role is Role.POLICY else bool(worker.held)
     return DesiredLifecycle.DRAINING if busy else DesiredLifecycle.STOPPED
 

@@ -94,6 +94,10 @@ def bottleneck(controller: Controller, stalled_s: float) -> str:
         return f"The run stands still: {trouble}."
     if phase == "paused":
         return "The run is paused: no new task is leased."
+    if phase == "suspending":
+        return "The run stops for now: it finishes the open step and writes a checkpoint."
+    if phase == "suspended":
+        return "The run has stopped for now. `paceline up` with its configuration continues it."
     if phase == "stopping":
         return "The run is stopping: it finishes the open step."
     trainers, generators = (len(state.fleet.living(r)) for r in (Role.POLICY, Role.ROLLOUT))

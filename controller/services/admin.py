@@ -8,9 +8,20 @@ from collections.abc import AsyncIterator
 
 from controller.diagnosis.collect import diagnosis_of, why_reply
 from controller.fleet.fetch_stacks import stacks_of
-from controller.ledger.commands import CommandRefused, DeclareDead, Drain, Pause, Scale, Stop
-from controller.ledger.enums import DeathCause
+from controller.ledger.commands import (
+    AdminCommand,
+    CommandRefused,
+    Continue,
+    DeclareDead,
+    Drain,
+    Pause,
+    Scale,
+    Stop,
+    Suspend,
+)
+from controller.ledger.enums import DeathCause, SuspendStage
 from controller.ledger.events import from_json, record_of
+from controller.proto_encoding import wire_values
 from controller.replicated_controller import Controller
 from controller.services.validation import Invalid, check_caller, check_request_id, check_text
 from controller.status import status_of
@@ -20,6 +31,10 @@ POSITION = re.compile(r"\d{1,20}(-\d{1,20})?")
 FOLLOW_S = 5.0
 LAST_SIGNAL = -64
 MAX_WORKERS = 100_000
+_STAGES = {
+    number: stage
+    for stage, number in wire_values(SuspendStage, admin_pb2.SuspendStage, "SUSPEND_STAGE").items()
+}
 
 
 async def get_status(
@@ -104,6 +119,22 @@ async def pause(controller: Controller, request: admin_pb2.PauseRequest) -> admi
     return await _admin(controller, Pause(check_request_id(request.request_id), request.paused))
 
 
+async def suspend(
+    controller: Controller, request: admin_pb2.SuspendRequest
+) -> admin_pb2.AdminReply:
+    stage = _STAGES.get(request.stage)
+    if stage is None:
+        raise Invalid(f"stage = {request.stage} does not exist")
+    reason = check_text(request.reason, "reason", 1024)
+    return await _admin(controller, Suspend(check_request_id(request.request_id), stage, reason))
+
+
+async def continue_run(
+    controller: Controller, request: admin_pb2.ContinueRequest
+) -> admin_pb2.AdminReply:
+    return await _admin(controller, Continue(check_request_id(request.request_id)))
+
+
 async def stop(controller: Controller, request: admin_pb2.StopRequest) -> admin_pb2.AdminReply:
     reason = check_text(request.reason, "reason", 1024) or "stopped by request"
     return await _admin(controller, Stop(check_request_id(request.request_id), reason))
@@ -121,9 +152,7 @@ async def get_stacks(
     return await stacks_of(controller.leading(), controller, request.worker_id)
 
 
-async def _admin(
-    controller: Controller, command: Scale | Drain | Pause | Stop
-) -> admin_pb2.AdminReply:
+async def _admin(controller: Controller, command: AdminCommand) -> admin_pb2.AdminReply:
     try:
         done = await controller.leading().execute(command)
     except CommandRefused as refusal:

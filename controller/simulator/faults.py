@@ -205,6 +205,18 @@ def _pause(world: World) -> None:
     world.timeline.after(rng.uniform(0.5, 3.0), world.ask, admin.pause, resume)
 
 
+def _suspend(world: World) -> None:
+    """Somebody stops the run for now, perhaps hurries the stop, and lets the run go on."""
+    rng = world.rng
+    key = rng.random()
+    first, last = sorted(rng.choices(admin_pb2.SuspendStage.values()[1:], k=2))
+    for delay, stage in ((0.0, first), (rng.uniform(0.1, 2.0), last)):
+        request = admin_pb2.SuspendRequest(request_id=f"suspend-{key}-{stage}", stage=stage)
+        world.timeline.after(delay, world.ask, admin.suspend, request)
+    go_on = admin_pb2.ContinueRequest(request_id=f"continue-{key}")
+    world.timeline.after(rng.uniform(2.0, 6.0), world.ask, admin.continue_run, go_on)
+
+
 def _scale(world: World) -> None:
     request_id, desired = f"scale-{world.rng.random()}", {"rollout": world.rng.randrange(1, 4)}
     request = admin_pb2.ScaleRequest(request_id=request_id, desired=desired)
@@ -250,6 +262,7 @@ _WEIGHTS: dict[Callable[[World], None], int] = {
     _drain_one: 1,
     _join_one: 1,
     _pause: 1,
+    _suspend: 1,
     _scale: 1,
     _wedge: 1,
     _flip_bit: 1,

@@ -263,6 +263,11 @@ class Oracle:
         else:
             self.lost.pop(e.step, None)
 
+    def _on_RunSuspended(self, e: ev.RunSuspended) -> None:
+        self.counts["stops for now"] += 1
+        if self.open is not None:
+            raise Violation(f"the run stopped for now with step {self.open.step} open")
+
     def _on_VoteCast(self, e: ev.VoteCast) -> None:
         self.votes[e.worker_id] = e.digest
 

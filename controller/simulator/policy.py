@@ -133,6 +133,8 @@ class SimulatedPolicyWorker(SimulatedWorker):
 
     def _hold(self, version: int) -> None:
         self.state_version = version
+        # What was sent beyond it was never committed: those numbers will name other weights.
+        self.sent = {link: sent for link, sent in self.sent.items() if sent <= version}
         self.progress += 1
         self.cluster.oracle.holds(self.name, version, self.state)
         self._send_report()

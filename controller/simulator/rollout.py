@@ -33,6 +33,8 @@ class SimulatedRolloutWorker(SimulatedWorker):
         self.unnamed: set[tuple[str, int]] = set()
         """Held leases that its reports leave out, as if from a worker that forgot and remembers."""
         self.lease_seq = 0
+        self.link_epoch = 0
+        """The link that the newest weights came over."""
         self.fenced = False
 
     def held(self) -> list[tuple[str, int]]:
@@ -157,6 +159,10 @@ class SimulatedRolloutWorker(SimulatedWorker):
         """Weights arrived over a link; loaded and acknowledged if the link is still ours."""
         if all(link.epoch != link_epoch for link in self.directive.links):
             return
+        if link_epoch != self.link_epoch and self.directive.version < self.loaded_version:
+            # The newest version when a link begins: what is beyond it was never committed.
+            self.loaded_version = -1
+        self.link_epoch = link_epoch
         if version > self.loaded_version:
             self.loaded_version = version
             self.progress += 1

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from controller.ledger.enums import Phase
 from controller.services import admin
 from controller.simulator.cluster import Cluster, Shape
 from controller.simulator.oracle import Violation
@@ -131,6 +132,9 @@ class World(Cluster):
 
     def _unpause(self) -> None:
         """The person who paused the run sees that it is, whatever order the requests came in."""
+        if self.oracle.ledger.state.phase in (Phase.SUSPENDING, Phase.SUSPENDED):
+            request_id = f"continue-at-{self.timeline.now}"
+            self.ask(admin.continue_run, admin_pb2.ContinueRequest(request_id=request_id))
         if self.oracle.ledger.state.paused:
             request_id = f"resume-at-{self.timeline.now}"
             self.ask(admin.pause, admin_pb2.PauseRequest(request_id=request_id, paused=False))

@@ -30,8 +30,11 @@ def status(target: Target, as_json: JsonOption = False) -> None:
     from paceline.run_view.event_follower import leader_status
 
     reply = target.ask(lambda control: leader_status(control, ANSWER_LIMIT_S))
+    from paceline.run_view.fleet_file import supervisor_gone
+
+    alone = supervisor_gone(target.run_dir) if target.run_dir is not None else ""
     if as_json:
-        print_json(as_dict(reply))
+        print_json({**as_dict(reply), "supervisor_trouble": alone})
         return
     from paceline.console.status_tables import fleet_table, headline, progress_table
 
@@ -39,6 +42,8 @@ def status(target: Target, as_json: JsonOption = False) -> None:
     console.print(headline(reply), markup=False, highlight=False)
     console.print(progress_table(reply))
     console.print(fleet_table(reply))
+    if alone:
+        console.print(f"warning: {alone}", markup=False, highlight=False, style="yellow")
     for one in reply.controllers:
         if one.rest and one.state != "silent":
             line = f"dashboard ({one.controller_id}): {one.rest}"

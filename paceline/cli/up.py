@@ -36,7 +36,8 @@ def up(
 
     The same command continues an unfinished run from its last state. Processes that an earlier
     session left running are ended first; --attach takes them over without an interruption. Ctrl-C
-    stops every process of the fleet; a second Ctrl-C kills them at once. With --json, the live view
+    (or SIGTERM) writes a checkpoint and stops every process of the fleet, within fleet.stop_s seconds;
+    a second Ctrl-C kills them at once. With --json, the live view
     goes to standard error and the summary to standard output.
 
     Example: paceline up demo.toml --set train.steps=50 --run-dir runs/try1
@@ -177,7 +178,11 @@ def _print_outcome(summary: dict[str, Any], status: str, directory: Path) -> Non
     if summary.get("export"):
         typer.echo(f"exported model: {summary['export']}")
     if status == "interrupted":
-        typer.echo("the run is not finished: the same command continues it")
+        step, saved = summary.get("steps"), summary.get("checkpoint_step")
+        where = (
+            f"step {step}" if saved == step else f"step {saved}: step {step} is in no checkpoint"
+        )
+        typer.echo(f"the run is not finished: the same command continues it from {where}")
     if status == "failed":
         reason = printable(str(summary.get("reason")))
         typer.echo(f"error: {reason} (logs: {directory / 'logs'})", err=True)

@@ -372,6 +372,10 @@ class FleetConfig(Section):
     finish_s: Seconds = 60.0
     """Time that workers have to end by themselves after the last step, in seconds. It includes
     the final checkpoint. Then `paceline up` stops them."""
+    stop_s: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 60.0
+    """Time that a stop (Ctrl-C, SIGTERM, `paceline stop`) has to write a checkpoint, in seconds. The
+    open step may be committed first, in half of it. Then `paceline up` stops the fleet without one;
+    0 stops it at once."""
     wedged_after_s: Seconds = 300.0
     """A busy worker whose main loop makes no progress for this many seconds is declared dead."""
     max_attempts: Positive = 3

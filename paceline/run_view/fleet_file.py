@@ -78,4 +78,16 @@ class FleetRecord:
         return [i for process in self.processes for i in process.ids if i.alive()]
 
 
+def supervisor_gone(run_dir: Path) -> str:
+    """What to do about a fleet that runs without its ``paceline up``; empty if none does."""
+    record = FleetRecord.read(run_dir)
+    if record is None or record.supervisor.alive() or not record.survivors():
+        return ""
+    command = f"paceline up {run_dir / 'config.toml'} --run-dir {run_dir} --attach"
+    return (
+        f"`paceline up` (pid {record.supervisor.pid}) has ended, so nobody restarts a process that "
+        f"dies. Take the fleet over: {command}"
+    )
+
+
 _FILE = TypeAdapter(FleetRecord)

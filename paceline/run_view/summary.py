@@ -40,6 +40,7 @@ def summarise(
     def column(name: str) -> list[float]:
         return [value for _, value in records.metrics.column(name)]
 
+    checkpoints = records.history.checkpoints
     rewards = column("reward_mean")
     scored = [row for row in records.evals if row["eval_reward_mean"] is not None]
 
@@ -50,6 +51,7 @@ def summarise(
         "status": status,
         "reason": reason,
         "steps": records.history.step,
+        "checkpoint_step": checkpoints[-1].step if checkpoints else 0,
         "reward_first5": _mean(rewards[:FIRST_LAST]),
         "reward_last5": _mean(rewards[-FIRST_LAST:]),
         "eval_first": scored[0]["eval_reward_mean"] if scored else None,

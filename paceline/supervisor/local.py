@@ -130,6 +130,10 @@ class LocalFleet:
         if tends:
             await asyncio.wait(tends, timeout=limit_s)
 
+    def begin_end(self) -> None:
+        """Nothing is started any more."""
+        self._ending.set()
+
     async def stop_workers(self, patience_s: float) -> None:
         """Reports to the ledger how they ended: a continued run must find none of them alive."""
         self._ending.set()

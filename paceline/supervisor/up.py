@@ -4,11 +4,12 @@
                                          │  ├──► failed ─────────────────►─┤
                                          │  └──► Ctrl-C / SIGTERM ───────►─┤
                                          └ restarts, reconciliation        ▼
-                                    stop: workers, controllers, Redis; nothing is left
+              stop: open step, checkpoint, workers, controllers, Redis; nothing is left
 
 - However a run ends, every process it started has ended before ``run`` returns.
 - An interrupted or failed run can continue: its ledger stays as it is, only its processes stop.
-- A second Ctrl-C kills at once; acknowledged work is in the journal already.
+- The first Ctrl-C stops the run for now, with a checkpoint, within ``fleet.stop_s`` seconds. A second
+  one kills at once; acknowledged work is in the journal already.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import asyncio
 import os
 import signal
 import time
+import uuid
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +39,7 @@ from paceline.run_view.summary import summarise, write_summary
 from paceline.supervisor.child import Child, ChildSpec, until_gone
 from paceline.supervisor.launch import Launcher, controller_ports
 from paceline.supervisor.local import LocalFleet
+from paceline.supervisor.timed_stop import TimedStop
 from paceline.v1 import admin_pb2
 
 if TYPE_CHECKING:
@@ -49,6 +52,8 @@ REDIS_AGAIN_S = 1.0
 PATIENCE_S = 10.0
 """Between SIGTERM and SIGKILL."""
 CONTROLLER_PATIENCE_S = 5.0
+LEAVE_S = 10.0
+"""Time for the workers of a stopped run to hand their tasks back and to leave by themselves."""
 EXPORT_LIMIT_S = 1800.0
 
 
@@ -83,6 +88,8 @@ class LocalRun:
         self._dashboard = ""
         self._fleet: LocalFleet | None = None
         self._status: admin_pb2.StatusReply | None = None
+        self._stop: TimedStop | None = None
+        """Set while the run is being stopped."""
         self._events = FileTail(self.run_dir / "events.jsonl")
         list(self._events.records())  # what an earlier session of the run left is no news
 
@@ -141,7 +148,10 @@ class LocalRun:
     def _on_signal(self) -> None:
         if not self._interrupted.done():
             self._interrupted.set_result(None)
-            self.console.note("stopping; press Ctrl-C again to kill at once")
+            self.console.note(
+                f"stopping with a checkpoint, within {self.config.fleet.stop_s:g} s (fleet.stop_s); "
+                "press Ctrl-C again to kill at once"
+            )
         elif self._fleet is not None:
             self._fleet.kill_all()
             if not self._at_once.done():
@@ -165,31 +175,59 @@ class LocalRun:
     async def _watch(self, fleet: LocalFleet, control: ControlPlane) -> tuple[str, str]:
         """Watches the run until it ends. Returns (status, reason)."""
         redis = asyncio.create_task(self._keep_redis(fleet))
-        waiting: list[asyncio.Future[Any]] = [self._interrupted, fleet.failed, redis]
         try:
             while True:
                 if fleet.failed.done():
                     return "failed", fleet.failed.result()
-                if self._interrupted.done():
-                    return "interrupted", "interrupted"
                 await self._note_events()
                 try:
-                    status = self._status = await leader_status(control, ASK_LIMIT_S)
-                    self._note_dashboard(status)
-                    self.console.show(status)
-                    if status.phase in ("finished", "failed"):
-                        fleet.finished = status.phase == "finished"
-                        return status.phase, status.reason
-                    await fleet.reconcile(status)
+                    if end := await self._poll(fleet, control):
+                        return end
                 except ControlPlaneUnavailable:
                     pass  # an election, or they are still starting
                 except RequestRefused as error:
                     return "failed", error.message
+                if self._must_stop_now():
+                    return "interrupted", "interrupted"
                 if redis.done():
                     redis.result()
+                again = self._at_once if self._interrupted.done() else self._interrupted
+                waiting: list[asyncio.Future[Any]] = [again, fleet.failed, redis]
                 await asyncio.wait(waiting, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
         finally:
             redis.cancel()
+
+    async def _poll(self, fleet: LocalFleet, control: ControlPlane) -> tuple[str, str] | None:
+        """One look at the run, and what follows from it. (status, reason) once it has ended."""
+        if self._stop is not None:
+            await self._stop.ask()
+        status = self._status = await leader_status(control, ASK_LIMIT_S)
+        self._note_dashboard(status)
+        self.console.show(status)
+        if status.phase in ("finished", "failed"):
+            fleet.finished = status.phase == "finished"
+            return status.phase, status.reason
+        if self._interrupted.done() and status.phase == "suspended":
+            return "interrupted", f"stopped after step {status.step}"
+        await fleet.reconcile(status)
+        if self._stop is None and (self._interrupted.done() or status.phase == "stopping"):
+            limit_s, ending = self.config.fleet.stop_s, status.phase == "stopping"
+            self._stop = TimedStop(control, limit_s, "paceline up was interrupted", ending=ending)
+            await self._stop.ask()
+        elif not self._interrupted.done() and status.phase in ("suspending", "suspended"):
+            request = admin_pb2.ContinueRequest(request_id=uuid.uuid4().hex)
+            await control.call("AdminService.Continue", request, timeout_s=ASK_LIMIT_S)
+        return None
+
+    def _must_stop_now(self) -> bool:
+        """A stop that waits for nothing more: nothing has begun, the user insists, or time is up."""
+        if not self._interrupted.done():
+            return False
+        return (
+            self._status is None
+            or self._at_once.done()
+            or (self._stop is not None and self._stop.overdue)
+        )
 
     def _note_dashboard(self, status: admin_pb2.StatusReply) -> None:
         urls = [c.rest for c in status.controllers if c.state == "leader" and c.rest]
@@ -212,12 +250,17 @@ class LocalRun:
 
     async def _wind_down(self, fleet: LocalFleet, status: str) -> Report | None:
         """Stops workers, then controllers, then counts the samples."""
-        if status == "finished" and self._status is not None:
+        if self._status is not None and self._status.phase in ("finished", "suspended"):
             # Workers that are still starting have nothing to finish. An interrupt ends only the
             # wait: all steps are committed.
+            finished = status == "finished"
+            if not finished:
+                fleet.begin_end()
             members = {w.worker_id for w in self._status.workers if w.state != "dead"}
-            waiting = asyncio.create_task(fleet.wait_workers(members, self.config.fleet.finish_s))
-            ends: list[asyncio.Future[None]] = [waiting, self._interrupted]
+            limit_s = self.config.fleet.finish_s if finished else LEAVE_S
+            waiting = asyncio.create_task(fleet.wait_workers(members, limit_s))
+            interrupt = self._interrupted if finished else self._at_once
+            ends: list[asyncio.Future[None]] = [waiting, interrupt]
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
         await fleet.stop_workers(PATIENCE_S)
         await fleet.stop_controllers(CONTROLLER_PATIENCE_S)

@@ -1,11 +1,23 @@
 from paceline.v1 import common_pb2 as _common_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class SuspendStage(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SUSPEND_STAGE_UNSPECIFIED: _ClassVar[SuspendStage]
+    SUSPEND_STAGE_FINISH_STEP: _ClassVar[SuspendStage]
+    SUSPEND_STAGE_LEAVE_STEP: _ClassVar[SuspendStage]
+    SUSPEND_STAGE_AT_ONCE: _ClassVar[SuspendStage]
+SUSPEND_STAGE_UNSPECIFIED: SuspendStage
+SUSPEND_STAGE_FINISH_STEP: SuspendStage
+SUSPEND_STAGE_LEAVE_STEP: SuspendStage
+SUSPEND_STAGE_AT_ONCE: SuspendStage
 
 class WhyRequest(_message.Message):
     __slots__ = ()
@@ -304,6 +316,22 @@ class PauseRequest(_message.Message):
     request_id: str
     paused: bool
     def __init__(self, request_id: _Optional[str] = ..., paused: _Optional[bool] = ...) -> None: ...
+
+class SuspendRequest(_message.Message):
+    __slots__ = ("request_id", "reason", "stage")
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    reason: str
+    stage: SuspendStage
+    def __init__(self, request_id: _Optional[str] = ..., reason: _Optional[str] = ..., stage: _Optional[_Union[SuspendStage, str]] = ...) -> None: ...
+
+class ContinueRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("request_id", "reason")

@@ -64,6 +64,16 @@ class AdminServiceStub:
                 request_serializer=paceline_dot_v1_dot_admin__pb2.PauseRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_admin__pb2.AdminReply.FromString,
                 _registered_method=True)
+        self.Suspend = channel.unary_unary(
+                '/paceline.v1.AdminService/Suspend',
+                request_serializer=paceline_dot_v1_dot_admin__pb2.SuspendRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_admin__pb2.AdminReply.FromString,
+                _registered_method=True)
+        self.Continue = channel.unary_unary(
+                '/paceline.v1.AdminService/Continue',
+                request_serializer=paceline_dot_v1_dot_admin__pb2.ContinueRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_admin__pb2.AdminReply.FromString,
+                _registered_method=True)
         self.Stop = channel.unary_unary(
                 '/paceline.v1.AdminService/Stop',
                 request_serializer=paceline_dot_v1_dot_admin__pb2.StopRequest.SerializeToString,
@@ -125,6 +135,21 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Suspend(self, request, context):
+        """Stops the run for now: after the open step and a checkpoint the workers leave, and the run can be
+        continued.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Continue(self, request, context):
+        """Continues a run that was stopped for now.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stop(self, request, context):
         """Ends the run: after the open step, every worker receives the directive to stop.
         """
@@ -177,6 +202,16 @@ def add_AdminServiceServicer_to_server(servicer, server):
             'Pause': grpc.unary_unary_rpc_method_handler(
                     servicer.Pause,
                     request_deserializer=paceline_dot_v1_dot_admin__pb2.PauseRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_admin__pb2.AdminReply.SerializeToString,
+            ),
+            'Suspend': grpc.unary_unary_rpc_method_handler(
+                    servicer.Suspend,
+                    request_deserializer=paceline_dot_v1_dot_admin__pb2.SuspendRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_admin__pb2.AdminReply.SerializeToString,
+            ),
+            'Continue': grpc.unary_unary_rpc_method_handler(
+                    servicer.Continue,
+                    request_deserializer=paceline_dot_v1_dot_admin__pb2.ContinueRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_admin__pb2.AdminReply.SerializeToString,
             ),
             'Stop': grpc.unary_unary_rpc_method_handler(
@@ -356,6 +391,60 @@ class AdminService:
             target,
             '/paceline.v1.AdminService/Pause',
             paceline_dot_v1_dot_admin__pb2.PauseRequest.SerializeToString,
+            paceline_dot_v1_dot_admin__pb2.AdminReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Suspend(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.AdminService/Suspend',
+            paceline_dot_v1_dot_admin__pb2.SuspendRequest.SerializeToString,
+            paceline_dot_v1_dot_admin__pb2.AdminReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Continue(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.AdminService/Continue',
+            paceline_dot_v1_dot_admin__pb2.ContinueRequest.SerializeToString,
             paceline_dot_v1_dot_admin__pb2.AdminReply.FromString,
             options,
             channel_credentials,

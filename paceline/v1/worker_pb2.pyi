@@ -196,7 +196,7 @@ class StacksReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("term", "seq", "lifecycle", "mesh", "links", "version", "cancelled", "paused", "checkpoint_step", "stacks_request")
+    __slots__ = ("term", "seq", "lifecycle", "mesh", "links", "version", "cancelled", "paused", "checkpoint_step", "stacks_request", "leave_step")
     TERM_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     LIFECYCLE_FIELD_NUMBER: _ClassVar[int]
@@ -207,6 +207,7 @@ class Directive(_message.Message):
     PAUSED_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_STEP_FIELD_NUMBER: _ClassVar[int]
     STACKS_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    LEAVE_STEP_FIELD_NUMBER: _ClassVar[int]
     term: int
     seq: int
     lifecycle: Lifecycle
@@ -217,7 +218,8 @@ class Directive(_message.Message):
     paused: bool
     checkpoint_step: int
     stacks_request: int
-    def __init__(self, term: _Optional[int] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., mesh: _Optional[_Union[PolicyMesh, _Mapping]] = ..., links: _Optional[_Iterable[_Union[WeightsLink, _Mapping]]] = ..., version: _Optional[int] = ..., cancelled: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., paused: _Optional[bool] = ..., checkpoint_step: _Optional[int] = ..., stacks_request: _Optional[int] = ...) -> None: ...
+    leave_step: bool
+    def __init__(self, term: _Optional[int] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., mesh: _Optional[_Union[PolicyMesh, _Mapping]] = ..., links: _Optional[_Iterable[_Union[WeightsLink, _Mapping]]] = ..., version: _Optional[int] = ..., cancelled: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., paused: _Optional[bool] = ..., checkpoint_step: _Optional[int] = ..., stacks_request: _Optional[int] = ..., leave_step: _Optional[bool] = ...) -> None: ...
 
 class PolicyMesh(_message.Message):
     __slots__ = ("epoch", "members", "state_version", "step", "source_rank", "restore", "checkpoint_path")

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.ids import Step, Version
+from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.v1 import policy_pb2, rollout_pb2
 from policy_worker.objectives.columns import TokenColumns, group_advantages, token_weights
 from policy_worker.objectives.grpo import grpo_loss
@@ -75,6 +76,8 @@ class Gradients:
     replica: RankGroup = field(default_factory=RankGroup)
     on_progress: Callable[[], None] = lambda: None
     """Called after every micro-batch."""
+    left: Callable[[], bool] = lambda: False
+    """Whether the step was given up meanwhile; asked after every micro-batch on the rank that leads."""
 
     def __post_init__(self) -> None:
         self.parameters = [p for p in self.state.model.parameters() if p.requires_grad]
@@ -108,6 +111,7 @@ class Gradients:
         """Adds the gradients of ``groups``. Of a sharded replica all ranks call it, with the same.
 
         Raises BadGroup on a payload that contradicts itself or the model; nothing is added then.
+        Raises EpochCancelled on every rank if the step was given up; all local gradients are dropped.
         """
         spec = self._spec
         if spec is None:
@@ -129,6 +133,10 @@ class Gradients:
             row = rows[start + rank] if mine else rows[start]
             self._add_row(columns, pack(batch, row, self.device), counts=mine)
             self.on_progress()
+            # One integer over loopback for each micro-batch: ranks look at different moments.
+            if not self.replica.agree(not self.left()):
+                self.clear()
+                raise EpochCancelled(f"step {spec.step} was given up")
         self._added.update((g.task.task_id, g.task.attempt) for g in groups)
         if rank == 0:
             self.stats.add("loss", 0.0, len(batch.length) / max(spec.sequences, 1))

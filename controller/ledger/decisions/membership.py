@@ -18,6 +18,7 @@ from controller.ledger.enums import (
     DeathCause,
     Lifecycle,
     MeshEnd,
+    Phase,
     ReleaseReason,
     Role,
 )
@@ -78,9 +79,18 @@ def _check_ranks(d: Decider, c: cmd.Register) -> None:
 
 def declare_dead(d: Decider, c: cmd.DeclareDead, now: float) -> None:
     worker = d.state.fleet.current(c.worker_id, c.incarnation)
-    if worker is not None:
-        _depart(d, worker, ev.WorkerDied(c.worker_id, c.incarnation, c.how, c.detail), now)
-        d.settle_fleet(now)
+    if worker is None:
+        return
+    event: ev.WorkerDied | ev.WorkerChanged = ev.WorkerDied(
+        c.worker_id, c.incarnation, c.how, c.detail
+    )
+    if d.state.phase is Phase.SUSPENDED and worker.leaving:
+        # The whole fleet ends now: however this worker did, it is no fault.
+        event = ev.WorkerChanged(
+            c.worker_id, c.incarnation, Lifecycle.STOPPED, Version(-1), Version(-1)
+        )
+    _depart(d, worker, event, now)
+    d.settle_fleet(now)
 
 
 def observe(d: Decider, c: cmd.Observe, now: float) -> None:
@@ -179,5 +189,6 @@ def _depart(
         reason = ReleaseReason.OWNER_DIED if died else ReleaseReason.OWNER_STOPPED
         release(d, task, worker, reason, counts=counts, detail=detail, suspected=suspected)
     d.emit(event)
-    if s.fleet.in_mesh(worker.worker_id, worker.incarnation) and not s.ended:
+    over = s.ended or s.phase is Phase.SUSPENDED
+    if s.fleet.in_mesh(worker.worker_id, worker.incarnation) and not over:
         lose_member(d, MeshEnd.MEMBER_DIED, worker.worker_id)

@@ -14,7 +14,7 @@ from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.decisions.steps import reshard
-from controller.ledger.enums import MeshEnd, Phase, Role
+from controller.ledger.enums import DropReason, MeshEnd, Phase, Role
 from controller.ledger.facts import LinkSpec, Member
 from controller.ledger.fleet import Worker
 from paceline.ids import MeshEpoch, Version
@@ -43,7 +43,12 @@ def break_mesh(d: Decider, c: cmd.BreakMesh, now: float) -> None:
 def form_mesh(d: Decider, c: cmd.FormMesh, now: float) -> None:
     mesh = d.state.fleet.mesh
     # The run may have ended since the evidence was looked at.
-    if mesh is not None and mesh.broken and not d.state.ended:
+    if (
+        mesh is not None
+        and mesh.broken
+        and d.state.phase is not Phase.SUSPENDED
+        and not d.state.ended
+    ):
         mend_mesh(d)
         d.settle_fleet(now)
 
@@ -81,10 +86,24 @@ def _abort_hopeless_step(d: Decider) -> None:
         d.emit(ev.StepAborted(step.step, "no living member holds the state before it"))
 
 
+def leave_step(d: Decider) -> None:
+    """Gives the open step of a run that stops up: its groups are ready again. The members meet in a
+    new epoch, because some of them may wait in the old one's collectives."""
+    s = d.state
+    step, mesh = s.steps.open, s.fleet.whole_mesh
+    if step is None:
+        return
+    goes_on = s.phase is Phase.SUSPENDING
+    d.emit(ev.StepAborted(step.step, DropReason.SUSPENDED if goes_on else DropReason.RUN_ENDED))
+    if mesh is not None:
+        d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.MEMBERSHIP, "the run stops for now"))
+        _form(d, s.fleet.members())
+
+
 def settle_mesh(d: Decider) -> None:
     """Between steps: forms a new epoch if replicas are ready to join or leave."""
     s = d.state
-    if s.ended or s.steps.open is not None:
+    if s.ended or s.phase is Phase.SUSPENDED or s.steps.open is not None:
         return
     mesh = s.fleet.mesh
     if mesh is not None and mesh.broken and s.fleet.members():
@@ -97,7 +116,8 @@ def settle_mesh(d: Decider) -> None:
         if current == [(w.worker_id, w.incarnation) for w in members]:
             return
         stays = s.fleet.publisher(s.versions.version) is not None
-        if stays and (s.phase is Phase.STOPPING or s.versions.step >= s.run.steps):
+        ending = s.phase in (Phase.STOPPING, Phase.SUSPENDING)
+        if stays and (ending or s.versions.step >= s.run.steps):
             return  # the last checkpoint needs no new member
         d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.MEMBERSHIP))
     _form(d, members)
@@ -175,7 +195,7 @@ def roll_back(d: Decider) -> None:
 def settle_links(d: Decider) -> None:
     """One link for every living rollout worker, from a replica that holds the newest state."""
     s = d.state
-    if s.ended:
+    if s.ended or s.phase is Phase.SUSPENDED:
         return
     publisher = s.fleet.publisher(s.versions.version)
     if publisher is None:

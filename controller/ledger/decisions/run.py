@@ -9,8 +9,8 @@ from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.decisions.leases import drop
-from controller.ledger.decisions.mesh import roll_back
-from controller.ledger.enums import DropReason, Phase, VerdictCode
+from controller.ledger.decisions.mesh import leave_step, roll_back
+from controller.ledger.enums import DropReason, MeshEnd, Phase, SuspendStage, VerdictCode
 from controller.ledger.scale_limits import problem_of, within
 from controller.ledger.tasks import TaskState
 from paceline.ids import Step
@@ -77,7 +77,7 @@ def settle_evals(d: Decider, now: float) -> None:
 def settle_end(d: Decider, now: float) -> None:
     """Ends the run once nothing is left to do, or to wait for."""
     s = d.state
-    if s.ended or s.phase is Phase.NONE:
+    if s.ended or s.phase in (Phase.NONE, Phase.SUSPENDED):
         return
     if s.tasks.fruitless >= max(FRUITLESS_BATCHES * s.run.groups_per_step, FRUITLESS_TASKS):
         why = f"{s.tasks.fruitless} tasks in a row were dropped without a group, the last one as"
@@ -88,16 +88,23 @@ def settle_end(d: Decider, now: float) -> None:
     v = s.versions
     covered = v.checkpoint.step >= v.step
     if s.phase is Phase.STOPPING:
-        if not covered and s.fleet.holders(v.version):
-            return
-        if not covered:
-            # No replica has the state of the last steps: the run ends at its checkpoint.
-            roll_back(d)
-        _drop_leftovers(d)
-        d.emit(ev.RunFinished(s.reason, now))
+        if covered or not s.fleet.holders(v.version):
+            _end_stopped(d, now)
     elif v.step >= s.run.steps and covered and not s.evals.rounds:
         _drop_leftovers(d)
         d.emit(ev.RunFinished("completed", now))
+    elif s.phase is Phase.SUSPENDING and (covered or not s.fleet.holders(v.version)):
+        _suspended(d)
+
+
+def _end_stopped(d: Decider, now: float) -> None:
+    s = d.state
+    if s.versions.checkpoint.step < s.versions.step:
+        # No replica has the state of the last steps, or none could save it in time: the run ends at
+        # its checkpoint.
+        roll_back(d)
+    _drop_leftovers(d)
+    d.emit(ev.RunFinished(s.reason, now))
 
 
 def _drop_leftovers(d: Decider) -> None:
@@ -153,6 +160,32 @@ def request_checkpoint(d: Decider, c: cmd.RequestCheckpoint, now: float) -> None
     # Replicas that are voting may get the directive only after their commit.
     late = s.steps.open is not None and bool(s.steps.open.votes)
     d.emit(ev.CheckpointRequested(c.request_id, Step(min(s.versions.step + 1 + late, s.run.steps))))
+
+
+def suspend(d: Decider, c: cmd.Suspend, now: float) -> None:
+    s = d.state
+    d.emit(ev.SuspendRequested(c.request_id, c.reason, c.stage))
+    if c.stage is not SuspendStage.FINISH_STEP:
+        leave_step(d)
+    d.settle_fleet(now)
+    if c.stage is SuspendStage.AT_ONCE and s.phase is Phase.SUSPENDING:
+        _suspended(d)
+    elif c.stage is SuspendStage.AT_ONCE and s.phase is Phase.STOPPING:
+        _end_stopped(d, now)
+
+
+def _suspended(d: Decider) -> None:
+    s = d.state
+    if s.fleet.whole_mesh is not None:
+        d.emit(ev.MeshBroken(s.fleet.whole_mesh.epoch, MeshEnd.MEMBERSHIP, "the run stops for now"))
+    d.emit(ev.RunSuspended(s.versions.step, s.versions.checkpoint.step))
+
+
+def go_on(d: Decider, c: cmd.Continue, now: float) -> None:
+    if d.state.phase not in (Phase.SUSPENDING, Phase.SUSPENDED):
+        raise cmd.CommandRefused(RefusalCode.INVALID, "the run has not been stopped for now")
+    d.emit(ev.RunContinued(c.request_id))
+    d.settle_fleet(now)
 
 
 def stop(d: Decider, c: cmd.Stop, now: float) -> None:

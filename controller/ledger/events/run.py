@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from controller.ledger.enums import Phase
+from controller.ledger.enums import Phase, SuspendStage
 from controller.ledger.events.event import LEASES, Event, Severity, Topic, counts_in_words, event
 from controller.ledger.facts import RunSpec
 from controller.ledger.state import State
@@ -89,8 +89,9 @@ class Paused(Event):
     wakes = LEASES
 
     def apply(self, s: State) -> None:
+        word, unchanged = ("paused", "paused already") if self.paused else ("resumed", "not paused")
+        s.remember(self.request_id, word if s.paused != self.paused else f"the run is {unchanged}")
         s.paused = self.paused
-        s.remember(self.request_id, "paused" if self.paused else "resumed")
 
     def text(self) -> str:
         return "run paused" if self.paused else "run resumed"
@@ -109,6 +110,72 @@ class CheckpointRequested(Event):
 
     def text(self) -> str:
         return f"checkpoint of step {self.step} requested"
+
+
+_SUSPEND_REPLIES = {
+    SuspendStage.FINISH_STEP: "the run stops for now, after the open step and a checkpoint",
+    SuspendStage.LEAVE_STEP: "the run stops for now, after a checkpoint",
+    SuspendStage.AT_ONCE: "the run stops for now",
+}
+
+
+@event
+class SuspendRequested(Event):
+    """The run is to stop for now, or a stop under way is to go further; see SuspendStage."""
+
+    request_id: str
+    reason: str
+    stage: SuspendStage
+
+    wakes = _ALL
+
+    @property
+    def listed(self) -> bool:
+        return self.stage is SuspendStage.FINISH_STEP
+
+    def apply(self, s: State) -> None:
+        if s.phase is Phase.OPEN:
+            s.enter(Phase.SUSPENDING)
+        s.remember(self.request_id, _SUSPEND_REPLIES[self.stage])
+
+    def text(self) -> str:
+        return "stop for now requested" + (f": {self.reason}" if self.reason else "")
+
+
+@event
+class RunSuspended(Event):
+    """The workers leave. A fleet that is started later continues the run."""
+
+    step: Step
+    checkpoint_step: Step
+
+    wakes = _ALL
+
+    def apply(self, s: State) -> None:
+        s.enter(Phase.SUSPENDED)
+        for worker in s.fleet.workers.values():
+            # Those that register later belong to the next fleet and wait for the run to go on.
+            worker.drain = worker.drain or worker.alive
+
+    def text(self) -> str:
+        where = f"run stopped for now after step {self.step}"
+        if self.checkpoint_step == self.step:
+            return f"{where}; a checkpoint covers it"
+        return f"{where}; the newest checkpoint is of step {self.checkpoint_step}"
+
+
+@event
+class RunContinued(Event):
+    request_id: str
+
+    wakes = _ALL
+
+    def apply(self, s: State) -> None:
+        s.enter(Phase.OPEN)
+        s.remember(self.request_id, "the run goes on")
+
+    def text(self) -> str:
+        return "run goes on"
 
 
 @event

@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
+from controller.ledger.enums import DropReason
 from controller.ledger.events.event import LEASES, Event, Severity, Topic, event
 from controller.ledger.facts import Ballot, StepSpec, values
 from controller.ledger.fleet import Failures
@@ -104,7 +105,10 @@ class StepAborted(Event):
     reason: str
 
     wakes = LEASES | {Topic.VOTE}
-    severity = Severity.WARNING
+
+    @property
+    def severity(self) -> Severity:
+        return Severity.INFO if self.reason == DropReason.SUSPENDED else Severity.WARNING
 
     def apply(self, s: State) -> None:
         step = s.steps.open
@@ -118,6 +122,8 @@ class StepAborted(Event):
             s.tasks.move_all(step.groups, TaskState.READY)
 
     def text(self) -> str:
+        if self.reason == DropReason.SUSPENDED:
+            return f"step {self.step} left: its groups are kept for the run to go on"
         return f"step {self.step} aborted: {self.reason.replace('_', ' ')}"
 
 

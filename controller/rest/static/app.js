@@ -23,6 +23,8 @@ const PHASES = {
   finished: "good",
   paused: "warn",
   waiting: "warn",
+  suspending: "warn",
+  suspended: "warn",
   stopping: "warn",
   failed: "bad",
 };

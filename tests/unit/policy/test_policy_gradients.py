@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from controller.services.validation import GroupLimits, check_group, check_stats
+from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.v1 import rollout_pb2
 from policy_worker.state import TrainState
 from policy_worker.step.batch import BadGroup
@@ -28,6 +29,25 @@ def spec_of(groups, step=1):
     sequences = [c for g in groups for c in g.completions]
     tokens = sum(len(c.tokens) // 4 for c in sequences)
     return StepTotals(step, step - 1, tokens, len(sequences))
+
+
+def test_a_step_that_is_left_stops_within_a_micro_batch_and_can_be_begun_anew():
+    config, groups = (
+        make_config(train={"tokens_per_microbatch": 32}),
+        random_groups(4, group_size=4, seed=3),
+    )
+    gradients = make_gradients(config)
+    rows = []
+    gradients.on_progress = lambda: rows.append(1)
+    gradients.left = lambda: len(rows) == 2
+    gradients.begin(spec_of(groups), keys(groups))
+    with pytest.raises(EpochCancelled, match="given up"):
+        gradients.add(groups)
+    assert len(rows) == 2
+    gradients.left = lambda: False
+    assert gradients.begin(spec_of(groups), keys(groups)) == keys(groups)
+    gradients.add(groups)
+    assert torch.equal(flat(gradients), whole_step(config, groups)[0])
 
 
 def keys(groups):

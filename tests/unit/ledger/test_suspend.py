@@ -1,0 +1,177 @@
+"""A run that is stopped for now: what it still does, and from where it goes on."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
+from controller.ledger import views
+from controller.ledger.enums import SuspendStage
+from controller.ledger.events import Severity
+from tests.fixtures.ledgers import Driven
+
+
+def stepping(**changes: object) -> Driven:
+    """Two replicas after step 1, with step 2 open and a task leased."""
+    run = Driven(**changes)
+    run.policy("p0", "p1")
+    run.rollout("r0")
+    run.train()
+    run.fill("r0", 4)
+    run.lease("r0", 1)
+    assert run.state.steps.open is not None
+    return run
+
+
+def suspend(run: Driven, stage: str = "finish_step", request_id: str = "") -> str:
+    done: str = run.do(cmd.Suspend(request_id or f"stop-{stage}", SuspendStage(stage), "Ctrl-C"))
+    return done
+
+
+def directive(run: Driven, worker_id: str) -> views.DirectiveView:
+    return views.directive(run.state, worker_id, run.current[worker_id])
+
+
+def faults(run: Driven) -> list[str]:
+    events = [ev.from_json(e) for e in run.journal]
+    return [e.text() for e in events if e.listed and e.severity is not Severity.INFO]
+
+
+def test_a_stop_commits_the_open_step_and_waits_for_its_checkpoint() -> None:
+    run = stepping()
+    suspend(run)
+    assert run.lease("r0", 1).leases == ()
+    assert directive(run, "p0").checkpoint_step == 2
+    run.vote("p0")
+    run.vote("p1")
+    assert views.phase(run.state) == "suspending"
+    run.checkpoint()
+    assert views.phase(run.state) == "suspended"
+    assert run.state.versions.checkpoint.step == 2
+    assert {directive(run, w).lifecycle for w in ("p0", "p1", "r0")} == {"stopped"}
+
+
+def test_a_step_that_takes_too_long_is_left_and_the_last_commit_is_checkpointed() -> None:
+    run = stepping()
+    suspend(run)
+    assert not directive(run, "p0").leave_step
+    suspend(run, "leave_step")
+    assert run.names()[:3] == ["SuspendRequested", "StepAborted", "MeshBroken"]
+    assert (directive(run, "p0").leave_step, directive(run, "p0").checkpoint_step) == (True, 1)
+    # Some members may wait in collectives of the old epoch for one that has left it.
+    assert directive(run, "p0").mesh.epoch == run.state.fleet.mesh_epoch
+    run.checkpoint()
+    assert views.phase(run.state) == "suspended"
+    assert len(run.state.tasks.ready) == 4
+
+
+def test_a_stop_at_once_waits_for_nothing() -> None:
+    run = stepping()
+    suspend(run, "at_once")
+    assert views.phase(run.state) == "suspended"
+    assert run.event(ev.RunSuspended).checkpoint_step == 0
+
+
+@pytest.mark.parametrize("stage", list(SuspendStage))
+def test_a_stop_is_no_fault_however_its_workers_end(stage: SuspendStage) -> None:
+    run = stepping()
+    suspend(run, stage)
+    if stage is SuspendStage.FINISH_STEP:
+        run.vote("p0")
+        run.vote("p1")
+    if stage is not SuspendStage.AT_ONCE:
+        run.checkpoint()
+    run.observe("p0", "stopped")
+    run.die("p1", "exit")
+    run.die("r0", "exit")
+    assert faults(run) == []
+    assert views.counts(run.state).leased == 0
+    # A task whose owner was stopped with the fleet has not failed.
+    assert all(not t.failures for t in run.state.tasks.records.values())
+
+
+def test_going_on_redoes_nothing_that_the_checkpoint_covers() -> None:
+    run = stepping()
+    suspend(run)
+    run.vote("p0")
+    run.vote("p1")
+    run.checkpoint()
+    for worker in ("p0", "p1", "r0"):
+        run.observe(worker, "stopped")
+    run.failover()
+    # The next fleet may be up before it is told to go on: its workers wait.
+    run.register("p0")
+    run.observe("p0")
+    assert directive(run, "p0").lifecycle == "running"
+    assert directive(run, "p0").mesh is None
+    run.do(cmd.Continue("go-on"))
+    mesh = directive(run, "p0").mesh
+    assert (mesh.restore, mesh.step) == (True, 2)
+    run.observe("p0", state=run.state.versions.version)
+    run.rollout("r0")
+    run.train()
+    assert run.state.versions.step == 3
+    assert faults(run) == []
+    assert "RolledBack" not in [e["type"] for e in run.journal]
+
+
+def test_a_run_that_ends_for_good_can_leave_its_step_and_then_its_checkpoint() -> None:
+    run = stepping()
+    run.do(cmd.Stop("enough", "enough"))
+    suspend(run, "leave_step")
+    assert (directive(run, "p0").leave_step, directive(run, "p0").checkpoint_step) == (True, 1)
+    suspend(run, "at_once")
+    assert views.phase(run.state) == "finished"
+    assert (run.state.versions.step, run.state.reason) == (0, "enough")
+
+
+def test_a_stop_before_the_first_step_needs_no_checkpoint() -> None:
+    run = Driven()
+    run.policy("p0")
+    suspend(run)
+    assert views.phase(run.state) == "suspended"
+
+
+def test_a_stop_does_not_wait_for_a_state_that_nobody_holds() -> None:
+    run = stepping()
+    suspend(run)
+    run.die("p0")
+    run.die("p1")
+    assert views.phase(run.state) == "suspended"
+
+
+def test_a_stop_under_way_can_be_taken_back() -> None:
+    run = stepping()
+    suspend(run)
+    run.do(cmd.Continue("go-on"))
+    assert views.phase(run.state) == "running"
+    assert run.lease("r0", 1).leases
+    with pytest.raises(cmd.CommandRefused, match="has not been stopped for now"):
+        run.do(cmd.Continue("again"))
+
+
+def test_a_repeated_request_has_one_effect() -> None:
+    run = stepping()
+    reply = suspend(run, request_id="same")
+    run.do(cmd.Continue("go-on"))
+    assert suspend(run, request_id="same") == reply
+    assert views.phase(run.state) == "running"
+
+
+def test_a_run_that_is_paused_is_paused_when_it_goes_on() -> None:
+    run = stepping()
+    run.do(cmd.Pause("pause", True))
+    suspend(run, "at_once")
+    run.do(cmd.Continue("go-on"))
+    assert run.state.paused
+
+
+def test_a_run_that_was_stopped_for_now_can_be_ended_for_good() -> None:
+    run = stepping()
+    suspend(run)
+    run.vote("p0")
+    run.vote("p1")
+    run.checkpoint()
+    run.do(cmd.Stop("enough", "enough"))
+    assert views.phase(run.state) == "finished"

@@ -1,0 +1,36 @@
+"""A fleet whose supervisor was killed: nobody restarts its processes, and status says so."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from paceline.run_view.fleet_file import FleetRecord, ProcessId, ProcessRecord, supervisor_gone
+
+HERE = ProcessId.of(os.getpid())
+GONE = ProcessId(1, 0.0)
+
+
+def record(run_dir: Path, supervisor: ProcessId, worker: ProcessId) -> None:
+    fleet = FleetRecord("demo", supervisor)
+    fleet.processes.append(ProcessRecord("policy-0", "policy", "log", ids=[worker]))
+    fleet.write(run_dir)
+
+
+def test_a_fleet_without_its_supervisor_names_the_command_that_takes_it_over(
+    tmp_path: Path,
+) -> None:
+    record(tmp_path, GONE, HERE)
+    said = supervisor_gone(tmp_path)
+    assert "nobody restarts" in said
+    assert f"paceline up {tmp_path / 'config.toml'} --run-dir {tmp_path} --attach" in said
+
+
+def test_a_supervised_fleet_an_ended_one_and_one_started_by_hand_say_nothing(
+    tmp_path: Path,
+) -> None:
+    assert supervisor_gone(tmp_path) == ""
+    record(tmp_path, HERE, HERE)
+    assert supervisor_gone(tmp_path) == ""
+    record(tmp_path, GONE, GONE)
+    assert supervisor_gone(tmp_path) == ""
