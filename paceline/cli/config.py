@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli.common import ConfigArgument, JsonOption, SetOption, print_json
+from paceline.cli.common import ConfigArgument, JsonOption, RunDirOption, SetOption, print_json
 from paceline.errors import BadInput
 
 DEFAULT = Path("run.toml")
@@ -83,12 +83,28 @@ def init(
 
 
 @config.command()
-def check(config: ConfigArgument, overrides: SetOption = None, as_json: JsonOption = False) -> None:
-    """Print the resolved configuration as TOML or JSON, and warnings on standard error.
+def check(
+    config: ConfigArgument,
+    overrides: SetOption = None,
+    run_dir: RunDirOption = None,
+    settings_only: Annotated[
+        bool,
+        typer.Option(
+            "--settings-only",
+            help="Check the settings alone, for example on a machine without the run's files.",
+        ),
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the resolved configuration as TOML or JSON, and warnings and errors on standard error.
+
+    The checks are those of `paceline up`: files, data rows, rewards, access, ports, Redis and the run
+    that the directory holds already. Exit status 2 if one of them fails.
 
     Example: paceline config check demo.toml --set train.lr=3e-4
     """
     from paceline.config.load import load_config, to_toml
+    from paceline.preflight import default_run_dir, run_checks
     from paceline.preflight.config_warnings import config_warnings
 
     resolved = load_config(config, overrides or ())
@@ -96,10 +112,19 @@ def check(config: ConfigArgument, overrides: SetOption = None, as_json: JsonOpti
         print_json(resolved.model_dump(mode="json"))
     else:
         typer.echo(to_toml(resolved), nl=False)
-    for found in config_warnings(resolved):
-        if found.state != "ok":
-            # Standard output stays a configuration that can be read back.
+    directory = (run_dir or default_run_dir(resolved)).resolve()
+    checks = config_warnings(resolved) if settings_only else run_checks(resolved, directory)
+    failed = []
+    for found in checks:
+        # Standard output stays a configuration that can be read back.
+        if found.state == "warn":
             typer.echo(f"warning: {found}", err=True)
+        elif found.state == "fail":
+            failed.append(str(found))
+        elif found.state == "skip":
+            typer.echo(f"not checked: {found.name}: {found}", err=True)
+    if failed:
+        raise BadInput("\n".join(failed))
 
 
 @config.command()

@@ -25,6 +25,7 @@ STYLES: dict[str, dict[str, Any]] = {
     "ok": {"fg": "green"},
     "warn": {"fg": "yellow"},
     "fail": {"fg": "red", "bold": True},
+    "skip": {"dim": True},
 }
 
 

@@ -43,19 +43,19 @@ def up(
     Example: paceline up demo.toml --set train.steps=50 --run-dir runs/try1
     """
     from paceline.config.load import load_config
+    from paceline.preflight import default_run_dir
     from paceline.process.process_limits import set_process_limits
-    from paceline.run_view.summary import read_summary
     from paceline.supervisor.run_dir_lock import check_no_leader, clear, end_leftovers, locked
 
     set_process_limits()
     settings = load_config(config, overrides or ())
-    directory = (run_dir or Path("runs") / settings.run.name).resolve()
+    directory = (run_dir or default_run_dir(settings)).resolve()
     if attach and fresh:
         raise BadInput("--attach takes over a running fleet, --fresh removes it: give one of them")
     if attach:
         with locked(directory):
             raise typer.Exit(_run(settings, directory, as_json, _fleet_left(settings, directory)))
-    _check(settings, directory)
+    _check(settings, directory, fresh)
     if dry_run:
         if as_json:
             print_json({"ready": True, "run": settings.run.name, "run_dir": str(directory)})
@@ -65,14 +65,6 @@ def up(
     with locked(directory):
         if fresh:
             clear(settings, directory)
-        summary = read_summary(directory)
-        if summary is not None and summary.get("status") == "finished":
-            # A Redis of the user's own knows a run by its name, wherever its directory is.
-            elsewhere = "--run-dir DIR" if settings.redis.url is None else "another run.name"
-            raise BadInput(
-                f"the run in {directory} is finished ({summary.get('steps')} steps). Run it again "
-                f"with --fresh, or start another one with {elsewhere}"
-            )
         left = end_leftovers(directory)
         if left:
             line = f"ended {len(left)} processes that an earlier session left behind"
@@ -82,11 +74,11 @@ def up(
         raise typer.Exit(_run(settings, directory, as_json))
 
 
-def _check(settings: Config, directory: Path) -> None:
+def _check(settings: Config, directory: Path, fresh: bool) -> None:
     """Prints warnings. Raises BadInput with a line for each check that failed."""
     from paceline.preflight import run_checks
 
-    checks = list(run_checks(settings, directory))
+    checks = list(run_checks(settings, directory, fresh=fresh, up=True))
     failed = [str(check) for check in checks if check.state == "fail"]
     if failed:
         raise BadInput("\n".join(failed))
@@ -125,7 +117,6 @@ def _run(
     from paceline.run_view.run_records import RunRecords
     from paceline.supervisor.up import LocalRun, Outcome
 
-    (directory / "summary.json").unlink(missing_ok=True)
     # The view of a continued run begins with the rewards so far.
     console = open_console(Console(stderr=as_json), Progress(RunRecords.read(directory).metrics))
     console.note(f"{_fleet_line(settings)} in {directory}")

@@ -1,10 +1,9 @@
 """Checks before a run starts: each has a name, what was found, and what to do about it.
 
-| command | checks |
-|---|---|
-| ``paceline doctor`` | this machine, the run's inputs and needs, running controllers and clocks |
-| ``paceline up`` | what the run needs on this machine; any failure ends the command |
-| ``paceline config check`` | settings that contradict each other |
+``run_checks`` is the one list of what a run needs. ``paceline config check``, ``paceline up --dry-run``,
+``paceline up`` and ``paceline doctor`` all go through it; a check that cannot be made where it is asked
+for says why it is skipped. ``paceline doctor`` also looks at the machine, at running controllers and at
+clocks.
 """
 
 from __future__ import annotations
@@ -17,40 +16,72 @@ if TYPE_CHECKING:
     from paceline.config.schema import AuthConfig, Config
     from paceline.preflight.check import Check
 
+PLACED = ("run directory", "earlier run", "inputs", "access", "ports", "redis")
+"""Checks that mean something only on the machine where the processes of a run start."""
+
 
 def machine_checks(
     config: Config | None, auth: AuthConfig, addresses: Sequence[str], run_dir: Path | None
 ) -> Iterator[Check]:
     """Yields each result as soon as it is there. ``addresses``: of controllers that run already."""
-    from paceline.preflight import inputs, machine, network
+    from paceline.preflight import machine, network
     from paceline.preflight.clock_skew import check_hosts
-    from paceline.preflight.config_warnings import config_warnings
 
     yield from machine.packages()
     yield from machine.devices(config)
-    yield from machine.vllm(config)
-    yield from network.redis(config)
-    if not addresses:
-        yield from network.ports(config, run_dir)
+    if config is None:
+        yield from machine.vllm(None)
+        yield from network.redis(None)
+        if not addresses:
+            yield from network.ports(None, run_dir)
     yield from machine.shared_memory()
     yield from machine.open_files()
     yield from machine.disk(config, run_dir)
     yield from machine.memory()
     yield from machine.cores(config)
     if config is not None:
-        yield from inputs.inputs(config)
-        yield from config_warnings(config)
+        yield from run_checks(config, run_dir or default_run_dir(config), runs=bool(addresses))
     yield from check_hosts(config, auth, addresses)
 
 
-def run_checks(config: Config, run_dir: Path) -> Iterator[Check]:
-    """What ``paceline up`` needs. Starts nothing that stays."""
+def default_run_dir(config: Config) -> Path:
+    """Where ``paceline up`` puts a run without --run-dir."""
+    return Path("runs") / config.run.name
+
+
+def run_checks(
+    config: Config, run_dir: Path, *, runs: bool = False, fresh: bool = False, up: bool = False
+) -> Iterator[Check]:
+    """What a run needs. Starts nothing that stays.
+
+    ``runs``: its controllers run already. ``fresh``: the earlier run in ``run_dir`` is to be removed.
+    ``up``: the fleet is to be started here and now.
+    """
     from paceline.preflight import inputs, machine, network
+    from paceline.preflight.check import skip
+    from paceline.preflight.config_warnings import config_warnings
+    from paceline.preflight.earlier_run import earlier_run
 
     yield from machine.own_packages()
-    yield from inputs.inputs(config)
+    yield from config_warnings(config)
     yield from machine.vllm(config)
-    yield from network.provider(config)
+    if up:
+        yield from network.provider(config)
+    if not up and config.fleet.provider in ("kubernetes", "ray"):
+        why = (
+            f"fleet.provider is {config.fleet.provider}: this is checked where the processes start"
+        )
+        yield from (skip(name, why) for name in PLACED)
+        return
+    yield from machine.run_directory(run_dir)
+    if fresh or runs:
+        yield skip("earlier run", "--fresh removes it" if fresh else "the run is running")
+    else:
+        yield from earlier_run(config, run_dir)
+    yield from inputs.inputs(config)
     yield from network.access(config)
-    yield from network.ports(config, run_dir)
+    if runs:
+        yield skip("ports", "the run is running: its controllers hold them")
+    else:
+        yield from network.ports(config, run_dir)
     yield from network.redis(config)

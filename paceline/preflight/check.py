@@ -9,7 +9,7 @@ from dataclasses import dataclass
 class Check:
     name: str
     state: str
-    """ok, warn (it works, perhaps badly) or fail (it will not work)."""
+    """ok, warn (it works, perhaps badly), fail (it will not work) or skip (not checked here)."""
     found: str
     """Names the setting, if one is wrong."""
     remedy: str = ""
@@ -30,6 +30,10 @@ def warn(name: str, found: str, remedy: str) -> Check:
 
 def fail(name: str, found: str, remedy: str) -> Check:
     return Check(name, "fail", found, remedy)
+
+
+def skip(name: str, why: str) -> Check:
+    return Check(name, "skip", why)
 
 
 def judge(name: str, found: str, remedy: str, *, warns: bool, fails: bool = False) -> Check:

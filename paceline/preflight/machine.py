@@ -151,6 +151,18 @@ def open_files() -> Iterator[Check]:
     yield judge("open files", found, remedy, warns=soft < FILES_WARN, fails=soft < FILES_FAIL)
 
 
+def run_directory(run_dir: Path) -> Iterator[Check]:
+    place = run_dir.resolve()
+    while not place.exists():
+        place = place.parent
+    if not place.is_dir():
+        yield fail("run directory", f"--run-dir: {place} is not a directory", "Choose another")
+    elif not os.access(place, os.W_OK | os.X_OK):
+        yield fail("run directory", f"--run-dir: {place} cannot be written", "Choose another")
+    else:
+        yield ok("run directory", f"{run_dir}")
+
+
 def disk(config: Config | None, run_dir: Path | None) -> Iterator[Check]:
     directory = run_dir or (Path("runs") / config.run.name if config else Path("runs"))
     place = directory.resolve()

@@ -37,6 +37,7 @@ from paceline.run_view.fleet_file import FleetRecord, ProcessId
 from paceline.run_view.run_records import RunRecords
 from paceline.run_view.summary import summarise, write_summary
 from paceline.supervisor.child import Child, ChildSpec, until_gone
+from paceline.supervisor.earlier_record import EarlierRecord
 from paceline.supervisor.launch import Launcher, controller_ports
 from paceline.supervisor.local import LocalFleet
 from paceline.supervisor.timed_stop import TimedStop
@@ -84,6 +85,7 @@ class LocalRun:
         """Done at the first signal."""
         self._at_once: asyncio.Future[None] = loop.create_future()
         """Done at the second."""
+        self._before = EarlierRecord.take(self.run_dir)
         self._redis_url = ""
         self._dashboard = ""
         self._fleet: LocalFleet | None = None
@@ -100,6 +102,7 @@ class LocalRun:
             loop.add_signal_handler(number, self._on_signal)
         if read_token(self.config.auth) is None:
             own_token(self.run_dir)  # before a worker looks for it
+        (self.run_dir / "summary.json").unlink(missing_ok=True)
         config_path = self.run_dir / "config.toml"
         config_path.write_text(to_toml(self.config))
         ports = self._known_ports() or controller_ports(self.config)
@@ -119,6 +122,7 @@ class LocalRun:
             report = await self._wind_down(fleet, status)
             export = await self._export() if status == "finished" else None
         except (NoRedis, ConfigError):
+            self._before.restore()
             raise
         except Exception as error:
             # summary.json says how it ended, for later commands.
@@ -302,7 +306,11 @@ class LocalRun:
             problems=report.problems if report else (),
             export=str(export) if export else None,
         )
-        write_summary(self.run_dir, summary)
+        if self._status is None and self._before.exists:
+            # No controller has accepted this start: the earlier record stays as it was.
+            self._before.restore()
+        else:
+            write_summary(self.run_dir, summary)
         return Outcome(status, summary)
 
 

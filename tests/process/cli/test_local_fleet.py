@@ -411,6 +411,28 @@ def test_an_unreadable_record_is_no_record(tmp_path: Path) -> None:
     assert FleetRecord.read(tmp_path) is None
 
 
+async def test_a_start_that_no_controller_accepts_leaves_the_earlier_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run showed as failed, with settings that it had never trained with."""
+    before = {"summary.json": '{"status": "interrupted"}', "config.toml": "[run]\n"}
+    for name, text in before.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "events.jsonl").write_text("")
+
+    def refuse(fleet: LocalFleet) -> None:
+        fleet.failed.set_result("controller-0: the run is under way with another config")
+
+    async def nothing(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(LocalRun, "_start_redis", nothing)
+    monkeypatch.setattr(LocalFleet, "start_all", refuse)
+    outcome = await LocalRun(settings(), tmp_path, open_console()).run()
+    assert outcome.status == "failed"
+    assert {name: (tmp_path / name).read_text() for name in before} == before
+
+
 async def test_an_error_of_the_supervisor_itself_leaves_a_summary(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

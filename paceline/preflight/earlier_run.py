@@ -1,0 +1,40 @@
+"""Check of the run that a directory holds already: whether this start may continue it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from paceline.config.differences import differences
+from paceline.config.load import ConfigError, fleet_digest, load_config
+from paceline.config.schema import Config
+from paceline.preflight.check import Check, fail, ok
+from paceline.run_view.summary import read_summary
+
+NAME = "earlier run"
+
+
+def earlier_run(config: Config, run_dir: Path) -> Iterator[Check]:
+    summary = read_summary(run_dir)
+    # A Redis of the user's own knows a run by its name, wherever its directory is.
+    elsewhere = "--run-dir DIR" if config.redis.url is None else "another run.name"
+    if summary is not None and summary.get("status") == "finished":
+        found = f"the run in {run_dir} is finished ({summary.get('steps')} steps)"
+        remedy = f"Run it again with --fresh, or start another one with {elsewhere}"
+        yield fail(NAME, found, remedy)
+        return
+    kept = run_dir / "config.toml"
+    if not kept.is_file() or not (run_dir / "events.jsonl").is_file():
+        yield ok(NAME, f"none in {run_dir}")
+        return
+    try:
+        ours, theirs = (fleet_digest(one)[1] for one in (load_config(kept), config))
+    except ConfigError as error:
+        yield fail(NAME, f"{kept} cannot be read: {error}", f"Start another run with {elsewhere}")
+        return
+    if ours == theirs:
+        yield ok(NAME, f"the one in {run_dir} is continued")
+        return
+    found = f"the run in {run_dir} has another config: {differences(ours, theirs)}"
+    remedy = f"Continue it with its own ({kept}), or start another one with {elsewhere}"
+    yield fail(NAME, found, remedy)

@@ -1,0 +1,138 @@
+"""One list of checks: config check, --dry-run, doctor and the start refuse the same mistakes.
+
+A refused start leaves the disk as it was."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from paceline.cli import app
+from paceline.config.load import load_config, to_toml
+
+COMMANDS = ("config check", "doctor", "up --dry-run", "up")
+
+
+@pytest.fixture
+def config_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    # No test asks the hub.
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"")
+    (model / "tokenizer_config.json").write_text("{}")
+    (tmp_path / "rows.jsonl").write_text('{"prompt": "a", "answer": "b"}\n')
+    (tmp_path / "broken.jsonl").write_text('{"prompt": "a", "answer": "b"}\n{"prompt": \n')
+    (tmp_path / "a-file").write_text("")
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f'[run]\nname = "one"\n[model]\npath = "{model}"\ndevice = "cpu"\n'
+        f'[data]\npath = "{tmp_path / "rows.jsonl"}"\n[fleet]\ncontrollers = 1\n'
+    )
+    yield path
+
+
+MISTAKES = {
+    "missing data": ("data.path=nowhere.jsonl", "nowhere.jsonl"),
+    "bad JSON": ("data.path=broken.jsonl", "broken.jsonl"),
+    "wrong field": ("data.prompt_field=question", "question"),
+    "missing reward module": ('reward.functions=["no_such_module:reward"]', "no_such_module"),
+    "reachable without a token": ("controller.host=0.0.0.0", "0.0.0.0"),
+    "missing token file": ("auth.token_file=no-token", "no-token"),
+    "no chat template": ("data.chat=true", "chat template"),
+    "misspelt model": ("model.path=modle", "Did you mean the directory model?"),
+    "run directory below a file": ("--run-dir=a-file/run", "a-file"),
+}
+
+
+def said_by(command: str, config: Path, *options: str) -> Result:
+    words = [*command.split(), str(config)]
+    for option in options:
+        name, _, value = option.partition("=")
+        words += [name, value] if option.startswith("--") else ["--set", option]
+    return CliRunner().invoke(app, words)
+
+
+def told(result: Result) -> str:
+    """What was said, in one line; an error that ends the command is raised."""
+    return " ".join(f"{result.output} {result.exception or ''}".split())
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+def assert_refused(command: str, config: Path, option: str, words: str, at: Path) -> None:
+    before = files(at)
+    result = said_by(command, config, option)
+    assert words in told(result), told(result)
+    assert result.exit_code not in (0, None) or result.exception is not None
+    assert files(at) == before
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_found_by_every_command(
+    command: str, mistake: str, config_file: Path, tmp_path: Path
+) -> None:
+    option, words = MISTAKES[mistake]
+    assert_refused(command, config_file, option, words, tmp_path)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_port_in_use_is_found_by_every_command(
+    command: str, config_file: Path, tmp_path: Path
+) -> None:
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        words = f"port {port} is in use"
+        assert_refused(command, config_file, f"controller.port={port}", words, tmp_path)
+
+
+@pytest.fixture
+def earlier_run(config_file: Path, tmp_path: Path) -> Path:
+    run_dir = tmp_path / "runs" / "one"
+    run_dir.mkdir(parents=True)
+    (run_dir / "config.toml").write_text(to_toml(load_config(config_file)))
+    (run_dir / "events.jsonl").write_text("")
+    (run_dir / "summary.json").write_text(json.dumps({"status": "interrupted", "steps": 7}))
+    return run_dir
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_resume_with_another_config_is_refused_by_every_command(
+    command: str, config_file: Path, earlier_run: Path, tmp_path: Path
+) -> None:
+    words = "rollout.group_size is 8 in the run, 4 here"
+    assert_refused(command, config_file, "rollout.group_size=4", words, tmp_path)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_finished_run_is_told_by_every_command(
+    command: str, config_file: Path, earlier_run: Path, tmp_path: Path
+) -> None:
+    (earlier_run / "summary.json").write_text(json.dumps({"status": "finished", "steps": 9}))
+    assert_refused(command, config_file, "run.seed=0", "is finished (9 steps)", tmp_path)
+
+
+@pytest.mark.parametrize("command", ["config check", "doctor"])
+def test_a_check_that_belongs_to_other_machines_says_so(command: str, config_file: Path) -> None:
+    result = said_by(command, config_file, "fleet.provider=kubernetes", "data.path=nowhere.jsonl")
+    assert "fleet.provider is kubernetes" in told(result)
+    assert "nowhere.jsonl: " not in told(result)
+
+
+def test_settings_can_be_checked_alone(config_file: Path) -> None:
+    words = ["config", "check", str(config_file), "--set", "data.path=nowhere", "--settings-only"]
+    assert CliRunner().invoke(app, words).exit_code == 0
