@@ -128,6 +128,19 @@ GUARDS = (
         "middle_of_a_sync",
     ),
     Guard(
+        "parity",
+        "an engine whose parameters differ after a swap generates nothing",
+        (
+            Patch(
+                "rollout_worker/engine/transformers/engine.py",
+                "        wrong = self._differing(swap)\n",
+                "        wrong: list[str] = []\n",
+            ),
+        ),
+        ("tests/unit/engine/test_parity_guard.py",),
+        "left_out_a_tensor",
+    ),
+    Guard(
         "sweep",
         "a deposed leader deletes no payload",
         (

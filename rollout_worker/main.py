@@ -234,7 +234,14 @@ class RolloutWorker:
         )
         self.leasing = LeaseLoop(self.session, engine, held.room, self.tasks_to_lease, self.take)
         self.reports = RolloutReport(
-            self.lifecycle, engine, self.rates, self.producer, held, self.outbox, self.leasing
+            self.lifecycle,
+            engine,
+            self.rates,
+            self.producer,
+            held,
+            self.outbox,
+            self.leasing,
+            self.loading,
         )
 
     async def close(self) -> None:
@@ -305,7 +312,7 @@ class RolloutWorker:
             and directive.lifecycle == worker_pb2.LIFECYCLE_RUNNING
             and not directive.paused
             and self.engine.version >= 0
-            and not self.loading.replacing
+            and not self.loading.unwanted
         )
 
     def tasks_to_lease(self, round_trip_s: float) -> int:
@@ -322,10 +329,6 @@ class RolloutWorker:
         )
 
     def take(self, lease: rollout_pb2.Lease) -> None:
-        unwanted = ""
-        if not self.lifecycle.takes_tasks:
-            # The request was on its way when this worker began to leave.
-            unwanted = "worker_leaving"
-        elif self.loading.replacing:
-            unwanted = "weights_withdrawn"
-        self.tasks.take(lease, unwanted)
+        # The request may have been on its way when this worker began to leave.
+        leaving = "" if self.lifecycle.takes_tasks else "worker_leaving"
+        self.tasks.take(lease, leaving or self.loading.unwanted)

@@ -12,7 +12,13 @@ from dataclasses import dataclass
 from paceline.process.structured_log import event
 from paceline.rpc.session import WorkerSession
 from paceline.weights.weight_transfer import StagedWeights
-from rollout_worker.engine.base import Engine, EngineError, SwapFailed, WeightMismatch
+from rollout_worker.engine.base import (
+    Engine,
+    EngineError,
+    ParametersDiffer,
+    SwapFailed,
+    WeightMismatch,
+)
 from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.tasks.held_tasks import HeldTasks, Stage
 from rollout_worker.tasks.task_runner import TaskRunner
@@ -22,6 +28,9 @@ log = logging.getLogger(__name__)
 LOAD_TRIES = 3
 """After so many failed loads in a row, on one link after the other, the worker ends: its engine would
 never follow the trainer."""
+PARITY_TRIES = 3
+"""After so many swaps in its life whose parameters differed from the weights, the worker ends: its memory,
+device or engine does not keep what is written to it."""
 
 
 @dataclass
@@ -36,6 +45,16 @@ class WeightLoader:
     """In a row."""
     replacing: bool = False
     """The version that the engine serves was never committed and is being replaced."""
+    parity_failures: int = 0
+    parity_detail: str = ""
+    """Of the newest of them."""
+
+    @property
+    def unwanted(self) -> str:
+        """Why no task can be worked on now; empty if tasks can."""
+        if self.replacing:
+            return "weights_withdrawn"
+        return "weights_differ" if self.parity_detail and self.engine.version < 0 else ""
 
     def on_weights(self, staged: StagedWeights) -> None:
         """In the receiver's thread: returns once the engine serves them."""
@@ -49,6 +68,9 @@ class WeightLoader:
         try:
             pause_s = await self.engine.load_weights(staged.version, staged.tensors)
             self._failed = 0
+        except ParametersDiffer as error:
+            self._distrust(error)
+            raise
         except WeightMismatch as error:
             self.lifecycle.engine_failed(f"weights {staged.version} do not fit model.path: {error}")
             raise
@@ -73,3 +95,21 @@ class WeightLoader:
         )
         self.session.poke()
         self.held.room.set()
+
+    def _distrust(self, error: ParametersDiffer) -> None:
+        """The engine serves nothing until the weights, asked for again by a new link, are loaded."""
+        self.parity_failures += 1
+        self.parity_detail = str(error)
+        event(
+            log,
+            "parameters differ from the weights",
+            logging.ERROR,
+            failures=self.parity_failures,
+            detail=error,
+        )
+        self.tasks.hand_back("weights_differ", Stage.GENERATING)
+        self.session.poke()
+        if self.parity_failures >= PARITY_TRIES:
+            self.lifecycle.engine_failed(
+                f"parameters differed from the weights after {PARITY_TRIES} swaps: {error}"
+            )

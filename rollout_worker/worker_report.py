@@ -14,6 +14,7 @@ from rollout_worker.tasks.group_producer import GroupProducer
 from rollout_worker.tasks.held_tasks import HeldTasks, Stage
 from rollout_worker.tasks.lease_loop import LeaseLoop
 from rollout_worker.tasks.outbox import Outbox
+from rollout_worker.weight_loading import WeightLoader
 from rollout_worker.weight_receiver import WeightReceiver
 
 WINDOW_S = 5.0
@@ -66,6 +67,7 @@ class RolloutReport:
     held: HeldTasks
     outbox: Outbox
     leasing: LeaseLoop
+    loading: WeightLoader
     receiver: WeightReceiver | None = None
     """None until the worker is registered."""
 
@@ -91,6 +93,8 @@ class RolloutReport:
             link_epochs=self.receiver.formed_epochs() if self.receiver else [],
             gauges=gauges,
             activity=self._activity(in_engine),
+            parity_failures=self.loading.parity_failures,
+            parity_detail=self.loading.parity_detail[:512],
         )
 
     def _activity(self, in_engine: int) -> str:

@@ -92,6 +92,9 @@ class Observe(WorkerCommand):
     lifecycle: Lifecycle
     state_version: Version = Version(-1)
     loaded_version: Version = Version(-1)
+    parity_failures: int = 0
+    """Of this incarnation so far."""
+    parity_detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)

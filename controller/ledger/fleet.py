@@ -60,6 +60,8 @@ class Worker:
     """Rollout: version its engine serves; -1 for none."""
     diverged_version: Version = Version(-1)
     """Its claims to states up to this version are not believed."""
+    parity_failures: int = 0
+    """Rollout: swaps after which its engine's parameters differed from the weights."""
     lease_seq: int = 0
     lease_reply: tuple[LeasedTask, ...] = ()
     held: dict[TaskId, None] = field(default_factory=dict)
@@ -98,6 +100,8 @@ class Fleet:
     mesh_rebuilds: int = 0
     """Epochs formed because the one before broke."""
     rebuild_due: bool = False
+    parity_failures: int = 0
+    """Of all workers there ever were."""
     links: dict[str, LinkSpec] = field(default_factory=dict)
     """By receiver."""
     link_epoch: int = 0

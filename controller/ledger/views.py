@@ -97,6 +97,7 @@ class StatusView:
     metrics: dict[str, float]
     failovers: int
     mesh_rebuilds: int
+    parity_failures: int
     rollbacks: int
     checkpoint_step: Step
     samples_trained: int
@@ -265,6 +266,7 @@ def status(state: State) -> StatusView:
         metrics=dict(state.steps.metrics),
         failovers=state.failovers,
         mesh_rebuilds=state.fleet.mesh_rebuilds,
+        parity_failures=state.fleet.parity_failures,
         rollbacks=state.versions.rollbacks,
         checkpoint_step=state.versions.checkpoint.step,
         samples_trained=state.steps.samples_trained,

@@ -113,6 +113,8 @@ class PrometheusMetrics(Collector):
         yield _metric("tokens_trained_total", f"Tokens trained, {lost}", view.tokens_trained)
         yield _metric("failovers_total", "Changes of leader", view.failovers)
         yield _metric("mesh_rebuilds_total", "Meshes formed because one broke", view.mesh_rebuilds)
+        help_text = "Swaps after which an engine's parameters differed from the weights"
+        yield _metric("parity_failures_total", help_text, view.parity_failures)
         yield _metric("rollbacks_total", "Returns to a checkpoint", view.rollbacks)
         yield _metric("tasks_dispatched_total", "Groups dispatched", view.tasks.dispatched)
         tasks = {name: getattr(view.tasks, name) for name in TASK_STATES}

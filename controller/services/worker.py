@@ -146,6 +146,8 @@ async def _observe(leader: Leader, current: ServerSession, report: worker_pb2.Re
                 lifecycle=_LIFECYCLES[report.lifecycle],
                 state_version=Version(report.state_version),
                 loaded_version=Version(report.loaded_version),
+                parity_failures=report.parity_failures,
+                parity_detail=report.parity_detail,
             )
         )
     directive = leader.sessions.refresh(current)
@@ -187,6 +189,9 @@ def check_report(report: worker_pb2.Report) -> None:
     for name, value in report.gauges.items():
         if not math.isfinite(value) or len(name) > 64:
             raise Invalid(f"gauge {name[:64]} = {value}")
+    if not 0 <= report.parity_failures < VERSIONS:
+        raise Invalid(f"report.parity_failures = {report.parity_failures} is no count")
+    check_text(report.parity_detail, "parity_detail", 512)
     check_text(report.activity, "activity", 256)
     check_waits(report.waits)
 

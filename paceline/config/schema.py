@@ -268,9 +268,13 @@ class RolloutConfig(Section):
     tensor_parallel: Positive = 1
     """Devices over which one vLLM engine shards its model."""
     verify: bool = True
-    """Check vLLM after the first weight sync: compare its parameters with the checksums of the
-    received weights, and its log-probs with those of a plain forward pass. The worker ends if
-    they differ. The check needs memory for a second copy of the model."""
+    """Compare the engine's parameters with the received weights after every swap, before it
+    generates with them: a sample of every parameter, and all elements at the first swap. A worker
+    whose engine differs serves nothing and asks for the weights again; after the third time it
+    ends and is replaced. At the first swap vLLM's log-probs are compared with those of a plain
+    forward pass as well, which needs memory for a second copy of the model."""
+    verify_every: Positive = 50
+    """Swaps from one comparison of all elements to the next."""
     partial_every_tokens: NonNegative = 64
     """A running sequence is reported to the controller every this many tokens. If its worker dies
     or leaves, another worker continues it from there. 0 disables it."""

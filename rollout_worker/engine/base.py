@@ -22,7 +22,7 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar
@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.errors import BadInput
+from rollout_worker.engine.parameter_parity import some
 
 
 class EngineError(BadInput):
@@ -50,6 +51,16 @@ class WeightMismatch(EngineError):
 
 class SwapFailed(EngineError):
     """These weights were not loaded. The engine serves the old ones, and the new ones can be sent again."""
+
+
+class ParametersDiffer(EngineError):
+    """After a swap, parameters differ from the weights that were loaded. Until weights are loaded again
+    the engine generates nothing and its version is -1. Requests wait or are aborted."""
+
+    @classmethod
+    def of(cls, version: int, names: Sequence[str]) -> ParametersDiffer:
+        """``names``: of the weights that differ; at least one."""
+        return cls(f"after the swap to version {version} the parameters differ in {some(names)}")
 
 
 class GenerationFailed(EngineError):
@@ -270,7 +281,8 @@ class Engine(ABC):
         ``tensors``: by Hugging Face name, on any device, tied weights once or under every name. They
         must not change until this returns. Raises WeightMismatch for unknown or missing names, wrong
         shapes, or tied weights that differ; SwapFailed if another try with the same weights may
-        succeed. In both cases nothing is loaded.
+        succeed. In both cases nothing is loaded. Raises ParametersDiffer if parameters differ from
+        ``tensors`` afterwards: no token is generated with them.
 
         A version that is not newer than the served one replaces weights that were never committed.
         The caller aborts running requests first: their tokens are tagged with that version.

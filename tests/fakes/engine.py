@@ -15,6 +15,7 @@ from rollout_worker.engine.base import (
     EngineError,
     EngineStats,
     Finish,
+    ParametersDiffer,
     Request,
 )
 from rollout_worker.tokenizer import PromptTokenizer
@@ -160,6 +161,8 @@ class FakeEngine(Engine):
 
     async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
         if self.load_error is not None:
+            if isinstance(self.load_error, ParametersDiffer):
+                self._version = -1
             raise self.load_error
         self.loads.append(version)
         await self.load_gate.wait()

@@ -3,17 +3,33 @@ before it loads a model; never by a test."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from typing import Any
 
 from vllm import _custom_ops
 from vllm.model_executor.layers import utils
 
 from rollout_worker.engine.vllm.worker_extension import PacelineRank
+from tests.fakes.vllm_faults import FAULT
 
 _custom_ops._supports_onednn = False
 utils.check_cpu_sgl_kernel = lambda *_: False
 
 
 class UnpackedRank(PacelineRank):
+    def paceline_swap(self: Any, *arguments: Any) -> str:
+        """The file that FAULT names may name a weight that the swap leaves out, on the last rank."""
+        plan, name = self._paceline_weights.plan, Path(os.environ[FAULT]).read_text()
+        kept = {
+            key: memory.clone()
+            for key, memory in (plan.views.items() if plan and self.rank else ())
+            if key[0] == name
+        }
+        error: str = super().paceline_swap(*arguments)
+        for key, memory in kept.items():
+            plan.views[key].copy_(memory)
+        return error
+
     def paceline_planned(self: Any) -> bool:
         return self._paceline_weights.plan is not None

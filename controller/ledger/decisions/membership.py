@@ -98,6 +98,8 @@ def observe(d: Decider, c: cmd.Observe, now: float) -> None:
     newest = d.state.versions.version
     if max(c.state_version, c.loaded_version) > max(newest, worker.diverged_version):
         _disown(d, worker, max(c.state_version, c.loaded_version))
+    if c.parity_failures > worker.parity_failures:
+        d.emit(ev.ParityFailed(c.worker_id, c.incarnation, c.parity_failures, c.parity_detail))
     state_version = worker.state_version
     # A report can only make a replica a holder of the newest state: one that was under way during a
     # commit is older than the vote, and a diverged replica does not know that it has diverged.

@@ -107,6 +107,31 @@ class WorkerChanged(Event):
 
 
 @event
+class ParityFailed(Event):
+    """After a swap the parameters of an engine differed from the weights: it serves nothing until it has
+    loaded them again."""
+
+    worker_id: str
+    incarnation: int
+    failures: int
+    """Of this incarnation so far. One report may stand for several."""
+    detail: str
+
+    directs = False
+    severity = Severity.WARNING
+
+    def apply(self, s: State) -> None:
+        worker = s.fleet.workers[self.worker_id]
+        s.fleet.parity_failures += self.failures - worker.parity_failures
+        worker.parity_failures = self.failures
+        worker.loaded_version = Version(-1)
+
+    def text(self) -> str:
+        words = reason_in_words("parity_failure", self.detail)
+        return f"{self.worker_id} serves nothing until it has loaded the weights again ({words})"
+
+
+@event
 class Drained(Event):
     """Someone asked a worker to leave."""
 

@@ -35,9 +35,11 @@ from rollout_worker.engine.base import (
     EngineStats,
     GenerationFailed,
     OnPartial,
+    ParametersDiffer,
     Request,
 )
 from rollout_worker.engine.model import cache_budget, context_limit, end_tokens, load_model
+from rollout_worker.engine.parameter_parity import Part, differing
 from rollout_worker.engine.stopping import TokenTexts
 from rollout_worker.engine.transformers import fused_decoder
 from rollout_worker.engine.transformers.batch import Ended
@@ -45,7 +47,7 @@ from rollout_worker.engine.transformers.decoder import Decoder, largest_gap
 from rollout_worker.engine.transformers.fused_decoder import FusedDecoder
 from rollout_worker.engine.transformers.hf_decoder import HFDecoder
 from rollout_worker.engine.transformers.scheduler import Scheduler
-from rollout_worker.engine.transformers.weights import WeightTable, copy_pairs
+from rollout_worker.engine.transformers.weights import WeightTable, copy_parts
 from rollout_worker.tokenizer import PromptTokenizer
 
 logger = logging.getLogger(__name__)
@@ -66,7 +68,7 @@ class _Pending:
 @dataclass(slots=True)
 class _Swap:
     version: int
-    pairs: list[tuple[Tensor, Tensor]]
+    parts: list[Part]
     future: asyncio.Future[float]
 
 
@@ -90,6 +92,9 @@ class TransformersEngine(Engine):
         self._over = asyncio.Event()
         """The thread has ended, and all callers have their result."""
         self._version = -1
+        self._trusted = True
+        """The model's parameters are those of the newest version: sequences may go on."""
+        self._verify_every = config.rollout.verify_every if config.rollout.verify else 0
         self._every = 0
         self._report: OnPartial = lambda request, completions: None
         self._idle_s = self._swap_s = 0.0
@@ -131,12 +136,12 @@ class TransformersEngine(Engine):
         self._every = every
 
     async def load_weights(self, version: int, tensors: Mapping[str, Tensor]) -> float:
-        pairs = self._table.pairs(tensors)
+        parts = self._table.parts(tensors)
         if self._closed:
             raise self._closed_error()
         future: asyncio.Future[float] = self._loop.create_future()
         self._loading.add(future)
-        self._inbox.put(_Swap(version, pairs, future))
+        self._inbox.put(_Swap(version, parts, future))
         try:
             return await future
         finally:
@@ -267,7 +272,8 @@ class TransformersEngine(Engine):
                 case None:
                     return False
         cut = self._scheduler.remove(aborts) if aborts else []
-        ended += self._scheduler.step()
+        if self._trusted:
+            ended += self._scheduler.step()
         if ended or aborts:
             self._loop.call_soon_threadsafe(self._deliver, ended, aborts, cut)
         if self._every and (due := self._scheduler.batch.due(self._every)):
@@ -276,9 +282,8 @@ class TransformersEngine(Engine):
 
     def _messages(self) -> Iterator[Request | str | _Swap | None]:
         """Empties the inbox. Without any sequence to work on, it first waits for a message."""
-        if self._inbox.empty() and not (
-            self._scheduler.batch.size or self._scheduler.admission.waiting
-        ):
+        work = self._scheduler.batch.size or self._scheduler.admission.waiting
+        if self._inbox.empty() and not (work and self._trusted):
             since = self._idle_since = time.monotonic()
             message = self._inbox.get()
             self._idle_since = None
@@ -289,15 +294,28 @@ class TransformersEngine(Engine):
 
     def _swap(self, swap: _Swap) -> None:
         started = time.monotonic()
-        copy_pairs(swap.pairs)
+        copy_parts(swap.parts)
+        wrong = self._differing(swap)
+        self._trusted = not wrong
+        self._version = -1 if wrong else swap.version
+        if wrong:
+            failure = ParametersDiffer.of(swap.version, wrong)
+            self._loop.call_soon_threadsafe(_settle, swap.future, failure)
+            return
         self._scheduler.set_version(swap.version)
-        self._version = swap.version
         if self._decoder.shape.device.type == "cuda":
             torch.cuda.synchronize(self._decoder.shape.device)
         pause = time.monotonic() - started
         self._swap_s += pause
         self._swaps += 1
         self._loop.call_soon_threadsafe(_settle, swap.future, pause)
+
+    def _differing(self, swap: _Swap) -> list[str]:
+        """Names of weights that the model's parameters differ from, as far as they are compared."""
+        if not self._verify_every:
+            return []
+        complete = self._swaps % self._verify_every == 0 or not self._trusted
+        return differing(swap.parts, version=swap.version, complete=complete)
 
     # ---- back in the event loop
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from rollout_worker.engine.base import WeightMismatch
+from rollout_worker.engine.parameter_parity import Part
 
 
 class WeightTable:
@@ -47,16 +48,17 @@ class WeightTable:
             result[names[0]] = first
         return result
 
-    def pairs(self, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-        """Pairs (target, staged) that a swap copies. Raises WeightMismatch; changes nothing."""
-        return [(self._by_name[name], staged) for name, staged in self.canonical(tensors).items()]
+    def parts(self, tensors: Mapping[str, Tensor]) -> list[Part]:
+        """The copies of a swap. Raises WeightMismatch; changes nothing."""
+        found = self.canonical(tensors)
+        return [Part(name, self._by_name[name], staged) for name, staged in found.items()]
 
 
 @torch.no_grad()
-def copy_pairs(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    """Copies every staged tensor into its target, converting type and device."""
-    for target, staged in pairs:
-        target.copy_(staged)
+def copy_parts(parts: Sequence[Part]) -> None:
+    """Copies every staged tensor into its parameter, converting type and device."""
+    for part in parts:
+        part.memory.copy_(part.source)
 
 
 def _some(names: list[str]) -> str:

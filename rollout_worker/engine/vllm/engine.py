@@ -77,6 +77,7 @@ class VLLMEngine(Engine):
             self._client,
             self._generate if config.rollout.verify else None,
             lambda: self._end(self._groups.values()),
+            config.rollout.verify_every if config.rollout.verify else 0,
         )
         self._groups: dict[str, GroupRequest] = {}
         self._background: set[asyncio.Task[None]] = set()
@@ -132,6 +133,8 @@ class VLLMEngine(Engine):
         self.check(request)
         if self._closed:
             raise EngineError("the engine is closed")
+        if self._swap.distrusted:
+            raise Aborted(request.request_id, request.prefixes)
         if not self._swap.usable:
             raise EngineError("the engine has no weights yet")
         if request.request_id in self._groups:

@@ -11,6 +11,7 @@ form (packed, quantised), the parameter that was packed is read back.
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from paceline.weights.tensor_checksum import checksum, weights_digest
+from rollout_worker.engine.parameter_parity import Part
 
 
 class ParameterSlice(NamedTuple):
@@ -51,7 +53,10 @@ class Differs(Exception):
     """A parameter differs from the weight that was loaded into it."""
 
 
-_Views = dict[tuple[str, int, tuple[int, ...], tuple[int, ...], int], Tensor]
+Place = tuple[str, int, tuple[int, ...], tuple[int, ...]]
+"""A part of a weight: name, offset, size, stride."""
+_Key = tuple[str, int, tuple[int, ...], tuple[int, ...], int]
+Views = dict[_Key, Tensor]
 """Target memory by part of a weight (name, offset, size, stride) and target address: tied parameters
 get the same weight."""
 
@@ -66,7 +71,9 @@ class Readback(TorchFunctionMode):
             ((t.data_ptr(), t.nbytes, name) for name, t in weights.items() if t.numel()),
         )
         self._starts = [start for start, _, _ in self._weights]
-        self._views: _Views = {}
+        self._views: Views = {}
+        self._in_storage: dict[int, set[_Key]] = {}
+        """Keys of the views, by the storage that they are in."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
@@ -87,7 +94,7 @@ class Readback(TorchFunctionMode):
             source = source.expand(target.shape)
             offset = (source.data_ptr() - start) // source.element_size()
             part = name, offset, tuple(source.shape), source.stride()
-            self._views[*part, target.data_ptr()] = target.detach()
+            self._add((*part, target.data_ptr()), target.detach())
         elif source.shape == target.shape and source.stride() == target.stride():
             self._follow(source.detach(), target.detach())
 
@@ -102,12 +109,30 @@ class Readback(TorchFunctionMode):
     def _follow(self, source: Tensor, target: Tensor) -> None:
         """A loaded parameter is copied as a whole into the one that kernels use."""
         storage = source.untyped_storage().data_ptr()
-        for key, view in list(self._views.items()):
-            if view.untyped_storage().data_ptr() == storage and view.dtype == target.dtype:
+        for key in list(self._in_storage.get(storage, ())):
+            view = self._views[key]
+            if view.dtype == target.dtype:
                 offset = view.storage_offset() - source.storage_offset() + target.storage_offset()
                 del self._views[key]
+                self._in_storage[storage].discard(key)
                 moved = target.as_strided(view.shape, view.stride(), offset)
-                self._views[*key[:4], moved.data_ptr()] = moved
+                self._add((*key[:4], moved.data_ptr()), moved)
+
+    def _add(self, key: _Key, view: Tensor) -> None:
+        before = self._views.get(key)
+        if before is not None:
+            self._in_storage[before.untyped_storage().data_ptr()].discard(key)
+        self._views[key] = view
+        self._in_storage.setdefault(view.untyped_storage().data_ptr(), set()).add(key)
+
+    @property
+    def views(self) -> Views:
+        """Keeps the memory alive."""
+        return self._views
+
+    def places(self) -> Counter[Place]:
+        """The parts that were copied, each as often as it was."""
+        return Counter(key[:4] for key in self._views)
 
     def slices(self, model: nn.Module) -> list[ParameterSlice]:
         """``model``: loaded and processed."""
@@ -148,11 +173,22 @@ class Readback(TorchFunctionMode):
         return CopyPlan(self._views)
 
 
+def parts(views: Views, weights: Mapping[str, Tensor]) -> list[Part]:
+    """The recorded copies, with what they should have copied. ``weights``: with the names and shapes of
+    those that were recorded, row-major."""
+    return [Part(key[0], memory, part_of(weights, key)) for key, memory in views.items()]
+
+
+def part_of(weights: Mapping[str, Tensor], key: _Key) -> Tensor:
+    name, offset, size, stride, _ = key
+    return weights[name].as_strided(size, stride, weights[name].storage_offset() + offset)
+
+
 class CopyPlan:
     """The copies of recorded ``views``."""
 
-    def __init__(self, views: _Views) -> None:
-        self._parts = [part[:4] for part in views]
+    def __init__(self, views: Views) -> None:
+        self.views = views
         self._memory = list(views.values())
 
     def reproduces(self, model: nn.Module, weights: Mapping[str, Tensor]) -> bool:
@@ -166,11 +202,8 @@ class CopyPlan:
 
     def apply(self, weights: Mapping[str, Tensor]) -> None:
         """``weights``: with the names and shapes of the plan, row-major."""
-        parts = []
-        for name, offset, size, stride in self._parts:
-            start = weights[name].storage_offset() + offset
-            parts.append(weights[name].as_strided(size, stride, start))
-        torch._foreach_copy_(self._memory, parts, non_blocking=True)
+        sources = [part_of(weights, key) for key in self.views]
+        torch._foreach_copy_(self._memory, sources, non_blocking=True)
 
 
 def _storages(model: nn.Module) -> set[int]:

@@ -1,7 +1,8 @@
 """Weight swaps while requests run.
 
     write shared weights ──► every rank stages them while the engine runs
-    pause ──► swap on all ranks (if one fails, all swap back) ──► version ──► caches ──► resume
+    pause ──► swap on all ranks (if one fails, all swap back) ──► compare the parameters with the weights
+          ──► version ──► caches ──► resume
 
 ``rollout.on_update`` decides what happens to running sequences:
 
@@ -30,6 +31,7 @@ from paceline.process.structured_log import event
 from rollout_worker.engine.base import (
     Completion,
     EngineError,
+    ParametersDiffer,
     Request,
     SwapFailed,
     WeightMismatch,
@@ -50,6 +52,8 @@ class WeightSwap:
     """For the check after the first sync; None: no check, or it is over."""
     end_all: Callable[[], Awaitable[None]]
     """Aborts every running request."""
+    verify_every: int
+    """Swaps from one complete comparison of the parameters to the next; 0: none are compared."""
     usable: bool = False
     """The model's weights are defined."""
     salt: str = "0"
@@ -64,6 +68,10 @@ class WeightSwap:
     _served: shared_weights.SharedWeights | None = None
     _healing: bool = False
     _version: int = -1
+    _checked: int = 0
+    """Swaps whose parameters were compared and equal, the first sync included."""
+    distrusted: bool = False
+    """The parameters differed after the newest swap: no tokens until weights are loaded again."""
     _proven: bool = False
     """Weights were loaded and, if configured, verified."""
 
@@ -96,7 +104,9 @@ class WeightSwap:
         if self.generate is not None:
             await self._verify(self.generate, named)
             self.generate = None
+            self._checked = 1
         self.usable = self._proven = True
+        self.distrusted = False
         return pause
 
     async def heal(self) -> None:
@@ -132,6 +142,7 @@ class WeightSwap:
             started = time.monotonic()
         try:
             await self._fill(weights)
+            await self._check(weights)
             if withdrawn:
                 await self.end_all()
             await call(llm.update_weight_version(str(weights.version)))
@@ -150,8 +161,7 @@ class WeightSwap:
         return pause
 
     async def _fill(self, weights: shared_weights.SharedWeights) -> None:
-        prove = self.generate is not None and not self.client.spec.quantised
-        problems = list(filter(None, await self.client.ranks("paceline_swap", weights.key, prove)))
+        problems = await self._fill_ranks(weights)
         if not problems:
             return
         event(logger, "swap failed", logging.WARNING, version=weights.version, error=problems[0])
@@ -159,12 +169,39 @@ class WeightSwap:
             self.usable = False
             raise EngineError(f"weights {weights.version} not loaded: {problems[0]}")
         old = self._served
-        back = list(filter(None, await self.client.ranks("paceline_swap", old.key)))
+        back = await self._fill_ranks(old)
         await self.client.ranks("paceline_drop", weights.key)
         if back:
             self.usable = False
             raise EngineError(f"weights {old.version} not restored: {back[0]}")
+        await self._check(old)
         raise SwapFailed(f"weights {weights.version} not loaded: {problems[0]}")
+
+    async def _fill_ranks(self, weights: shared_weights.SharedWeights) -> list[str]:
+        """The ranks' errors."""
+        compared = self.verify_every > 0 and not self.client.spec.quantised
+        prove = self.generate is not None and compared
+        arguments = weights.key, compared and not prove, prove
+        return list(filter(None, await self.client.ranks("paceline_swap", *arguments)))
+
+    async def _check(self, weights: shared_weights.SharedWeights) -> None:
+        """While generation is paused: compares the parameters. If they differ, ends all requests and
+        raises ParametersDiffer."""
+        # The first sync is compared element by element later: until then nobody may ask for tokens.
+        if not self.verify_every or self.client.spec.quantised or self.generate is not None:
+            return
+        complete = self.distrusted or self._checked % self.verify_every == 0
+        ranks = await self.client.ranks("paceline_check", weights.key, weights.version, complete)
+        if wrong := list(dict.fromkeys(name for names in ranks for name in names)):
+            await self._distrust()
+            if weights is not self._served:
+                await self.client.ranks("paceline_drop", weights.key)
+            raise ParametersDiffer.of(weights.version, wrong)
+        self._checked += 1
+
+    async def _distrust(self) -> None:
+        self.usable, self.distrusted = False, True
+        await self.end_all()
 
     async def _restart_unstarted(self) -> None:
         """The engine starts them again, with the new version's salt."""
@@ -218,7 +255,7 @@ class WeightSwap:
         try:
             return await asyncio.to_thread(readback.compare, ranks, named)
         except readback.Differs as error:
-            self.usable = False
-            raise WeightMismatch(
+            await self._distrust()
+            raise ParametersDiffer(
                 f"after the first sync vLLM's parameters differ from the weights sent: {error}"
             ) from error

@@ -3,6 +3,7 @@ called through ``collective_rpc``.
 
     paceline_stage ──► own thread: map, check, copy to the device ──► result through a pipe
     paceline_swap  ──► between two steps: into the model, fused and sharded by vLLM
+    paceline_check ──► the weights that the parameters differ from, after a swap
     paceline_proof ──► checksums of the parameters after a swap with ``prove``
     paceline_drop  ──► forget weights, also those that are still being staged
     paceline_scrub ──► empty the key-value cache
@@ -18,6 +19,7 @@ import json
 import logging
 import os
 import threading
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -26,7 +28,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rollout_worker.engine.vllm.readback import CopyPlan, ParameterSlice, Readback
+from rollout_worker.engine.parameter_parity import differing
+from rollout_worker.engine.vllm.readback import CopyPlan, ParameterSlice, Place, Readback, parts
 from rollout_worker.engine.vllm.shared_weights import read
 
 
@@ -64,11 +67,11 @@ class PacelineRank:
 
         threading.Thread(target=stage, name="stage-weights", daemon=True).start()
 
-    def paceline_swap(self: Any, key: int, prove: bool = False) -> str:
+    def paceline_swap(self: Any, key: int, note: bool = False, prove: bool = False) -> str:
         """The error; empty after success. Nothing else runs on the rank meanwhile.
 
-        ``prove``: records the copies for paceline_proof. If loading turns out to be only copying,
-        later swaps repeat these copies.
+        ``note``: records the copies for paceline_check. ``prove``: for paceline_proof as well; if loading
+        turns out to be only copying, later swaps repeat these copies.
         """
         from vllm.config import set_current_vllm_config
 
@@ -81,6 +84,8 @@ class PacelineRank:
                     self._paceline_fill_and_note(weights, tensors)
                 elif weights.plan is not None:
                     weights.plan.apply(tensors)
+                elif note:
+                    self._paceline_noted_fill(weights, tensors)
                 else:
                     self.paceline_fill(self.model_runner.model, tensors)
             if self.device.type != "cpu":
@@ -93,6 +98,7 @@ class PacelineRank:
         model = self.model_runner.model
         weights.plan = None
         loaded = self._paceline_noted_fill(weights, tensors)
+        weights.noted = weights.notes.places()
         # These models compute further values from the loaded weights.
         if loaded is None or self.model_config.quantization or self.model_config.use_mla:
             return
@@ -135,6 +141,21 @@ class PacelineRank:
             raise ValueError(f"{len(missing)} parameters got no weights, among them {missing[0]}")
         return None if loaded is None else set(loaded)
 
+    def paceline_check(self: Any, key: int, version: int, complete: bool) -> list[str]:
+        """Names of the weights that the parameters differ from, after a swap with ``note``. Call it once
+        per such swap, before the next step."""
+        weights = self._paceline_weights
+        left_out: list[str] = []
+        if weights.plan is not None:
+            views = weights.plan.views
+        else:
+            # A part that was copied at the first sync and is copied no more keeps its old bits.
+            left_out = sorted({name for name, *_ in weights.noted - weights.notes.places()})
+            views = weights.notes.views
+            del weights.notes
+        copies = parts(views, weights.staged[key])
+        return left_out + differing(copies, version=version, complete=complete)
+
     def paceline_proof(self: Any) -> list[ParameterSlice]:
         """The parameter slices of the last swap with ``prove``. Call it once per such swap."""
         weights = self._paceline_weights
@@ -167,7 +188,9 @@ class _Weights:
     wanted: set[int] = field(default_factory=set)
     staged: dict[int, dict[str, Tensor]] = field(default_factory=dict)
     notes: Readback = field(init=False)
-    """Of the newest swap with ``prove``, until paceline_proof."""
+    """Of the newest swap that records copies, until they are compared."""
+    noted: Counter[Place] = field(default_factory=Counter)
+    """Parts of the weights that the first sync copied, each as often as it did."""
     plan: CopyPlan | None = None
 
 

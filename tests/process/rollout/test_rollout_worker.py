@@ -29,7 +29,13 @@ from paceline.process.process_exit import exit_status
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker import main as worker_main
-from rollout_worker.engine.base import EngineDied, EngineError, GenerationFailed, SwapFailed
+from rollout_worker.engine.base import (
+    EngineDied,
+    EngineError,
+    GenerationFailed,
+    ParametersDiffer,
+    SwapFailed,
+)
 from rollout_worker.lifecycle import EngineFailed, EngineLost
 from rollout_worker.main import RolloutWorker
 from rollout_worker.weight_loading import LOAD_TRIES
@@ -346,6 +352,53 @@ async def test_weights_that_fail_to_load_are_asked_for_again_while_the_old_ones_
             await scene.load(5)
         await scene.held()
         assert not scene.ended.done()
+
+
+async def test_an_engine_whose_parameters_differ_serves_nothing_until_it_has_loaded_them_again(
+    play: Play,
+) -> None:
+    async with play() as scene:
+        busy = scene.controller.lease("t0")
+        await until(lambda: scene.engine.running)
+        scene.engine.load_error = ParametersDiffer.of(4, ["lm_head.weight", "model.norm.weight"])
+        # Into the receiver: the link is replaced, and the next one brings the weights again.
+        with pytest.raises(ParametersDiffer):
+            await scene.load(4)
+        await until(lambda: busy in scene.controller.returns)
+        returned = scene.controller.returns[busy]
+        assert (returned.kind, returned.reason) == (
+            rollout_pb2.RETURN_KIND_HAND_BACK,
+            "weights_differ",
+        )
+        late = scene.controller.lease("t1")
+        await until(lambda: scene.controller.reports[-1].parity_failures == 1)
+        report = scene.controller.reports[-1]
+        assert report.loaded_version == -1 and "lm_head.weight and 1 more" in report.parity_detail
+        assert not scene.engine.running and not scene.controller.groups
+        scene.engine.load_error = None
+        await scene.load(4)
+        again = scene.controller.lease("t2")
+        await until(lambda: scene.engine.running)
+        scene.engine.release()
+        await until(lambda: again in scene.controller.groups)
+        assert late in {*scene.controller.returns, *scene.controller.groups}
+        for group in scene.controller.groups.values():
+            assert {v.version for c in group.completions for v in c.versions} == {4}
+
+
+async def test_the_third_swap_with_differing_parameters_ends_the_worker(play: Play) -> None:
+    """Not in a row: memory that loses what is written to it fails now and then."""
+    with pytest.raises(EngineFailed, match=r"differed .* after 3 swaps: .*lm_head"):
+        async with play() as scene:
+            for version in (4, 5, 6):
+                scene.engine.load_error = ParametersDiffer.of(version, ["lm_head.weight"])
+                with pytest.raises(ParametersDiffer):
+                    await scene.load(version)
+                scene.engine.load_error = None
+                if version < 6:
+                    await scene.load(version)
+            await asyncio.wait_for(asyncio.wait([scene.ended]), 60)
+            assert scene.controller.reports[-1].parity_failures == 3, "the last one is told, too"
 
 
 @pytest.mark.parametrize("error", [SwapFailed("no room"), MemoryError("no room")])

@@ -15,8 +15,10 @@ import pytest_asyncio
 import torch
 
 from rollout_worker.engine.base import (
+    Aborted,
     Engine,
     EngineError,
+    ParametersDiffer,
     Request,
     SamplingParams,
     SwapFailed,
@@ -74,7 +76,7 @@ async def faulty(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Faul
 @in_one_loop
 async def test_wrong_parameters_are_noticed_at_the_first_sync(faulty: Faulty) -> None:
     faulty.fault.write_text("a wrong last layer")
-    with pytest.raises(WeightMismatch, match=r"parameters differ .*norm.* on rank 0"):
+    with pytest.raises(ParametersDiffer, match=r"parameters differ .*norm.* on rank 0"):
         await faulty.load(faulty.models[0])
     assert faulty.engine.version == -1
     faulty.fault.write_text("kernels that compute something else")
@@ -123,6 +125,35 @@ async def test_a_swap_that_fails_on_one_rank_happens_on_none(faulty: Faulty) -> 
 
 
 @in_one_loop
+async def test_no_token_is_generated_after_a_swap_that_left_out_a_tensor_on_one_rank(
+    faulty: Faulty,
+) -> None:
+    """The key projection, a part of a fused parameter: vLLM itself notices nothing."""
+    await faulty.load(faulty.models[0])
+    params = SamplingParams(80, greedy=True)
+    long = Request("long", np.array(PROMPT, dtype=np.int32), params, count=2)
+    running = asyncio.create_task(faulty.engine.generate(long))
+    while not faulty.engine.stats().running:  # noqa: ASYNC110
+        await asyncio.sleep(0.001)
+    version = faulty.engine.version
+    name = "model.layers.0.self_attn.k_proj.weight"
+    faulty.fault.write_text(f"left out: {name}")
+    weights = dict(faulty.models[1].model.named_parameters())
+    with pytest.raises(ParametersDiffer, match=name):
+        await faulty.engine.load_weights(version + 1, weights)
+    assert faulty.engine.version == -1
+    with pytest.raises(Aborted) as aborted:
+        await running
+    assert {v for c in aborted.value.partial if c for v, _ in c.versions} <= {version}
+    with pytest.raises(Aborted):
+        await faulty.engine.generate(long)
+    faulty.fault.write_text("")
+    await faulty.engine.load_weights(version + 1, weights)
+    assert faulty.engine.version == version + 1
+    assert await faulty.serves(faulty.models[1])
+
+
+@in_one_loop
 async def test_an_engine_that_dies_while_idle_or_staging_says_so(
     faulty: Faulty, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,7 +181,12 @@ async def test_an_engine_that_dies_while_idle_or_staging_says_so(
             await asyncio.wait_for(waiting, 60)
 
 
-async def test_where_loading_is_copying_a_swap_is_those_copies(tmp_path: Path) -> None:
+async def test_where_loading_is_copying_a_swap_is_those_copies(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fault = tmp_path / "fault"
+    fault.write_text("")
+    monkeypatch.setenv(FAULT, str(fault))
     models = [
         make_tiny_model(tmp_path / str(seed), ascii_letters, hidden=128, seed=seed)
         for seed in range(3)
@@ -165,5 +201,14 @@ async def test_where_loading_is_copying_a_swap_is_those_copies(tmp_path: Path) -
         for model in scene.models:
             await scene.load(model)
             assert await scene.serves(model)
+        fault.write_text("model.layers.1.mlp.up_proj.weight")
+        with pytest.raises(
+            ParametersDiffer, match=r"differ in model\.layers\.1\.mlp\.up_proj\.weight$"
+        ):
+            await scene.load(scene.models[0])
+        assert engine.version == -1
+        fault.write_text("")
+        await engine.load_weights(9, dict(scene.models[0].model.named_parameters()))
+        assert await scene.serves(scene.models[0])
     finally:
         await engine.close()

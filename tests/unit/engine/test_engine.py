@@ -519,7 +519,7 @@ async def test_an_engine_that_fails_in_a_swap_tells_whoever_waits(
     def fail(pairs: object) -> None:
         raise RuntimeError("device lost")
 
-    monkeypatch.setattr(transformers_engine, "copy_pairs", fail)
+    monkeypatch.setattr(transformers_engine, "copy_parts", fail)
     engine = make_test_engine("fused", tiny_config(model_path))
     await engine.start()
     noticed = asyncio.create_task(engine.until_failure())

@@ -27,7 +27,7 @@ from rollout_worker.engine.transformers.decoder import largest_gap
 from rollout_worker.engine.transformers.engine import TransformersEngine
 from rollout_worker.engine.transformers.fused_decoder import FusedDecoder
 from rollout_worker.engine.transformers.hf_decoder import HFDecoder
-from rollout_worker.engine.transformers.weights import WeightTable, copy_pairs
+from rollout_worker.engine.transformers.weights import WeightTable, copy_parts
 from tests.fixtures.engines import tiny_config
 
 NO_TOKENIZER: Any = SimpleNamespace(decode_all=str, end_tokens=())
@@ -91,7 +91,7 @@ def test_fast_path_equals_the_model_and_follows_new_weights(name: str) -> None:
     assert fused_decoder.supports(model)
     decoder = FusedDecoder(model)
     assert largest_gap(decoder, model, 40) < 1e-4
-    copy_pairs(WeightTable(model).pairs(dict(other.named_parameters())))
+    copy_parts(WeightTable(model).parts(dict(other.named_parameters())))
     decoder.refresh()
     assert largest_gap(decoder, other, 40) < 1e-4
 

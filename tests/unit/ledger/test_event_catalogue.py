@@ -39,6 +39,9 @@ LISTED: dict[str, ev.Event] = {
     "task t5 dropped (prompt too long: 900 tokens)": ev.TaskDropped(
         "t5", 1, "prompt_too_long", "900 tokens"
     ),
+    "rollout-0 serves nothing until it has loaded the weights again (parity failure: w differs)": (
+        ev.ParityFailed("rollout-0", 7, 1, "w differs")
+    ),
     "mesh epoch 4 is over (peer error: reset by peer)": ev.MeshBroken(
         4, MeshEnd.PEER_ERROR, "reset by peer"
     ),
@@ -140,7 +143,8 @@ def test_only_losses_are_warnings_and_only_the_failed_run_is_an_error() -> None:
             by_severity[event.severity].add(type(event).__name__)
     assert by_severity[Severity.ERROR] == {"RunFailed"}
     assert by_severity[Severity.WARNING] == {
-        *("TermBegun", "WorkerDied", "TaskDropped", "MeshBroken", "RolledBack", "StepAborted")
+        *("TermBegun", "WorkerDied", "TaskDropped", "MeshBroken", "RolledBack", "StepAborted"),
+        "ParityFailed",
     }
     assert ev.TermBegun(1, "controller-0", 1.0).severity is Severity.INFO
     assert ev.WorkerDied("p", 1, DeathCause.REPLACED, "").severity is Severity.INFO

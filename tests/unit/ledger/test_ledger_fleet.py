@@ -132,6 +132,32 @@ def test_a_lost_commit_costs_only_a_seed_where_a_replica_holds_the_state_before_
     assert {run.state.fleet.workers[w].state_version for w in ("p0", "p1")} == {1}
 
 
+def test_a_parity_failure_is_recorded_once_and_counted_across_workers() -> None:
+    run = Driven()
+    run.policy("p0")
+    run.rollout("r0", "r1")
+
+    def failed(worker_id: str, failures: int, loaded: int = -1) -> list[str]:
+        who = worker_id, run.current[worker_id]
+        state = cmd.Lifecycle.RUNNING, -1, loaded
+        run.do(cmd.Observe(*who, *state, failures, "lm_head.weight differs"))
+        return run.names()
+
+    assert failed("r0", 1) == ["ParityFailed"]
+    assert run.state.fleet.workers["r0"].loaded_version == -1, "it serves nothing"
+    assert failed("r0", 1) == [], "its next reports say the same"
+    assert failed("r0", 1, loaded=0) == ["WorkerChanged"], "it has loaded the weights again"
+    run.failover()
+    assert failed("r0", 3) == ["ParityFailed"], "a report was lost"
+    assert failed("r1", 1) == ["ParityFailed"]
+    status = views.status(Ledger.from_snapshot(run.ledger.to_snapshot()).state)
+    assert status.parity_failures == 4
+    # Its next incarnation counts from the start.
+    run.rollout("r0")
+    assert failed("r0", 1) == ["ParityFailed"]
+    assert views.status(run.state).parity_failures == 5
+
+
 def test_an_engine_with_lost_weights_gets_others_and_no_task_until_then() -> None:
     run = Driven()
     run.policy("p0")
