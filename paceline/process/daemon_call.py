@@ -8,33 +8,35 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
 async def in_daemon_thread(work: Callable[[], T], name: str) -> T:
     """The result of ``work``. If the caller is cancelled, the thread goes on and nobody waits for it."""
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[T] = loop.create_future()
+    return await asyncio.get_running_loop().run_in_executor(_DaemonThread(name), work)
 
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if future.done():
-            return
-        if error is not None:
-            future.set_exception(error)
-        else:
-            future.set_result(result)  # type: ignore[arg-type]
 
-    def run() -> None:
-        result: T | None = None
-        failure: BaseException | None = None
-        try:
-            result = work()
-        except BaseException as error:
-            failure = error
-        if not loop.is_closed():
-            loop.call_soon_threadsafe(settle, result, failure)
+class _DaemonThread(Executor):
+    """A thread for each call. Through the loop's own method, which virtual time replaces."""
 
-    threading.Thread(target=run, name=name, daemon=True).start()
-    return await future
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                result = fn(*args, **kwargs)
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(result)
+
+        threading.Thread(target=run, name=self._name, daemon=True).start()
+        return future
