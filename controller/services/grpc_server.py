@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hmac
 import logging
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from controller.services.validation import Invalid
 from controller.store.journal import Deposed
 from paceline.config.schema import Config
 from paceline.errors import BadInput
+from paceline.process.process_limits import open_files_limit
 from paceline.process.structured_log import event, first_line
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS, TOKEN_KEY, Method
 
@@ -36,6 +38,14 @@ log = logging.getLogger(__name__)
 
 Unary = Callable[["Controller", Any], Awaitable[Any]]
 Streaming = Callable[["Controller", Any], AsyncIterator[Any]]
+
+
+HANDSHAKE_MS = 10_000
+"""Time for the handshakes of TLS and HTTP/2."""
+IDLE_MS = 300_000
+"""A connection without a call is closed after this time; a client connects again when it needs to."""
+MOST_METADATA = 16 << 10
+"""Bytes of the headers of a call."""
 
 
 class Services(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -68,8 +78,19 @@ def new_server(config: Config) -> grpc.aio.Server:
             # Otherwise two processes could listen on one port, and each would get half of the calls.
             ("grpc.so_reuseport", 0),
             ("grpc.keepalive_permit_without_calls", 1),
+            # What strangers may hold, who can connect without a token.
+            ("grpc.max_allowed_incoming_connections", most_connections(open_files_limit())),
+            ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+            ("grpc.max_connection_idle_ms", IDLE_MS),
+            ("grpc.max_metadata_size", MOST_METADATA),
         ]
     )
+
+
+def most_connections(files: int) -> int:
+    """Connections that the server accepts, of ``files`` open files: half, and the rest is for REST,
+    Redis and the run's files. 1,000 workers need about 1,000."""
+    return max(16, files // 2)
 
 
 def bind(server: grpc.aio.Server, config: Config, port: int) -> int:
@@ -109,6 +130,9 @@ def _wrap(controller: Controller, method: Method, handler: Any) -> grpc.RpcMetho
             try:
                 return await handler(controller, request)
             except Exception as error:
+                # The abort below is an exception too, whose traceback may live until a collection of
+                # garbage: without this line it would keep requests of up to 64 MB.
+                del request
                 await _abort(context, method, final_error(controller, error))
 
         return grpc.unary_unary_rpc_method_handler(unary, **codec)
@@ -145,6 +169,13 @@ def final_error(controller: Controller, error: Exception) -> Exception:
 async def _abort(context: grpc.aio.ServicerContext, method: Method, error: Exception) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error
+    if not isinstance(
+        error, CommandRefused | Invalid | NotLeading | Deposed | RedisError | OSError
+    ):
+        log.exception("failed method=%s", method.name, exc_info=error)
+    # Its frames hold the request as well.
+    traceback.clear_frames(error.__traceback__)
+    error.__traceback__ = None
     if isinstance(error, CommandRefused):
         await context.abort(grpc.StatusCode[error.code.grpc_status], str(error))
     if isinstance(error, Invalid):
@@ -159,7 +190,6 @@ async def _abort(context: grpc.aio.ServicerContext, method: Method, error: Excep
         await context.abort(
             grpc.StatusCode.UNAVAILABLE, f"{method.name}: a store does not answer: {why}"
         )
-    log.exception("failed method=%s", method.name, exc_info=error)
     await context.abort(grpc.StatusCode.UNKNOWN, f"{method.name} failed: {type(error).__name__}")
 
 

@@ -1,0 +1,126 @@
+"""What strangers and refused callers can take of a controller's gRPC server: connections and memory."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import gzip
+import socket
+import weakref
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import psutil
+import pytest
+
+from controller.services import grpc_server
+from controller.services.grpc_server import Services, new_server
+from controller.services.validation import Invalid
+from paceline.config.load import load_config
+from paceline.rpc.client import ControlPlane
+from paceline.v1 import admin_pb2
+from testbed.controller_processes import write_config
+from testbed.controllers import running_controllers, status
+
+TOKEN = "0123456789abcdef0123"
+BODY_MB = 60
+BODIES = 8
+
+
+class Request:
+    """Stands for a large message: one can see when it is gone."""
+
+
+class Call:
+    def __init__(self) -> None:
+        self.code: grpc.StatusCode | None = None
+
+    async def abort(self, code: grpc.StatusCode, *_: Any) -> None:
+        self.code = code
+        raise grpc.aio.AbortError
+
+
+class NoController:
+    leader = None
+
+
+@pytest.mark.parametrize("error", [Invalid("malformed"), ZeroDivisionError()])
+async def test_a_refused_request_is_gone_before_its_refusal_is_sent(error: Exception) -> None:
+    async def refuse(controller: Any, request: Any) -> None:
+        kept = request
+        assert kept is not None
+        raise error
+
+    services = Services(NoController(), {"AdminService.Stop": refuse}, TOKEN)  # type: ignore[arg-type]
+    (handler,) = services._handlers.values()
+    call, seen = Call(), []
+
+    async def abort(code: grpc.StatusCode, *_: Any) -> None:
+        seen.append(gone())
+        raise grpc.aio.AbortError
+
+    call.abort = abort  # type: ignore[method-assign]
+    gc.disable()
+    try:
+        request = Request()
+        gone = weakref.ref(request)
+        running = handler.unary_unary(request, call)
+        del request
+        with pytest.raises(grpc.aio.AbortError):
+            await running
+        assert seen == [None]
+    finally:
+        gc.enable()
+
+
+async def test_a_body_without_a_token_is_refused_unread(tmp_path: Path) -> None:
+    body = gzip.compress(bytes(BODY_MB << 20))
+    with running_controllers(tmp_path, 1) as controllers:
+        process = psutil.Process(controllers.started[0].pid)
+        before = peak(process)
+        options = [("grpc.max_send_message_length", -1)]
+        async with grpc.aio.insecure_channel(
+            controllers.started[0].address, options=options, compression=grpc.Compression.Gzip
+        ) as channel:
+            submit = channel.unary_unary("/paceline.v1.RolloutService/SubmitGroups")
+            calls = [submit(bytes(BODY_MB << 20)) for _ in range(BODIES)]
+            for call in calls:
+                assert await call.code() == grpc.StatusCode.UNAUTHENTICATED
+        assert len(body) < 1 << 20, "a small body becomes a large one"
+        assert peak(process) - before < 2 * BODY_MB
+
+
+def peak(process: psutil.Process) -> int:
+    """MB."""
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("VmHWM")).split()[1]) >> 10
+
+
+async def test_idle_connections_leave_room_for_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(grpc_server, "open_files_limit", lambda: 32)
+    monkeypatch.setattr(grpc_server, "HANDSHAKE_MS", 1000)
+
+    async def answer(controller: Any, request: Any) -> admin_pb2.StatusReply:
+        return admin_pb2.StatusReply(run_name="found")
+
+    server = new_server(load_config(write_config(tmp_path), []))
+    handlers = {"AdminService.GetStatus": answer}
+    server.add_generic_rpc_handlers((Services(NoController(), handlers, TOKEN),))  # type: ignore[arg-type]
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    strangers = [socket.create_connection(("127.0.0.1", port)) for _ in range(100)]
+    files = psutil.Process().num_fds()
+    control = ControlPlane([f"127.0.0.1:{port}"], token=TOKEN)
+    try:
+        assert (await status(control)).run_name == "found"
+        assert psutil.Process().num_fds() < files + 100, "most were never accepted"
+    finally:
+        await control.close()
+        for one in strangers:
+            one.close()
+        await server.stop(0)
+    await asyncio.sleep(0)

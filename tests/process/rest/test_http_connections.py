@@ -1,0 +1,147 @@
+"""Strangers' connections to an HTTP server: they stop neither probes nor requests of others."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from paceline.rpc import http_server as module
+from paceline.rpc.http_server import http_server
+from testbed.controllers import until
+from tests.fixtures.certificates import self_signed
+
+MOST = 8
+
+
+class App:
+    """Answers with the path; /hold answers once ``release`` is set."""
+
+    def __init__(self) -> None:
+        self.release = asyncio.Event()
+        self.held = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["path"] == "/hold":
+            self.held += 1
+            await self.release.wait()
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": scope["path"].encode()})
+
+
+@asynccontextmanager
+async def serving(**settings: Any) -> AsyncIterator[tuple[App, Any, int]]:
+    bound = socket.create_server(("127.0.0.1", 0), backlog=256)
+    app = App()
+    server = http_server(app, most_connections=MOST, **settings)
+    task = asyncio.create_task(server.serve(sockets=[bound]))
+    try:
+        await until(lambda: server.started)
+        yield app, server, bound.getsockname()[1]
+    finally:
+        app.release.set()
+        server.should_exit = True
+        await task
+
+
+def idle(port: int, number: int, first: bytes = b"") -> list[socket.socket]:
+    found = []
+    for _ in range(number):
+        one = socket.create_connection(("127.0.0.1", port))
+        one.sendall(first)
+        found.append(one)
+    return found
+
+
+async def answer(port: int, path: str) -> httpx.Response:
+    async with httpx.AsyncClient(timeout=60) as client:
+        return await client.get(f"http://127.0.0.1:{port}{path}")
+
+
+@pytest.mark.parametrize("first", [b"", b"GET / HTTP/1.1\r\nHost: x\r\n"])
+async def test_idle_connections_keep_nobody_out(first: bytes) -> None:
+    async with serving() as (_, server, port):
+        strangers = idle(port, 10 * MOST, first)
+        for path in ("/healthz", "/api"):
+            assert (await answer(port, path)).text == path
+        assert len(server.server_state.connections) <= MOST
+        for one in strangers:
+            one.close()
+
+
+async def test_requests_that_take_long_leave_room_for_probes_alone() -> None:
+    async with serving() as (app, _, port):
+        held = [asyncio.create_task(answer(port, "/hold")) for _ in range(MOST)]
+        await until(lambda: app.held == MOST)
+        assert (await answer(port, "/healthz")).text == "/healthz"
+        assert (await answer(port, "/api")).status_code == 503
+        app.release.set()
+        assert {(await one).text for one in held} == {"/hold"}
+        assert (await answer(port, "/api")).text == "/api"
+
+
+@pytest.mark.parametrize(
+    "first",
+    [b"", b"GET / HTTP/1.1\r\n", b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nhalf"],
+)
+async def test_an_unfinished_request_is_ended(
+    first: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "REQUEST_S", 0.2)
+    async with serving() as (app, server, port):
+        app.release.clear()
+        (one,) = idle(port, 1, first)
+        await until(lambda: server.server_state.connections)
+        await until(lambda: not server.server_state.connections)
+        one.close()
+
+
+async def test_a_finished_request_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "REQUEST_S", 0.1)
+    async with serving() as (app, _, port):
+        held = asyncio.create_task(answer(port, "/hold"))
+        await until(lambda: app.held)
+        await asyncio.sleep(0.3)  # nothing is to happen
+        app.release.set()
+        assert (await held).text == "/hold"
+
+
+async def test_a_handshake_that_never_ends_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HANDSHAKE_S", 0.2)
+    certificate, key = self_signed(tmp_path)
+    async with serving(tls_cert=str(certificate), tls_key=str(key)) as (_, server, port):
+        (one,) = idle(port, 1)
+        await until(lambda: server._opening)
+        await until(lambda: not server._opening)
+        one.close()
+
+
+async def test_no_more_files_is_logged_once_and_survived(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    async with serving() as (_, _, port):
+        strangers = [socket.socket() for _ in range(2 * MOST)]
+        ready = socket.socket()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (ready.fileno() + 1, hard))
+        try:
+            for one in strangers:
+                one.connect(("127.0.0.1", port))
+            await until(lambda: caplog.records)
+            await asyncio.sleep(1.0)  # several attempts
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert (await answer(port, "/healthz")).text == "/healthz"
+        for one in (*strangers, ready):
+            one.close()
+    assert len([r for r in caplog.records if "no connection can be accepted" in r.message]) == 1
+    assert len(caplog.records) == 1
