@@ -21,6 +21,7 @@ from torch import Tensor
 
 from paceline.mesh.gloo_backend import ABANDONED, FOREVER, Handle
 from paceline.mesh.rendezvous import MeshError, MeshMember, Rendezvous
+from paceline.mesh.tcp_store import host_store
 from paceline.process import threads
 
 
@@ -42,9 +43,7 @@ class NcclBackend:
         os.environ.setdefault("TORCH_NCCL_NONBLOCKING_TIMEOUT", str(max(1, int(member.timeout_s))))
         size, timeout = member.size, timedelta(seconds=member.timeout_s)
         if member.rank == 0:
-            self._store = dist.TCPStore(
-                member.host, 0, size, is_master=True, timeout=timeout, wait_for_workers=False
-            )
+            self._store = host_store(member.host, timeout, size)
             meeting.put("tcp", json.dumps([member.host, self._store.port]).encode())
         else:
             address = json.loads(meeting.get(["tcp"])[0])

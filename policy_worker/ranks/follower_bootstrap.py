@@ -28,6 +28,8 @@ class RankSettings:
     """Descriptor of the memory that the ranks share."""
     device: str
     threads: int
+    config: str
+    """For the ranks, as JSON. Not in the store: every user of the machine could read and change it there."""
 
 
 def die_with_parent() -> RankSettings:

@@ -37,6 +37,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from paceline.errors import UserError
+from paceline.mesh.tcp_store import host_store
 from paceline.process.structured_log import event
 from paceline.process.user_code import python_module
 from paceline.v1 import rollout_pb2
@@ -247,10 +248,7 @@ def start_ranks(
     if threading.current_thread() is not threading.main_thread():
         # PR_SET_PDEATHSIG fires when the *thread* that spawned the child ends.
         raise RuntimeError("a replica must be started from the main thread")
-    store = dist.TCPStore(
-        "127.0.0.1", 0, None, is_master=True, wait_for_workers=False, timeout=timedelta(minutes=5)
-    )
-    store.set("config", config_json)
+    store = host_store("127.0.0.1", timedelta(minutes=5))
     children = []
     with tempfile.TemporaryFile() as shared:
         shared.truncate(mmap.PAGESIZE)
@@ -264,6 +262,7 @@ def start_ranks(
             epochs=shared.fileno(),
             device=device_type,
             threads=threads,
+            config=config_json,
         )
         for rank in range(1, size):
             env = os.environ | {
@@ -294,7 +293,7 @@ def join_ranks() -> tuple[RankGroup, str]:
     epochs = mmap.mmap(settings.epochs, mmap.PAGESIZE)
     os.close(settings.epochs)
     store = dist.TCPStore("127.0.0.1", settings.port, None, timeout=timedelta(minutes=5))
-    return RankGroup(settings, store, epochs), store.get("config").decode()
+    return RankGroup(settings, store, epochs), settings.config
 
 
 @contextlib.contextmanager

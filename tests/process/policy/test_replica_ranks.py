@@ -25,6 +25,9 @@ def test_ranks_hear_the_leader_and_agree():
     assert said["sum"] == 6.0
     assert said["over"] == [[True, True, False]] * 3
     assert said["threads"] == [1, 1, 1]
+    # The store has no password: it is for this machine, and holds no configuration.
+    assert said["listening"] == ["127.0.0.1"]
+    assert said["config_in_store"] is False
 
 
 def test_one_rank_needs_nobody():
