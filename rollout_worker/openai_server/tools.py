@@ -64,9 +64,12 @@ def _call_at(text: str, start: int) -> tuple[ToolCall | None, int]:
 
 
 def parse_arguments(text: str) -> Any:
-    """The value of a JSON text; None if it is not JSON."""
+    """The value of a JSON text; None if it is not JSON, or has half of a surrogate pair, which no
+    tokenizer takes."""
     try:
-        return _DECODER.decode(text)
+        value = _DECODER.decode(text)
+        json.dumps(value, ensure_ascii=False).encode()
+        return value
     except (ValueError, RecursionError):
         return None
 

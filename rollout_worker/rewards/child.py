@@ -20,25 +20,32 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from paceline.process.parent_death_signal import die_with
+from rollout_worker.failures import one_line
 from rollout_worker.rewards.functions import Reward, RewardError, load
+from rollout_worker.rewards.guard import guard
 from rollout_worker.rewards.score import Job, ScoringFailed, score
 
 HEADER = struct.Struct("<I")
 BEAT = struct.Struct("<dQ")
 """Time of the newest heartbeat (monotonic, seconds), and the job whose call is running; 0: none."""
+MOST_MESSAGE = 1 << 30
+"""Bytes of a message. Random bytes in place of a length are most likely beyond it."""
 _BEAT_S = 0.1
+
+
+class BadMessage(Exception):
+    """The stream between worker and scoring process is broken: a reward wrote into it."""
 
 
 def main() -> int:
     functions, timeout_s, beat_fd = json.loads(sys.argv[1]), float(sys.argv[2]), int(sys.argv[3])
-    die_with(os.getppid())
     # Ctrl-C reaches the whole process group, but the worker decides when to end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    _guard_group(int(sys.argv[4]))
-    # Printed output of a reward must not mix with the scores.
-    out = os.fdopen(os.dup(1), "wb", buffering=0)
-    os.dup2(2, 1)
+    guard(int(sys.argv[4]))
+    die_with(os.getppid())
+    out, jobs = _private_streams()
     shared = mmap.mmap(beat_fd, BEAT.size)
+    os.close(beat_fd)
     try:
         rewards = load(functions)
     except RewardError as error:
@@ -46,26 +53,21 @@ def main() -> int:
         return 2
     weights = [[reward.component, reward.weight] for reward in rewards]
     _write(out, {"ready": weights, "waits": all(reward.waits for reward in rewards)})
-    asyncio.run(_Child(rewards, timeout_s, shared, out).run())
+    asyncio.run(_Child(rewards, timeout_s, shared, out, jobs).run())
     return 0
 
 
-def _guard_group(life_fd: int) -> None:
-    """Forks a guard that kills this process group, itself included, once the worker is gone. The
-    parent-death signal covers only this process, not the processes that a reward starts.
+def _private_streams() -> tuple[Any, Any]:
+    """Streams of scores and of jobs, which no process that a reward starts inherits.
 
-    ``life_fd``: read end of a pipe; the worker holds the write end until it ends.
+    What a reward prints goes to standard error, and it finds nothing on standard input.
     """
-    if os.fork():
-        os.close(life_fd)
-        return
-    try:
-        # Otherwise the worker would not see the end of the scoring process's output.
-        os.closerange(0, life_fd)
-        os.closerange(life_fd + 1, life_fd + 1024)
-        os.read(life_fd, 1)
-    finally:
-        os.killpg(0, signal.SIGKILL)
+    out, jobs = (os.fdopen(os.dup(fd), mode, buffering=0) for fd, mode in ((1, "wb"), (0, "rb")))
+    os.dup2(2, 1)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(nothing, 0)
+    os.close(nothing)
+    return out, jobs
 
 
 @dataclass(slots=True)
@@ -74,12 +76,13 @@ class _Child:
     _timeout_s: float
     _shared: mmap.mmap
     _out: Any
+    _in: Any
     _jobs: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def run(self) -> None:
         reader = asyncio.StreamReader()
         loop = asyncio.get_running_loop()
-        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), self._in)
         beating = asyncio.create_task(self._beat_always())
         try:
             while (message := await read_message(reader)) is not None:
@@ -105,6 +108,10 @@ class _Child:
         except asyncio.CancelledError as error:
             # The worker waits for an answer to this job in any case.
             answer |= {"reason": "reward_error", "detail": f"scoring was cancelled: {error}"}
+        except Exception as error:
+            # A job that is no Job, or a reward's value that breaks the check of it.
+            detail = one_line(f"{type(error).__name__}: {error}")
+            answer |= {"reason": "reward_error", "detail": f"the job cannot be scored: {detail}"}
         answer["seconds"] = time.monotonic() - started
         self._beat(0)
         _write(self._out, answer)
@@ -119,12 +126,18 @@ class _Child:
 
 
 async def read_message(reader: asyncio.StreamReader) -> dict[str, Any] | None:
-    """The next JSON object; None at the end of the stream."""
+    """The next JSON object; None at the end of the stream. Raises BadMessage."""
     try:
         (size,) = HEADER.unpack(await reader.readexactly(HEADER.size))
-        message: dict[str, Any] = json.loads(await reader.readexactly(size))
+        if size > MOST_MESSAGE:
+            raise BadMessage(f"a message of {size} bytes")
+        message = json.loads(await reader.readexactly(size))
     except (asyncio.IncompleteReadError, ConnectionError):
         return None
+    except (ValueError, RecursionError) as error:
+        raise BadMessage(str(error)) from None
+    if not isinstance(message, dict):
+        raise BadMessage("no object")
     return message
 
 

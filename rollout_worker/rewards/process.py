@@ -6,7 +6,6 @@ import asyncio
 import json
 import mmap
 import os
-import signal
 import tempfile
 import time
 from asyncio.subprocess import PIPE
@@ -15,12 +14,16 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from paceline.process.user_code import python_module
-from rollout_worker.rewards.child import BEAT, encode_message, read_message
+from rollout_worker.rewards.child import BEAT, BadMessage, encode_message, read_message
 from rollout_worker.rewards.functions import RewardError
+from rollout_worker.rewards.output import RewardOutput
 from rollout_worker.rewards.score import Components, Job, ScoringFailed
 
 START_S = 120.0
 """Longest import of the user's reward modules."""
+
+
+WROTE = "a reward function wrote into the stream of scores"
 
 
 class ProcessLost(ScoringFailed):
@@ -58,7 +61,7 @@ class ScoringProcess:
     _tasks: list[asyncio.Task[None]] = field(default_factory=list)
     _process: asyncio.subprocess.Process | None = None
     _life: int = -1
-    """Write end of a pipe; the process's group ends when it is closed."""
+    """Write end of a pipe; the guard ends all processes when it is closed."""
 
     @property
     def jobs(self) -> int:
@@ -78,14 +81,19 @@ class ScoringProcess:
                 str(life),
                 stdin=PIPE,
                 stdout=PIPE,
+                stderr=PIPE,
                 pass_fds=[file.fileno(), life],
-                # Its own process group: processes that a reward started are killed with it.
+                # A signal to the worker's process group does not reach it.
                 start_new_session=True,
             )
         os.close(life)
-        assert self._process.stdout is not None
+        assert self._process.stdout is not None and self._process.stderr is not None
+        # It ends with the process; also what is printed during the import is worth reading.
+        self._tasks = [asyncio.create_task(RewardOutput().copy(self._process.stderr))]
         try:
             hello = await asyncio.wait_for(read_message(self._process.stdout), START_S)
+        except BadMessage as broken:
+            hello = {"error": f"reward functions: {WROTE} while they were imported: {broken}"}
         except TimeoutError:
             hello = {"error": f"reward functions: their import took longer than {START_S:g} s"}
         if hello is None:
@@ -96,7 +104,7 @@ class ScoringProcess:
         self.components = [(name, weight) for name, weight in hello["ready"]]
         self.waits = hello["waits"]
         self.lost = False
-        self._tasks = [
+        self._tasks += [
             asyncio.create_task(self._read(self._process.stdout)),
             asyncio.create_task(self._watch()),
         ]
@@ -117,7 +125,7 @@ class ScoringProcess:
         return answer["scores"], answer["seconds"]
 
     async def close(self) -> None:
-        """Kills the process and whatever it started in its group. Idempotent."""
+        """Kills the process and whatever it started. Idempotent."""
         self.lost = True
         if self._process is None:
             return
@@ -128,11 +136,15 @@ class ScoringProcess:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _read(self, stream: asyncio.StreamReader) -> None:
-        while (message := await read_message(stream)) is not None:
-            future = self._jobs.pop(message["id"])
-            if not future.done():
-                future.set_result(message)
-            self.freed(self)
+        how = ""
+        try:
+            while (message := await read_message(stream)) is not None:
+                future = self._jobs.pop(_answered(message, self._jobs))
+                if not future.done():
+                    future.set_result(message)
+                self.freed(self)
+        except BadMessage as broken:
+            how = f"{WROTE}: {broken}"
         assert self._process is not None
         closed, self.lost = self.lost, True
         # Surviving children would hold its pipes and use processor time.
@@ -148,7 +160,7 @@ class ScoringProcess:
             detail = (
                 f"a call took longer than {self.timeout_s:g} s"
                 if self._hung
-                else f"the scoring process ended with status {code}"
+                else how or f"the scoring process ended with status {code}"
             )
             future.set_exception(ProcessLost(detail, guilty=guilty, hung=self._hung))
         if not closed:
@@ -159,17 +171,26 @@ class ScoringProcess:
         while True:
             await asyncio.sleep(min(0.25, self.timeout_s / 4))
             beat, _ = BEAT.unpack_from(self._beat, 0)
-            if self.jobs and time.monotonic() - beat > self.timeout_s:
+            if self.jobs and not self.lost and time.monotonic() - beat > self.timeout_s:
                 self._hung = True
                 self._kill()
                 return
 
     def _kill(self) -> None:
-        assert self._process is not None
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
+        """Has the guard kill the scoring process with all that rewards started in it."""
         if self._life >= 0:
             os.close(self._life)
             self._life = -1
+
+
+def _answered(message: dict[str, Any], jobs: Mapping[int, Any]) -> int:
+    """The job that ``message`` answers. Raises BadMessage for anything that is no answer."""
+    number = message.get("id")
+    whole = (
+        isinstance(message.get("scores"), list) and isinstance(message.get("seconds"), float)
+        if "scores" in message
+        else isinstance(message.get("reason"), str) and isinstance(message.get("detail"), str)
+    )
+    if not isinstance(number, int) or number not in jobs or not whole:
+        raise BadMessage("no answer to a job")
+    return number

@@ -154,6 +154,21 @@ async def test_a_template_that_rewrites_the_past_changes_no_token(
 
 # ---- refusals
 
+HALF_A_PAIR = [
+    *BEGIN,
+    {
+        "role": "assistant",
+        "tool_calls": [
+            {
+                "id": "1",
+                "type": "function",
+                "function": {"name": "add", "arguments": '{"a": "\\ud800"}'},
+            }
+        ],
+    },
+    {"role": "tool", "tool_call_id": "1", "content": "1"},
+]
+
 
 @pytest.mark.parametrize(
     ("changes", "kind", "code", "param"),
@@ -166,6 +181,8 @@ async def test_a_template_that_rewrites_the_past_changes_no_token(
         ({"top_logprobs": 3}, "BadRequestError", "unsupported_parameter", "top_logprobs"),
         ({"extra_body": {"best": 1}}, "BadRequestError", "unsupported_parameter", "best"),
         ({"temperature": 3}, "BadRequestError", "invalid_value", "temperature"),
+        ({"temperature": 10**400}, "BadRequestError", "invalid_value", "temperature"),
+        ({"messages": HALF_A_PAIR}, "BadRequestError", "invalid_value", "messages[1]"),
         ({"top_p": 0}, "BadRequestError", "invalid_value", "top_p"),
         ({"max_tokens": 0}, "BadRequestError", "invalid_value", "max_tokens"),
         ({"stop": [""]}, "BadRequestError", "invalid_value", "stop"),

@@ -16,6 +16,7 @@ import pytest
 
 from paceline.config.schema import RewardConfig
 from rollout_worker.rewards.functions import RewardError, load
+from rollout_worker.rewards.output import BYTES
 from rollout_worker.rewards.process import ScoringProcess
 from rollout_worker.rewards.score import Job, ScoringFailed
 from rollout_worker.rewards.scoring import Scorer
@@ -54,6 +55,25 @@ REWARDS = """
         if completion.startswith("child"):
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", completion])
             time.sleep(60)
+        if completion.startswith("apart"):
+            sleep = [sys.executable, "-c", "import time; time.sleep(60)", completion]
+            # Twice forked, and in a session of its own: a daemon, whose parent has ended.
+            if os.fork() == 0:
+                os.setsid()
+                subprocess.Popen(sleep, start_new_session=True)
+                os._exit(0)
+            time.sleep(60)
+        if completion == "print":
+            for _ in range(20):
+                print("much" * 250_000)
+        if completion.startswith("write"):
+            # Every descriptor that it can find.
+            for fd in range(3, 64):
+                try:
+                    os.write(fd, completion[5:].encode() * 9)
+                except OSError:
+                    pass
+            time.sleep(0.1)
         return 1.0
 
     def meet(count):
@@ -285,9 +305,47 @@ async def test_what_a_hanging_reward_started_is_killed_with_it(make: Any, tmp_pa
     assert _processes(mark) == []
 
 
+async def test_a_daemon_that_a_reward_started_is_killed_with_it(make: Any, tmp_path: Path) -> None:
+    mark = f"apart-{tmp_path.name}"
+    scorer = await make("by_word")
+    assert await reason(scorer, mark) == "reward_timeout"
+    await until(lambda: _processes(mark) == [])
+
+
+@pytest.mark.parametrize("written", ["garbage!", "\0\0\0\0", "\2\0\0\0{}", "\4\0\0\0null"])
+async def test_a_reward_that_writes_into_every_descriptor_fails_alone(
+    make: Any, written: str
+) -> None:
+    scorer = await make("by_word")
+    async with asyncio.timeout(60):
+        assert await reason(scorer, f"write{written}") == "reward_crashed"
+        assert (await scorer.score(job("fine"))).rewards == [1.0]
+
+
+async def test_a_job_that_is_none_is_answered(make: Any) -> None:
+    process = pool_process(await make("by_word"))
+    async with asyncio.timeout(60):
+        with pytest.raises(ScoringFailed, match="the job cannot be scored"):
+            await process.run(Job(shared=3, each={"completion": ["x"]}))  # type: ignore[arg-type]
+
+
+async def test_what_a_reward_prints_is_bounded_in_the_log(
+    make: Any, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    scorer = await make("by_word")
+    async with asyncio.timeout(60):
+        assert (await scorer.score(job("print"))).rewards == [1.0]
+    await scorer.close()
+    said = capfd.readouterr().err
+    assert said.startswith("much") and len(said) < 2 * BYTES
+    (record,) = [r for r in caplog.records if "reward output left out" in r.message]
+    assert "bytes=19" in record.message
+
+
 WORKER = """
 import asyncio, sys
 from paceline.config.schema import RewardConfig
+from rollout_worker.rewards.output import BYTES
 from rollout_worker.rewards.score import Job
 from rollout_worker.rewards.scoring import Scorer
 
