@@ -20,7 +20,7 @@ CONTROLLER = "controller"
 WORKER = "worker"
 
 _CONNECTION = "+ping +hello +auth +select +quit +reset +client|setinfo +client|setname +client|id"
-_RULES = {
+RULES = {
     CONTROLLER: (
         f"~paceline:* -@all {_CONNECTION} +@keyspace +@string +@hash +@list +@set +@sortedset "
         "+@stream +@transaction -@dangerous -@admin +eval +evalsha +script|load +script|exists "
@@ -35,7 +35,7 @@ _RULES = {
 def acl_lines(home: Path) -> list[str]:
     """Lines of the server's configuration. Passwords are there only as digests."""
     lines = ["user default off"]
-    for user, rules in _RULES.items():
+    for user, rules in RULES.items():
         digest = hashlib.sha256(password(home, user).encode()).hexdigest()
         lines.append(f"user {user} on #{digest} resetchannels {rules}")
     return lines

@@ -23,16 +23,6 @@ from rollout_worker.openai_server.api_errors import INVALID, UNSUPPORTED
 from rollout_worker.openai_server.tools import parse_arguments
 
 
-def _number(value: Any) -> Any:
-    """JSON has integers of any length; a float has not."""
-    if isinstance(value, int) and abs(value) > 1 << 53:
-        raise PydanticCustomError(INVALID, "the number is too large")
-    return value
-
-
-Number = BeforeValidator(_number)
-
-
 def _only(*allowed: Any) -> AfterValidator:
     """Accepts the values that leave the sampling as it is without the field."""
 
@@ -133,8 +123,8 @@ class ChatRequest(_Body):
     messages: Annotated[list[ChatMessage], Field(min_length=1), AfterValidator(_not_the_assistants)]
     max_tokens: Count | None = None
     max_completion_tokens: Count | None = None
-    temperature: Annotated[float, Number, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
-    top_p: Annotated[float, Number, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2, allow_inf_nan=False)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] | None = None
     seed: Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)] | None = None
     stop: Annotated[
         list[Stop],

@@ -16,12 +16,14 @@ import typer.main
 from paceline.cli import app
 from paceline.config.load import load_config
 from paceline.config.schema import Config
+from paceline.redis.users import CONTROLLER, RULES
 
 yaml = pytest.importorskip("yaml")
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
 VERSIONS = {
     "ConfigMap": "v1",
     "Namespace": "v1",
+    "NetworkPolicy": "networking.k8s.io/v1",
     "PersistentVolumeClaim": "v1",
     "Service": "v1",
     "ServiceAccount": "v1",
@@ -148,6 +150,33 @@ def test_every_process_knows_all_controllers_by_addresses_that_exist(tmp_path: P
         if name != "paceline-redis":
             assert values["CONTROLLERS"] == expected, name
             assert "PACELINE_TOKEN" in values, "0.0.0.0 is refused without a token"
+
+
+def test_no_secret_is_on_a_command_line_and_no_image_moves() -> None:
+    for name, _, container in pods():
+        secrets = {v["name"] for v in container["env"] if "secretKeyRef" in v.get("valueFrom", {})}
+        for line in "\n".join(container.get("args", [])).splitlines():
+            # printf is a builtin of the shell: no process gets its arguments.
+            builtin = line.startswith("printf ") or "; printf " in line
+            assert builtin or not any(secret in line for secret in secrets), (name, line)
+        if container["image"] != "paceline":
+            assert re.fullmatch(r"\S+:\d+\.\d+\.\d+\S*", container["image"]), name
+    (image,) = yaml.safe_load((DEPLOY / "kubernetes/kustomization.yaml").read_text())["images"]
+    assert re.fullmatch(r"\d+\.\d+\.\d+", image["newTag"])
+    base = re.findall(r"^FROM (\S+)", (DEPLOY / "containers/Dockerfile").read_text(), re.MULTILINE)
+    assert all(re.fullmatch(r"\S+:\d+\.\d+\.\d+\S*", one) for one in base)
+    for script in (DEPLOY / "slurm").glob("*.sbatch"):
+        assert not re.search(
+            r"--(set|requirepass)\S* .*\$(password|PACELINE_TOKEN)", script.read_text()
+        )
+
+
+def test_redis_lets_nobody_command_it() -> None:
+    (values,) = (c["env"] for name, _, c in pods() if name == "paceline-redis")
+    assert {"name": "RULES", "value": RULES[CONTROLLER]} in values
+    (policy,) = of_kind("NetworkPolicy").values()
+    assert policy["spec"]["podSelector"] == {}, "every pod"
+    assert policy["spec"]["ingress"] == [{"from": [{"podSelector": {}}]}], "from this namespace"
 
 
 def test_pods_leave_gracefully_before_they_are_ended() -> None:
