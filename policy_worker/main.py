@@ -80,7 +80,7 @@ def run(
     logs.setup(worker_id)
     torch.set_num_threads(config.fleet.policy_threads)
     worker: PolicyWorker | None = None
-    side = SideChannel(config, controllers, worker_id, common_pb2.ROLE_POLICY)
+    side = SideChannel(config, controllers, worker_id, common_pb2.ROLE_POLICY, run_dir)
     try:
         with loading_model(config.model.path):
             worker = PolicyWorker(config, controllers, worker_id, run_dir, tensor_host)

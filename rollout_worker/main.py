@@ -81,7 +81,7 @@ def run(
     logs.setup(worker_id)
     sys.setswitchinterval(_SWITCH_S)
     worker: RolloutWorker | None = None
-    side = SideChannel(config, controllers, worker_id, common_pb2.ROLE_ROLLOUT)
+    side = SideChannel(config, controllers, worker_id, common_pb2.ROLE_ROLLOUT, run_dir)
     try:
         with loading_model(config.model.path):
             worker = RolloutWorker(config, controllers, worker_id, tensor_host, run_dir)

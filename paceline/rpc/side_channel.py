@@ -23,7 +23,7 @@ from paceline.config.schema import Config
 from paceline.errors import UserError
 from paceline.process import stacks, waits
 from paceline.process.waits import Wait, WaitKind
-from paceline.rpc.auth import client_root, read_token
+from paceline.rpc.auth import client_root, worker_token
 from paceline.rpc.grpc_channel import METHODS, bind_method, call_metadata, open_blocking_channel
 from paceline.v1 import common_pb2, worker_pb2
 
@@ -38,11 +38,17 @@ class SideChannel:
     """Starts its thread at once. ``registered`` ends the reports of the start."""
 
     def __init__(
-        self, config: Config, addresses: Sequence[str], worker_id: str, role: common_pb2.Role
+        self,
+        config: Config,
+        addresses: Sequence[str],
+        worker_id: str,
+        role: common_pb2.Role,
+        run_dir: Path | None = None,
     ) -> None:
         self._config = config
         self._addresses = list(addresses)
         self._worker_id, self._role = worker_id, role
+        self._run_dir = run_dir
         self._began = time.monotonic()
         self._registered = False
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -101,7 +107,7 @@ class SideChannel:
 
     def _send(self, report: worker_pb2.WaitsReport) -> None:
         with contextlib.suppress(UserError, OSError):
-            metadata = call_metadata(read_token(self._config.auth))
+            metadata = call_metadata(worker_token(self._config, self._run_dir))
             root = client_root(self._config.auth)
             for address in self._addresses:
                 # Opened for each report: there are few of them, and none in a healthy run.

@@ -18,25 +18,27 @@ import httpx
 import pytest
 
 from paceline.redis.client import connect_sync
-from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
+from paceline.rpc.client import ControlPlaneUnavailable
 from paceline.v1 import admin_pb2
 from testbed.controller_processes import Controllers
 from testbed.controllers import (
     addresses,
     config_of,
+    control_of,
     running_controllers,
     status,
     until,
     working_fleet,
 )
 from testbed.fake_workers import FakePolicy
+from testbed.full_redis import full_redis
 from tests.fixtures.rest import rest_url
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-async def why(address: str) -> admin_pb2.WhyReply:
-    control = ControlPlane([address])
+async def why(controllers: Controllers, address: str) -> admin_pb2.WhyReply:
+    control = control_of(controllers, [address])
     try:
         return await control.call("AdminService.Why", admin_pb2.WhyRequest(), 20.0)
     finally:
@@ -44,7 +46,10 @@ async def why(address: str) -> admin_pb2.WhyReply:
 
 
 async def until_named(
-    address: str, kind: str, true: Callable[[admin_pb2.WhyReply], bool] = lambda reply: True
+    controllers: Controllers,
+    address: str,
+    kind: str,
+    true: Callable[[admin_pb2.WhyReply], bool] = lambda reply: True,
 ) -> admin_pb2.WhyReply:
     """The first answer that accuses a culprit of ``kind`` and for which ``true`` holds."""
     last = admin_pb2.WhyReply()
@@ -52,7 +57,7 @@ async def until_named(
     async def named() -> bool:
         nonlocal last
         try:
-            last = await why(address)
+            last = await why(controllers, address)
         except ControlPlaneUnavailable:
             return False
         return last.culprit.kind == kind and true(last) and last.severity == "stuck"
@@ -66,7 +71,7 @@ async def until_named(
 
 
 async def leads(controllers: Controllers) -> bool:
-    control = ControlPlane(addresses(controllers))
+    control = control_of(controllers)
     try:
         return bool((await status(control)).leader)
     finally:
@@ -80,7 +85,7 @@ async def test_a_stopped_redis_is_named_by_every_controller(tmp_path: Path) -> N
             os.kill(controllers.redis_pid, signal.SIGSTOP)
             try:
                 for controller in controllers.started:
-                    found = await until_named(controller.address, "redis")
+                    found = await until_named(controllers, controller.address, "redis")
                     assert "stopped" in found.because, found.sentence
                     assert f"kill -CONT {controllers.redis_pid}" in found.remedy
             finally:
@@ -88,14 +93,14 @@ async def test_a_stopped_redis_is_named_by_every_controller(tmp_path: Path) -> N
 
 
 async def test_a_full_redis_is_named(tmp_path: Path) -> None:
-    with running_controllers(tmp_path) as controllers:
+    with running_controllers(tmp_path, redis={"maxmemory_mb": 24}) as controllers:
         await until(lambda: leads(controllers))
+        where = controllers.started[0].address
         async with working_fleet(controllers):
-            with connect_sync(controllers.redis_url, timeout_s=5.0) as client:
-                client.config_set("maxmemory", "1mb")
-            found = await until_named(
-                controllers.started[0].address, "redis", lambda reply: "full" in reply.because
-            )
+            with connect_sync(controllers.redis_url, timeout_s=5.0) as client, full_redis(client):
+                found = await until_named(
+                    controllers, where, "redis", lambda reply: "full" in reply.because
+                )
             assert "redis.maxmemory_mb" in found.remedy and "nobody dead" in found.next
 
 
@@ -111,7 +116,9 @@ async def test_a_silent_worker_is_named_over_grpc_and_rest_and_then_dead(tmp_pat
             at_work.cancel()
             await asyncio.gather(at_work, return_exceptions=True)
             await victim.stop(goodbye=False)
-            found = await until_named(where, "worker", lambda r: r.culprit.name == "policy-1")
+            found = await until_named(
+                controllers, where, "worker", lambda r: r.culprit.name == "policy-1"
+            )
             assert found.culprit.pid == os.getpid()
             assert "declared dead in" in found.next
             async with httpx.AsyncClient(base_url=rest_url(controllers), timeout=30) as client:
@@ -141,7 +148,7 @@ async def test_a_data_set_on_a_dead_mount_is_named_by_controllers_that_cannot_le
     with blocked(tmp_path) as data, running_controllers(tmp_path, 2, data=data) as controllers:
         path = data["path"]
         for controller in controllers.started:
-            found = await until_named(controller.address, "dataset")
+            found = await until_named(controllers, controller.address, "dataset")
             assert found.culprit.name == path and not found.leads
         said = await asyncio.to_thread(paceline, "why", "--run-dir", str(controllers.run_dir))
         assert said.returncode == 1 and said.stdout.count(path) >= 2, said.stdout
@@ -198,11 +205,13 @@ async def test_a_hub_that_does_not_answer_is_named_before_the_worker_has_registe
             },
         )
         try:
-            found = await _hub_named(where, role, deaf_hub)
+            found = await _hub_named(controllers, where, role, deaf_hub)
             assert f"{role}-0 (host {socket.gethostname()}, pid {started.pid})" in found.because
             assert "nobody/no-such-model" in found.because and "HF_ENDPOINT" in _remedy(found)
             # A process that has not registered shows its stacks, too.
-            shown = await asyncio.to_thread(paceline, "stacks", f"{role}-0", "--controllers", where)
+            shown = await asyncio.to_thread(
+                paceline, "stacks", f"{role}-0", "--run-dir", str(controllers.run_dir)
+            )
             assert "huggingface_hub" in shown.stdout, shown.stdout + shown.stderr
         finally:
             started.kill()
@@ -214,12 +223,14 @@ def _remedy(found: admin_pb2.WhyReply) -> str:
     return found.remedy or "HF_ENDPOINT"
 
 
-async def _hub_named(address: str, role: str, hub: str) -> admin_pb2.WhyReply:
+async def _hub_named(
+    controllers: Controllers, address: str, role: str, hub: str
+) -> admin_pb2.WhyReply:
     last = admin_pb2.WhyReply()
 
     async def named() -> bool:
         nonlocal last
-        last = await why(address)
+        last = await why(controllers, address)
         return last.culprit.kind == "hub" and f"{role}-0" in last.because
 
     try:
@@ -245,7 +256,7 @@ async def test_a_leader_fetches_stacks_through_a_session_and_refuses_a_strangers
     tmp_path: Path,
 ) -> None:
     with running_controllers(tmp_path) as controllers:
-        control = ControlPlane(addresses(controllers))
+        control = control_of(controllers)
         async with working_fleet(controllers):
             await until(lambda: leads(controllers))
 
