@@ -257,6 +257,57 @@ GUARDS = (
         ("tests/unit/controller/test_suspects.py",),
     ),
     Guard(
+        "suspect-alone",
+        "a group leaves its step only for deaths in which it was computed alone",
+        (
+            Patch(
+                "controller/ledger/decisions/rejections.py",
+                "blame.deaths >= limit and blame.alone >= max(1, limit - 1)",
+                "blame.deaths >= limit",
+            ),
+        ),
+        ("tests/unit/ledger/test_rejected_groups.py",),
+    ),
+    Guard(
+        "killer-group",
+        "a death in the middle of a step is charged to the groups of the shard",
+        (
+            Patch(
+                "controller/ledger/decisions/membership.py",
+                "    condemned = blame(d, worker) if died else []\n",
+                "    condemned = []\n",
+            ),
+        ),
+        ("tests/unit/ledger/test_rejected_groups.py",),
+        "kills_trainers",
+    ),
+    Guard(
+        "left-epoch",
+        "a step that a group has left goes on in a new mesh epoch",
+        (
+            Patch(
+                "controller/ledger/decisions/rejections.py",
+                "        d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.GROUP_LEFT_OUT, _names(groups)))\n"
+                "        d.mend_mesh(now)\n",
+                "        d.settle_fleet(now)\n",
+            ),
+        ),
+        ("tests/unit/ledger/test_rejected_groups.py",),
+    ),
+    Guard(
+        "payload-facts",
+        "a payload is compared with the facts that were accepted",
+        (
+            Patch(
+                "policy_worker/step/payload_check.py",
+                "    if planned is not None and found != (planned.sequences, planned.tokens):\n",
+                "    if False:\n",
+            ),
+        ),
+        ("tests/unit/policy/test_policy_bad_groups.py",),
+        "contradicts",
+    ),
+    Guard(
         "unsettled",
         "a buffer that an operation may still write to is not used again",
         (Patch("policy_worker/trainer.py", "if not mesh.settled:\n", "if False:\n"),),

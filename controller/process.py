@@ -57,6 +57,8 @@ HANDLERS: dict[str, Any] = {
     "RolloutService.ReportPartials": rollout.report_partials,
     "PolicyService.NextPlan": policy.next_plan,
     "PolicyService.FetchGroups": policy.fetch_groups,
+    "PolicyService.RejectGroups": policy.reject_groups,
+    "PolicyService.TryGroup": policy.try_group,
     "PolicyService.Vote": policy.vote,
     "PolicyService.RecordCheckpoint": policy.record_checkpoint,
     "AdminService.GetStatus": admin.get_status,

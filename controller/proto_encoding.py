@@ -80,7 +80,10 @@ def plan_of(
     if view is not None:
         epochs = [message_of(policy_pb2.VersionEpoch, epoch) for epoch in view.version_epochs]
         shard = _task_refs(view.shard)
-        plan = message_of(policy_pb2.StepPlan, view, shard=shard, version_epochs=epochs)
+        groups = [message_of(policy_pb2.PlannedGroup, group) for group in view.groups]
+        plan = message_of(
+            policy_pb2.StepPlan, view, shard=shard, groups=groups, version_epochs=epochs
+        )
     return policy_pb2.PlanReply(state=_PLANS[kind], plan=plan)
 
 

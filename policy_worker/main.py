@@ -6,9 +6,10 @@
                │   ┌─────────────────────────────────────────────────────────── formed ◄──┐
                │   ▼                                                                      │
                │  NextPlan ─► fetch ─► add ─► reduce ─► Vote ─┬─ COMMITTED ─► commit ─────┤─► publish,
-               │   (waits for   (its      (scratch   (waits   │                           │   checkpoint
-               │    groups)    groups)     copy)    for all)  └─ RETRY: keep the local gradients,
-               │                                                 wait for the next epoch
+               │   (waits for   (its     │ (scratch   (waits  │                           │   checkpoint
+               │    groups)    groups)   │  copy)    for all) └─ RETRY: keep the local gradients,
+               │                         │                       wait for the next epoch
+               │                         └─ RejectGroups: wait for the next epoch
                └─ STOPPED ────────► finish checkpoints, exit 0
 
 - NextPlan and fetch end early when a directive names another epoch; form, reduce and both ends of a
@@ -50,7 +51,7 @@ from policy_worker.model import pick_device
 from policy_worker.publish_and_checkpoint import PublishAndCheckpoint
 from policy_worker.ranks.rank_group import start_ranks
 from policy_worker.refusal_limit import RefusalLimit
-from policy_worker.step.gradients import StepTotals
+from policy_worker.shard_gradients import ShardGradients
 from policy_worker.step.stats import Stats
 from policy_worker.trainer import EpochMesh, Trainer
 from policy_worker.worker_report import PolicyReport
@@ -145,6 +146,7 @@ class PolicyWorker:
             on_progress=self.progressed,
             step_left=self.step_is_left,
         )
+        self.shard = ShardGradients(self.control, self.trainer, self.worker_report)
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -298,24 +300,21 @@ class PolicyWorker:
         plan = self.next_plan(mesh.epoch)
         if plan is None:
             return
-        shard = [(ref.task_id, ref.attempt) for ref in plan.shard]
-        missing = self.trainer.begin(StepTotals.of(plan), shard)
-        with waiting(WaitKind.PAYLOADS, f"fetching {len(missing)} groups of step {plan.step}"):
-            groups = self.control.fetch(missing, lambda: self.epoch_is_over(mesh.epoch))
-        if groups is None:
+        shard = self.shard.compute(plan, lambda: self.epoch_is_over(mesh.epoch))
+        if shard is None:
             return
-        fetched = time.monotonic()
-        self.worker_report.work(f"step {plan.step}: computing {len(groups)} groups")
-        self.trainer.add(groups)
-        computed = time.monotonic()
+        if not shard.complete:
+            self.ended_epoch = mesh.epoch
+            self.leave()
+            return
         self.worker_report.work(f"step {plan.step}: reducing")
         where = f"inside the all-reduce of epoch {mesh.epoch}"
         with waiting(WaitKind.COLLECTIVE, where):
             stats = self.trainer.reduce()
         reduced = time.monotonic()
-        stats.set("time_wait_s", fetched - self.idle_since)
-        stats.set("time_compute_s", computed - fetched)
-        stats.set("time_reduce_s", reduced - computed)
+        stats.set("time_wait_s", shard.fetched - self.idle_since)
+        stats.set("time_compute_s", shard.computed - shard.fetched)
+        stats.set("time_reduce_s", reduced - shard.computed)
         stats.set("time_commit_s", self.last_commit_s)
         stats.set("time_publish_s", self.out.last_publish_s)
         with waiting(WaitKind.VOTES, f"waiting for the votes of step {plan.step}"):
@@ -334,9 +333,9 @@ class PolicyWorker:
             "committed",
             step=plan.step,
             version=version,
-            groups=len(shard),
+            groups=len(plan.shard),
             loss=stats.mean("loss"),
-            ms=(time.monotonic() - fetched) * 1e3,
+            ms=(time.monotonic() - shard.fetched) * 1e3,
         )
         self.out.publish()
         if self.trainer.state.step % self.config.train.checkpoint_every == 0:

@@ -43,8 +43,8 @@ from policy_worker.ranks.sharding import (
 )
 from policy_worker.state import NO_VERSION, TrainState
 from policy_worker.state_transfer import BUCKET, receive_state, send_state, state_tensors
-from policy_worker.step.batch import BadGroup
-from policy_worker.step.gradients import Gradients, GroupKey, StepTotals
+from policy_worker.step.batch import BadGroup, GroupKey
+from policy_worker.step.gradients import Gradients, StepTotals
 from policy_worker.step.optimizer import apply_update, learning_rate
 from policy_worker.step.stats import Stats
 
@@ -209,11 +209,16 @@ class Trainer:
         self.replica.announce(RankCommand.BEGIN, spec=asdict(spec), shard=list(shard))
         return self.gradients.begin(spec, shard)
 
+    @property
+    def vocabulary(self) -> int:
+        """Token ids that the model knows."""
+        return int(self.state.model.get_input_embeddings().num_embeddings)
+
     def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
         """Adds the gradients of ``groups`` to the local ones.
 
         Raises BadGroup if a payload contradicts itself; no rank has added anything then. Raises
-        EpochCancelled if the step was given up.
+        RowOutOfMemory (of one rank) or EpochCancelled; the step has to begin again then.
         """
         if groups:
             self.replica.announce(RankCommand.ADD, groups=groups)

@@ -119,6 +119,7 @@ def _fields(kind: Any) -> list[tuple[str, Any]]:
 
 
 def _optional(kind: Any) -> frozenset[str]:
+    """Names of the fields with a default."""
     return frozenset(
         f.name for f in fields(kind) if f.default is not MISSING or f.default_factory is not MISSING
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from controller.ledger.enums import (
     DeathCause,
     EmptyReason,
+    GroupFault,
     Lifecycle,
     ReturnKind,
     SuspendStage,
@@ -175,6 +176,28 @@ class VoteResult:
     outcome: VoteOutcome
     version: Version = Version(-1)
     """Of the state after a commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class RejectGroups(WorkerCommand):
+    """A trainer cannot train these groups of its shard. Reply: the number that left the step. Groups
+    that have left it, or are in another member's shard, are not counted again."""
+
+    step: Step
+    groups: tuple[tuple[TaskId, int], ...]
+    """(task id, attempt)."""
+    fault: GroupFault
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TryGroup(WorkerCommand):
+    """The trainer computes this suspect group next, and nothing else; "": no further one. Reply: bool,
+    whether the attempt at the step still stands. Idempotent."""
+
+    step: Step
+    mesh_epoch: MeshEpoch
+    task_id: TaskId
 
 
 @dataclass(frozen=True, slots=True)

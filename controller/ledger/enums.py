@@ -96,6 +96,7 @@ class MeshEnd(StrEnum):
     DIVERGED = "diverged"  # the members' weights were not equal
     LOST_COMMIT = "lost_commit"  # a member holds a version whose commit Redis has lost
     MEMBERSHIP = "membership"  # a replica joins or leaves between two steps
+    GROUP_LEFT_OUT = "group_left_out"  # a group left the step: the gradients start over
 
 
 class VoteOutcome(StrEnum):
@@ -160,6 +161,15 @@ class DropReason(StrEnum):
     QUARANTINED = "quarantined"  # max_attempts attempts failed, or killed their owners
     RUN_ENDED = "run_ended"  # the run ended first
     SUSPENDED = "suspended"  # of a step: the run was stopped for now
+
+
+class GroupFault(StrEnum):
+    """Reason for which an accepted group leaves its step and is never trained."""
+
+    PAYLOAD_LOST = "payload_lost"  # the payload store has no readable payload of it
+    PAYLOAD_INVALID = "payload_invalid"  # the payload contradicts itself or the accepted facts
+    OUT_OF_MEMORY = "out_of_memory"  # a row of it alone does not fit into the trainer's memory
+    KILLED_TRAINERS = "killed_trainers"  # max_attempts trainers died with it
 
 
 DROPPED_FOR_AGE = (DropReason.STALE, DropReason.EXPIRED)

@@ -89,10 +89,17 @@ class GroupFacts:
     token_versions: tuple[tuple[Version, int], ...] = ()
     """Number of trainable tokens by version, oldest first. It is as long as the group's generation in
     steps. Empty: all tokens are of ``max_version``, as far as the journal knows."""
+    lengths: tuple[int, ...] = ()
+    """Completion tokens of each sequence, those that are not trained included."""
 
     @property
     def by_version(self) -> tuple[tuple[Version, int], ...]:
         return self.token_versions or ((self.max_version, self.tokens),)
+
+    @property
+    def whole_lengths(self) -> tuple[int, ...]:
+        """Tokens of each sequence, prompt included."""
+        return tuple(self.prompt_tokens + length for length in self.lengths)
 
 
 @dataclass(frozen=True, slots=True)

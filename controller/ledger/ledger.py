@@ -15,7 +15,7 @@ from typing import Any
 from controller.ledger import commands as cmd
 from controller.ledger import standby_workers
 from controller.ledger.codec import decode, encode
-from controller.ledger.decisions import leases, membership, mesh, run, steps
+from controller.ledger.decisions import leases, membership, mesh, rejections, run, steps
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.enums import Phase
 from controller.ledger.events import Event
@@ -121,6 +121,8 @@ _HANDLERS: dict[type[Any], Callable[[Ledger, Any, float], Any]] = {
     cmd.FormMesh: mesh.form_mesh,
     cmd.BreakLink: mesh.break_link,
     cmd.CastVote: steps.vote,
+    cmd.RejectGroups: rejections.reject,
+    cmd.TryGroup: rejections.try_group,
     cmd.RecordCheckpoint: steps.record_checkpoint,
     cmd.Scale: run.scale,
     cmd.Drain: membership.drain,

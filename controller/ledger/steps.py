@@ -1,8 +1,9 @@
 """Policy steps: the open one, the shards of its replicas, their votes; commits and lost steps.
 
-A step is a transaction: every member of the mesh applies it, or none does. Its composition never
-changes; a reshard only gives the groups of a lost member to the others. (step, mesh epoch) identifies
-one attempt at it, as a reshard always follows a new epoch.
+A step is a transaction: every member of the mesh applies it, or none does. (step, mesh epoch) identifies
+one attempt at it, as a reshard always follows a new epoch. A reshard only gives the groups of a lost
+member to the others. The composition of a step changes in one case: a group that cannot be trained
+leaves it for good, and the step opens again with the others.
 """
 
 from __future__ import annotations
@@ -25,6 +26,21 @@ class Vote:
 @dataclass(frozen=True, slots=True)
 class OpenStep(StepSpec):
     votes: dict[str, Vote] = field(default_factory=dict)
+    trials: dict[str, TaskId] = field(default_factory=dict)
+    """Suspect group that a member computes by itself, by worker id; "" after its last one."""
+
+    def shard(self, worker_id: str) -> tuple[TaskId, ...]:
+        return tuple(self.groups[i] for i in self.shards.get(worker_id, ()))
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Deaths of trainers that an accepted group may have caused."""
+
+    deaths: int = 0
+    """Trainers that died with it in their shard."""
+    alone: int = 0
+    """Those of them that were computing this group and nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +60,14 @@ class StepBook:
     history: dict[Step, tuple[TaskId, ...]] = field(default_factory=dict)
     """Compositions of committed steps that no checkpoint covers."""
     replay: dict[Step, tuple[TaskId, ...]] = field(default_factory=dict)
-    """Compositions of lost steps, to be trained again as they were."""
+    """Compositions of lost steps, to be trained again as they were. A group that could not be trained is
+    missing; a ready one takes its place."""
+    suspects: dict[TaskId, Blame] = field(default_factory=dict)
+    """Groups with which trainers died, until their step is committed."""
+    rejections: int = 0
+    """Attempts at a step that a group had to leave, since the last commit."""
+    last_rejection: str = ""
+    """Reason of the newest of them."""
     commits: list[Commit] = field(default_factory=list)
     """The last few, oldest first."""
     last_commit_t: float = 0.0
@@ -64,6 +87,9 @@ class StepBook:
         """Closes the open step, which every member has voted for."""
         assert self.open is not None
         self.history[commit.step] = self.open.groups
+        for task_id in self.open.groups:
+            self.suspects.pop(task_id, None)
+        self.rejections = 0
         self.open = None
         self.commits.append(commit)
         del self.commits[:-_COMMITS_KEPT]
@@ -71,6 +97,12 @@ class StepBook:
         self.metrics = dict(metrics)
         self.samples_trained += int(metrics.get("samples", 0))
         self.tokens_trained += int(metrics.get("tokens", 0))
+
+    def leave_out(self, task_id: TaskId) -> None:
+        """The group leaves the composition that it is reserved for."""
+        for step, groups in self.replay.items():
+            if task_id in groups:
+                self.replay[step] = tuple(x for x in groups if x != task_id)
 
     def roll_back(self, to_step: Step) -> list[TaskId]:
         """Moves the compositions after ``to_step`` to ``replay``; the task ids in them."""

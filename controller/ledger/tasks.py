@@ -17,12 +17,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from controller.ledger.enums import DROPPED_FOR_AGE, DropReason, Kind, VerdictCode
+from controller.ledger.enums import (
+    DROPPED_FOR_AGE,
+    DropReason,
+    GroupFault,
+    Kind,
+    VerdictCode,
+)
 from controller.ledger.facts import GroupFacts, LeasedTask
 from paceline.ids import Step, TaskId
 
 _OUTCOMES_KEPT = 4096
-_NO_FAILURE = (*DROPPED_FOR_AGE, DropReason.RUN_ENDED)
+_NO_FAILURE = (*DROPPED_FOR_AGE, DropReason.RUN_ENDED, *GroupFault)
 """Drops that say nothing about the attempts."""
 SUSPECT_DEATHS = 2
 """Owners that died with a task before it is isolated. One death happens to every task."""
@@ -42,7 +48,7 @@ TRANSITIONS: dict[TaskState | None, frozenset[TaskState | None]] = {
     TaskState.PENDING: frozenset({TaskState.LEASED, None}),
     TaskState.LEASED: frozenset({TaskState.PENDING, TaskState.READY, None}),
     TaskState.READY: frozenset({TaskState.IN_STEP, None}),
-    TaskState.IN_STEP: frozenset({TaskState.TRAINED, TaskState.READY}),
+    TaskState.IN_STEP: frozenset({TaskState.TRAINED, TaskState.READY, None}),
     TaskState.TRAINED: frozenset({TaskState.IN_STEP, None}),
 }
 """Next states of a training task; None is "not in memory": not yet dispatched, dropped, or trained

@@ -46,6 +46,16 @@ class DirectiveView:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedGroup:
+    """The accepted facts of one group of a shard: its payload must agree with them."""
+
+    tokens: int
+    sequences: int
+    suspect: bool
+    """A trainer died with it: it is to be computed by itself."""
+
+
+@dataclass(frozen=True, slots=True)
 class PlanView:
     """One replica's part of the open step."""
 
@@ -54,6 +64,8 @@ class PlanView:
     version: Version
     next_version: Version
     shard: tuple[Ref, ...]
+    groups: tuple[PlannedGroup, ...]
+    """Of the shard, in its order."""
     total_tokens: int
     """Without those that are masked for their age."""
     total_sequences: int
@@ -207,17 +219,22 @@ def plan(
     if step is None or state_version != step.version:
         return PlanState.WAIT, None
     records = state.tasks.records
-    groups = [g for task_id in step.groups if (g := records[task_id].group) is not None]
-    shard = [step.groups[i] for i in step.shards[worker_id]]
+    facts = {task_id: g for task_id in step.groups if (g := records[task_id].group) is not None}
+    groups = facts.values()
+    shard = step.shard(worker_id)
+    suspects = state.steps.suspects
     return PlanState.OPEN, PlanView(
         step=step.step,
         mesh_epoch=step.mesh_epoch,
         version=step.version,
         next_version=Version(step.version + 1),
         shard=tuple((task_id, records[task_id].attempt) for task_id in shard),
+        groups=tuple(
+            PlannedGroup(facts[x].tokens, facts[x].sequences, x in suspects) for x in shard
+        ),
         total_tokens=sum(trained_tokens(state, g, step.step) for g in groups),
         total_sequences=sum(g.sequences for g in groups),
-        total_groups=len(groups),
+        total_groups=len(facts),
         rank=rank,
         size=len(mesh.members),
         version_epochs=tuple(reversed(state.versions.epochs)),

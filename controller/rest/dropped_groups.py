@@ -36,7 +36,9 @@ class DroppedGroups:
         self._owners: dict[str, str] = {}
         """Worker of each leased task."""
         self._accepted: dict[str, dict[str, Any]] = {}
-        """Facts of ready groups: a group in a step is not dropped any more."""
+        """Facts of the groups that are ready or in the open step."""
+        self._open: tuple[str, ...] = ()
+        """Groups of the open step."""
         self._dropped: dict[str, deque[GroupSummary]] = {}
 
     async def recent(self, reason: str | None) -> list[GroupSummary]:
@@ -78,14 +80,19 @@ class DroppedGroups:
             known = {name: event[name] for name in FACTS if name in event}
             self._accepted[str(event["task_id"])] = {**known, "owner": event["worker_id"]}
         elif kind == "StepOpened":
-            for task_id in event["groups"]:
+            self._open = tuple(event["groups"])
+        elif kind == "StepCommitted":
+            for task_id in self._open:
                 self._accepted.pop(task_id, None)
+            self._open = ()
         elif kind == "TaskDropped":
             task_id, reason = str(event["task_id"]), str(event["reason"])
             owner = self._owners.pop(task_id, "")
             known = self._accepted.pop(task_id, {})
             generated = event.get("group") or {}
             known |= {name: generated[name] for name in FACTS if name in generated}
+            prompt = generated.get("prompt_tokens", 0)
+            known["lengths"] = [prompt + n for n in generated.get("lengths", ())]
             if not task_id.startswith("t") or (
                 reason not in self._dropped and len(self._dropped) >= MOST_REASONS
             ):

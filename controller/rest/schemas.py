@@ -192,6 +192,8 @@ class GroupSummary(Reply):
     reason: str = ""
     """Why it was dropped."""
     detail: str = ""
+    lengths: list[int] = []
+    """Tokens of each sequence, prompt included, of a group that could not be trained."""
     dropped_t: float = 0.0
     """Unix seconds; 0: not dropped."""
 

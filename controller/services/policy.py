@@ -1,4 +1,4 @@
-"""PolicyService: plans, payloads, votes, checkpoints."""
+"""PolicyService: plans, payloads, rejected groups, votes, checkpoints."""
 
 from __future__ import annotations
 
@@ -6,8 +6,14 @@ import logging
 import re
 from collections.abc import AsyncIterator
 
-from controller.ledger.commands import CastVote, CommandRefused, RecordCheckpoint, VoteResult
-from controller.ledger.enums import VoteOutcome
+from controller.ledger.commands import (
+    CastVote,
+    RecordCheckpoint,
+    RejectGroups,
+    TryGroup,
+    VoteResult,
+)
+from controller.ledger.enums import GroupFault, VoteOutcome
 from controller.ledger.events import Topic
 from controller.proto_encoding import plan_of, wire_values
 from controller.replicated_controller import Controller
@@ -20,10 +26,9 @@ from controller.services.validation import (
     check_text,
     check_wait,
 )
-from paceline.ids import MeshEpoch, Step, Version
+from paceline.ids import MeshEpoch, Step, TaskId, Version
 from paceline.process.structured_log import event
-from paceline.refusal_code import RefusalCode
-from paceline.v1 import policy_pb2
+from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +38,11 @@ MOST_KEPT = 32
 """Older checkpoints that stay while no replica of Redis confirms records."""
 
 _OUTCOMES = wire_values(VoteOutcome, policy_pb2.Outcome, "OUTCOME")
+_NAMED_FAULTS = {
+    wire: fault
+    for fault, wire in wire_values(GroupFault, policy_pb2.GroupFault, "GROUP_FAULT").items()
+    if fault is not GroupFault.KILLED_TRAINERS
+}
 
 
 async def next_plan(
@@ -66,11 +76,49 @@ async def fetch_groups(
     for start in range(0, len(refs), FETCHED_AT_ONCE):
         some = refs[start : start + FETCHED_AT_ONCE]
         for ref, data in zip(some, await leader.context.stores.payloads.get(some), strict=True):
-            if data is None:
-                raise CommandRefused(
-                    RefusalCode.UNKNOWN, f"no payload of {ref[0]} attempt {ref[1]}"
-                )
-            yield data
+            yield _lost(ref) if data is None else data
+
+
+def _lost(ref: tuple[TaskId, int]) -> bytes:
+    """In the place of a payload that is gone: the caller knows whether its plan still stands."""
+    task = common_pb2.TaskRef(task_id=ref[0], attempt=ref[1])
+    return bytes(rollout_pb2.Group(task=task).SerializeToString())
+
+
+async def reject_groups(
+    controller: Controller, request: policy_pb2.RejectRequest
+) -> policy_pb2.RejectReply:
+    leader = controller.leading()
+    caller = check_caller(request.caller)
+    check_count(request.groups, "groups", MAX_FETCHED)
+    fault = _NAMED_FAULTS.get(request.fault)
+    if fault is None:
+        raise Invalid(f"fault {request.fault} is none that a replica can report")
+    command = RejectGroups(
+        *caller,
+        step=Step(request.step),
+        groups=tuple(check_task(task) for task in request.groups),
+        fault=fault,
+        detail=check_text(request.detail, "detail"),
+    )
+    left: int = await leader.execute(command)
+    return policy_pb2.RejectReply(left=left)
+
+
+async def try_group(controller: Controller, request: policy_pb2.TryRequest) -> policy_pb2.TryReply:
+    leader = controller.leading()
+    caller = check_caller(request.caller)
+    task_id = TaskId("")
+    if request.task_id:
+        task_id, _ = check_task(common_pb2.TaskRef(task_id=request.task_id, attempt=1))
+    command = TryGroup(
+        *caller,
+        step=Step(request.step),
+        mesh_epoch=MeshEpoch(request.mesh_epoch),
+        task_id=task_id,
+    )
+    stands: bool = await leader.execute(command)
+    return policy_pb2.TryReply(stands=stands)
 
 
 async def vote(controller: Controller, request: policy_pb2.VoteRequest) -> policy_pb2.VoteReply:

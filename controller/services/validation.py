@@ -151,6 +151,7 @@ def check_group(group: rollout_pb2.Group, limits: GroupLimits, newest_version: i
         generate_s=group.generate_s,
         reward_s=group.reward_s,
         token_versions=_by_version(sequences),
+        lengths=tuple(len(completion.tokens) // 4 for completion in group.completions),
     )
 
 

@@ -40,6 +40,9 @@ class Shape:
     """Probability that a worker's reports do not name a lease it works at."""
     fates: dict[int, str] = field(default_factory=dict)
     """Training tasks that kill their worker, fail, or can never succeed, by ordinal."""
+    group_fates: dict[int, str] = field(default_factory=dict)
+    """Accepted groups that kill each trainer that computes them, that it names as invalid, or whose
+    payload vanishes, by ordinal of the task."""
     lease_ttl_s: float = 3.0
     fenced: bool = True
 
@@ -63,7 +66,10 @@ class Cluster:
         )
         self.redis = MemoryRedis(Process(self.timeline, "redis"), self.network, fenced=shape.fenced)
         guilty = {f"t{n}" for n, fate in shape.fates.items() if fate in ("kills", "fails")}
-        self.oracle = Oracle(shape.facts, self.redis.entries, guilty=guilty)
+        untrainable = {f"t{n}" for n in shape.group_fates}
+        self.oracle = Oracle(
+            shape.facts, self.redis.entries, guilty=guilty, untrainable=untrainable
+        )
         self.redis.landed = self._landed
         self.redis.saved = self.oracle.saved
         self.trace: Callable[[float, Landed], None] | None = None

@@ -16,6 +16,7 @@ from controller.simulator.world import World
 from paceline.v1 import admin_pb2
 
 FATES = ("kills", "fails", "bad")
+GROUP_FATES = ("kills", "names", "vanishes")
 
 
 def draw_shape(rng: random.Random) -> Shape:
@@ -59,7 +60,7 @@ def draw_shape(rng: random.Random) -> Shape:
     )
     if rng.random() < 0.25:
         facts = replace(facts, bounds={"rollout_spares": 1})
-    return _with_slow_groups(replace(shape, facts=facts))
+    return _with_untrainable_groups(_with_slow_groups(replace(shape, facts=facts)))
 
 
 def _with_slow_groups(shape: Shape) -> Shape:
@@ -79,6 +80,15 @@ def _with_slow_groups(shape: Shape) -> Shape:
         facts=facts,
         generate_s=lambda r: usual(r) * (10.0 if r.random() < 0.125 else 1.0),
     )
+
+
+def _with_untrainable_groups(shape: Shape) -> Shape:
+    """Two runs in five have one or two groups that no trainer can train."""
+    rng = random.Random(shape.facts.seed + 1)
+    if rng.random() >= 0.4:
+        return shape
+    fates = {rng.randrange(20): rng.choice(GROUP_FATES) for _ in range(rng.choice([1, 2]))}
+    return replace(shape, group_fates=fates)
 
 
 def plan_faults(world: World, until: float) -> None:

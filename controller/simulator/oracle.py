@@ -15,6 +15,7 @@ from typing import Any
 from controller.ledger import Ledger
 from controller.ledger import events as ev
 from controller.ledger.commands import GroupFacts, RunSpec
+from controller.ledger.enums import GroupFault
 from controller.ledger.tasks import SUSPECT_DEATHS
 from controller.simulator.age_oracle import (
     Ages,
@@ -46,13 +47,16 @@ class Oracle:
         entries: Sequence[Landed],
         *,
         guilty: Collection[str] = (),
+        untrainable: Collection[str] = (),
         checked: bool = True,
     ) -> None:
         """``entries``: the journal as it stands. ``guilty``: tasks that kill their worker or fail. No
-        other may be quarantined for deaths it was not alone with."""
+        other may be quarantined for deaths it was not alone with. ``untrainable``: tasks whose groups
+        no trainer can train. No other may leave a step, unless it was alone with several deaths."""
         self.facts = facts
         self.entries = entries
         self.guilty = guilty
+        self.untrainable = untrainable
         self.checked = checked
         self.ledger = Ledger(checked=checked)
         self.term = 0
@@ -86,6 +90,10 @@ class Oracle:
         self.members: dict[str, int] = {}
         self.votes: dict[str, str] = {}
         self.shards: dict[str, tuple[int, ...]] = {}
+        self.trials: dict[str, str] = {}
+        """Group that each member computes by itself."""
+        self.trial_deaths: Counter[str] = Counter()
+        """Members that died while they computed a group by itself."""
         self.open: ev.StepOpened | None = None
         self.epochs = {"mesh": 0, "link": 0}
         self.finished: str = ""
@@ -135,6 +143,7 @@ class Oracle:
         self.counts["spares put to work"] += not e.spare
 
     def _on_WorkerDied(self, e: ev.WorkerDied) -> None:
+        self.trial_deaths[self.trials.pop(e.worker_id, "")] += 1
         self.counts["deaths"] += 1
         self._gone(e.worker_id, e.incarnation)
         buried, self._buried = self._buried, {}
@@ -214,10 +223,26 @@ class Oracle:
         if problem := wrong_drop(e, ages, self.facts):
             raise Violation(problem)
         self.counts["expired"] += e.reason == "expired"
+        if e.reason in set(GroupFault):
+            self._left_step(e)
         if e.reason == "quarantined" and "owner_died" in e.detail.rpartition("; ")[2]:
             self._buried[e.task_id] = True
         if e.task_id in self.leases:
             self._end_lease(e.task_id, e.attempt)
+
+    def _left_step(self, e: ev.TaskDropped) -> None:
+        self.counts[e.reason] += 1
+        needed = max(1, self.facts.max_attempts - 1)
+        if e.reason == GroupFault.KILLED_TRAINERS:
+            if self.trial_deaths[e.task_id] < needed:
+                raise Violation(
+                    f"{e.task_id} left its step, and was not alone with {needed} deaths"
+                )
+        elif e.task_id not in self.untrainable:
+            raise Violation(f"{e.task_id} left its step without a fault: {e.reason}")
+
+    def _on_GroupTried(self, e: ev.GroupTried) -> None:
+        self.trials[e.worker_id] = e.task_id
 
     def _on_MeshFormed(self, e: ev.MeshFormed) -> None:
         self._rise("mesh", e.epoch)
@@ -237,7 +262,8 @@ class Oracle:
     def _on_StepOpened(self, e: ev.StepOpened) -> None:
         if e.step != len(self.line) + 1:
             raise Violation(f"step {e.step} opened after {len(self.line)} steps")
-        if e.step in self.lost and self.lost[e.step] != e.groups:
+        again = tuple(t for t in self.lost.get(e.step, ()) if t not in self.dropped)
+        if e.groups[: len(again)] != again:
             raise Violation(f"step {e.step} is repeated with other groups")
         used = {task_id for groups in self.line for task_id in groups}
         for task_id in e.groups:
@@ -248,18 +274,18 @@ class Oracle:
             ready = [t for t in self.attempts if t in self.accepted and t not in kept]
             if list(e.groups) != ready[: len(e.groups)]:
                 raise Violation(f"step {e.step} took {e.groups}, the oldest leases are {ready}")
-        self.open, self.votes, self.shards = e, {}, dict(e.shards)
+        self.open, self.votes, self.shards, self.trials = e, {}, dict(e.shards), {}
 
     def _on_StepResharded(self, e: ev.StepResharded) -> None:
         self.votes = {}
         for worker_id, before in self.shards.items():
             if worker_id in e.shards and not set(before) <= set(e.shards[worker_id]):
                 raise Violation(f"groups that {worker_id} may have computed were dealt to another")
-        self.shards = dict(e.shards)
+        self.shards, self.trials = dict(e.shards), {}
 
     def _on_StepAborted(self, e: ev.StepAborted) -> None:
         if self.open is not None and self.open.step == e.step:
-            self.open = None
+            self.open, self.trials = None, {}
         else:
             self.lost.pop(e.step, None)
 
@@ -289,6 +315,8 @@ class Oracle:
                 raise Violation(f"{task_id} was sampled with weights that never were")
             if ages and not may_be_trained(ages, self.facts):
                 raise Violation(f"{task_id} was trained in step {e.step}, {ages} steps late")
+        if doomed := set(opened.groups) & set(self.untrainable):
+            raise Violation(f"{sorted(doomed)} cannot be trained and were, in step {e.step}")
         self.line.append(opened.groups)
         self.lost.pop(e.step, None)
         self.versions[e.version] = e.step
@@ -385,7 +413,13 @@ class Oracle:
         """The journal has lost its end, and with it every promise that rested on it: the books are
         made anew from what is left. Weights of lost commits may be about, as after a damage."""
         told_until = max(self.versions) + 1
-        anew = Oracle(self.facts, self.entries, guilty=self.guilty, checked=False)
+        anew = Oracle(
+            self.facts,
+            self.entries,
+            guilty=self.guilty,
+            untrainable=self.untrainable,
+            checked=False,
+        )
         anew.corrupted = True
         anew._void_term = max(self.term, self._void_term)
         for landed in self.entries:

@@ -22,6 +22,7 @@ from controller.simulator.gradient_mesh import ERROR, Weights
 from controller.simulator.oracle import Violation, next_state
 from controller.simulator.rollout import SimulatedRolloutWorker
 from controller.simulator.worker import Fenced, SimulatedWorker
+from paceline.ids import TaskId
 from paceline.v1 import common_pb2, policy_pb2, worker_pb2
 
 FORM_S = 10.0
@@ -182,10 +183,18 @@ class SimulatedPolicyWorker(SimulatedWorker):
             if self.cluster.oracle.may_train(self.name, self.incarnation, plan):
                 self.cluster.oracle.planned(plan)
         self.busy = True
-        for ref in plan.shard:
+        suspects = {
+            ref.task_id for ref, of in zip(plan.shard, plan.groups, strict=True) if of.suspect
+        }
+        for ref in sorted(plan.shard, key=lambda ref: ref.task_id in suspects):
             task_id, attempt = ref.task_id, ref.attempt
             if task_id in self.accumulated:
                 continue
+            if task_id in suspects and not await self._try(plan, task_id):
+                return False
+            if fate := self.cluster.shape.group_fates.get(int(task_id[1:])):
+                await self._fail(plan, ref, fate)
+                return False
             if (task_id, attempt) not in self.cluster.redis.payloads:
                 if self.cluster.oracle.may_train(self.name, self.incarnation, plan):
                     raise Violation(f"the payload of {task_id}/{attempt} is gone")
@@ -200,7 +209,34 @@ class SimulatedPolicyWorker(SimulatedWorker):
             if not self._current(mesh):
                 self.busy = False
                 return False
-        return True
+        return not suspects or await self._try(plan, "")
+
+    async def _try(self, plan: policy_pb2.StepPlan, task_id: str) -> bool:
+        """Says which suspect it computes next; False if the attempt at the step is over."""
+        request = policy_pb2.TryRequest(
+            caller=self.caller, step=plan.step, mesh_epoch=plan.mesh_epoch, task_id=task_id
+        )
+        reply = await self.call(policy_service.try_group, request)
+        if not reply.stands:
+            await self.news(0.5)
+        return bool(reply.stands)
+
+    async def _fail(self, plan: policy_pb2.StepPlan, ref: common_pb2.TaskRef, fate: str) -> None:
+        """The group cannot be trained: the replica dies of it, or can say which one it was."""
+        await asyncio.sleep(self.rng.random() * self.cluster.shape.group_s(self.rng))
+        if fate == "kills":
+            self.exit(1)
+            return
+        fault = policy_pb2.GROUP_FAULT_PAYLOAD_INVALID
+        if fate == "vanishes":
+            self.cluster.redis.payloads.pop((TaskId(ref.task_id), ref.attempt), None)
+            fault = policy_pb2.GROUP_FAULT_PAYLOAD_LOST
+        self.busy = False
+        request = policy_pb2.RejectRequest(
+            caller=self.caller, step=plan.step, groups=[ref], fault=fault
+        )
+        await self.call(policy_service.reject_groups, request)
+        await self.news(0.5)
 
     async def _vote(self, plan: policy_pb2.StepPlan, reduced: frozenset[str]) -> None:
         """Returns once the outcome is known: nothing else is done before."""

@@ -23,6 +23,14 @@ class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     OUTCOME_COMMITTED: _ClassVar[Outcome]
     OUTCOME_RETRY: _ClassVar[Outcome]
     OUTCOME_PENDING: _ClassVar[Outcome]
+
+class GroupFault(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    GROUP_FAULT_UNSPECIFIED: _ClassVar[GroupFault]
+    GROUP_FAULT_PAYLOAD_LOST: _ClassVar[GroupFault]
+    GROUP_FAULT_PAYLOAD_INVALID: _ClassVar[GroupFault]
+    GROUP_FAULT_OUT_OF_MEMORY: _ClassVar[GroupFault]
+    GROUP_FAULT_KILLED_TRAINERS: _ClassVar[GroupFault]
 PLAN_STATE_UNSPECIFIED: PlanState
 PLAN_STATE_OPEN: PlanState
 PLAN_STATE_WAIT: PlanState
@@ -32,6 +40,11 @@ OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_COMMITTED: Outcome
 OUTCOME_RETRY: Outcome
 OUTCOME_PENDING: Outcome
+GROUP_FAULT_UNSPECIFIED: GroupFault
+GROUP_FAULT_PAYLOAD_LOST: GroupFault
+GROUP_FAULT_PAYLOAD_INVALID: GroupFault
+GROUP_FAULT_OUT_OF_MEMORY: GroupFault
+GROUP_FAULT_KILLED_TRAINERS: GroupFault
 
 class PlanRequest(_message.Message):
     __slots__ = ("caller", "mesh_epoch", "state_version", "wait_s")
@@ -46,7 +59,7 @@ class PlanRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., mesh_epoch: _Optional[int] = ..., state_version: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("step", "mesh_epoch", "version", "next_version", "shard", "total_tokens", "total_sequences", "total_groups", "rank", "size", "version_epochs", "oldest_step")
+    __slots__ = ("step", "mesh_epoch", "version", "next_version", "shard", "total_tokens", "total_sequences", "total_groups", "rank", "size", "version_epochs", "oldest_step", "groups")
     STEP_FIELD_NUMBER: _ClassVar[int]
     MESH_EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -59,6 +72,7 @@ class StepPlan(_message.Message):
     SIZE_FIELD_NUMBER: _ClassVar[int]
     VERSION_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     OLDEST_STEP_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
     step: int
     mesh_epoch: int
     version: int
@@ -71,7 +85,18 @@ class StepPlan(_message.Message):
     size: int
     version_epochs: _containers.RepeatedCompositeFieldContainer[VersionEpoch]
     oldest_step: int
-    def __init__(self, step: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., next_version: _Optional[int] = ..., shard: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., total_sequences: _Optional[int] = ..., total_groups: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., version_epochs: _Optional[_Iterable[_Union[VersionEpoch, _Mapping]]] = ..., oldest_step: _Optional[int] = ...) -> None: ...
+    groups: _containers.RepeatedCompositeFieldContainer[PlannedGroup]
+    def __init__(self, step: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., next_version: _Optional[int] = ..., shard: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., total_sequences: _Optional[int] = ..., total_groups: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., version_epochs: _Optional[_Iterable[_Union[VersionEpoch, _Mapping]]] = ..., oldest_step: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[PlannedGroup, _Mapping]]] = ...) -> None: ...
+
+class PlannedGroup(_message.Message):
+    __slots__ = ("tokens", "sequences", "suspect")
+    TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCES_FIELD_NUMBER: _ClassVar[int]
+    SUSPECT_FIELD_NUMBER: _ClassVar[int]
+    tokens: int
+    sequences: int
+    suspect: bool
+    def __init__(self, tokens: _Optional[int] = ..., sequences: _Optional[int] = ..., suspect: _Optional[bool] = ...) -> None: ...
 
 class VersionEpoch(_message.Message):
     __slots__ = ("first_version", "offset")
@@ -127,6 +152,44 @@ class VoteReply(_message.Message):
     outcome: Outcome
     version: int
     def __init__(self, outcome: _Optional[_Union[Outcome, str]] = ..., version: _Optional[int] = ...) -> None: ...
+
+class RejectRequest(_message.Message):
+    __slots__ = ("caller", "step", "groups", "fault", "detail")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    GROUPS_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    caller: _common_pb2.Caller
+    step: int
+    groups: _containers.RepeatedCompositeFieldContainer[_common_pb2.TaskRef]
+    fault: GroupFault
+    detail: str
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., step: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., fault: _Optional[_Union[GroupFault, str]] = ..., detail: _Optional[str] = ...) -> None: ...
+
+class RejectReply(_message.Message):
+    __slots__ = ("left",)
+    LEFT_FIELD_NUMBER: _ClassVar[int]
+    left: int
+    def __init__(self, left: _Optional[int] = ...) -> None: ...
+
+class TryRequest(_message.Message):
+    __slots__ = ("caller", "step", "mesh_epoch", "task_id")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    MESH_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    TASK_ID_FIELD_NUMBER: _ClassVar[int]
+    caller: _common_pb2.Caller
+    step: int
+    mesh_epoch: int
+    task_id: str
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., step: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., task_id: _Optional[str] = ...) -> None: ...
+
+class TryReply(_message.Message):
+    __slots__ = ("stands",)
+    STANDS_FIELD_NUMBER: _ClassVar[int]
+    stands: bool
+    def __init__(self, stands: _Optional[bool] = ...) -> None: ...
 
 class CheckpointRequest(_message.Message):
     __slots__ = ("caller", "step", "version", "path", "size_bytes", "seconds")

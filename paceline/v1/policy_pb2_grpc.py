@@ -50,6 +50,16 @@ class PolicyServiceStub:
                 request_serializer=paceline_dot_v1_dot_policy__pb2.VoteRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_policy__pb2.VoteReply.FromString,
                 _registered_method=True)
+        self.RejectGroups = channel.unary_unary(
+                '/paceline.v1.PolicyService/RejectGroups',
+                request_serializer=paceline_dot_v1_dot_policy__pb2.RejectRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_policy__pb2.RejectReply.FromString,
+                _registered_method=True)
+        self.TryGroup = channel.unary_unary(
+                '/paceline.v1.PolicyService/TryGroup',
+                request_serializer=paceline_dot_v1_dot_policy__pb2.TryRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_policy__pb2.TryReply.FromString,
+                _registered_method=True)
         self.RecordCheckpoint = channel.unary_unary(
                 '/paceline.v1.PolicyService/RecordCheckpoint',
                 request_serializer=paceline_dot_v1_dot_policy__pb2.CheckpointRequest.SerializeToString,
@@ -68,7 +78,8 @@ class PolicyServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def FetchGroups(self, request, context):
-        """Returns the payloads of accepted groups, in the order of the request.
+        """Returns the payloads of accepted groups, in the order of the request. A group whose payload is lost
+        comes without completions.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -77,6 +88,22 @@ class PolicyServiceServicer:
     def Vote(self, request, context):
         """Reports that the replica has the reduced gradients of the step. Waits for the outcome. Idempotent by
         (step, mesh_epoch).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RejectGroups(self, request, context):
+        """Reports groups of the replica's shard that cannot be trained. They leave the step for good, and the
+        step opens again without them, in the next mesh epoch. A group is counted once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TryGroup(self, request, context):
+        """Says which suspect group the replica computes next, by itself; it computes it after the reply. If the
+        replica dies, only this group is suspected. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -106,6 +133,16 @@ def add_PolicyServiceServicer_to_server(servicer, server):
                     servicer.Vote,
                     request_deserializer=paceline_dot_v1_dot_policy__pb2.VoteRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_policy__pb2.VoteReply.SerializeToString,
+            ),
+            'RejectGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.RejectGroups,
+                    request_deserializer=paceline_dot_v1_dot_policy__pb2.RejectRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_policy__pb2.RejectReply.SerializeToString,
+            ),
+            'TryGroup': grpc.unary_unary_rpc_method_handler(
+                    servicer.TryGroup,
+                    request_deserializer=paceline_dot_v1_dot_policy__pb2.TryRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_policy__pb2.TryReply.SerializeToString,
             ),
             'RecordCheckpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.RecordCheckpoint,
@@ -194,6 +231,60 @@ class PolicyService:
             '/paceline.v1.PolicyService/Vote',
             paceline_dot_v1_dot_policy__pb2.VoteRequest.SerializeToString,
             paceline_dot_v1_dot_policy__pb2.VoteReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RejectGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.PolicyService/RejectGroups',
+            paceline_dot_v1_dot_policy__pb2.RejectRequest.SerializeToString,
+            paceline_dot_v1_dot_policy__pb2.RejectReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TryGroup(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.PolicyService/TryGroup',
+            paceline_dot_v1_dot_policy__pb2.TryRequest.SerializeToString,
+            paceline_dot_v1_dot_policy__pb2.TryReply.FromString,
             options,
             channel_credentials,
             insecure,

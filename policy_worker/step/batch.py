@@ -6,7 +6,7 @@ that collects their bytes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,8 +19,20 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 
+GroupKey = tuple[str, int]
+"""Task id and attempt."""
+
+
 class BadGroup(UserError, ValueError):
-    """A payload that contradicts itself. The message names the task and the contradiction."""
+    """Groups that cannot be trained, and why."""
+
+    def __init__(
+        self, message: str, groups: Iterable[GroupKey] = (), fault: str = "payload_invalid"
+    ) -> None:
+        """``fault``: payload_lost, payload_invalid or out_of_memory."""
+        super().__init__(message)
+        self.groups = tuple(groups)
+        self.fault = fault
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +70,7 @@ def decode(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
         return _columns(groups)
     except ValueError as error:
         # From NumPy, if the bytes are no whole number of tokens.
-        raise BadGroup(_contradiction(groups)) from error
+        raise _contradiction(groups) from error
 
 
 def _columns(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
@@ -72,7 +84,7 @@ def _columns(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
     span_length = np.array([span.length for span in spans], dtype=np.int64)
     version = np.repeat(np.array([span.version for span in spans], dtype=np.int64), span_length)
     if not len(tokens) == len(behaviour) == len(trained) == len(version):
-        raise BadGroup(_contradiction(groups))
+        raise _contradiction(groups)
     return TokenBatch(
         prompt_tokens=np.frombuffer(
             b"".join([group.prompt_tokens for group in groups]), dtype="<i4"
@@ -90,10 +102,17 @@ def _columns(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
 
 def check_vocabulary(batch: TokenBatch, groups: Sequence[rollout_pb2.Group], rows: int) -> None:
     """Raises BadGroup if a token id has no row in an embedding of ``rows``."""
-    highest = max(int(batch.tokens.max()), int(batch.prompt_tokens.max()))
-    if highest >= rows:
-        names = ", ".join(group.task.task_id for group in groups)
-        raise BadGroup(f"token {highest} in one of {names}: the model knows {rows}")
+    for tokens, length in (
+        (batch.tokens, np.bincount(batch.group_of, batch.length).astype(np.int64)),
+        (batch.prompt_tokens, batch.prompt_length),
+    ):
+        strange = np.flatnonzero((tokens < 0) | (tokens >= rows))
+        if len(strange):
+            group = groups[int(np.searchsorted(np.cumsum(length), strange[0], side="right"))]
+            raise BadGroup(
+                f"token {tokens[strange[0]]} in group {group.task.task_id}: the model knows {rows}",
+                [(group.task.task_id, group.task.attempt)],
+            )
 
 
 def staleness(version: Ints, step: int, epochs: Sequence[tuple[int, int]]) -> Ints:
@@ -108,7 +127,7 @@ def staleness(version: Ints, step: int, epochs: Sequence[tuple[int, int]]) -> In
     return age
 
 
-def _contradiction(groups: Sequence[rollout_pb2.Group]) -> str:
+def _contradiction(groups: Sequence[rollout_pb2.Group]) -> BadGroup:
     for group in groups:
         for index, c in enumerate(group.completions):
             counts = {
@@ -118,5 +137,8 @@ def _contradiction(groups: Sequence[rollout_pb2.Group]) -> str:
                 "versions": sum(span.length for span in c.versions),
             }
             if len(set(counts.values())) != 1:
-                return f"group {group.task.task_id} completion {index}: lengths differ: {counts}"
-    return "groups whose lengths differ"
+                return BadGroup(
+                    f"group {group.task.task_id} completion {index}: lengths differ: {counts}",
+                    [(group.task.task_id, group.task.attempt)],
+                )
+    return BadGroup("groups whose lengths differ")

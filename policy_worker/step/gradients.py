@@ -24,13 +24,25 @@ from policy_worker.objectives.columns import TokenColumns, group_advantages, tok
 from policy_worker.objectives.grpo import grpo_loss
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.state import TrainState, local_tensor
-from policy_worker.step.batch import Ints, TokenBatch, check_vocabulary, decode, staleness
+from policy_worker.step.batch import (
+    GroupKey,
+    Ints,
+    TokenBatch,
+    check_vocabulary,
+    decode,
+    staleness,
+)
 from policy_worker.step.logprobs import score
 from policy_worker.step.packing import MicroBatch, pack, plan_rows
 from policy_worker.step.stats import Stats, measure
 
-GroupKey = tuple[str, int]
-"""Task id and attempt."""
+
+class RowOutOfMemory(Exception):
+    """A row of these groups does not fit into the device's memory; no gradient of the step is left."""
+
+    def __init__(self, message: str, groups: tuple[GroupKey, ...]) -> None:
+        super().__init__(message)
+        self.groups = groups
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +122,9 @@ class Gradients:
     def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
         """Adds the gradients of ``groups``. Of a sharded replica all ranks call it, with the same.
 
-        Raises BadGroup on a payload that contradicts itself or the model; nothing is added then.
-        Raises EpochCancelled on every rank if the step was given up; all local gradients are dropped.
+                Raises BadGroup on a payload that contradicts itself or the model; nothing is added then.
+        Raises RowOutOfMemory if a row does not fit into memory, and EpochCancelled on every rank if the
+        step was given up; all local gradients are dropped, and the step has to begin again.
         """
         spec = self._spec
         if spec is None:
@@ -131,7 +144,12 @@ class Gradients:
             # The forward of a sharded model is collective: a rank without a row of its own takes
             # part with one that counts nothing.
             row = rows[start + rank] if mine else rows[start]
-            self._add_row(columns, pack(batch, row, self.device), counts=mine)
+            try:
+                self._add_row(columns, pack(batch, row, self.device), counts=mine)
+            except torch.OutOfMemoryError as error:
+                if ranks > 1:
+                    raise  # the other ranks wait in a collective: the replica has to die as one
+                raise self._too_large(batch, row, groups, error) from error
             self.on_progress()
             # One integer over loopback for each micro-batch: ranks look at different moments.
             if not self.replica.agree(not self.left()):
@@ -140,6 +158,20 @@ class Gradients:
         self._added.update((g.task.task_id, g.task.attempt) for g in groups)
         if rank == 0:
             self.stats.add("loss", 0.0, len(batch.length) / max(spec.sequences, 1))
+
+    def _too_large(
+        self, batch: TokenBatch, row: Ints, groups: Sequence[rollout_pb2.Group], error: Exception
+    ) -> RowOutOfMemory:
+        self.clear()  # a part of the row may be in the gradients
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        named = [groups[g].task for g in np.unique(batch.group_of[row])]
+        tokens = int(batch.prompt_length[batch.group_of[row]].sum() + batch.length[row].sum())
+        return RowOutOfMemory(
+            f"a row of {len(row)} sequences with {tokens} tokens, prompts included: "
+            + str(error).partition("\n")[0],
+            tuple((task.task_id, task.attempt) for task in named),
+        )
 
     def flatten(self, scratch: Tensor) -> None:
         """Copies the local gradients into ``scratch``, float32 [size]; zeros if there are none."""

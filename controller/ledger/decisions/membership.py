@@ -13,9 +13,11 @@ from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.decisions.leases import release
 from controller.ledger.decisions.mesh import assign_link, lose_member
+from controller.ledger.decisions.rejections import blame, drop_from_step
 from controller.ledger.enums import (
     LIFECYCLE_TRANSITIONS,
     DeathCause,
+    GroupFault,
     Lifecycle,
     MeshEnd,
     Phase,
@@ -190,7 +192,11 @@ def _depart(
         detail = event.how if isinstance(event, ev.WorkerDied) else ""
         reason = ReleaseReason.OWNER_DIED if died else ReleaseReason.OWNER_STOPPED
         release(d, task, worker, reason, counts=counts, detail=detail, suspected=suspected)
+    condemned = blame(d, worker) if died else []
     d.emit(event)
+    if condemned:
+        detail = f"{s.run.max_attempts} trainers died with it, the last one was {worker.worker_id}"
+        drop_from_step(d, condemned, GroupFault.KILLED_TRAINERS, detail)
     over = s.ended or s.phase is Phase.SUSPENDED
     if s.fleet.in_mesh(worker.worker_id, worker.incarnation) and not over:
         lose_member(d, MeshEnd.MEMBER_DIED, worker.worker_id)

@@ -10,6 +10,7 @@ from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.decisions.leases import drop
 from controller.ledger.decisions.mesh import leave_step, roll_back
+from controller.ledger.decisions.rejections import MOST_REJECTIONS
 from controller.ledger.enums import DropReason, MeshEnd, Phase, SuspendStage, VerdictCode
 from controller.ledger.scale_limits import problem_of, within
 from controller.ledger.tasks import TaskState
@@ -82,6 +83,11 @@ def settle_end(d: Decider, now: float) -> None:
     if s.tasks.fruitless >= max(FRUITLESS_BATCHES * s.run.groups_per_step, FRUITLESS_TASKS):
         why = f"{s.tasks.fruitless} tasks in a row were dropped without a group, the last one as"
         _fail(d, "no-group-accepted", f"{why} {s.tasks.last_failure}"[:2048], now)
+        return
+    if s.steps.rejections >= MOST_REJECTIONS:
+        why = f"{s.steps.rejections} attempts in a row at step {s.versions.step + 1} were given up"
+        why += f" because a group could not be trained, the last one as {s.steps.last_rejection}"
+        _fail(d, "no-step-trained", why[:2048], now)
         return
     if s.steps.open is not None:
         return

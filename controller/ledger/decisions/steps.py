@@ -33,22 +33,24 @@ def settle_step(d: Decider, now: float) -> None:
     if step > s.run.steps:
         return
     replay = s.steps.replay.get(step)
-    groups = replay or _choose(d, step)
-    if groups is None:
+    kept = replay or ()
+    missing = s.run.groups_per_step - len(kept)
+    chosen = _choose(d, step, missing) if missing else ()
+    if chosen is None:
         return
+    groups = (*kept, *chosen)
     members = [m.worker_id for m in mesh.members]
     shards = assign_shards([_cost(s, task_id) for task_id in groups], members)
     d.emit(ev.StepOpened(step, s.versions.version, mesh.epoch, groups, shards, replay is not None))
 
 
-def _choose(d: Decider, step: Step) -> tuple[TaskId, ...] | None:
-    """The ready groups that were leased first; None if there are too few.
+def _choose(d: Decider, step: Step, count: int) -> tuple[TaskId, ...] | None:
+    """The ``count`` ready groups that were leased first; None if there are too few.
 
     Tasks are numbered in the order of their first lease, and a group that took long, or several
     attempts, goes before those that were leased later. Groups that are too old for ``step`` are dropped.
     """
     s = d.state
-    count = s.run.groups_per_step
     if len(s.tasks.ready) < count:
         return None
     for task_id in list(s.tasks.ready):

@@ -38,7 +38,8 @@ def to_json(event: Event) -> dict[str, Any]:
 
 
 def from_json(data: Mapping[str, Any]) -> Event:
-    """Inverse of ``to_json``. Raises ValueError for an unknown type and KeyError for a missing field."""
+    """Inverse of ``to_json``. Raises ValueError for an unknown type and KeyError for a missing field
+    that has no default."""
     kind = TYPES.get(data["type"])
     if kind is None:
         raise ValueError(f"the journal has an event of unknown type {data['type']!r}")

@@ -11,10 +11,10 @@ from controller.ledger.events.event import LEASES, Event, Severity, Topic, event
 from controller.ledger.facts import Ballot, StepSpec, values
 from controller.ledger.fleet import Failures
 from controller.ledger.state import State
-from controller.ledger.steps import Commit, OpenStep, Vote
+from controller.ledger.steps import Blame, Commit, OpenStep, Vote
 from controller.ledger.tasks import TaskState
 from controller.ledger.versions import Checkpoint
-from paceline.ids import MeshEpoch, Step, Version
+from paceline.ids import MeshEpoch, Step, TaskId, Version
 
 
 @event
@@ -24,10 +24,8 @@ class StepOpened(StepSpec, Event):
     listed = False
 
     def apply(self, s: State) -> None:
-        if self.replay:
-            del s.steps.replay[self.step]
-        else:
-            s.tasks.move_all(self.groups, TaskState.IN_STEP)
+        kept = set(s.steps.replay.pop(self.step, ()))
+        s.tasks.move_all((x for x in self.groups if x not in kept), TaskState.IN_STEP)
         s.steps.open = OpenStep(**values(StepSpec, self))
 
     def text(self) -> str:
@@ -48,7 +46,7 @@ class StepResharded(Event):
     def apply(self, s: State) -> None:
         assert s.steps.open is not None
         s.steps.open = replace(
-            s.steps.open, mesh_epoch=self.mesh_epoch, shards=self.shards, votes={}
+            s.steps.open, mesh_epoch=self.mesh_epoch, shards=self.shards, votes={}, trials={}
         )
 
     def text(self) -> str:
@@ -98,11 +96,56 @@ class StepCommitted(Event):
 
 
 @event
+class GroupTried(Event):
+    """A member computes this suspect group next, by itself; "": it has computed its last one."""
+
+    worker_id: str
+    step: Step
+    task_id: TaskId
+
+    directs = False
+    listed = False
+
+    def apply(self, s: State) -> None:
+        assert s.steps.open is not None
+        s.steps.open.trials[self.worker_id] = self.task_id
+
+    def text(self) -> str:
+        return f"{self.worker_id} computes suspect group {self.task_id or 'no more'} by itself"
+
+
+@event
+class GroupsBlamed(Event):
+    """A trainer died with these groups, any of which may be the cause; ``alone``: it was computing
+    the only one of them and nothing else."""
+
+    worker_id: str
+    step: Step
+    task_ids: tuple[TaskId, ...]
+    alone: bool
+
+    directs = False
+    listed = False
+
+    def apply(self, s: State) -> None:
+        for task_id in self.task_ids:
+            blame = s.steps.suspects.get(task_id, Blame())
+            s.steps.suspects[task_id] = Blame(blame.deaths + 1, blame.alone + self.alone)
+
+    def text(self) -> str:
+        groups = self.task_ids[0] if self.alone else f"one of {len(self.task_ids)} groups"
+        return f"{self.worker_id} died in step {self.step}, perhaps because of {groups}"
+
+
+@event
 class StepAborted(Event):
-    """No member of the step is left: its groups are ready again."""
+    """The attempt at the step is over: no member of it is left, or a group leaves it. Its groups are
+    ready again."""
 
     step: Step
     reason: str
+    rejected: str = ""
+    """Why a group leaves the step; empty if none does."""
 
     wakes = LEASES | {Topic.VOTE}
 
@@ -116,6 +159,9 @@ class StepAborted(Event):
             s.tasks.move_all(s.steps.replay.pop(self.step), TaskState.READY)
             return
         s.steps.open = None
+        if self.rejected:
+            s.steps.rejections += 1
+            s.steps.last_rejection = self.rejected
         if step.replay:
             s.steps.replay[step.step] = step.groups
         else:

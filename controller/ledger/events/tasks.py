@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controller.ledger.enums import ROUTINE_DROPS, Kind, VerdictCode
+from controller.ledger.enums import ROUTINE_DROPS, GroupFault, Kind, VerdictCode
 from controller.ledger.evals import EvalRound
 from controller.ledger.events.event import LEASES, Event, Severity, Topic, event, reason_in_words
 from controller.ledger.facts import GroupFacts, LeasedTask
@@ -98,7 +98,7 @@ class TaskDropped(Event):
     task_id: TaskId
     attempt: int
     reason: str
-    """A DropReason, or the worker's own reason."""
+    """A DropReason, a GroupFault, or the worker's own reason."""
     detail: str = ""
     verdict: VerdictCode = VerdictCode.DUPLICATE
     """On a repeated submission of this attempt."""
@@ -123,10 +123,22 @@ class TaskDropped(Event):
             s.garbage.append((self.task_id, self.attempt))
         if self.group is not None:
             s.tasks.count_dropped(self.reason, self.group)
+        s.steps.suspects.pop(self.task_id, None)
+        if task.state is TaskState.IN_STEP:
+            s.steps.leave_out(self.task_id)
         s.tasks.drop(task, self.reason, self.detail, self.verdict)
 
     def text(self) -> str:
-        return f"task {self.task_id} dropped ({reason_in_words(self.reason, self.detail)})"
+        lengths = self.group.whole_lengths if self.group and self.reason in set(GroupFault) else ()
+        shown = f"; sequences of {_listed(lengths)} tokens" if lengths else ""
+        why = reason_in_words(self.reason, self.detail)
+        return f"task {self.task_id} dropped ({why}{shown})"
+
+
+def _listed(lengths: tuple[int, ...]) -> str:
+    """ "812, 640 and 17"."""
+    *most, last = map(str, lengths)
+    return f"{', '.join(most)} and {last}" if most else last
 
 
 @event

@@ -42,6 +42,9 @@ LISTED: dict[str, ev.Event] = {
     "rollout-0 serves nothing until it has loaded the weights again (parity failure: w differs)": (
         ev.ParityFailed("rollout-0", 7, 1, "w differs")
     ),
+    "task t7 dropped (out of memory: p0: 80 GiB; sequences of 12, 18 and 9 tokens)": ev.TaskDropped(
+        "t7", 1, "out_of_memory", "p0: 80 GiB", group=group(LEASE, lengths=(7, 13, 4))
+    ),
     "mesh epoch 4 is over (peer error: reset by peer)": ev.MeshBroken(
         4, MeshEnd.PEER_ERROR, "reset by peer"
     ),
@@ -96,6 +99,11 @@ COUNTED: dict[str, ev.Event] = {
     "policy-0 voted for step 3": ev.VoteCast(
         "policy-0", 7, 3, 5, "same", {"loss": StatValue(1.0, 2.0, 3.0)}
     ),
+    "policy-0 computes suspect group t1 by itself": ev.GroupTried("policy-0", 3, "t1"),
+    "policy-0 died in step 3, perhaps because of t1": ev.GroupsBlamed("policy-0", 3, ("t1",), True),
+    "policy-0 died in step 3, perhaps because of one of 2 groups": ev.GroupsBlamed(
+        "policy-0", 3, ("t1", "t2"), False
+    ),
     "weights link 9 from policy-0 to rollout-0": ev.LinkAssigned(9, "policy-0", 7, "rollout-0", 8),
 }
 EXAMPLES = {**LISTED, **COUNTED}
@@ -149,6 +157,15 @@ def test_only_losses_are_warnings_and_only_the_failed_run_is_an_error() -> None:
     assert ev.TermBegun(1, "controller-0", 1.0).severity is Severity.INFO
     assert ev.WorkerDied("p", 1, DeathCause.REPLACED, "").severity is Severity.INFO
     assert ev.MeshBroken(1, MeshEnd.MEMBERSHIP).severity is Severity.INFO
+
+
+def test_an_event_of_an_earlier_release_lacks_newer_fields_and_is_read() -> None:
+    accepted = journalled(ev.GroupAccepted("rollout-0", group(LEASE)))
+    del accepted["lengths"]
+    dropped = journalled(ev.TaskDropped("t5", 1, "prompt_too_long"))
+    del dropped["group"]
+    assert ev.from_json(accepted) == ev.GroupAccepted("rollout-0", group(LEASE))
+    assert ev.from_json(dropped) == ev.TaskDropped("t5", 1, "prompt_too_long")
 
 
 def test_the_journal_of_a_later_release_is_refused_and_not_guessed() -> None:

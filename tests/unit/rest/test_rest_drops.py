@@ -61,6 +61,21 @@ async def test_a_group_that_grew_stale_is_told_with_its_facts_and_others_with_no
     assert await drops.reason_of("t2") == "quarantined" and await drops.reason_of("t3") is None
 
 
+async def test_a_group_that_left_its_step_is_told_with_its_lengths() -> None:
+    journal = Journal()
+    drops = DroppedGroups(SimpleNamespace(journal=journal, run_dir=Path("/srv/run")))  # type: ignore[arg-type]
+    journal.append(leased("t1", "t2"), accepted("t1"), accepted("t2"))
+    journal.append({"type": "StepOpened", "groups": ["t1", "t2"]})
+    large = {"sequences": 2, "tokens": 90, "prompt_tokens": 30, "lengths": [10, 870]}
+    journal.append({**dropped("t1", "out_of_memory", "p0: 80 GiB"), "group": large})
+    journal.append({"type": "StepOpened", "groups": ["t2"]}, {"type": "StepCommitted"})
+    journal.append(dropped("t2", "run_ended"))
+    (told,) = await drops.recent("out_of_memory")
+    assert (told.tokens, told.lengths, told.owner) == (90, [40, 900], "rollout-1")
+    (late,) = await drops.recent("run_ended")
+    assert late.sequences == 0, "trained: nothing is remembered of it"
+
+
 async def test_one_reason_does_not_crowd_out_another_and_memory_is_bounded() -> None:
     journal = Journal()
     drops = DroppedGroups(SimpleNamespace(journal=journal, run_dir=Path("/srv/run")))  # type: ignore[arg-type]

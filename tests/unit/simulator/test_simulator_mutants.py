@@ -12,7 +12,7 @@ from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger import invariants, standby_workers, views
 from controller.ledger import ledger as ledger_module
-from controller.ledger.decisions import leases, membership, steps
+from controller.ledger.decisions import leases, membership, rejections, steps
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.facts import RunSpec
 from controller.ledger.steps import StepBook, assign_shards
@@ -70,8 +70,8 @@ def slow_groups_are_dropped(patch: pytest.MonkeyPatch) -> None:
 def a_step_takes_the_first_groups(patch: pytest.MonkeyPatch) -> None:
     """Those that were ready first, whenever they were leased."""
 
-    def choose(d: Any, step: int) -> tuple[str, ...] | None:
-        found = chosen(d, step)
+    def choose(d: Any, step: int, count: int) -> tuple[str, ...] | None:
+        found = chosen(d, step, count)
         return found and tuple(d.state.tasks.ready)[: len(found)]
 
     chosen = steps._choose
@@ -154,6 +154,40 @@ def suspects_in_company(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Task, "suspect", property(lambda self: False))
 
 
+def trainers_die_and_no_group_is_blamed(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(membership, "blame", lambda d, worker: [])
+
+
+def a_dead_trainers_whole_shard_leaves(patch: pytest.MonkeyPatch) -> None:
+    """Whoever happened to be in the shard of a trainer that died leaves the step."""
+
+    def blame(d: Any, worker: Any) -> list[Any]:
+        step = d.state.steps.open
+        shard = step.shard(worker.worker_id) if step is not None else ()
+        return [d.state.tasks.records[task_id] for task_id in shard]
+
+    patch.setattr(membership, "blame", blame)
+
+
+def a_rejection_is_not_heard(patch: pytest.MonkeyPatch) -> None:
+    patch.setitem(ledger_module._HANDLERS, cmd.RejectGroups, lambda d, c, now: 0)
+
+
+def a_step_opens_anew_in_the_same_epoch(patch: pytest.MonkeyPatch) -> None:
+    """Votes for the composition that a group has left count for the next one."""
+
+    def reject(d: Any, c: cmd.RejectGroups, now: float) -> int:
+        step = d.state.steps.open
+        shard = step.shard(c.worker_id) if step is not None and step.step == c.step else ()
+        groups = [d.state.tasks.records[t] for t, _ in c.groups if t in shard]
+        if groups:
+            rejections.drop_from_step(d, groups, c.fault, c.detail)
+            steps.settle_step(d, now)
+        return len(groups)
+
+    patch.setitem(ledger_module._HANDLERS, cmd.RejectGroups, reject)
+
+
 def no_spare_is_put_to_work(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(standby_workers, "settle_spares", lambda d: None)
     patch.setattr(invariants, "missing_at_work", lambda state: 0)
@@ -184,6 +218,10 @@ MUTANTS: tuple[Callable[[pytest.MonkeyPatch], None], ...] = (
     no_expiry_of_unnamed_leases,
     every_death_charged_to_all_that_were_held,
     suspects_in_company,
+    trainers_die_and_no_group_is_blamed,
+    a_dead_trainers_whole_shard_leaves,
+    a_rejection_is_not_heard,
+    a_step_opens_anew_in_the_same_epoch,
     no_spare_is_put_to_work,
     replies_before_they_are_durable,
 )

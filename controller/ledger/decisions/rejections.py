@@ -1,0 +1,98 @@
+"""Decisions about accepted groups that cannot be trained: blame, isolation, rejection.
+
+- A trainer that can name the group (a payload that is lost or wrong, a row that does not fit into
+  memory) rejects it, and the group leaves the step at once.
+- A trainer that dies names nobody. All groups of its shard become suspects. From then on a member
+  computes a suspect by itself and says so before (``TryGroup``), so the next death has one culprit.
+- A group leaves the step after ``max_attempts`` deaths, if it was computed by itself in all of them but
+  the first. One kill from outside thus never costs a group.
+- The step opens again in a new mesh epoch with its other groups and a ready one: votes and gradients of
+  the former composition belong to an epoch that is over, and count for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
+from controller.ledger.decisions.decider import Decider
+from controller.ledger.enums import GroupFault, MeshEnd
+from controller.ledger.fleet import Worker
+from controller.ledger.tasks import Task
+
+MOST_REJECTIONS = 20
+"""A run fails after so many attempts in a row at a step that a group had to leave: a fault that every
+group has is no group's fault, and the data set has no end."""
+
+
+def reject(d: Decider, c: cmd.RejectGroups, now: float) -> int:
+    d.caller(c.worker_id, c.incarnation)
+    s = d.state
+    step = s.steps.open
+    if step is None or step.step != c.step or not s.fleet.in_mesh(c.worker_id, c.incarnation):
+        return 0
+    shard = step.shard(c.worker_id)
+    named = [s.tasks.records[task_id] for task_id, _ in c.groups if task_id in shard]
+    attempts = dict(c.groups)
+    groups = [task for task in named if task.attempt == attempts[task.task_id]]
+    if not groups:
+        return 0
+    drop_from_step(d, groups, c.fault, f"{c.worker_id}: {c.detail}")
+    mesh = s.fleet.whole_mesh
+    if mesh is not None:
+        d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.GROUP_LEFT_OUT, _names(groups)))
+        d.mend_mesh(now)
+    return len(groups)
+
+
+def try_group(d: Decider, c: cmd.TryGroup, now: float) -> bool:
+    d.caller(c.worker_id, c.incarnation)
+    s = d.state
+    step, mesh = s.steps.open, s.fleet.whole_mesh
+    if (
+        step is None
+        or mesh is None
+        or (c.step, c.mesh_epoch) != (step.step, mesh.epoch)
+        or mesh.rank(c.worker_id, c.incarnation) < 0
+        or (c.task_id and c.task_id not in step.shard(c.worker_id))
+    ):
+        return False
+    if step.trials.get(c.worker_id) != c.task_id:
+        d.emit(ev.GroupTried(c.worker_id, c.step, c.task_id))
+    return True
+
+
+def blame(d: Decider, worker: Worker) -> list[Task]:
+    """Charges the groups that ``worker``, which is dying, may have died of. Those that have to leave."""
+    s = d.state
+    step, who = s.steps.open, worker.worker_id
+    if step is None or worker.leaving or not s.fleet.in_mesh(who, worker.incarnation):
+        return []
+    tried = step.trials.get(who)
+    if who in step.votes or tried == "":
+        return []  # it had computed all of its groups
+    groups = step.shard(who) if tried is None else (tried,)
+    if groups:
+        d.emit(ev.GroupsBlamed(who, step.step, groups, alone=tried is not None))
+    limit = s.run.max_attempts
+    blamed = ((task_id, s.steps.suspects[task_id]) for task_id in groups)
+    return [
+        s.tasks.records[task_id]
+        for task_id, blame in blamed
+        if blame.deaths >= limit and blame.alone >= max(1, limit - 1)
+    ]
+
+
+def drop_from_step(d: Decider, groups: Sequence[Task], fault: GroupFault, detail: str) -> None:
+    """The groups leave the open step, which is over, and are dropped."""
+    step = d.state.steps.open
+    assert step is not None
+    d.emit(ev.StepAborted(step.step, f"left by {_names(groups)}", f"{fault}: {detail}"[:1024]))
+    for task in groups:
+        d.emit(ev.TaskDropped(task.task_id, task.attempt, fault, detail, group=task.group))
+
+
+def _names(groups: Sequence[Task]) -> str:
+    first = groups[0].task_id
+    return first if len(groups) == 1 else f"{first} and {len(groups) - 1} more"

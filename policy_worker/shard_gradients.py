@@ -1,0 +1,129 @@
+"""Gradients of a replica's shard: payloads are checked, suspects computed alone, bad groups rejected.
+
+fetch ─► check ─► add the others ─► each suspect: TryGroup ─► add it alone ─► complete
+           │             │
+           │             └─ out of memory ─┬─ row of several groups: each of them alone
+           │                               └─ row of one group ─┐
+           └─ lost or invalid payload ──────────────────────────┴─► RejectGroups: the step goes on
+                                                                     in another epoch without it
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from paceline.process.structured_log import event
+from paceline.process.waits import WaitKind, waiting
+from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
+from policy_worker.control_plane import BlockingControlPlane
+from policy_worker.step.batch import BadGroup, GroupKey
+from policy_worker.step.gradients import RowOutOfMemory, StepTotals
+from policy_worker.step.payload_check import check_payloads
+from policy_worker.trainer import Trainer
+from policy_worker.worker_report import PolicyReport
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ShardResult:
+    complete: bool
+    """False: the attempt at the step is over, and another epoch follows."""
+    groups: int
+    fetched: float
+    computed: float
+    """Both by time.monotonic()."""
+
+
+@dataclass(eq=False)
+class ShardGradients:
+    """Computes the shards of one policy worker."""
+
+    control: BlockingControlPlane
+    trainer: Trainer
+    report: PolicyReport
+    _alone: set[GroupKey] = field(default_factory=set)
+    """Groups of rows that did not fit into memory: each is computed by itself."""
+
+    def compute(self, plan: policy_pb2.StepPlan, over: Callable[[], bool]) -> ShardResult | None:
+        """Adds the groups of the plan's shard that are still missing; None if ``over()`` turned true
+        while they were fetched. Raises RequestRefused and what the trainer raises."""
+        keys = [_key(ref) for ref in plan.shard]
+        planned = dict(zip(keys, plan.groups, strict=False))
+        while True:
+            missing = self.trainer.begin(StepTotals.of(plan), keys)
+            with waiting(WaitKind.PAYLOADS, f"fetching {len(missing)} groups of step {plan.step}"):
+                groups = self.control.fetch(missing, over)
+            if groups is None:
+                return None
+            fetched = time.monotonic()
+            self.report.work(f"step {plan.step}: computing {len(groups)} groups")
+            try:
+                check_payloads(groups, missing, planned, self.trainer.vocabulary)
+                complete = self._add(plan, groups, planned, over)
+            except RowOutOfMemory as error:
+                if len(error.groups) > 1:
+                    event(log, "row out of memory", logging.WARNING, groups=len(error.groups))
+                    self._alone.update(error.groups)
+                    continue  # no gradient is left: all of them again
+                complete = self._reject(plan, BadGroup(str(error), error.groups, "out_of_memory"))
+            except BadGroup as error:
+                complete = self._reject(plan, error)
+            return ShardResult(complete, len(groups), fetched, time.monotonic())
+
+    def _add(
+        self,
+        plan: policy_pb2.StepPlan,
+        groups: list[rollout_pb2.Group],
+        planned: dict[GroupKey, policy_pb2.PlannedGroup],
+        over: Callable[[], bool],
+    ) -> bool:
+        suspects = {key for key, facts in planned.items() if facts.suspect}
+        alone = suspects | self._alone
+        self.trainer.add([g for g in groups if _key(g.task) not in alone])
+        for group in groups:
+            key = _key(group.task)
+            if key in suspects and not self._try(plan, key[0], over):
+                return False
+            if key in alone:
+                self.trainer.add([group])
+        self._alone.clear()
+        # From here on no group can be the cause if this process dies.
+        return not suspects or self._try(plan, "", over)
+
+    def _try(self, plan: policy_pb2.StepPlan, task_id: str, over: Callable[[], bool]) -> bool:
+        request = policy_pb2.TryRequest(
+            caller=self.control.caller,
+            step=plan.step,
+            mesh_epoch=plan.mesh_epoch,
+            task_id=task_id,
+        )
+        with waiting(WaitKind.CONTROLLER, f"announcing a suspect group of step {plan.step}"):
+            reply = self.control.call("PolicyService.TryGroup", request, over)
+        return reply is not None and reply.stands
+
+    def _reject(self, plan: policy_pb2.StepPlan, error: BadGroup) -> bool:
+        """Has the groups leave the step. Always False: it goes on in another epoch."""
+        if not error.groups:
+            raise error
+        tasks = [common_pb2.TaskRef(task_id=t, attempt=a) for t, a in error.groups]
+        names = ",".join(ref.task_id for ref in tasks[:8])
+        event(log, "groups rejected", logging.ERROR, step=plan.step, groups=names, why=error)
+        request = policy_pb2.RejectRequest(
+            caller=self.control.caller,
+            step=plan.step,
+            groups=tasks,
+            fault=policy_pb2.GroupFault.Value(f"GROUP_FAULT_{error.fault.upper()}"),
+            detail=str(error)[:1024],
+        )
+        # Not ended early: a lost request would leave the group in the step.
+        with waiting(WaitKind.CONTROLLER, f"rejecting groups of step {plan.step}"):
+            self.control.call("PolicyService.RejectGroups", request, lambda: self.control.stopped)
+        return False
+
+
+def _key(ref: common_pb2.TaskRef) -> GroupKey:
+    return ref.task_id, ref.attempt

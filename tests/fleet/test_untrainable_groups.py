@@ -1,0 +1,48 @@
+"""A group that no trainer survives, and one that does not fit into memory, cost themselves and no step."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from testbed.local_run import ROOT, Up, write_run
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+
+
+def doomed(fates: dict[str, str]) -> dict[str, str]:
+    """Environment of a fleet in which the groups of these tasks have such a fate."""
+    paths = [str(ROOT / "testbed" / "doomed"), str(ROOT), os.environ.get("PYTHONPATH", "")]
+    return {
+        **os.environ,
+        "PACELINE_DOOMED": json.dumps(fates),
+        "PYTHONPATH": os.pathsep.join(path for path in paths if path),
+    }
+
+
+def test_groups_that_kill_trainers_or_exceed_their_memory_leave_and_the_run_ends_well(
+    tmp_path: Path,
+) -> None:
+    config = write_run(tmp_path, fleet={"controllers": 1, "policy": 2, "rollout": 1})
+    up = Up(config, tmp_path / "run", environment=doomed({"t2": "kill", "t9": "memory"}))
+    try:
+        assert up.wait(360) == 0, up.said()
+        summary = up.summary()
+        assert summary["status"] == "finished" and summary["steps"] == 6
+        assert summary["ledger_ok"] is True, summary["ledger_problems"]
+        assert summary["samples_lost"] == summary["samples_duplicated"] == 0
+        dropped = {e["task_id"]: e for e in up.events("TaskDropped")}
+        assert {t: e["reason"] for t, e in dropped.items()} == {
+            "t2": "killed_trainers",
+            "t9": "out_of_memory",
+        }
+        lengths = [e["group"]["lengths"] for e in dropped.values()]
+        assert all(len(each) == 4 and min(each) >= 1 for each in lengths)
+        assert "80.00 GiB" in dropped["t9"]["detail"]
+        died = [e["worker_id"] for e in up.events("WorkerDied")]
+        assert len(died) == 3 and set(died) <= {"policy-0", "policy-1"}, "fleet.max_attempts deaths"
+    finally:
+        up.close()

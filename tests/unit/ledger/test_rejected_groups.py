@@ -1,0 +1,242 @@
+"""Groups that kill trainers, or whose payload is gone or wrong: the step goes on without them."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
+from controller.ledger import views
+from controller.ledger.decisions.rejections import MOST_REJECTIONS
+from controller.ledger.enums import GroupFault
+from tests.fixtures.ledgers import Driven
+
+
+def fleet(*policy: str, **changes: object) -> Driven:
+    run = Driven(**{"max_staleness": 2, **changes})
+    run.policy(*policy)
+    run.rollout("r0")
+    return run
+
+
+def reject(run: Driven, worker_id: str, *tasks: str, fault: str = "payload_lost") -> int:
+    step = run.state.steps.open.step if run.state.steps.open else run.state.versions.step + 1
+    named = tuple((t, run.state.tasks.records[t].attempt) for t in tasks)
+    who = (worker_id, run.current[worker_id])
+    left: int = run.do(cmd.RejectGroups(*who, step, named, GroupFault(fault), "why"))
+    return left
+
+
+def try_group(run: Driven, worker_id: str, task_id: str) -> bool:
+    step = run.state.steps.open
+    who = (worker_id, run.current[worker_id])
+    stands: bool = run.do(cmd.TryGroup(*who, step.step, run.state.fleet.mesh_epoch, task_id))
+    return stands
+
+
+def shard_of(run: Driven, worker_id: str) -> tuple[str, ...]:
+    found: tuple[str, ...] = run.state.steps.open.shard(worker_id)
+    return found
+
+
+def back(run: Driven, worker_id: str) -> None:
+    """The replica is started again and restores, or receives, the state."""
+    run.register(worker_id)
+    run.observe(worker_id)
+    run.observe(worker_id, state=run.state.versions.version)
+
+
+def suspects_in_plan(run: Driven, worker_id: str) -> list[str]:
+    v = run.state.versions.version
+    who = (worker_id, run.current[worker_id])
+    _, plan = views.plan(run.state, *who, run.state.fleet.mesh_epoch, v)
+    assert plan is not None
+    pairs = zip(plan.shard, plan.groups, strict=True)
+    return [ref[0] for ref, planned in pairs if planned.suspect]
+
+
+def test_a_group_that_a_trainer_names_leaves_the_step_and_the_others_are_trained() -> None:
+    run = fleet("p0", "p1")
+    run.fill("r0", 5, lengths=(7, 13))
+    epoch = run.state.fleet.mesh_epoch
+    bad = shard_of(run, "p1")[0]
+    others = set(run.state.steps.open.groups) - {bad}
+    assert reject(run, "p1", bad) == 1
+    dropped = run.event(ev.TaskDropped)
+    assert (dropped.reason, dropped.detail) == ("payload_lost", "p1: why")
+    assert dropped.group.whole_lengths == (12, 18), "prompt included"
+    assert "sequences of 12 and 18 tokens" in dropped.text()
+    step = run.state.steps.open
+    assert (step.step, set(step.groups)) == (1, others | {"t4"})
+    assert step.mesh_epoch > epoch, "votes for the former composition must count for nothing"
+    run.vote("p0")
+    run.vote("p1")
+    assert run.state.versions.step == 1
+    assert views.counts(run.state).dropped == {"payload_lost": 1}
+
+
+def test_the_step_waits_for_a_group_in_the_place_of_the_one_that_left() -> None:
+    run = fleet("p0", max_staleness=0)
+    run.fill("r0", 4)
+    assert run.lease("r0", 1).leases == ()
+    reject(run, "p0", "t2")
+    assert run.state.steps.open is None
+    run.fill("r0", 4)
+    assert set(run.state.steps.open.groups) == {"t0", "t1", "t3", "t4"}
+
+
+def test_a_vote_for_the_former_composition_does_not_commit_the_new_one() -> None:
+    run = fleet("p0", "p1")
+    run.fill("r0", 5)
+    former = {"step": 1, "mesh_epoch": run.state.fleet.mesh_epoch}
+    run.vote("p0")
+    reject(run, "p1", shard_of(run, "p1")[0])
+    assert run.vote("p0", **former).outcome == "retry"
+    assert run.vote("p1", **former).outcome == "retry"
+    assert run.state.steps.open.votes == {}
+
+
+def test_a_report_that_is_late_repeated_or_of_another_members_group_drops_nothing() -> None:
+    run = fleet("p0", "p1")
+    run.fill("r0", 5)
+    bad, other = shard_of(run, "p1")[0], shard_of(run, "p0")[0]
+    assert reject(run, "p1", other) == 0
+    who = ("p1", run.current["p1"])
+    fault = GroupFault.PAYLOAD_LOST
+    assert run.do(cmd.RejectGroups(*who, 1, ((bad, 7),), fault)) == 0, "another attempt"
+    command = cmd.RejectGroups(*who, 1, ((bad, 1),), fault)
+    assert run.do(command) == 1
+    assert run.do(command) == 0
+    run.vote("p0")
+    run.vote("p1")
+    assert run.do(command) == 0
+    assert views.counts(run.state).dropped == {"payload_lost": 1}
+
+
+def test_a_deposed_incarnation_rejects_nothing() -> None:
+    run = fleet("p0", "p1")
+    run.fill("r0", 4)
+    before = run.current["p1"]
+    bad = shard_of(run, "p1")[0]
+    back(run, "p1")
+    with pytest.raises(cmd.CommandRefused):
+        run.do(cmd.RejectGroups("p1", before, 1, ((bad, 1),), GroupFault.PAYLOAD_LOST))
+
+
+def test_a_replayed_step_keeps_its_composition_except_for_the_group_that_fails_there() -> None:
+    run = fleet("p0")
+    for _ in range(2):
+        run.train()
+    lost = run.state.steps.history[2]
+    run.fill("r0", 4)
+    run.die("p0")
+    back(run, "p0")
+    run.observe("p0", state=run.state.versions.version)
+    assert run.state.steps.open.groups == run.state.steps.history.get(1, ("t0", "t1", "t2", "t3"))
+    run.vote("p0")
+    assert run.state.steps.open.groups == lost
+    reject(run, "p0", lost[1])
+    again = run.state.steps.open.groups
+    assert again[:3] == (lost[0], *lost[2:]) and again[3] not in lost
+    run.vote("p0")
+    assert run.state.versions.step == 2
+    assert views.counts(run.state).dropped == {"payload_lost": 1}
+
+
+@pytest.mark.parametrize("policy", [("p0",), ("p0", "p1")])
+def test_the_group_that_kills_trainers_leaves_after_max_attempts_deaths(
+    policy: tuple[str, ...],
+) -> None:
+    run = fleet(*policy)
+    run.fill("r0", 4)
+    culprit, deaths = "t1", 0
+    for _ in range(12):
+        if culprit not in run.state.tasks.records:
+            break
+        killer = next(p for p in policy if culprit in shard_of(run, p))
+        for task_id in suspects_in_plan(run, killer):
+            assert try_group(run, killer, task_id)
+            if task_id == culprit:
+                break
+        run.die(killer)
+        deaths += 1
+        run.failover()
+        back(run, killer)
+    assert deaths == run.state.run.max_attempts == 3
+    assert views.counts(run.state).dropped == {"killed_trainers": 1}
+    run.fill("r0", 1)
+    for member in run.state.fleet.mesh.members:
+        run.vote(member.worker_id)
+    assert set(run.state.steps.history[1]) == {"t0", "t2", "t3", "t4"}
+
+
+def test_kills_from_outside_cost_no_group() -> None:
+    """They hit groups that were computed by themselves once at most, and trainers that wait."""
+    run = fleet("p0")
+    run.fill("r0", 4)
+    for n in range(12):
+        suspects = [*suspects_in_plan(run, "p0"), *[""] * 12]
+        if n:
+            assert try_group(run, "p0", suspects[n - 1])
+        run.die("p0")
+        back(run, "p0")
+    for _ in range(5):  # before it has begun with the suspects
+        run.die("p0")
+        back(run, "p0")
+    assert views.counts(run.state).dropped == {}
+
+
+def test_a_trainer_that_dies_after_its_vote_or_was_asked_to_leave_blames_nobody() -> None:
+    run = fleet("p0", "p1")
+    run.fill("r0", 4)
+    run.vote("p1")
+    run.die("p1")
+    assert run.state.steps.suspects == {}
+    back(run, "p1")
+    run.do(cmd.Drain("d", "p0"))
+    run.die("p0")
+    assert run.state.steps.suspects == {}
+
+
+def test_a_trained_group_is_no_suspect_any_more() -> None:
+    run = fleet("p0", "p1")
+    run.fill("r0", 4)
+    run.die("p1")
+    assert suspects_in_plan(run, "p0")
+    run.vote("p0")
+    assert run.state.steps.suspects == {}
+
+
+def test_a_trial_counts_only_in_its_epoch_and_for_the_members_own_groups() -> None:
+    run = fleet("p0", "p1")
+    run.fill("r0", 4)
+    mine, other = shard_of(run, "p0")[0], shard_of(run, "p1")[0]
+    assert try_group(run, "p0", mine) and not try_group(run, "p0", other)
+    late = cmd.TryGroup("p0", run.current["p0"], 1, run.state.fleet.mesh_epoch, mine)
+    run.die("p1")
+    assert run.do(late) is False
+    assert run.state.steps.open.trials == {}
+
+
+def test_a_fault_of_every_group_ends_the_run_with_a_reason() -> None:
+    run = fleet("p0", max_staleness=9)
+    for _ in range(MOST_REJECTIONS):
+        while run.state.steps.open is None:
+            run.fill("r0", 1)
+        reject(run, "p0", run.state.steps.open.groups[0], fault="out_of_memory")
+    assert run.state.phase == "failed"
+    assert "could not be trained" in run.state.reason and "out_of_memory" in run.state.reason
+
+
+def test_a_commit_forgives_earlier_rejections() -> None:
+    run = fleet("p0", max_staleness=9)
+    for _ in range(MOST_REJECTIONS + 5):
+        if run.state.versions.step >= run.state.run.steps - 1:
+            break
+        while run.state.steps.open is None:
+            run.fill("r0", 1)
+        reject(run, "p0", run.state.steps.open.groups[0])
+        while run.state.steps.open is None:
+            run.fill("r0", 1)
+        run.vote("p0")
+    assert run.state.phase == "open"

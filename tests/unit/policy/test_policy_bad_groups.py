@@ -1,0 +1,238 @@
+"""One group that cannot be trained is named, and the gradients of the others are what they would be."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
+from policy_worker.shard_gradients import ShardGradients
+from policy_worker.step import gradients as gradients_module
+from policy_worker.trainer import Trainer
+from policy_worker.worker_report import PolicyReport
+from testbed.tiny_model import make_tiny_model
+from tests.fixtures.policy_models import make_config, random_groups
+
+CPU = torch.device("cpu")
+
+
+class Controller:
+    """A control plane that holds the payloads and hears what the replica says of them."""
+
+    def __init__(self, groups: list[rollout_pb2.Group]) -> None:
+        self.payloads = {g.task.task_id: g for g in groups}
+        self.caller = common_pb2.Caller(worker_id="policy-0", incarnation=1)
+        self.stopped = False
+        self.stands = True
+        self.heard: list[tuple[str, tuple[str, ...]]] = []
+        self.detail = ""
+
+    def fetch(self, keys, over):
+        empty = rollout_pb2.Group
+        return [
+            self.payloads.get(t) or empty(task=common_pb2.TaskRef(task_id=t, attempt=a))
+            for t, a in keys
+        ]
+
+    def call(self, method, request, over):
+        if method.endswith("TryGroup"):
+            self.heard.append(("try", (request.task_id,)))
+            return policy_pb2.TryReply(stands=self.stands)
+        fault = policy_pb2.GroupFault.Name(request.fault).removeprefix("GROUP_FAULT_").lower()
+        self.heard.append((fault, tuple(ref.task_id for ref in request.groups)))
+        self.detail = request.detail
+        return policy_pb2.RejectReply(left=len(request.groups))
+
+
+def plan_of(groups, suspects=(), step=1):
+    counts = [(len(g.completions), sum(len(c.tokens) // 4 for c in g.completions)) for g in groups]
+    return policy_pb2.StepPlan(
+        step=step,
+        version=step - 1,
+        mesh_epoch=4,
+        shard=[g.task for g in groups],
+        groups=[
+            policy_pb2.PlannedGroup(tokens=t, sequences=s, suspect=g.task.task_id in suspects)
+            for g, (s, t) in zip(groups, counts, strict=True)
+        ],
+        total_tokens=sum(t for _, t in counts),
+        total_sequences=sum(s for s, _ in counts),
+    )
+
+
+@pytest.fixture
+def groups():
+    return random_groups(5, group_size=3, seed=4, vocab=15)
+
+
+@pytest.fixture
+def trainer(tmp_path):
+    return Trainer(make_config(model=make_tiny_model(tmp_path, hidden=32)), CPU)
+
+
+def compute(trainer, control, plan):
+    shard = ShardGradients(control, trainer, PolicyReport())
+    result = shard.compute(plan, lambda: False)
+    scratch = torch.full((trainer.gradients.size,), float("nan"))
+    trainer.gradients.flatten(scratch)
+    return result, scratch
+
+
+def undisturbed(trainer, groups, plan=None):
+    _, gradient = compute(trainer, Controller(groups), plan or plan_of(groups))
+    trainer.gradients.clear()
+    assert gradient.abs().sum() > 0
+    return gradient
+
+
+def test_every_lost_payload_is_named_at_once_and_nothing_is_added(trainer, groups):
+    control = Controller(groups)
+    del control.payloads["t1"], control.payloads["t3"]
+    result, gradient = compute(trainer, control, plan_of(groups))
+    assert not result.complete
+    assert control.heard == [("payload_lost", ("t1", "t3"))]
+    assert (gradient == 0).all()
+
+
+def damage_length(group):
+    group.completions[1].logprobs = group.completions[1].logprobs[:-4]
+
+
+def damage_count(group):
+    """One that is consistent in itself: only the accepted facts tell."""
+    del group.completions[2]
+
+
+def damage_mask(group):
+    group.completions[0].loss_mask = bytes(len(group.completions[0].tokens) // 4)
+
+
+def damage_token(group):
+    tokens = np.frombuffer(group.completions[2].tokens, "<i4").copy()
+    tokens[-1] = -7
+    group.completions[2].tokens = tokens.tobytes()
+
+
+def damage_prompt(group):
+    group.prompt_tokens = np.array([900_000], "<i4").tobytes()
+
+
+def damage_logprob(group):
+    scores = np.frombuffer(group.completions[0].logprobs, "<f4").copy()
+    scores[0] = np.nan
+    group.completions[0].logprobs = scores.tobytes()
+
+
+def damage_name(group):
+    group.task.attempt = 7
+
+
+DAMAGES = (
+    damage_length,
+    damage_count,
+    damage_mask,
+    damage_token,
+    damage_prompt,
+    damage_logprob,
+    damage_name,
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.__name__)
+def test_a_payload_that_contradicts_its_facts_is_rejected_by_its_name(trainer, groups, damage):
+    plan = plan_of(groups)
+    control = Controller([rollout_pb2.Group.FromString(g.SerializeToString()) for g in groups])
+    damage(control.payloads["t2"])
+    result, gradient = compute(trainer, control, plan)
+    assert not result.complete
+    assert control.heard == [("payload_invalid", ("t2",))]
+    assert "t2" in control.detail
+    assert (gradient == 0).all()
+
+
+def out_of_memory_above(monkeypatch, sequences, poison=()):
+    """A device on which rows of more than ``sequences`` sequences do not fit, nor any of ``poison``,
+    the first tokens of prompts. A part of the backward pass is done before it is noticed."""
+    real = gradients_module.grpo_loss
+    packed = gradients_module.pack
+    rows = []
+
+    def pack(batch, row, device):
+        rows.append((len(row), {int(t) for t in batch.group_of[row]}))
+        rows[-1] += (batch.prompt_length[batch.group_of[row]].max(),)
+        return packed(batch, row, device)
+
+    def loss(logprobs, tokens, config):
+        result = real(logprobs, tokens, config)
+        if rows[-1][0] > sequences or rows[-1][2] in poison:
+            result.total.backward(retain_graph=True)
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB.\nmore")
+        return result
+
+    monkeypatch.setattr(gradients_module, "pack", pack)
+    monkeypatch.setattr(gradients_module, "grpo_loss", loss)
+    return rows
+
+
+def test_a_row_of_several_groups_that_is_too_large_is_computed_group_by_group(
+    trainer, groups, monkeypatch
+):
+    expected = undisturbed(trainer, groups)
+    rows = out_of_memory_above(monkeypatch, 3)
+    control = Controller(groups)
+    result, gradient = compute(trainer, control, plan_of(groups))
+    assert result.complete and control.heard == []
+    assert len(rows) > 1 and all(len(g) == 1 for _, g, _ in rows[1:])
+    torch.testing.assert_close(gradient, expected, atol=2e-7, rtol=2e-4)
+
+
+def test_a_group_whose_row_does_not_fit_into_memory_is_named_and_the_rest_is_trained(
+    trainer, groups, monkeypatch
+):
+    groups[3].prompt_tokens = bytes(4 * 40)
+    others = [g for g in groups if g.task.task_id != "t3"]
+    expected = undisturbed(trainer, others)
+    out_of_memory_above(monkeypatch, 99, poison=(40,))
+    control = Controller(groups)
+    result, gradient = compute(trainer, control, plan_of(groups))
+    assert not result.complete
+    assert control.heard == [("out_of_memory", ("t3",))]
+    assert "prompts included" in control.detail and "80 GiB" in control.detail
+    assert (gradient == 0).all(), "a part of the row was in the gradients"
+    result, gradient = compute(trainer, control, plan_of(others))
+    assert result.complete
+    torch.testing.assert_close(gradient, expected, atol=2e-7, rtol=2e-4)
+
+
+def test_a_suspect_is_computed_by_itself_after_the_controller_knows(trainer, groups):
+    expected = undisturbed(trainer, groups)
+    control = Controller(groups)
+    added = []
+    real = trainer.add
+
+    def add(some):
+        added.append(tuple(g.task.task_id for g in some))
+        control.heard.append(("add", added[-1]))
+        real(some)
+
+    trainer.add = add
+    result, gradient = compute(trainer, control, plan_of(groups, suspects=("t1", "t4")))
+    assert result.complete
+    assert control.heard == [
+        ("add", ("t0", "t2", "t3")),
+        ("try", ("t1",)),
+        ("add", ("t1",)),
+        ("try", ("t4",)),
+        ("add", ("t4",)),
+        ("try", ("",)),
+    ]
+    torch.testing.assert_close(gradient, expected, atol=2e-7, rtol=2e-4)
+
+
+def test_a_suspect_is_not_computed_once_the_attempt_at_the_step_is_over(trainer, groups):
+    control = Controller(groups)
+    control.stands = False
+    result, _ = compute(trainer, control, plan_of(groups, suspects=("t1",)))
+    assert not result.complete
+    assert control.heard == [("try", ("t1",))]
