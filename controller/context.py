@@ -74,5 +74,6 @@ class ControllerContext:
             config_digest=self.config_digest,
             bounds=config.fleet.bounds,
             late_groups=config.train.late_groups,
+            max_nonfinite_steps=config.train.max_nonfinite_steps or 0,
             max_token_age=config.train.token_age,
         )

@@ -257,8 +257,10 @@ class Trainer:
         self._norm = float(squared_norm([scratch], self.replica).sqrt())
         stats = Stats()
         stats.merge(self.replica.gather(self.gradients.stats.entries))
-        # Stats are finite numbers; a norm that is not shows as 0, and the commit logs it.
-        stats.set("grad_norm", self._norm if math.isfinite(self._norm) else 0.0)
+        # Stats are finite numbers; a norm that is not shows as 0, and as an update that is skipped.
+        finite = math.isfinite(self._norm)
+        stats.set("grad_norm", self._norm if finite else 0.0)
+        stats.set("update_skipped", 0.0 if finite else 1.0)
         stats.set("lr", learning_rate(self.state.step + 1, self.config.train))
         return stats
 

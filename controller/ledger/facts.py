@@ -41,6 +41,8 @@ class RunSpec:
     """LATE_TRAIN or LATE_DROP. The journals of releases that knew no other way have no field for it."""
     max_token_age: int = 0
     """Steps; of LATE_TRAIN alone."""
+    max_nonfinite_steps: int = 0
+    """The run fails after so many steps in a row without a finite gradient; 0: never."""
 
     @property
     def trains_late(self) -> bool:

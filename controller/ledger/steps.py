@@ -64,6 +64,8 @@ class StepBook:
     missing; a ready one takes its place."""
     suspects: dict[TaskId, Blame] = field(default_factory=dict)
     """Groups with which trainers died, until their step is committed."""
+    nonfinite: int = 0
+    """Newest commits in a row that changed no weight, as their gradient was not finite."""
     rejections: int = 0
     """Attempts at a step that a group had to leave, since the last commit."""
     last_rejection: str = ""
@@ -90,6 +92,7 @@ class StepBook:
         for task_id in self.open.groups:
             self.suspects.pop(task_id, None)
         self.rejections = 0
+        self.nonfinite = self.nonfinite + 1 if metrics.get("update_skipped", 0.0) > 0 else 0
         self.open = None
         self.commits.append(commit)
         del self.commits[:-_COMMITS_KEPT]

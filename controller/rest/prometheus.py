@@ -34,6 +34,8 @@ OF_STEP = {
     "kl_behaviour": "Its KL divergence of the trainer from the policy that sampled, in nats",
     "entropy": "Its mean entropy, in nats",
     "clip_fraction": "Share of its tokens that were clipped",
+    "dual_clip_fraction": "Share of its tokens that the dual clip bounded",
+    "update_skipped": "1 if the gradient was not finite and no weight changed",
     "grad_norm": "Norm of its gradient",
     "lr": "Its learning rate",
     "logprob_gap_mean": "Mean gap between sampled and recomputed log-probabilities, in nats",

@@ -134,7 +134,8 @@ class TrainConfig(Section):
     warmup_steps: NonNegative = 0
     """Steps in which the learning rate rises linearly from 0."""
     min_lr_ratio: Annotated[float, Field(ge=0, le=1)] = 0.0
-    """Learning rate at the end of the decay, as a fraction of lr."""
+    """Learning rate at the end of the decay, as a fraction of lr. The step after the last one would
+    have it."""
     weight_decay: Annotated[float, Field(ge=0)] = 0.0
     """Weight decay of AdamW."""
     betas: tuple[Decay, Decay] = (0.9, 0.999)
@@ -157,14 +158,18 @@ class TrainConfig(Section):
     least 8."""
     aggregation: Literal["token_mean", "sequence_mean", "dr_grpo"] = "token_mean"
     """How token losses become one number. token_mean: mean over all tokens of the step (DAPO).
-    sequence_mean: mean over each sequence, then over sequences (GRPO). dr_grpo: sum divided by
-    rollout.max_tokens (Dr. GRPO)."""
+    sequence_mean: mean over each sequence, then over sequences (GRPO). dr_grpo: sum divided by the
+    longest completion, which is rollout.max_tokens, or with an environment rollout.max_context
+    (Dr. GRPO)."""
     advantage_norm: bool = True
     """Divide a group's advantages by the standard deviation of its rewards."""
     clip_low: Annotated[float, Field(ge=0)] = 0.2
     """Lower clip range: the importance ratio is clipped to at least 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0)] = 0.2
     """Upper clip range: the importance ratio is clipped to at most 1 + clip_high."""
+    dual_clip: Annotated[float, Field(gt=1)] | None = 3.0
+    """Dual clip: with a negative advantage, the importance ratio counts at most this much. none
+    disables it."""
     proximal: Literal["behaviour", "trainer", "interpolated"] = "behaviour"
     """Policy in the denominator of the importance ratio. behaviour: the policy that sampled
     (PPO). trainer: the trainer's policy before the step, with an importance weight towards the
@@ -188,7 +193,11 @@ class TrainConfig(Section):
     reference_path: LocalPath | None = None
     """Directory or hub name of the reference model. Default: model.path."""
     tokens_per_microbatch: Positive = 8192
-    """Tokens of a micro-batch. Sequences are packed into it without padding."""
+    """Tokens of a micro-batch, to which sequences are packed without padding. A shared prompt counts
+    once for each completion that attends to it, so this number bounds the memory."""
+    max_nonfinite_steps: Positive | None = 10
+    """The run fails after this many steps in a row whose gradient is not finite. Such a step changes
+    no weight. none disables the limit."""
     filter_uninformative: bool = False
     """Drop groups whose rewards are all equal, which have zero advantage, and generate others
     instead."""
@@ -560,6 +569,13 @@ class Config(Section):
                         "reward.functions"
                     )
         return self
+
+    @property
+    def longest_completion(self) -> int:
+        """Tokens that one sample of a prompt may have. ``max_tokens`` bounds a turn of an environment."""
+        if self.rollout.environment is not None and self.rollout.max_context is not None:
+            return self.rollout.max_context
+        return self.rollout.max_tokens
 
     @property
     def samples_per_step(self) -> int:

@@ -93,14 +93,14 @@ def token_weights(
     """trained [C] (1 or 0), length [S] in tokens (their sum is C) -> float32 [C].
 
     ``tokens`` (trainable) and ``sequences``: of the whole step, on all replicas. token_mean: 1 / tokens.
-    sequence_mean: 1 / (the sequence's trainable tokens * sequences). dr_grpo: 1 / (rollout.max_tokens *
-    sequences). 0 for tokens that are not trained. Sources: token_mean, DAPO, arXiv 2503.14476;
+    sequence_mean: 1 / (the sequence's trainable tokens * sequences). dr_grpo: 1 / (longest completion
+    that the run allows * sequences). 0 for tokens that are not trained. Sources: token_mean, DAPO, arXiv 2503.14476;
     sequence_mean, GRPO, arXiv 2402.03300; dr_grpo, arXiv 2503.20783.
     """
     if config.train.aggregation == "token_mean":
         return trained / np.float32(max(tokens, 1))
     if config.train.aggregation == "dr_grpo":
-        return trained / np.float32(config.rollout.max_tokens * max(sequences, 1))
+        return trained / np.float32(config.longest_completion * max(sequences, 1))
     starts = np.cumsum(length) - length
     own = np.maximum(np.add.reduceat(trained.astype(np.float64), starts), 1.0)
     weights: Floats = (trained / np.repeat(own * max(sequences, 1), length)).astype(np.float32)

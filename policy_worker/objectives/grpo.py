@@ -1,7 +1,8 @@
 """The clipped policy-gradient loss of GRPO and its relatives.
 
 Sources: PPO, Schulman et al., arXiv 1707.06347; GRPO, Shao et al., arXiv 2402.03300; asymmetric clip
-and token mean: DAPO, Yu et al., arXiv 2503.14476.
+and token mean: DAPO, Yu et al., arXiv 2503.14476; dual clip: Ye et al., arXiv 1912.09729; importance
+weight of the KL: DeepSeek-V3.2, arXiv 2512.02556.
 """
 
 from __future__ import annotations
@@ -29,15 +30,19 @@ class Loss:
     """[C], trainer / behaviour before the step; a constant, as what follows."""
     clipped: Tensor
     """bool [C]: the clip took the token's gradient away."""
+    dual_clipped: Tensor
+    """bool [C]: the dual clip did."""
     kl: Tensor | None
-    """[C], to the reference."""
+    """[C], to the reference, importance weight included."""
 
 
 def grpo_loss(logprobs: Tensor, columns: TokenColumns[Tensor], config: TrainConfig) -> Loss:
     """logprobs: float32 [C], of the policy being trained, with graph.
 
-    Each token contributes weight * (w * -min(r A, clip(r, 1 - clip_low, 1 + clip_high) A) + kl_coef * KL)
-    with r = policy / proximal and w the truncated importance weight proximal / behaviour.
+    Each token contributes weight * (w * -J + kl_coef * v * KL) with
+    J = min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), and at least dual_clip * A where A < 0. r is
+    policy / proximal, w the truncated importance weight proximal / behaviour, v the one of the policy before
+    the step / behaviour. w and v are constants.
     """
     before = logprobs.detach()
     proximal = proximal_policy(before, columns.behaviour, columns.staleness, config)
@@ -46,6 +51,13 @@ def grpo_loss(logprobs: Tensor, columns: TokenColumns[Tensor], config: TrainConf
     surrogate = r * columns.advantage
     bounded = r.clamp(low, high) * columns.advantage
     objective = torch.minimum(surrogate, bounded)
+    dual_clipped = torch.zeros_like(surrogate, dtype=torch.bool)
+    if config.dual_clip is not None:
+        # With A < 0 the clip above bounds r from below only: one token that the engine found unlikely
+        # would be the whole step.
+        lowest = config.dual_clip * columns.advantage
+        dual_clipped = (columns.advantage < 0) & (surrogate < lowest)
+        objective = torch.where(dual_clipped, lowest, objective)
     if proximal.weight is not None:
         objective = objective * proximal.weight
     keep = ratio_mask(before, columns, config)
@@ -53,11 +65,15 @@ def grpo_loss(logprobs: Tensor, columns: TokenColumns[Tensor], config: TrainConf
     total = -(objective * weight).sum()
     kl = None
     if columns.reference is not None:
-        kl = token_kl(logprobs, columns.reference, config.kl_estimator)
+        # The tokens are samples of the behaviour policy, the KL is an expectation over the policy.
+        importance = ratio(before, columns.behaviour)
+        if config.tis_cap is not None:
+            importance = importance.clamp(max=config.tis_cap)
+        kl = importance * token_kl(logprobs, columns.reference, config.kl_estimator)
         total = total + config.kl_coef * (kl * columns.weight).sum()
         kl = kl.detach()
     clipped = (bounded < surrogate).detach()
-    return Loss(total, ratio(before, columns.behaviour), clipped, kl)
+    return Loss(total, ratio(before, columns.behaviour), clipped, dual_clipped, kl)
 
 
 def token_kl(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:

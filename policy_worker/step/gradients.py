@@ -33,7 +33,7 @@ from policy_worker.step.batch import (
     staleness,
 )
 from policy_worker.step.logprobs import score
-from policy_worker.step.packing import MicroBatch, pack, plan_rows
+from policy_worker.step.packing import MicroBatch, attended_tokens, pack, plan_rows
 from policy_worker.step.stats import Stats, measure
 
 
@@ -136,7 +136,7 @@ class Gradients:
         rank, ranks = self.replica.rank, self.replica.size
         limit = self.state.config.train.tokens_per_microbatch
         if ranks > 1:
-            total = int((batch.length[keep] - 1).sum() + batch.prompt_length.sum())
+            total = int(attended_tokens(batch, keep).sum())
             limit = max(1, min(limit, -(-total // ranks)))
         rows = plan_rows(batch, keep, limit)
         for start in range(0, len(rows), ranks):

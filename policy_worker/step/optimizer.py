@@ -49,15 +49,16 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
 def learning_rate(step: int, config: TrainConfig) -> float:
     """Learning rate of step ``step`` (counted from 1).
 
-    Warm-up is linear, from lr / warmup_steps at step 1 to lr at step warmup_steps; the decay then
-    reaches min_lr_ratio * lr at the last step of the run.
+    Warm-up is linear, from lr / warmup_steps at step 1 to lr at step warmup_steps. The first step after
+    it has lr. The decay would reach min_lr_ratio * lr at the step after the last one, as in transformers'
+    get_linear_schedule_with_warmup: the last batch is trained, too.
     """
     if step <= config.warmup_steps:
         return config.lr * step / config.warmup_steps
     if config.schedule == "constant":
         return config.lr
     span = config.steps - config.warmup_steps
-    done = min(1.0, (step - config.warmup_steps) / span) if span > 0 else 1.0
+    done = min(1.0, (step - 1 - config.warmup_steps) / span) if span > 0 else 1.0
     shape = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
     return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * shape)
 

@@ -49,21 +49,22 @@ class MicroBatch:
 
 
 def plan_rows(batch: TokenBatch, keep: Ints, tokens_per_microbatch: int) -> list[Ints]:
-    """Splits the sequences ``keep`` (indices, ascending) into rows of at most so many tokens.
+    """Splits the sequences ``keep`` (indices, ascending) into rows of at most so many attended tokens.
 
-    Groups stay together if they fit, longest first, so that rows hold sequences of similar length. A
+    A prompt is in the row once and counts once for each of its sequences: attention gathers, and the
+    backward pass keeps, queries, keys, values and outputs of every token for every sequence that attends
+    to it. So the number bounds the memory of a row. Groups stay together if they fit, longest first, so that rows hold sequences of similar length. A
     group that does not fit is split, and its prompt repeated. A single sequence that is longer than
     the limit gets a row of its own. The same input gives the same rows.
     """
     if len(keep) == 0:
         return []
     group = batch.group_of[keep]
-    prompt = batch.prompt_length
-    inputs = batch.length[keep] - 1
+    attended = attended_tokens(batch, keep)
     starts = np.flatnonzero(np.r_[True, group[1:] != group[:-1]])
     ends = np.r_[starts[1:], len(keep)]
-    totals = np.add.reduceat(inputs, starts) + prompt[group[starts]]
-    longest = np.maximum.reduceat(inputs, starts) + prompt[group[starts]]
+    totals = np.add.reduceat(attended, starts)
+    longest = np.maximum.reduceat(attended, starts)
     rows: list[Ints] = []
     row: list[Ints] = []
     used = 0
@@ -75,17 +76,22 @@ def plan_rows(batch: TokenBatch, keep: Ints, tokens_per_microbatch: int) -> list
         if row:
             rows.append(np.concatenate(row))
         row, used = [], 0
-        base = int(prompt[group[starts[i]]])
-        part, size = starts[i], base
+        part, size = starts[i], 0
         for s in range(starts[i], ends[i]):
-            if size + inputs[s] > tokens_per_microbatch and s > part:
+            if size + attended[s] > tokens_per_microbatch and s > part:
                 rows.append(keep[part:s])
-                part, size = s, base
-            size += int(inputs[s])
+                part, size = s, 0
+            size += int(attended[s])
         row, used = [keep[part : ends[i]]], size
     if row:
         rows.append(np.concatenate(row))
     return rows
+
+
+def attended_tokens(batch: TokenBatch, sequences: Ints) -> Ints:
+    """Input tokens of each of ``sequences``, with its prompt."""
+    tokens: Ints = batch.length[sequences] - 1 + batch.prompt_length[batch.group_of[sequences]]
+    return tokens
 
 
 def pack(batch: TokenBatch, sequences: Ints, device: torch.device) -> MicroBatch:

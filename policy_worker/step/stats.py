@@ -56,8 +56,8 @@ class Stats:
 
 
 def measure(stats: Stats, scores: TokenScores, loss: Loss, columns: TokenColumns[Tensor]) -> None:
-    """Adds a micro-batch's entropy, clip_fraction, ratio, logprob_gap, kl_behaviour and kl, over
-    trained tokens.
+    """Adds a micro-batch's entropy, clip_fraction, dual_clip_fraction, ratio, logprob_gap,
+    kl_behaviour and kl, over trained tokens.
 
     ratio is the importance weight trainer / behaviour, before clip, cap and masks; its sum and that of
     ratio_square give the effective sample size of the step.
@@ -73,6 +73,7 @@ def measure(stats: Stats, scores: TokenScores, loss: Loss, columns: TokenColumns
         measured = {
             "entropy": (scores.entropy, trained),
             "clip_fraction": (loss.clipped, trained),
+            "dual_clip_fraction": (loss.dual_clipped, trained),
             "ratio": (loss.ratio, trained),
             "ratio_square": (loss.ratio.square(), trained),
             "logprob_gap": (gap, trained),

@@ -13,6 +13,7 @@ from controller.ledger.decisions.mesh import leave_step, roll_back
 from controller.ledger.decisions.rejections import MOST_REJECTIONS
 from controller.ledger.enums import DropReason, MeshEnd, Phase, SuspendStage, VerdictCode
 from controller.ledger.scale_limits import problem_of, within
+from controller.ledger.state import State
 from controller.ledger.tasks import TaskState
 from paceline.ids import Step
 from paceline.refusal_code import RefusalCode
@@ -89,6 +90,9 @@ def settle_end(d: Decider, now: float) -> None:
         why += f" because a group could not be trained, the last one as {s.steps.last_rejection}"
         _fail(d, "no-step-trained", why[:2048], now)
         return
+    if 0 < s.run.max_nonfinite_steps <= s.steps.nonfinite:
+        _fail(d, "gradients-not-finite", _nonfinite(s), now)
+        return
     if s.steps.open is not None:
         return
     v = s.versions
@@ -111,6 +115,16 @@ def _end_stopped(d: Decider, now: float) -> None:
         roll_back(d)
     _drop_leftovers(d)
     d.emit(ev.RunFinished(s.reason, now))
+
+
+def _nonfinite(s: State) -> str:
+    count = s.steps.nonfinite
+    return (
+        f"the gradients of {count} steps in a row were not finite, from step "
+        f"{s.versions.step - count + 1} on, and no weight has changed since. Look at grad_norm, rewards "
+        "and log-prob gaps before it, lower train.lr, and start again from an earlier checkpoint; "
+        "train.max_nonfinite_steps is the limit"
+    )
 
 
 def _drop_leftovers(d: Decider) -> None:

@@ -96,7 +96,10 @@ def padded_reference(config, groups):
         at = torch.arange(len(prompt) - 1, len(prompt) + len(tokens) - 1)
         r = (logp[row, at, torch.tensor(tokens)] - old).exp()
         a = weights[row]
-        loss = loss - torch.minimum(r * a, r.clamp(0.8, 1.2) * a).sum() / spec.tokens
+        surrogate = torch.minimum(r * a, r.clamp(0.8, 1.2) * a)
+        if a < 0:
+            surrogate = surrogate.clamp(min=3.0 * a)
+        loss = loss - surrogate.sum() / spec.tokens
     loss.backward()
     return torch.cat([p.grad.reshape(-1) for p in model.parameters()]), float(loss)
 

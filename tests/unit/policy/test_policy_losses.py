@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import numpy as np
@@ -62,8 +63,11 @@ def reference_loss(logprobs, c, config):
             importance = 1.0 if t.tis_cap is None else min(importance, t.tis_cap)
         r = math.exp(logp - prox)
         clipped = min(max(r, 1 - t.clip_low), 1 + t.clip_high)
-        value = min(r * advantage, clipped * advantage) * importance
-        slope = r * advantage * importance if r * advantage <= clipped * advantage else 0.0
+        value = min(r * advantage, clipped * advantage)
+        slope = r * advantage if r * advantage <= clipped * advantage else 0.0
+        if t.dual_clip is not None and advantage < 0 and r > t.dual_clip:
+            value, slope = t.dual_clip * advantage, 0.0
+        value, slope = value * importance, slope * importance
         own = math.exp(logp - behaviour)
         if t.mask_ratio_token and not t.mask_ratio_token[0] <= own <= t.mask_ratio_token[1]:
             value = slope = 0.0
@@ -79,8 +83,9 @@ def reference_loss(logprobs, c, config):
             x = c.reference[i].item() - logp
             kl = {"k1": -x, "k2": x * x / 2, "k3": math.exp(x) - 1 - x}[t.kl_estimator]
             dkl = {"k1": 1.0, "k2": -x, "k3": 1 - math.exp(x)}[t.kl_estimator]
-            total += t.kl_coef * weight * kl
-            slope += t.kl_coef * weight * dkl
+            sampled = own if t.tis_cap is None else min(own, t.tis_cap)
+            total += t.kl_coef * weight * sampled * kl
+            slope += t.kl_coef * weight * sampled * dkl
         slopes.append(slope)
     return total, slopes
 
@@ -94,6 +99,11 @@ def reference_loss(logprobs, c, config):
         {"kl_coef": 0.3, "kl_estimator": "k1"},
         {"kl_coef": 0.3, "kl_estimator": "k2"},
         {"kl_coef": 0.3, "kl_estimator": "k3"},
+        {"kl_coef": 0.3, "kl_estimator": "k3", "tis_cap": 1.1},
+        {"kl_coef": 0.3, "kl_estimator": "k3", "tis_cap": None, "proximal": "trainer"},
+        {"dual_clip": None},
+        {"dual_clip": 1.3},
+        {"dual_clip": 1.05, "proximal": "interpolated", "clip_low": 0.1},
         {"proximal": "trainer"},
         {"proximal": "trainer", "tis_cap": None},
         {"proximal": "trainer", "tis_cap": 1.1},
@@ -122,12 +132,30 @@ def test_gradient_of_the_kl_by_finite_differences(estimator):
     assert torch.autograd.gradcheck(lambda x: token_kl(x, reference, estimator), (logprobs,))
 
 
-def test_gradient_of_the_clipped_loss_by_finite_differences():
-    config = make_config(train={"kl_coef": 0.1, "clip_low": 0.15, "clip_high": 0.3})
-    logprobs, columns = columns_for(config, seed=4)
+@pytest.mark.parametrize("dual_clip", [None, 1.2, 3.0])
+def test_gradient_of_the_clipped_loss_by_finite_differences(dual_clip):
+    config = make_config(train={"clip_low": 0.15, "clip_high": 0.3, "dual_clip": dual_clip})
+    logprobs, columns = columns_for(config, seed=4, reference=False)
     assert torch.autograd.gradcheck(
         lambda x: grpo_loss(x, columns, config.train).total, (logprobs,)
     )
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_gradient_of_the_weighted_kl_by_finite_differences_with_a_constant_weight(estimator):
+    config = make_config(train={"kl_coef": 0.3, "kl_estimator": estimator})
+    logprobs, columns = columns_for(config, seed=4)
+    without = dataclasses.replace(columns, reference=None)
+    weight = (logprobs.detach() - columns.behaviour).exp().clamp(max=2.0) * columns.weight
+
+    def loss(x):
+        kl = (weight * token_kl(x, columns.reference, estimator)).sum()
+        return grpo_loss(x, without, config.train).total + 0.3 * kl
+
+    (found,) = torch.autograd.grad(grpo_loss(logprobs, columns, config.train).total, logprobs)
+    (wanted,) = torch.autograd.grad(loss(logprobs), logprobs)
+    torch.testing.assert_close(found, wanted)
+    assert torch.autograd.gradcheck(loss, (logprobs,))
 
 
 def test_kl_estimators_have_the_right_expectation():
@@ -138,6 +166,108 @@ def test_kl_estimators_have_the_right_expectation():
     for estimator in ("k1", "k3"):
         torch.testing.assert_close((p.exp() * token_kl(p, q, estimator)).sum(), kl)
     assert (token_kl(p, q, "k3") >= 0).all()
+
+
+def one_token(advantage, log_ratio, **train):
+    """Loss and gradient of a single token of weight 1 and staleness 0."""
+    logprob = torch.tensor([-1.0], dtype=torch.float64, requires_grad=True)
+    columns = TokenColumns(
+        behaviour=torch.tensor([-1.0 - log_ratio], dtype=torch.float64),
+        advantage=torch.tensor([advantage], dtype=torch.float64),
+        weight=torch.ones(1, dtype=torch.float64),
+        trained=torch.ones(1, dtype=torch.float64),
+        staleness=torch.zeros(1, dtype=torch.float64),
+        sequence_of=torch.tensor([0]),
+        sequences=1,
+    )
+    loss = grpo_loss(logprob, columns, make_config(train=train).train)
+    loss.total.backward()
+    return loss, logprob.grad.item()
+
+
+def test_one_token_with_a_negative_advantage_is_not_the_whole_step():
+    """Without the dual clip its gradient is e^10 = 22,026 times that of an ordinary token."""
+    loss, slope = one_token(-1.0, 10.0)
+    assert (loss.total.item(), slope) == (pytest.approx(3.0), 0.0)
+    assert loss.dual_clipped.tolist() == [True] and loss.clipped.tolist() == [False]
+    loss, slope = one_token(-1.0, 10.0, dual_clip=None)
+    assert slope == pytest.approx(math.exp(10)) and loss.dual_clipped.tolist() == [False]
+
+
+@pytest.mark.parametrize(
+    ("advantage", "log_ratio", "value", "slope"),
+    [
+        (-2.0, math.log(2.9), 5.8, 5.8),  # below the bound: as without
+        (-2.0, math.log(3.1), 6.0, 0.0),
+        (-2.0, math.log(0.5), 1.6, 0.0),  # the lower clip, untouched
+        (2.0, math.log(3.1), -2.4, 0.0),  # a positive advantage: the upper clip, as without
+    ],
+)
+def test_dual_clip_by_hand(advantage, log_ratio, value, slope):
+    loss, got = one_token(advantage, log_ratio)
+    assert loss.total.item() == pytest.approx(value)
+    assert got == pytest.approx(slope)
+    assert loss.dual_clipped.tolist() == [advantage < 0 and math.exp(log_ratio) > 3]
+
+
+def distribution(numbers):
+    return torch.log_softmax(torch.tensor(numbers, dtype=torch.float64), 0)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k3"])
+def test_the_kl_of_stale_tokens_is_that_of_the_policy_and_not_of_the_one_that_sampled(estimator):
+    """In expectation over tokens that another policy sampled."""
+    theta, ref = distribution([0.3, -1.0, 0.8, 0.1]), distribution([0.0, 0.5, 0.2, -0.4])
+    sampled_by = distribution([1.0, 0.2, -0.7, 0.0])
+    n = len(theta)
+    columns = TokenColumns(
+        behaviour=sampled_by,
+        advantage=torch.zeros(n),
+        weight=sampled_by.exp(),
+        trained=torch.ones(n),
+        staleness=torch.ones(n),
+        sequence_of=torch.arange(n),
+        sequences=n,
+        reference=ref,
+    )
+    train = {"kl_coef": 1.0, "kl_estimator": estimator, "tis_cap": None}
+    found = grpo_loss(theta, columns, make_config(train=train).train).total
+    torch.testing.assert_close(found, (theta.exp() * (theta - ref)).sum())
+
+
+def test_the_weighted_k2_has_the_gradient_of_the_kl_on_stale_tokens():
+    """The gradient of DeepSeek-V3.2's estimator, ratio * k3 with a ratio that is differentiated."""
+    logits = torch.tensor([0.3, -1.0, 0.8, 0.1], dtype=torch.float64, requires_grad=True)
+    ref, sampled_by = distribution([0.0, 0.5, 0.2, -0.4]), distribution([1.0, 0.2, -0.7, 0.0])
+    n = len(ref)
+    columns = TokenColumns(
+        behaviour=sampled_by,
+        advantage=torch.zeros(n),
+        weight=sampled_by.exp(),
+        trained=torch.ones(n),
+        staleness=torch.ones(n),
+        sequence_of=torch.arange(n),
+        sequences=n,
+        reference=ref,
+    )
+    train = {"kl_coef": 1.0, "kl_estimator": "k2", "tis_cap": None}
+    theta = torch.log_softmax(logits, 0)
+    loss = grpo_loss(theta, columns, make_config(train=train).train).total
+    (found,) = torch.autograd.grad(loss, logits, retain_graph=True)
+    kl = (theta.exp() * (theta - ref)).sum()
+    (wanted,) = torch.autograd.grad(kl, logits, retain_graph=True)
+    torch.testing.assert_close(found, wanted)
+    ours = (theta - sampled_by).exp() * token_kl(theta, ref, "k3")
+    (deepseek,) = torch.autograd.grad((sampled_by.exp() * ours).sum(), logits)
+    torch.testing.assert_close(found, deepseek)
+
+
+def test_dr_grpo_with_an_environment_divides_by_the_bound_of_the_transcript():
+    """``max_tokens`` bounds a turn: a transcript of 100 tokens would weigh 6.25 instead of 1 at most."""
+    rollout = {"max_tokens": 16, "max_context": 128, "environment": "math:sqrt"}
+    config = make_config(train={"aggregation": "dr_grpo"}, rollout=rollout)
+    weights = token_weights(np.ones(100, np.float32), np.array([100]), 100, 1, config)
+    assert weights.sum() == pytest.approx(100 / 128)
 
 
 def test_loss_by_hand():

@@ -71,7 +71,7 @@ def by_hand(config, seed, reference):
             r = (chosen - old[j]).exp()
             low, high = r * advantage, r.clamp(0.8, 1.2) * advantage
             log_r = other[len(PROMPT) + j - 1][tokens[j]] - chosen
-            kl = log_r.exp() - 1 - log_r
+            kl = r.detach().clamp(max=2.0) * (log_r.exp() - 1 - log_r)
             share = {
                 "token_mean": 1 / TRAINED,
                 "sequence_mean": 1 / (own * len(TOKENS)),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
+from transformers import get_linear_schedule_with_warmup
 
 from policy_worker.model import ModelError, load_model, pick_device
 from policy_worker.ranks.rank_group import RankGroup
@@ -26,12 +29,32 @@ def rates(**train):
 def test_schedules_by_hand():
     assert rates(warmup_steps=4) == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
     linear = rates(warmup_steps=4, schedule="linear")
-    assert linear == pytest.approx([0.25, 0.5, 0.75, 1, 0.75, 0.5, 0.25, 0])
+    assert linear == pytest.approx([0.25, 0.5, 0.75, 1, 1, 0.75, 0.5, 0.25])
     cosine = rates(warmup_steps=4, schedule="cosine", min_lr_ratio=0.1)
-    assert cosine[3] == 1
-    assert cosine[5] == pytest.approx(0.1 + 0.9 * 0.5)
-    assert cosine[7] == pytest.approx(0.1)
+    assert cosine[3] == cosine[4] == 1
+    assert cosine[6] == pytest.approx(0.1 + 0.9 * 0.5)
+    assert cosine[7] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(0.75 * math.pi)))
     assert rates(warmup_steps=8, schedule="cosine")[-1] == 1
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine"])
+@pytest.mark.parametrize("warmup", [0, 1, 3, 8])
+def test_no_step_of_a_run_has_a_learning_rate_of_zero(schedule, warmup):
+    found = rates(schedule=schedule, warmup_steps=warmup)
+    assert min(found) > 0
+    assert learning_rate(1, make_config(train={"steps": 1, "schedule": schedule}).train) > 0
+
+
+def test_a_linear_schedule_is_that_of_transformers():
+    config = make_config(train={"steps": 10, "lr": 1.0, "warmup_steps": 2, "schedule": "linear"})
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    theirs = get_linear_schedule_with_warmup(optimizer, 2, 10)
+    for step in range(1, 11):
+        if step > 2:  # theirs wastes the first step of the warm-up
+            assert learning_rate(step, config.train) == pytest.approx(theirs.get_last_lr()[0])
+        optimizer.step()
+        theirs.step()
 
 
 def test_norms_are_not_decayed_and_state_exists_from_the_start():

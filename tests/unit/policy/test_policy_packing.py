@@ -9,8 +9,8 @@ import torch
 from policy_worker.step import attention, logprobs, packing
 from policy_worker.step.batch import decode
 from policy_worker.step.logprobs import score
-from policy_worker.step.packing import pack, plan_rows
-from tests.fixtures.policy_models import random_groups, tiny_network
+from policy_worker.step.packing import attended_tokens, pack, plan_rows
+from tests.fixtures.policy_models import make_group, random_groups, tiny_network
 
 CPU = torch.device("cpu")
 
@@ -96,8 +96,43 @@ def test_rows_hold_every_sequence_once_within_the_limit():
         assert sorted(np.concatenate(rows).tolist()) == keep.tolist()
         for row in rows:
             size = pack(batch, row, CPU).input_ids.shape[1]
-            assert size <= limit or len(row) == 1
+            assert size <= attended_tokens(batch, row).sum()
+            assert attended_tokens(batch, row).sum() <= limit or len(row) == 1
     assert plan_rows(batch, keep[:0], 64) == []
+
+
+def saved_bytes(model, batch, row):
+    """Bytes that the backward pass of a row needs, each storage once."""
+    storages = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    owned = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        score(model, pack(batch, row, CPU), 1.0).logprobs.sum().backward()
+    model.zero_grad()
+    return sum(size for at, size in storages.items() if at not in owned)
+
+
+@pytest.mark.parametrize("completion", [5, 40])
+def test_a_long_prompt_with_many_completions_needs_no_more_memory_than_the_limit(completion):
+    """A row of one plain sequence of ``limit`` tokens is the measure."""
+    limit = 120
+    model = tiny_network("qwen3")
+    plain = decode([make_group("t0", [1] * 2, [[2] * (limit - 1)], [1.0])])
+    measure = saved_bytes(model, plain, np.array([0]))
+    groups = [
+        make_group(f"t{n}", [1] * 70, [[2] * completion for _ in range(16)], [1.0] * 16)
+        for n in range(2)
+    ]
+    batch = decode(groups)
+    rows = plan_rows(batch, np.arange(32), limit)
+    assert sorted(np.concatenate(rows).tolist()) == list(range(32))
+    worst = max(saved_bytes(model, batch, row) for row in rows)
+    assert worst <= 1.1 * measure
 
 
 def test_a_group_shares_the_forward_of_its_prompt():

@@ -100,3 +100,14 @@ def test_the_buffer_of_an_operation_that_does_not_end_is_never_used_again(traine
     assert all(torch.isfinite(tensor).all() for _, tensor in trainer.state.named_weights())
     for operation in side.operations:
         operation.ended = True
+
+
+def test_a_gradient_that_is_not_finite_is_told_to_the_controller_and_changes_no_weight(trainer):
+    before = [p.detach().clone() for p in trainer.gradients.parameters]
+    trainer.gradients.parameters[0].grad.view(-1)[0] = float("nan")
+    alone(trainer, 2)
+    stats = trainer.reduce()
+    assert (stats.mean("update_skipped"), stats.mean("grad_norm")) == (1.0, 0.0)
+    trainer.commit(1)
+    for kept, parameter in zip(before, trainer.gradients.parameters, strict=True):
+        assert torch.equal(kept, parameter)

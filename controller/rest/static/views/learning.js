@@ -15,7 +15,11 @@ const SPECS = [
   { title: "Entropy", lines: [line("entropy", "entropy")], unit: "nats", floor: 0 },
   { title: "Loss", lines: [line("loss", "loss")] },
   { title: "Gradient norm", lines: [line("grad_norm", "norm")], floor: 0 },
-  { title: "Clip fraction", lines: [line("clip_fraction", "clipped")], floor: 0 },
+  {
+    title: "Clip fraction",
+    lines: [line("clip_fraction", "clipped"), line("dual_clip_fraction", "dual clip")],
+    floor: 0,
+  },
   {
     title: "Log-prob gap",
     lines: [line("logprob_gap_mean", "mean"), line("logprob_gap_max", "max")],
