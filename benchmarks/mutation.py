@@ -59,6 +59,7 @@ TASKS = "controller/ledger/tasks.py"
 TOKEN_AGES = "controller/ledger/token_ages.py"
 TASK_TESTS = "tests/unit/ledger/test_ledger_tasks.py"
 AGE_TESTS = "tests/unit/ledger/test_token_age.py"
+DIVERGED_TESTS = "tests/unit/ledger/test_diverged_checkpoints.py"
 STEP_TESTS = "tests/unit/ledger/test_ledger_steps.py"
 SCHEDULES = ("tests/unit/simulator/test_simulator.py", "--schedules=80")
 FENCE_TESTS = "tests/process/controller/test_fence_and_election.py"
@@ -231,6 +232,34 @@ GUARDS = (
         ),
         ("tests/process/policy/test_policy_step_transaction.py",),
         "fails_halfway or (lost_in_the_all_reduce and die)",
+    ),
+    Guard(
+        "outvoted-record",
+        "a checkpoint of an outvoted replica is not recorded",
+        (Patch(STEPPING, " or _outvoted(s, worker, c):", ":"),),
+        (DIVERGED_TESTS,),
+        "outvoted_replica_is_refused or agreed_on_are_not_recorded",
+    ),
+    Guard(
+        "outvoted-output",
+        "what an outvoted replica wrote and published before the vote is withdrawn",
+        (Patch(STEPPING, "        _disown_output(d, step.version, wrong)\n", ""),),
+        (DIVERGED_TESTS,),
+        "voided_and_never_restored or published_are_replaced",
+    ),
+    Guard(
+        "agreed-cover",
+        "groups are forgotten only once the replicas agree on the checkpoint that covers them",
+        (
+            Patch(
+                "controller/ledger/versions.py",
+                "return not checkpoint.digest or checkpoint.digest == "
+                "self.digests.get(checkpoint.version)",
+                "return True",
+            ),
+        ),
+        (DIVERGED_TESTS,),
+        "forgotten_once_the_replicas_agree",
     ),
     Guard(
         "owner",

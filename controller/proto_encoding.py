@@ -56,7 +56,10 @@ def directive_of(
         mesh = message_of(worker_pb2.PolicyMesh, view.mesh, members=members)
     links = [
         worker_pb2.WeightsLink(
-            epoch=link.epoch, publisher=_member(link.publisher), receiver=_member(link.receiver)
+            epoch=link.epoch,
+            publisher=_member(link.publisher),
+            receiver=_member(link.receiver),
+            reload=link.reload,
         )
         for link in view.links
     ]

@@ -245,7 +245,7 @@ class PolicyWorker:
             source = mesh.members[mesh.source_rank].worker_id
             with waiting(WaitKind.STATE, f"receiving the state from {source}", source):
                 trainer.receive_state(mesh.source_rank)
-            self.out.forget_after(version)
+            self.out.forget_from(version)
         elif needy and rank == mesh.source_rank:
             self.worker_report.work(f"epoch {mesh.epoch}: sending the state to {len(needy)}")
             receivers = ", ".join(mesh.members[i].worker_id for i in needy)

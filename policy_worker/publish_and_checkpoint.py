@@ -97,13 +97,14 @@ class PublishAndCheckpoint:
         self.last_publish_s = self.publisher.publish(version, self._trainer.whole_weights())
         self._published = version
 
-    def forget_after(self, version: Version) -> None:
-        """Versions of this replica beyond ``version`` were never committed: its state was replaced, and
-        those numbers will name other states."""
-        if self._published > version:
+    def forget_from(self, version: Version) -> None:
+        """This replica received the state of ``version`` from another one: what it published or saved as
+        that version was outvoted, and later versions were never committed."""
+        if self._published >= version:
             self.publisher.forget()
             self._published = NO_VERSION
-        if self._saved > version:
+        if self._saved >= version:
+            self._trainer.checkpointer.abandon(version)
             self._saved, self._saved_step = NO_VERSION, Step(0)
 
     def save_checkpoint(self) -> None:
@@ -160,6 +161,7 @@ class PublishAndCheckpoint:
             path=str(info.path),
             size_bytes=info.size_bytes,
             seconds=info.seconds,
+            weights_digest=info.digest,
         )
         recorded = False
 

@@ -276,8 +276,9 @@ class Trainer:
 
     def save(self) -> Future[CheckpointInfo]:
         """Copies the state and writes it in the background; see Checkpointer.save_async."""
-        self.replica.announce(RankCommand.SAVE)
-        return self.checkpointer.save_async(self.state)
+        digest = self.digest()
+        self.replica.announce(RankCommand.SAVE, digest=digest)
+        return self.checkpointer.save_async(self.state, digest)
 
     def whole_weights(self) -> Iterable[tuple[str, Tensor]]:
         """Full weights by Hugging Face name; to be exhausted before any other operation is called."""
@@ -329,7 +330,7 @@ class Trainer:
             RankCommand.ADD: self.add,
             RankCommand.REDUCE: self.reduce,
             RankCommand.COMMIT: self.commit,
-            RankCommand.SAVE: self.save,
+            RankCommand.SAVE: lambda digest: self.checkpointer.save_async(self.state, digest),
             RankCommand.GATHER: lambda: [None for _ in self.whole_weights()],
         }
 

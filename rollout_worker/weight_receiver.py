@@ -50,18 +50,20 @@ class WeightReceiver(LinkEnd):
         """Converges to this link; another epoch replaces the present one. Does not block.
 
         ``newest``: version that the controller calls the newest. Versions received beyond it were
-        never committed, and the new link replaces them by an older one.
+        never committed, and the new link replaces them by an older one. A link with ``reload`` replaces
+        them in any case.
         """
         if link is None:
             self._converge({})
         else:
             key = (link.epoch, link.publisher.incarnation)
-            self._converge({key: WeightLink(link.epoch, link.publisher.worker_id, newest)})
+            ours = WeightLink(link.epoch, link.publisher.worker_id, newest, link.reload)
+            self._converge({key: ours})
 
     def transfer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
         # Behind the lock: a hand-over by the previous link's thread counts.
         with self._handing_over:
-            if link.newest is not None and link.newest < self.version:
+            if link.reload or (link.newest is not None and link.newest < self.version):
                 self.version = -1
             version = self.version
         say_hello(mesh, version)

@@ -329,6 +329,7 @@ class FakePolicy(FakeWorker):
                     path=f"checkpoints/step-{step}",
                     size_bytes=1,
                     seconds=0.1,
+                    weights_digest=f"v{self.state_version}",
                 ),
                 None,
             )

@@ -10,7 +10,8 @@
     dataclass                         object by field name; an array if the class sets ``compact``
 
 A field with ``metadata=TRANSIENT`` is left out, and has its default when it is read. So has a field that
-an earlier release did not write. A field without a default that is missing is a KeyError.
+an earlier release did not write, and the last items of an array. A field without a default that is missing is a
+KeyError.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ def decoder(kind: Any) -> Convert | None:
         plan = [(name, decoder(hint)) for name, hint in _fields(kind)]
         if getattr(kind, "compact", False):
             converts = [f for _, f in plan]
-            return lambda v: make(*[_apply(f, x) for f, x in zip(converts, v, strict=True)])
+            return lambda v: make(*[_apply(f, x) for f, x in zip(converts, v, strict=False)])
         optional = _optional(kind)
         parts = [(name, f, name in optional) for name, f in plan]
         return lambda v: make(

@@ -202,13 +202,25 @@ class TryGroup(WorkerCommand):
 
 @dataclass(frozen=True, slots=True)
 class RecordCheckpoint(WorkerCommand):
-    """Reply: tuple of obsolete paths. Idempotent by (step, version)."""
+    """Reply: CheckpointVerdict. Idempotent by (step, version)."""
 
     step: Step
     version: Version
     path: str
     size_bytes: int = 0
     seconds: float = 0.0
+    digest: str = ""
+    """Of the weights, as in votes."""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointVerdict:
+    useless: tuple[str, ...] = ()
+    """Directories that are never restored: this one if it is refused, and voided ones."""
+    older: tuple[str, ...] = ()
+    """Recorded checkpoints that no rollback needs any more, oldest first."""
+    needed: int = 1
+    """Number of recorded checkpoints that a rollback may still need."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -199,6 +199,8 @@ class LinkSpec:
     publisher_incarnation: int
     receiver: str
     receiver_incarnation: int
+    reload: bool = False
+    """What the receiver has of the newest version was withdrawn: it is sent again."""
 
 
 def values(kind: type, source: Any) -> dict[str, Any]:

@@ -62,6 +62,8 @@ class Worker:
     """Its claims to states up to this version are not believed."""
     parity_failures: int = 0
     """Rollout: swaps after which its engine's parameters differed from the weights."""
+    withdrawn_version: Version = Version(-1)
+    """Rollout: its weights of this version came from a replica that was outvoted."""
     lease_seq: int = 0
     lease_reply: tuple[LeasedTask, ...] = ()
     held: dict[TaskId, None] = field(default_factory=dict)

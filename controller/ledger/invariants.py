@@ -113,7 +113,7 @@ def _steps(s: State) -> Iterator[str]:
                 yield f"{task_id} of {name} is not in memory"
     if any(n <= s.versions.step for n in s.steps.replay):
         yield "a committed step is to be trained again"
-    if any(n > s.versions.step or n <= s.versions.checkpoint.step for n in s.steps.history):
+    if any(n > s.versions.step or n <= s.versions.agreed.step for n in s.steps.history):
         yield "a composition is kept for a step that is covered or not committed"
     if step is None:
         return

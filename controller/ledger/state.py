@@ -12,7 +12,7 @@ from controller.ledger.fleet import Fleet
 from controller.ledger.steps import StepBook
 from controller.ledger.tasks import TaskBook
 from controller.ledger.versions import Versions
-from paceline.ids import Step, TaskId
+from paceline.ids import Step, TaskId, Version
 
 _REQUESTS_KEPT = 256
 
@@ -67,6 +67,17 @@ class State:
         self.enter(phase)
         self.ended_t = t
         self.evals.rounds.clear()
+
+    def agree(self, version: Version, digest: str) -> None:
+        """The replicas have voted on the weights of ``version``: a checkpoint of them covers its groups."""
+        self.versions.agree(version, digest)
+        self.cover(self.versions.agreed.step)
+
+    def cover(self, step: Step) -> None:
+        """No rollback can need the groups of steps up to ``step`` any more."""
+        covered = self.steps.cover(step)
+        self.garbage.extend((task_id, self.tasks.records[task_id].attempt) for task_id in covered)
+        self.tasks.cover(covered)
 
     def remember(self, request_id: str, reply: str) -> None:
         self.requests[request_id] = reply

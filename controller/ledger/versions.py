@@ -2,6 +2,9 @@
 
 - A version is never used twice: after a rollback the numbers go on with the newest + 1.
 - ``epochs`` maps every version there ever was to its step; a rollback begins a new one.
+- A checkpoint is *agreed* once all replicas have voted for the step after it: their digest of its weights is
+  then known. One that an outvoted replica wrote is voided. Only an agreed checkpoint covers groups, so that
+  no group is forgotten for the sake of a checkpoint that is voided later.
 - ``restore_version`` is the present name of the state in the newest checkpoint (or of the initial
   model): if no worker holds anything newer, a restart needs no rollback.
 """
@@ -39,6 +42,14 @@ class Checkpoint:
     step: Step
     version: Version
     path: str
+    digest: str = ""
+    """Of the weights in it, as in votes. Empty: an earlier release wrote the record."""
+    worker_id: str = ""
+    """Replica that wrote it."""
+
+
+INITIAL = Checkpoint(Step(0), Version(0), "")
+"""The initial model."""
 
 
 @dataclass(slots=True)
@@ -52,6 +63,10 @@ class Versions:
     restore_version: Version = Version(0)
     checkpoints: list[Checkpoint] = field(default_factory=list)
     """Recorded and not abandoned, oldest first."""
+    digests: dict[Version, str] = field(default_factory=dict)
+    """Of weights that all members of the mesh agreed on, since the newest agreed checkpoint."""
+    voided: list[str] = field(default_factory=list)
+    """Directories of voided checkpoints, which their writers may delete."""
     rollbacks: int = 0
     requested: Step = Step(0)
     """Step of the newest checkpoint that someone asked for; 0: none."""
@@ -59,7 +74,15 @@ class Versions:
     @property
     def checkpoint(self) -> Checkpoint:
         """Start of a fleet without any living state; path "" is the initial model."""
-        return self.checkpoints[-1] if self.checkpoints else Checkpoint(Step(0), Version(0), "")
+        return self.checkpoints[-1] if self.checkpoints else INITIAL
+
+    @property
+    def agreed(self) -> Checkpoint:
+        """The newest checkpoint that cannot be voided any more."""
+        return next(filter(self.is_agreed, reversed(self.checkpoints)), INITIAL)
+
+    def is_agreed(self, checkpoint: Checkpoint) -> bool:
+        return not checkpoint.digest or checkpoint.digest == self.digests.get(checkpoint.version)
 
     def step_of(self, version: Version) -> Step:
         """Step of the state ``version``, whether it survived or not."""
@@ -96,8 +119,26 @@ class Versions:
         self.version = self.restore_version = version
         self.epochs.append(VersionEpoch(version, version - step))
         self.rollbacks += 1
+        # The same steps, and with them the same paths, come again.
+        self.voided.clear()
+
+    def agree(self, version: Version, digest: str) -> None:
+        """The replicas have voted on the weights of ``version``."""
+        # The first vote counts: it may have covered groups.
+        self.digests.setdefault(version, digest)
+        oldest = self.agreed.version
+        for known in [v for v in self.digests if v < oldest]:
+            del self.digests[known]
 
     def record(self, checkpoint: Checkpoint) -> None:
         self.checkpoints.append(checkpoint)
         del self.checkpoints[:-_KEPT_CHECKPOINTS]
         self.restore_version = checkpoint.version
+        if checkpoint.path in self.voided:
+            self.voided.remove(checkpoint.path)
+
+    def void(self, path: str) -> None:
+        """The checkpoint at ``path`` is not restored any more: the one before it is the newest."""
+        self.checkpoints = [k for k in self.checkpoints if k.path != path]
+        self.restore_version = self.version_of(self.checkpoint.step)
+        self.voided.append(path)

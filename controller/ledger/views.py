@@ -26,6 +26,7 @@ class LinkView:
     epoch: int
     publisher: Member
     receiver: Member
+    reload: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +193,7 @@ def _links(state: State, worker: Worker) -> tuple[LinkView, ...]:
         sender = state.fleet.current(link.publisher, link.publisher_incarnation)
         receiver = state.fleet.current(link.receiver, link.receiver_incarnation)
         if sender is not None and receiver is not None:
-            views.append(LinkView(link.epoch, _end(sender), _end(receiver)))
+            views.append(LinkView(link.epoch, _end(sender), _end(receiver), link.reload))
     return tuple(views)
 
 

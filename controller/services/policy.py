@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator
 
 from controller.ledger.commands import (
     CastVote,
+    CheckpointVerdict,
+    CommandRefused,
     RecordCheckpoint,
     RejectGroups,
     TryGroup,
@@ -157,7 +159,9 @@ async def record_checkpoint(
         raise Invalid(f"path must end with checkpoints/step-{request.step}: {request.path[:200]!r}")
     if not 0 <= request.seconds < float("inf"):
         raise Invalid("seconds must be finite and not negative")
-    older = await leader.execute(
+    if not request.weights_digest:
+        raise Invalid("weights_digest is empty")
+    verdict: CheckpointVerdict = await leader.execute(
         RecordCheckpoint(
             *caller,
             step=Step(request.step),
@@ -165,10 +169,12 @@ async def record_checkpoint(
             path=check_text(request.path, "path"),
             size_bytes=request.size_bytes,
             seconds=request.seconds,
+            digest=check_text(request.weights_digest, "weights_digest", 128),
         )
     )
-    if request.path in older:
-        return policy_pb2.CheckpointReply(obsolete_paths=older)
+    useless, older = verdict.useless, verdict.older
+    if request.path in useless:
+        return policy_pb2.CheckpointReply(obsolete_paths=useless)
     if not await leader.context.survives_failover():
         # A failover may lose this checkpoint's record, and the run then needs an earlier checkpoint.
         # The next reply names the checkpoints that stay now again.
@@ -178,6 +184,8 @@ async def record_checkpoint(
             logging.WARNING,
             kept=min(len(older), MOST_KEPT) + 1,
         )
-        return policy_pb2.CheckpointReply(obsolete_paths=older[: max(0, len(older) - MOST_KEPT)])
-    spared = leader.context.config.train.keep_checkpoints - 1
-    return policy_pb2.CheckpointReply(obsolete_paths=older[: max(0, len(older) - spared)])
+        older = older[: max(0, len(older) - MOST_KEPT)]
+    else:
+        spared = max(0, leader.context.config.train.keep_checkpoints - verdict.needed)
+        older = older[: max(0, len(older) - spared)]
+    return policy_pb2.CheckpointReply(obsolete_paths=[*useless, *older])

@@ -109,7 +109,7 @@ def _kill_worker(world: World) -> None:
         world.crash(world.rng.choice(victims))
 
 
-def _kill_all_policy(world: World) -> None:
+def kill_all_policy(world: World) -> None:
     for victim in _workers(world, "policy"):
         world.crash(victim)
 
@@ -251,6 +251,16 @@ def _flip_bit(world: World) -> None:
         worker.state += "!"
 
 
+def flip_bit_of_checkpoint(world: World) -> None:
+    """The replica that writes the checkpoints diverges, and its next checkpoint is wrong."""
+    mesh = world.oracle.ledger.state.fleet.mesh
+    # Of two replicas the first one is believed.
+    if mesh is not None and not mesh.broken and len(mesh.members) > 2:
+        worker = world.workers.get(mesh.members[0].worker_id)
+        if isinstance(worker, SimulatedPolicyWorker) and worker.alive:
+            worker.damaged_at_save = True
+
+
 def _stop_run(world: World) -> None:
     if world.rng.random() < 0.1:
         world.ask(admin.stop, admin_pb2.StopRequest(request_id="stop", reason="enough"))
@@ -258,7 +268,7 @@ def _stop_run(world: World) -> None:
 
 _WEIGHTS: dict[Callable[[World], None], int] = {
     _kill_worker: 3,
-    _kill_all_policy: 1,
+    kill_all_policy: 1,
     _kill_leader: 2,
     _kill_controllers: 1,
     _power_cut: 1,
@@ -276,6 +286,7 @@ _WEIGHTS: dict[Callable[[World], None], int] = {
     _scale: 1,
     _wedge: 1,
     _flip_bit: 1,
+    flip_bit_of_checkpoint: 1,
     _stop_run: 1,
 }
 _FAULTS = [fault for fault, weight in _WEIGHTS.items() for _ in range(weight)]

@@ -65,6 +65,8 @@ class Oracle:
         self.states: dict[int, str] = {0: "initial"}
         """Right weights of every version; once corrupted, as the first replica had them."""
         self.by_step = ["initial"]
+        self.agreed: dict[int, str] = {}
+        """Weights of every version that the replicas have voted on, as most of them had them."""
         self.corrupted = False
         self._damaged = -1
         """A replica's memory was damaged on purpose, at this version: from then on weights need only
@@ -251,6 +253,14 @@ class Oracle:
             if self.living.get(worker_id) != incarnation:
                 raise Violation(f"epoch {e.epoch} has the dead member {worker_id}")
 
+    def _on_MeshBroken(self, e: ev.MeshBroken) -> None:
+        if e.diverged and self.open is not None:
+            believed = next(d for w, d in self.votes.items() if w not in e.diverged)
+            self.agreed.setdefault(self.open.version, believed)
+
+    def _on_CheckpointVoided(self, e: ev.CheckpointVoided) -> None:
+        self.counts["voided checkpoints"] += 1
+
     def _on_LinkAssigned(self, e: ev.LinkAssigned) -> None:
         self._rise("link", e.epoch)
 
@@ -317,6 +327,7 @@ class Oracle:
                 raise Violation(f"{task_id} was trained in step {e.step}, {ages} steps late")
         if doomed := set(opened.groups) & set(self.untrainable):
             raise Violation(f"{sorted(doomed)} cannot be trained and were, in step {e.step}")
+        self.agreed.setdefault(opened.version, next(iter(self.votes.values())))
         self.line.append(opened.groups)
         self.lost.pop(e.step, None)
         self.versions[e.version] = e.step
@@ -441,6 +452,11 @@ class Oracle:
         before = self.states.setdefault(version, state)
         if before != state:
             raise Violation(f"{worker_id} has other weights of version {version}")
+
+    def restored(self, path: str, version: int, state: str) -> None:
+        """A replica restores a checkpoint: not one of a replica that was outvoted."""
+        if self.agreed.get(version, state) != state:
+            raise Violation(f"{path} was restored, and its writer's weights had diverged")
 
     def may_train(self, worker_id: str, incarnation: int, plan: policy_pb2.StepPlan) -> bool:
         """Whether the plan still is what the journal says."""

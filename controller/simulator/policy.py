@@ -50,6 +50,8 @@ class SimulatedPolicyWorker(SimulatedWorker):
         self.saved = (0, 0)
         """Term and step of the newest record: a later leader may have lost it, and asks again."""
         self.saving = False
+        self.damaged_at_save = False
+        """A bit of its memory flips just before its next checkpoint."""
         self.sent: dict[tuple[int, int], int] = {}
         """Newest version acknowledged, by link epoch and incarnation of the receiver."""
 
@@ -112,7 +114,9 @@ class SimulatedPolicyWorker(SimulatedWorker):
             self.accumulated.clear()
         if mesh.restore:
             await asyncio.sleep(self.rng.uniform(0.1, 0.6))
-            self.state = cluster.checkpoints[mesh.checkpoint_path].state
+            checkpoint = cluster.checkpoints[mesh.checkpoint_path]
+            cluster.oracle.restored(mesh.checkpoint_path, checkpoint.version, checkpoint.state)
+            self.state = checkpoint.state
             self._hold(mesh.state_version)
         elif not needs_state and self.state_version != mesh.state_version:
             if cluster.oracle.corrupted:  # what it holds was committed in a tail that is lost
@@ -128,6 +132,7 @@ class SimulatedPolicyWorker(SimulatedWorker):
             if state is None or not self._current(mesh):
                 raise EpochLost
             self.state = state
+            self.saved = (0, 0)  # what it saved of this version may have been outvoted
             self._hold(mesh.state_version)
         if not self._current(mesh):
             raise EpochLost
@@ -269,19 +274,29 @@ class SimulatedPolicyWorker(SimulatedWorker):
         if self.saved >= (self._order[0], wanted):
             return
         self.saving = True
+        if self.damaged_at_save:
+            self.damaged_at_save = False
+            self.cluster.oracle.corrupt()
+            self.state += "!"
         self.spawn(self._save(step, Weights(self.state_version, self.state)))
 
     async def _save(self, step: int, weights: Weights) -> None:
         await asyncio.sleep(self.rng.uniform(0.1, 1.5))
-        path = f"v{weights.version}/checkpoints/step-{step}"
-        self.cluster.checkpoints.setdefault(path, weights)
+        path = f"{self.name}/v{weights.version}/checkpoints/step-{step}"
+        self.cluster.checkpoints[path] = weights
         try:
             record = policy_pb2.CheckpointRequest(
-                caller=self.caller, step=step, version=weights.version, path=path
+                caller=self.caller,
+                step=step,
+                version=weights.version,
+                path=path,
+                weights_digest=weights.state,
             )
             reply = await self.call(policy_service.record_checkpoint, record)
             if path not in reply.obsolete_paths:
                 self.saved = (self._order[0], step)
+            elif weights.state.endswith("!"):
+                self.cluster.oracle.counts["refused checkpoints"] += 1
         except Fenced:
             pass
         self.saving = False

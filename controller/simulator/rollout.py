@@ -157,15 +157,23 @@ class SimulatedRolloutWorker(SimulatedWorker):
         self, link_epoch: int, version: int, sender: Process, acknowledged: Acknowledged
     ) -> None:
         """Weights arrived over a link; loaded and acknowledged if the link is still ours."""
-        if all(link.epoch != link_epoch for link in self.directive.links):
+        link = next((link for link in self.directive.links if link.epoch == link_epoch), None)
+        if link is None:
             return
-        if link_epoch != self.link_epoch and self.directive.version < self.loaded_version:
-            # The newest version when a link begins: what is beyond it was never committed.
-            self.loaded_version = -1
-        self.link_epoch = link_epoch
+        if link_epoch != self.link_epoch:
+            self.link_epoch = link_epoch
+            if link.reload or self.directive.version < self.loaded_version:
+                self._withdraw()
         if version > self.loaded_version:
             self.loaded_version = version
             self.progress += 1
             self._send_report()
-        link = (link_epoch, self.incarnation)
-        self.cluster.network.send(self.name, sender, acknowledged, link, self.loaded_version)
+        ends = (link_epoch, self.incarnation)
+        self.cluster.network.send(self.name, sender, acknowledged, ends, self.loaded_version)
+
+    def _withdraw(self) -> None:
+        """The weights were never committed, or are of a replica that was outvoted; nor may the tokens that
+        they are sampling now count as those of other weights with their version."""
+        self.loaded_version = -1
+        while self.running:
+            settle(self.running.popitem()[1], "off")

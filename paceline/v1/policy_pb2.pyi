@@ -192,20 +192,22 @@ class TryReply(_message.Message):
     def __init__(self, stands: _Optional[bool] = ...) -> None: ...
 
 class CheckpointRequest(_message.Message):
-    __slots__ = ("caller", "step", "version", "path", "size_bytes", "seconds")
+    __slots__ = ("caller", "step", "version", "path", "size_bytes", "seconds", "weights_digest")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     SECONDS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_DIGEST_FIELD_NUMBER: _ClassVar[int]
     caller: _common_pb2.Caller
     step: int
     version: int
     path: str
     size_bytes: int
     seconds: float
-    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., step: _Optional[int] = ..., version: _Optional[int] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
+    weights_digest: str
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., step: _Optional[int] = ..., version: _Optional[int] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., weights_digest: _Optional[str] = ...) -> None: ...
 
 class CheckpointReply(_message.Message):
     __slots__ = ("obsolete_paths",)

@@ -256,14 +256,16 @@ class MeshMember(_message.Message):
     def __init__(self, worker_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., tensor_host: _Optional[str] = ..., needs_state: _Optional[bool] = ...) -> None: ...
 
 class WeightsLink(_message.Message):
-    __slots__ = ("epoch", "publisher", "receiver")
+    __slots__ = ("epoch", "publisher", "receiver", "reload")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     PUBLISHER_FIELD_NUMBER: _ClassVar[int]
     RECEIVER_FIELD_NUMBER: _ClassVar[int]
+    RELOAD_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     publisher: MeshMember
     receiver: MeshMember
-    def __init__(self, epoch: _Optional[int] = ..., publisher: _Optional[_Union[MeshMember, _Mapping]] = ..., receiver: _Optional[_Union[MeshMember, _Mapping]] = ...) -> None: ...
+    reload: bool
+    def __init__(self, epoch: _Optional[int] = ..., publisher: _Optional[_Union[MeshMember, _Mapping]] = ..., receiver: _Optional[_Union[MeshMember, _Mapping]] = ..., reload: _Optional[bool] = ...) -> None: ...
 
 class PeerError(_message.Message):
     __slots__ = ("caller", "epoch", "is_link", "detail")

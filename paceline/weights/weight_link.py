@@ -40,6 +40,8 @@ class WeightLink:
     """Worker id of the other end."""
     newest: int | None = None
     """Newest version that the controller knew when it named the link."""
+    reload: bool = False
+    """The receiver's weights of that version were withdrawn."""
     withdrawn: threading.Event = field(default_factory=threading.Event)
     formed: bool = False
 

@@ -20,10 +20,11 @@ import json
 import logging
 import re
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,8 @@ class CheckpointInfo:
     """Of all files."""
     seconds: float
     """From the call to the rename."""
+    digest: str = ""
+    """Of the weights, as in votes."""
 
 
 class Checkpointer:
@@ -93,9 +96,11 @@ class Checkpointer:
         self._replica = replica or RankGroup()
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._saves = 0
+        self._newest: _Job | None = None
 
-    def save_async(self, state: TrainState) -> Future[CheckpointInfo]:
-        """Copies the state (blocks for that copy only) and writes it in the background.
+    def save_async(self, state: TrainState, digest: str = "") -> Future[CheckpointInfo]:
+        """Copies the state (blocks for that copy only) and writes it in the background. ``digest``: of its
+        weights, as in votes.
 
         The future of rank 0 is done when the checkpoint is complete and durable; that of another
         rank when its own part is. It raises CheckpointError or OSError if the write failed; no
@@ -111,13 +116,21 @@ class Checkpointer:
             snapshot=StateSnapshot.take(named_tensors(state), self._replica.rank),
             random=rng.capture(),
             groups=[_scalars(group) for group in state.optimizer.param_groups],
+            digest=digest,
             begun=begun,
         )
+        self._newest = job
         return self._writer.submit(self._write_marked, job)
 
     def _write_marked(self, job: _Job) -> CheckpointInfo:
         with waiting(WaitKind.CHECKPOINT, f"writing checkpoint {job.path}", str(job.path)):
             return self._write(job)
+
+    def abandon(self, version: Version) -> None:
+        """A write of ``version`` or a later one that is under way leaves no checkpoint, and its future
+        raises: the state was wrong."""
+        if self._newest is not None and self._newest.version >= version:
+            self._newest.abandoned.set()
 
     def restore(
         self, state: TrainState, path: str | Path, *, version: Version | None = None
@@ -183,7 +196,7 @@ class Checkpointer:
         size, seconds = sum(f["size"] for f in files.values()), time.monotonic() - job.begun
         if self._replica.leads:
             event(log, "checkpoint", step=job.step, version=job.version, bytes=size, s=seconds)
-        return CheckpointInfo(job.path, job.step, job.version, size, seconds)
+        return CheckpointInfo(job.path, job.step, job.version, size, seconds, job.digest)
 
     def _write_and_complete(self, job: _Job, partial: Path) -> dict[str, Any]:
         """Name and fingerprint of the files of all ranks."""
@@ -201,6 +214,8 @@ class Checkpointer:
                     raise CheckpointError(f"the ranks' slices do not make up {gap}")
                 write_durably(partial / META, json.dumps(self._meta(job, files), indent=1))
                 sync_directory(partial)
+                if job.abandoned.is_set():
+                    raise CheckpointError(f"version {job.version} was outvoted or never committed")
                 put_in_place(partial, job.path)
                 return files
             except BaseException:
@@ -222,6 +237,7 @@ class Checkpointer:
             "format": FORMAT,
             "step": job.step,
             "version": job.version,
+            "weights_digest": job.digest,
             "ranks": self._replica.size,
             "config_digest": fleet_digest(self._config)[0],
             "model": {"path": model.path, "tokenizer": model.tokenizer},
@@ -273,7 +289,10 @@ class _Job:
     snapshot: StateSnapshot
     random: dict[str, Any]
     groups: list[dict[str, Any]]
+    digest: str
     begun: float
+    abandoned: threading.Event = field(default_factory=threading.Event)
+    """It must not appear any more."""
 
 
 def complete_checkpoints(run_dir: Path) -> list[Path]:

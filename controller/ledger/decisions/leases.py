@@ -54,8 +54,11 @@ def lease(d: Decider, c: cmd.LeaseTasks, now: float) -> cmd.LeaseResult:
         raise cmd.CommandRefused(
             RefusalCode.INVALID, f"lease_seq {c.lease_seq} is older than {worker.lease_seq}"
         )
-    # The weights of a commit that Redis has lost do not count: others are on their way.
-    loaded = c.loaded_version if c.loaded_version <= state.versions.version else Version(-1)
+    # The weights of a commit that Redis has lost, or of an outvoted replica, do not count: others are
+    # on their way.
+    lost = c.loaded_version > state.versions.version
+    withdrawn = c.loaded_version == worker.withdrawn_version
+    loaded = Version(-1) if lost or withdrawn else c.loaded_version
     if state.phase is not Phase.OPEN or worker.leaving:
         return cmd.LeaseResult((), EmptyReason.STOPPED)
     if state.paused:

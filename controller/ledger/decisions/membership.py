@@ -108,7 +108,7 @@ def observe(d: Decider, c: cmd.Observe, now: float) -> None:
     if worker.diverged_version < c.state_version == newest:
         state_version = newest
     loaded = worker.loaded_version
-    if loaded < c.loaded_version <= newest:
+    if loaded < c.loaded_version <= newest and c.loaded_version != worker.withdrawn_version:
         loaded = c.loaded_version
     lifecycle = _next_lifecycle(worker.lifecycle, c.lifecycle)
     if (lifecycle, state_version, loaded) == (

@@ -239,5 +239,6 @@ def assign_link(d: Decider, publisher: Worker, receiver: Worker) -> None:
             publisher_incarnation=publisher.incarnation,
             receiver=receiver.worker_id,
             receiver_incarnation=receiver.incarnation,
+            reload=receiver.withdrawn_version >= d.state.versions.version,
         )
     )

@@ -8,13 +8,14 @@ over its groups in a new epoch; no replica ever applies an update that is not co
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.enums import MeshEnd, Phase, Role, VoteOutcome
 from controller.ledger.facts import GroupFacts
-from controller.ledger.fleet import Mesh
+from controller.ledger.fleet import Mesh, Worker
 from controller.ledger.metrics import step_metrics
 from controller.ledger.state import State
 from controller.ledger.steps import OpenStep, assign_shards
@@ -109,6 +110,7 @@ def vote(d: Decider, c: cmd.CastVote, now: float) -> cmd.VoteResult:
         detail = ", ".join(f"{w}={step.votes[w].digest}" for w in step.votes)
         detail = f"weights before step {step.step}: {detail}"
         d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.DIVERGED, detail, wrong))
+        _disown_output(d, step.version, wrong)
         d.mend_mesh(now)  # no member is suspect: the believed ones send their state to the others
         return cmd.VoteResult(VoteOutcome.RETRY)
     _commit(d, step, now)
@@ -128,6 +130,23 @@ def diverged(mesh: Mesh, step: OpenStep) -> tuple[str, ...]:
     )
 
 
+def _disown_output(d: Decider, version: Version, wrong: Collection[str]) -> None:
+    """What outvoted replicas wrote and published of ``version`` counts for nothing."""
+    s = d.state
+    for record in list(s.versions.checkpoints):
+        if record.version == version and not s.versions.is_agreed(record):
+            d.emit(ev.CheckpointVoided(record.worker_id, record.step, version, record.path))
+    for worker_id in wrong:
+        links = [link for link in s.fleet.links.values() if link.publisher == worker_id]
+        receivers = [
+            link.receiver
+            for link in links
+            if s.fleet.current(link.receiver, link.receiver_incarnation) is not None
+        ]
+        if receivers:
+            d.emit(ev.WeightsWithdrawn(worker_id, version, tuple(receivers)))
+
+
 def _commit(d: Decider, step: OpenStep, now: float) -> None:
     s = d.state
     groups = [_facts(s, task_id) for task_id in step.groups]
@@ -136,8 +155,7 @@ def _commit(d: Decider, step: OpenStep, now: float) -> None:
     d.settle_fleet(now)
 
 
-def record_checkpoint(d: Decider, c: cmd.RecordCheckpoint, now: float) -> tuple[str, ...]:
-    """Paths that no rollback needs any more, oldest first; the new one if it came too late."""
+def record_checkpoint(d: Decider, c: cmd.RecordCheckpoint, now: float) -> cmd.CheckpointVerdict:
     worker = d.caller(c.worker_id, c.incarnation)
     s = d.state
     member = s.fleet.in_mesh(c.worker_id, c.incarnation)
@@ -150,17 +168,31 @@ def record_checkpoint(d: Decider, c: cmd.RecordCheckpoint, now: float) -> tuple[
         )
     v = s.versions
     recorded = {k.path for k in v.checkpoints}
-    useless = () if c.path in recorded else (c.path,)
-    if not v.survives(c.version) or v.step_of(c.version) != c.step:
-        return useless
+    refused = cmd.CheckpointVerdict(useless=() if c.path in recorded else (c.path,))
+    if not v.survives(c.version) or v.step_of(c.version) != c.step or _outvoted(s, worker, c):
+        return refused
     known = next((k for k in v.checkpoints if (k.step, k.version) == (c.step, c.version)), None)
     if known is None:
         if c.step <= v.checkpoint.step:
-            return useless
+            return refused
         d.emit(
-            ev.CheckpointRecorded(c.worker_id, c.step, c.version, c.path, c.size_bytes, c.seconds)
+            ev.CheckpointRecorded(
+                c.worker_id, c.step, c.version, c.path, c.size_bytes, c.seconds, c.digest
+            )
         )
         d.settle_fleet(now)
     elif known.path != c.path:
-        return useless
-    return tuple(k.path for k in v.checkpoints if k.step < c.step and k.path != c.path)
+        return refused
+    # The one that all replicas agree on is kept until a newer one is agreed on.
+    last = min(c.step, v.agreed.step)
+    older = tuple(k.path for k in v.checkpoints if k.step < last and k.path != c.path)
+    needed = sum(last <= k.step <= c.step for k in v.checkpoints)
+    return cmd.CheckpointVerdict(tuple(p for p in v.voided if p != c.path), older, needed)
+
+
+def _outvoted(s: State, worker: Worker, c: cmd.RecordCheckpoint) -> bool:
+    """The replica wrote a state of a version at which it was outvoted, or before; or other weights than
+    those that the replicas agreed on. What it committed with the others since then is right again."""
+    committed = worker.state_version == c.version
+    agreed = s.versions.digests.get(c.version, c.digest)
+    return (c.version <= worker.diverged_version and not committed) or c.digest != agreed

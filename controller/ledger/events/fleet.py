@@ -179,6 +179,10 @@ class MeshBroken(Event):
                 worker.failures = fleet.after_failure(worker, self.broken_t)
         fleet.mesh = replace(fleet.mesh, broken=True)
         fleet.rebuild_due = fleet.rebuild_due or self.reason is not MeshEnd.MEMBERSHIP
+        if self.diverged and s.steps.open is not None:
+            votes = s.steps.open.votes
+            believed = next(v.digest for w, v in votes.items() if w not in self.diverged)
+            s.agree(s.steps.open.version, believed)
         for worker_id in self.diverged:
             worker = fleet.workers[worker_id]
             worker.diverged_version = max(worker.diverged_version, worker.state_version)
@@ -207,6 +211,31 @@ class MeshFormed(MeshSpec, Event):
 
     def text(self) -> str:
         return f"mesh epoch {self.epoch}: {', '.join(m.worker_id for m in self.members)}"
+
+
+@event
+class WeightsWithdrawn(Event):
+    """``worker_id`` was outvoted about the weights of ``version``, which it has published."""
+
+    worker_id: str
+    version: Version
+    receivers: tuple[str, ...]
+    """Rollout workers that may have loaded them: they count as loaded again with a newer version."""
+
+    severity = Severity.WARNING
+
+    def apply(self, s: State) -> None:
+        for worker_id in self.receivers:
+            worker = s.fleet.workers[worker_id]
+            worker.withdrawn_version = self.version
+            if worker.loaded_version == self.version:
+                worker.loaded_version = Version(-1)
+
+    def text(self) -> str:
+        return (
+            f"weights of version {self.version} from {self.worker_id} are withdrawn: the other "
+            f"replicas' weights differ ({len(self.receivers)} receivers)"
+        )
 
 
 @event

@@ -204,6 +204,7 @@ class RunFinished(Event):
 
     def apply(self, s: State) -> None:
         s.end(Phase.FINISHED, self.t)
+        s.cover(s.versions.checkpoint.step)
 
     def text(self) -> str:
         return f"run finished ({self.reason})"
@@ -220,6 +221,7 @@ class RunFailed(Event):
 
     def apply(self, s: State) -> None:
         s.end(Phase.FAILED, self.t)
+        s.cover(s.versions.checkpoint.step)
         s.reason = self.reason
         s.remember(self.request_id, f"the run has failed: {self.reason}")
 

@@ -86,6 +86,7 @@ class StepCommitted(Event):
         s.steps.commit(commit, self.t, self.metrics)
         s.tasks.dropped_groups.clear()
         s.versions.step, s.versions.version = self.step, self.version
+        s.agree(step.version, next(iter(step.votes.values())).digest)
         # All members voted: from here on each holds the new state, or has lost its state.
         for worker in s.fleet.members():
             worker.state_version = self.version
@@ -206,12 +207,35 @@ class CheckpointRecorded(Event):
     path: str
     size_bytes: int
     seconds: float
+    digest: str = ""
+    """Of the weights in it, as in votes."""
 
     def apply(self, s: State) -> None:
-        s.versions.record(Checkpoint(self.step, self.version, self.path))
-        covered = s.steps.cover(self.step)
-        s.garbage.extend((task_id, s.tasks.records[task_id].attempt) for task_id in covered)
-        s.tasks.cover(covered)
+        s.versions.record(
+            Checkpoint(self.step, self.version, self.path, self.digest, self.worker_id)
+        )
+        s.cover(s.versions.agreed.step)
 
     def text(self) -> str:
         return f"checkpoint of step {self.step}: {self.path}"
+
+
+@event
+class CheckpointVoided(Event):
+    """The replica that wrote a checkpoint was outvoted about its weights: it is never restored."""
+
+    worker_id: str
+    step: Step
+    version: Version
+    path: str
+
+    severity = Severity.WARNING
+
+    def apply(self, s: State) -> None:
+        s.versions.void(self.path)
+
+    def text(self) -> str:
+        return (
+            f"checkpoint of step {self.step} is void ({self.path}): the other replicas' weights "
+            f"differ from those that {self.worker_id} wrote"
+        )

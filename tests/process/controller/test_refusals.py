@@ -268,6 +268,10 @@ def _bad_requests(caller: common_pb2.Caller) -> list[tuple[str, object]]:
             )
             for path in ("/etc", "checkpoints/step-2", "checkpoints/../checkpoints/step-1")
         ),
+        (
+            "PolicyService.RecordCheckpoint",
+            policy_pb2.CheckpointRequest(caller=caller, step=1, path="checkpoints/step-1"),
+        ),
         ("WorkerService.Register", worker_pb2.RegisterRequest(caller=caller)),
         (
             "WorkerService.Register",

@@ -141,6 +141,23 @@ def test_weights_of_a_lost_commit_are_replaced_by_older_ones(
     assert receiving.next_version() == 5
 
 
+def test_weights_of_an_outvoted_replica_are_replaced_under_the_same_version(
+    publishing: PublishingEnd, receiving: ReceivingEnd
+) -> None:
+    publishing.publish(5)
+    publishing.publisher.set_links([link(1)])
+    receiving.receiver.set_link(link(1), 5)
+    assert receiving.next_version() == 5
+    until(lambda: receiving.receiver.version == 5)
+    publishing.publisher.forget()
+    publishing.publish(5)
+    publishing.publisher.set_links([link(2)])
+    again = link(2)
+    again.reload = True
+    receiving.receiver.set_link(again, 5)
+    assert receiving.next_version() == 5
+
+
 def test_a_formed_anew_link_sends_only_what_is_missing(
     publishing: PublishingEnd, receiving: ReceivingEnd
 ) -> None:

@@ -70,6 +70,10 @@ LISTED: dict[str, ev.Event] = {
     ),
     "run paused": ev.Paused("r", True),
     "run resumed": ev.Paused("r", False),
+    "checkpoint of step 5 is void (checkpoints/step-5): the other replicas' weights differ from those "
+    "that policy-0 wrote": ev.CheckpointVoided("policy-0", 5, 5, "checkpoints/step-5"),
+    "weights of version 5 from policy-0 are withdrawn: the other replicas' weights differ "
+    "(2 receivers)": ev.WeightsWithdrawn("policy-0", 5, ("rollout-0", "rollout-1")),
     "checkpoint of step 7 requested": ev.CheckpointRequested("r", 7),
     "stop for now requested: Ctrl-C": ev.SuspendRequested("r", "Ctrl-C", SuspendStage.FINISH_STEP),
     "run stopped for now after step 7; a checkpoint covers it": ev.RunSuspended(7, 7),
@@ -153,6 +157,7 @@ def test_only_losses_are_warnings_and_only_the_failed_run_is_an_error() -> None:
     assert by_severity[Severity.WARNING] == {
         *("TermBegun", "WorkerDied", "TaskDropped", "MeshBroken", "RolledBack", "StepAborted"),
         "ParityFailed",
+        *("CheckpointVoided", "WeightsWithdrawn"),
     }
     assert ev.TermBegun(1, "controller-0", 1.0).severity is Severity.INFO
     assert ev.WorkerDied("p", 1, DeathCause.REPLACED, "").severity is Severity.INFO
@@ -173,3 +178,12 @@ def test_the_journal_of_a_later_release_is_refused_and_not_guessed() -> None:
         ev.from_json({"type": "TeaMade"})
     with pytest.raises(KeyError):
         ev.from_json({"type": "Paused", "paused": True})
+
+
+def test_an_event_of_an_earlier_release_has_the_defaults_of_fields_that_came_later() -> None:
+    event = ev.CheckpointRecorded("policy-0", 5, 5, "checkpoints/step-5", 9, 0.1, "digest")
+    old = journalled(event)
+    del old["digest"]
+    assert ev.from_json(old) == ev.CheckpointRecorded(
+        "policy-0", 5, 5, "checkpoints/step-5", 9, 0.1
+    )

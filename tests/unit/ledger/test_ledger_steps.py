@@ -228,7 +228,7 @@ def test_a_checkpoint_of_an_abandoned_line_is_not_recorded() -> None:
     run.die("p0")
     run.policy("p0")
     who = ("p0", run.current["p0"])
-    assert run.do(cmd.RecordCheckpoint(*who, 2, 2, "late")) == ("late",)
+    assert run.do(cmd.RecordCheckpoint(*who, 2, 2, "late")).useless == ("late",)
     assert run.names() == []
     assert run.state.versions.checkpoint.step == 0
 
@@ -271,7 +271,7 @@ def test_a_member_taken_for_dead_still_records_what_it_wrote() -> None:
     run.die("p0", "lease")
     run.register("p0", state_version=run.state.versions.version)
     assert [m.worker_id for m in run.state.fleet.mesh.members] == ["p1"]
-    assert run.checkpoint("p0") == ()
+    assert run.checkpoint("p0").useless == ()
     assert run.state.versions.checkpoint.step == run.state.versions.step
 
 
@@ -280,10 +280,15 @@ def test_a_repeated_checkpoint_record_gets_the_same_answer_after_a_failover() ->
     run.train()
     run.checkpoint()
     run.train()
-    assert run.checkpoint() == ("checkpoints/step-1-1",)
+    answer = run.checkpoint()
+    assert answer == cmd.CheckpointVerdict(needed=2), (
+        "the replicas have not voted on the new one yet"
+    )
     run.failover()
-    assert run.checkpoint() == ("checkpoints/step-1-1",)
+    assert run.checkpoint() == answer
     assert run.names() == []
+    run.train()
+    assert run.checkpoint() == cmd.CheckpointVerdict(older=("checkpoints/step-1-1",), needed=2)
 
 
 def test_the_path_of_a_recorded_checkpoint_is_never_called_obsolete_by_a_later_step_name() -> None:
@@ -296,7 +301,7 @@ def test_the_path_of_a_recorded_checkpoint_is_never_called_obsolete_by_a_later_s
     run.policy("p0")
     who = ("p0", run.current["p0"])
     version = run.state.versions.version
-    assert run.do(cmd.RecordCheckpoint(*who, 1, version, "step-1")) == ()
+    assert run.do(cmd.RecordCheckpoint(*who, 1, version, "step-1")).useless == ()
 
 
 def test_a_due_checkpoint_stays_due_until_it_is_recorded() -> None:

@@ -104,6 +104,22 @@ def test_training_goes_on_while_the_disk_is_slow(config, checkpointer, monkeypat
     assert_same_bits(all_bits(restored), before)
 
 
+def test_a_write_whose_state_was_outvoted_leaves_no_checkpoint(config, checkpointer, monkeypatch):
+    may_write = threading.Event()
+    write = checkpoint_module.write_shards
+    monkeypatch.setattr(
+        checkpoint_module, "write_shards", lambda *a: may_write.wait(60) and write(*a)
+    )
+    state = tiny_state(config)
+    synthetic_step(state)
+    pending = checkpointer.save_async(state)
+    checkpointer.abandon(state.version)
+    may_write.set()
+    with pytest.raises(CheckpointError, match="outvoted"):
+        pending.result(60)
+    assert checkpoint_module.complete_checkpoints(checkpointer._root.parent) == []
+
+
 def test_same_step_on_a_later_line_replaces_the_earlier_one(config, checkpointer):
     state = tiny_state(config)
     synthetic_step(state)

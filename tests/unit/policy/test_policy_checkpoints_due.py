@@ -155,3 +155,18 @@ def test_a_record_that_a_failover_has_lost_is_posted_again_and_the_files_are_not
     desk.directive.term = 3
     desk.directive.checkpoint_step = 6
     assert not out.work_due(), "the leader of this term has the record"
+
+
+def test_what_was_published_and_saved_as_the_version_that_came_from_another_is_forgotten(
+    due,
+) -> None:
+    """This replica was outvoted about version 3, and has received it from another one."""
+    out, _, trainer = due
+    forgotten: list[object] = []
+    out.publisher.forget = lambda: forgotten.append("weights")
+    trainer.checkpointer.abandon = forgotten.append
+    out._published = 3
+    out.save_checkpoint()
+    out.forget_from(3)
+    assert forgotten == ["weights", 3]
+    assert out._published == -1 and out.checkpoint_due()

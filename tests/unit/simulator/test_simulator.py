@@ -7,14 +7,23 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 
 from controller.ledger import Ledger
 from controller.ledger import events as ev
-from controller.simulator.faults import run_schedule
+from controller.simulator.faults import (
+    draw_shape,
+    flip_bit_of_checkpoint,
+    kill_all_policy,
+    run_schedule,
+)
+from controller.simulator.world import World
 
 CHUNKS = 4
 FIRST_SEED = 1_000_000
@@ -97,9 +106,27 @@ def test_every_event_survives_the_journals_json_exactly() -> None:
         ev.CheckpointRequested("c", 3),
         ev.BoundsSet({"policy_min": 1, "rollout_max": 4}),
         ev.Drained("d", "p1", {"policy": 2}),
+        ev.CheckpointVoided("p0", 5, 5, "checkpoints/step-5"),
+        ev.WeightsWithdrawn("p0", 5, ("r0", "r1")),
     ]
     for seed in range(60):
         events.extend(e for entry in run_schedule(seed).redis.entries for e in entry.events)
     for event in events:
         assert ev.from_json(json.loads(json.dumps(ev.to_json(event)))) == event
     assert {type(event).__name__ for event in events} == set(ev.TYPES)
+
+
+def test_a_checkpoint_of_a_diverged_replica_is_never_restored() -> None:
+    """In some seeds its record comes before the vote that finds out, in others after it."""
+    counts: Counter[str] = Counter()
+    for seed in range(40):
+        shape = draw_shape(random.Random(seed))
+        facts = replace(shape.facts, checkpoint_every=1, steps=8)
+        world = World(seed, replace(shape, policy=3, controllers=1, facts=facts))
+        world.timeline.after(3.0, flip_bit_of_checkpoint, world)
+        world.timeline.after(world.rng.uniform(5.0, 9.0), kill_all_policy, world)
+        world.run(quiet_after=12.0)
+        counts += world.oracle.counts
+    assert counts["voided checkpoints"] > 0
+    assert counts["refused checkpoints"] > 0
+    assert counts["rollbacks"] > 0
