@@ -262,6 +262,19 @@ GUARDS = (
         "forgotten_once_the_replicas_agree",
     ),
     Guard(
+        "payload-gate",
+        "a payload is deleted only once the record that covers it would survive a failover of Redis",
+        (
+            Patch(
+                "controller/housekeeping.py",
+                "        while not await self._is_safe(number):\n",
+                "        while False:\n",
+            ),
+        ),
+        SCHEDULES[:1],
+        "lost_tail",
+    ),
+    Guard(
         "owner",
         "only the owner of a lease may finish its task",
         (

@@ -26,6 +26,11 @@ from paceline.process.structured_log import event
 
 log = logging.getLogger(__name__)
 
+SYNC_S = 2.5
+"""Redis syncs its append-only file each second and may lag by another one (appendfsync everysec): after this
+time a power cut does not lose an entry."""
+GATE_S = 1.0
+"""Between two questions whether a replica of Redis has an entry."""
 HAND_OVER_S = 0.3
 """How long a leader that leaves waits for a sink in the middle of a write before it lets go."""
 
@@ -54,13 +59,16 @@ class Housekeeping:
         self._events_since_snapshot = 0
         self._held_lines: list[CommitBatch] | None = []
         """Batches to be written once the lines before them are; None: those are."""
+        self._obsolete: list[Ref] = []
+        """Payloads that the newest durable entry makes needless."""
+        self._deleting = False
 
     def begin(self, before: Position) -> None:
         """The term is in the journal, behind ``before``."""
         self.exporters.start(self._ledger.state.started_t)
         self.chore(self._write_missing_lines(before))
         self.chore(self.exporters.replay(self._context.stores.journal, before.entry))
-        self.chore(self.sweep_orphans())
+        self.chore(self._sweep_when_safe())
 
     def chore(self, coro: Coroutine[Any, Any, None]) -> None:
         """Something that goes on by itself, until the term ends."""
@@ -121,8 +129,10 @@ class Housekeeping:
         await asyncio.to_thread(self.exporters.join, HAND_OVER_S)
 
     async def finish(self) -> None:
-        """Gives the sinks of a run that has ended their time."""
+        """Gives the sinks of a run that has ended their time, and deletes its last payloads."""
         if self._outcome is not None:
+            if self._obsolete and await self._is_safe(self._group_commit.at.number):
+                await self._delete(self._obsolete)
             await asyncio.to_thread(self.exporters.join, FINISH_S)
 
     async def close(self) -> None:
@@ -153,12 +163,58 @@ class Housekeeping:
 
     # ---- payloads -----------------------------------------------------------------------------
 
-    async def delete(self, refs: Sequence[Ref]) -> None:
+    def discard(self, refs: Sequence[Ref]) -> None:
+        """Deletes payloads that a durable entry makes needless, once that entry is safe: if it were lost, the
+        run would go back to a checkpoint that needs them."""
+        self._obsolete.extend(refs)
+        if self._obsolete and not self._deleting:
+            self._deleting = True
+            self.chore(self._delete_obsolete())
+
+    async def _delete_obsolete(self) -> None:
+        try:
+            while self._obsolete:
+                refs, self._obsolete = self._obsolete, []
+                await self._until_safe()
+                await self._delete(refs)
+        finally:
+            self._deleting = False
+
+    async def _until_safe(self) -> None:
+        """Returns once neither a failover of Redis nor a power cut would lose the newest durable entry."""
+        number = self._group_commit.at.number
+        await asyncio.sleep(SYNC_S)
+        waited = False
+        while not await self._is_safe(number):
+            if not waited:
+                why = "no replica of Redis has the record of their checkpoint"
+                event(log, "payloads are kept", why=why, level=logging.WARNING)
+            waited = True
+            await asyncio.sleep(GATE_S)
+
+    async def _is_safe(self, number: int) -> bool:
+        """Whether the journal of this leader holds entry ``number``, and a replica of Redis holds it too."""
+        stores = self._context.stores
+        try:
+            if not await self._context.survives_failover():
+                return False
+            # A failover may have lost the entry already: then this leader is about to find out.
+            if (await stores.journal.head()).number < number:
+                return False
+            return await stores.election.renew(self._term)
+        except (RedisError, OSError, Deposed):
+            return False
+
+    async def _delete(self, refs: Sequence[Ref]) -> None:
         try:
             await self._context.stores.payloads.delete(list(refs))
         except (RedisError, OSError) as error:
             # The next leader sweeps what is left.
             event(log, "payloads not deleted", why=str(error), level=logging.WARNING)
+
+    async def _sweep_when_safe(self) -> None:
+        await self._until_safe()
+        await self.sweep_orphans()
 
     async def sweep_orphans(self) -> None:
         """Payloads that no accepted group needs: left by a leader that died before deleting them."""
@@ -181,5 +237,5 @@ class Housekeeping:
                 return
         except (RedisError, OSError, NotLeading, Deposed):
             return
-        await self.delete(orphans)
+        await self._delete(orphans)
         event(log, "orphaned payloads deleted", count=len(orphans))

@@ -350,8 +350,7 @@ class Leader:
         for session, directive in closing.directives:
             self.sessions.send(session, directive)
         self.housekeeping.record(batch, last=closing.last)
-        if closing.obsolete:
-            self.housekeeping.chore(self.housekeeping.delete(closing.obsolete))
+        self.housekeeping.discard(closing.obsolete)
         if finished := self.partials.finished(batch.events):
             self.housekeeping.chore(self.partials.delete(finished))
         if closing.snapshot is not None:

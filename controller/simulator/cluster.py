@@ -36,6 +36,10 @@ class Shape:
     duplicate: float = 0.0
     delay: float = 0.01
     torn: float = 0.0
+    lag: float = 0.0
+    """Probability that no replica of Redis has the newest entries when the leader asks."""
+    payload_files: bool = False
+    """Payloads are files beside the Redis."""
     forgetful: float = 0.0
     """Probability that a worker's reports do not name a lease it works at."""
     fates: dict[int, str] = field(default_factory=dict)
@@ -64,7 +68,13 @@ class Cluster:
             delay=shape.delay,
             torn=shape.torn,
         )
-        self.redis = MemoryRedis(Process(self.timeline, "redis"), self.network, fenced=shape.fenced)
+        self.redis = MemoryRedis(
+            Process(self.timeline, "redis"),
+            self.network,
+            fenced=shape.fenced,
+            lagging=lambda: self.rng.random() < shape.lag,
+            payload_files=shape.payload_files,
+        )
         guilty = {f"t{n}" for n, fate in shape.fates.items() if fate in ("kills", "fails")}
         untrainable = {f"t{n}" for n in shape.group_fates}
         self.oracle = Oracle(

@@ -56,6 +56,8 @@ def draw_shape(rng: random.Random) -> Shape:
         delay=rng.choice([0.005, 0.02]),
         forgetful=0.06 * messy,
         torn=rng.choice([0.0, 0.0, 0.05]),
+        lag=rng.choice([0.0, 0.0, 0.5]),
+        payload_files=rng.random() < 0.5,
         fates=fates,
     )
     if rng.random() < 0.25:
@@ -154,10 +156,10 @@ def _redis_away(world: World) -> None:
             _cut(world, name, "redis", world.rng.uniform(0.3, 3.0))
 
 
-def _lose_tail(world: World) -> None:
-    """The journal's Redis fails over to a replica that lags."""
+def lose_tail(world: World, entries: int = 0) -> None:
+    """The journal's Redis fails over to a replica that lags, by ``entries`` (0: any number)."""
     if not world.oracle.finished:
-        world.redis.lose_tail(world.rng.choice([1, 1, 2, 3, 6, 12]))
+        world.redis.lose_tail(entries or world.rng.choice([1, 1, 2, 3, 6, 12]))
         world.oracle.tail_lost()
 
 
@@ -275,7 +277,7 @@ _WEIGHTS: dict[Callable[[World], None], int] = {
     _stop_one: 2,
     _stop_leader: 2,
     _redis_away: 1,
-    _lose_tail: 1,
+    lose_tail: 1,
     _partition: 2,
     _leader_without_redis: 1,
     _drop_session: 1,

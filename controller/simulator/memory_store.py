@@ -58,6 +58,14 @@ class MemoryRedis:
     first: int = 0
     """Entries before this one have been trimmed."""
     failovers: int = 0
+    lagging: Callable[[], bool] = lambda: False
+    """Whether the replica has not got the newest entries when somebody asks."""
+    replicated: int = 0
+    """Entries that the replica is known to have: a failover does not lose them."""
+    deleted: int = 0
+    """Payloads that were deleted."""
+    payload_files: bool = False
+    """Payloads are files beside the Redis, and a failover brings none back."""
     snapshots: list[str] = field(default_factory=list)
     payloads: dict[Ref, int] = field(default_factory=dict)
     """To the number of entries that were there when they were stored."""
@@ -152,7 +160,17 @@ class MemoryRedis:
         for ref in refs:
             stored = self.payloads.pop(ref, None)
             if stored is not None:
+                self.deleted += 1
                 self._deleted.append((len(self.entries), ref, stored))
+
+    # ---- replica --------------------------------------------------------------------------
+
+    def replicate(self) -> bool:
+        """Whether the replica has every entry."""
+        if self.lagging():
+            return False
+        self.replicated = len(self.entries)
+        return True
 
     # ---- fault ----------------------------------------------------------------------------
 
@@ -160,9 +178,12 @@ class MemoryRedis:
         """Fails over to a replica that has not seen the last ``count`` entries, nor what was stored
         and deleted since."""
         self.failovers += 1
-        kept = max(len(self.entries) - count, self.first)
+        kept = max(len(self.entries) - count, self.first, self.replicated)
         del self.entries[kept:]
         self.snapshots = [s for s in self.snapshots if json.loads(s)["at"][1] <= kept]
+        if self.payload_files:
+            self._deleted.clear()
+            self.payloads = {ref: min(at, kept - 1) for ref, at in self.payloads.items()}
         for at, ref, stored in self._deleted:
             if at >= kept:
                 self.payloads[ref] = stored
@@ -228,7 +249,11 @@ class MemoryJournal(Journal):
         return [x.entry for x in found if until == "+" or x.id <= order(until)]
 
     async def replicated(self, *, expected: bool) -> bool:
-        return True
+        return await self._link.call(self._link.redis.replicate)
+
+    async def head(self) -> Position:
+        entries = self._link.redis.entries
+        return await self._link.call(lambda: entries[-1].entry.at if entries else Position())
 
     async def _check_format(self) -> None: ...
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from controller.store.redis_keys import Keys
+from paceline.durable_files import make_directory, sync_directory, write_durably
 from paceline.ids import TaskId
 
 Ref = tuple[TaskId, int]
@@ -82,7 +83,7 @@ class FilePayloads:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
-        directory.mkdir(parents=True, exist_ok=True)
+        make_directory(directory)
 
     async def put(self, payloads: Mapping[Ref, bytes], pipe: Any) -> Sequence[str]:
         if payloads:
@@ -106,12 +107,11 @@ class FilePayloads:
         for ref, data in payloads.items():
             path = self._path(ref)
             partial = path.with_suffix(f".{os.getpid()}.part")
-            with partial.open("wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
+            write_durably(partial, data)
             # Atomic: a reader never sees an incomplete payload.
             partial.replace(path)
+        # The event that accepts them follows: after a power cut they must be there if it is.
+        sync_directory(self._directory)
 
     def _read(self, ref: Ref) -> bytes | None:
         try:

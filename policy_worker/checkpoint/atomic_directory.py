@@ -13,24 +13,10 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+from paceline.durable_files import sync_directory
+
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
-
-
-def write_durably(path: Path, data: bytes | str) -> None:
-    with path.open("wb") as stream:
-        stream.write(data.encode() if isinstance(data, str) else data)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def sync_directory(path: Path) -> None:
-    """Makes the names in ``path`` durable."""
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 @contextlib.contextmanager

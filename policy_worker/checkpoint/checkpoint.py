@@ -34,6 +34,7 @@ from torch import Tensor
 
 from paceline.config.load import fleet_digest
 from paceline.config.schema import Config
+from paceline.durable_files import sync_directory, write_durably
 from paceline.errors import UserError
 from paceline.ids import Step, Version
 from paceline.process.structured_log import event
@@ -44,8 +45,6 @@ from policy_worker.checkpoint.atomic_directory import (
     locked_directory,
     put_in_place,
     remove_unlocked,
-    sync_directory,
-    write_durably,
 )
 from policy_worker.checkpoint.shards import (
     StateSnapshot,

@@ -22,7 +22,7 @@ from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.tensor import DTensor
 
-from policy_worker.checkpoint.atomic_directory import write_durably
+from paceline.durable_files import write_durably
 
 FILE_BYTES = 1 << 30
 """A file is serialised in memory before it is written: more tensors than this go to another file."""

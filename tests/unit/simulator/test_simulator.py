@@ -21,6 +21,7 @@ from controller.simulator.faults import (
     draw_shape,
     flip_bit_of_checkpoint,
     kill_all_policy,
+    lose_tail,
     run_schedule,
 )
 from controller.simulator.world import World
@@ -130,3 +131,20 @@ def test_a_checkpoint_of_a_diverged_replica_is_never_restored() -> None:
     assert counts["voided checkpoints"] > 0
     assert counts["refused checkpoints"] > 0
     assert counts["rollbacks"] > 0
+
+
+def test_a_lost_tail_of_the_journal_finds_the_payload_files_that_it_needs() -> None:
+    """A checkpoint's record was in the tail: the run goes back to the one before, and needs its payloads."""
+    counts: Counter[str] = Counter()
+    for seed in range(12):
+        shape = draw_shape(random.Random(seed))
+        facts = replace(shape.facts, checkpoint_every=1, steps=20)
+        shape = replace(shape, facts=facts, policy=2, rollout=3, controllers=2)
+        world = World(seed, replace(shape, payload_files=True, lag=0.8))
+        for when in (9.0, 13.0, 17.0):
+            world.timeline.after(when, lose_tail, world, 15)
+            world.timeline.after(when + 0.1, kill_all_policy, world)
+        world.run(quiet_after=19.0)
+        counts += world.oracle.counts
+        counts["deleted payloads"] += world.redis.deleted
+    assert counts["lost tails"] > 12 and counts["deleted payloads"] > 0
