@@ -262,6 +262,24 @@ GUARDS = (
         "forgotten_once_the_replicas_agree",
     ),
     Guard(
+        "partial-gap",
+        "a report of partial work after a gap is not appended",
+        (
+            Patch(
+                "controller/store/partial_store.py",
+                "if (self.attempt, self.offset) == (kept.attempt, kept.tokens):",
+                "if self.attempt == kept.attempt:",
+            ),
+            Patch(
+                "controller/store/partial_store.py",
+                "attempt == before and offset == has\n",
+                "attempt == before\n",
+            ),
+        ),
+        ("tests/process/controller/test_partial_work.py",),
+        "twice_late_or_after_a_gap",
+    ),
+    Guard(
         "payload-gate",
         "a payload is deleted only once the record that covers it would survive a failover of Redis",
         (

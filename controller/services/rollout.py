@@ -20,7 +20,7 @@ from controller.services.validation import (
     check_text,
     check_wait,
 )
-from controller.store.partial_rollouts import Partial
+from controller.store.partial_store import Partial
 from paceline.ids import TaskId, Version
 from paceline.v1 import rollout_pb2
 
@@ -126,7 +126,7 @@ async def submit_groups(
 async def report_partials(
     controller: Controller, request: rollout_pb2.PartialRequest
 ) -> rollout_pb2.PartialReply:
-    """Stores the tokens that running tasks have so far."""
+    """Stores what is new of running tasks, and says what is held of each."""
     leader = controller.leading()
     caller = check_caller(request.caller)
     check_count(request.groups, "groups", MAX_GROUPS)
@@ -139,7 +139,7 @@ async def report_partials(
         result.task.CopyFrom(group.task)
         task_id, attempt = TaskId(group.task.task_id), group.task.attempt
         try:
-            tokens = check_partial(group, leader.limits, leader.version)
+            tokens = group.offset + check_partial(group, leader.limits, leader.version)
         except Invalid as error:
             result.verdict = rollout_pb2.VERDICT_INVALID
             result.message = str(error)
@@ -150,10 +150,14 @@ async def report_partials(
             continue
         result.verdict = rollout_pb2.VERDICT_ACCEPTED
         accepted.append(result)
-        partials.append(Partial(task_id, attempt, tokens, group.SerializeToString()))
-    for result, kept in zip(accepted, await leader.partials.keep(partials), strict=True):
-        if not kept:
+        partials.append(Partial(task_id, attempt, tokens, group.SerializeToString(), group.offset))
+    held = await leader.partials.keep(partials)
+    for result, partial, kept in zip(accepted, partials, held, strict=True):
+        result.held = kept.tokens if kept.attempt == partial.attempt else 0
+        if result.held == partial.offset < partial.tokens:
             result.message = "accepted, but there is no room to keep it"
+        elif result.held < partial.offset:
+            result.message = f"only {result.held} tokens are held: report those after them"
     return reply
 
 

@@ -156,12 +156,18 @@ def check_group(group: rollout_pb2.Group, limits: GroupLimits, newest_version: i
 
 
 def check_partial(group: rollout_pb2.PartialGroup, limits: GroupLimits, newest: int) -> int:
-    """Number of tokens of a partial group, after the checks of a finished one. Raises Invalid."""
+    """Number of tokens in a report of a partial group, after the checks of a finished one. Raises Invalid."""
     check_task(group.task)
+    if group.offset and group.prompt_tokens:
+        raise Invalid("prompt_tokens belong to the report with offset 0")
     total = sum(_sequences(group, limits, newest, _check_unfinished))
-    if not total:
+    if not total and not (group.offset and any(c.finish_reason for c in group.completions)):
         raise Invalid("a partial group without a token")
-    _check_numbers(group, limits)
+    most = limits.max_sequence_tokens * len(group.completions)
+    if group.offset + total > most:
+        raise Invalid(f"{group.offset + total} tokens; the task has at most {most}")
+    if total:
+        _check_numbers(group, limits)
     return total
 
 
@@ -182,7 +188,8 @@ def _sequences(
     wanted = limits.group_size if group.task.task_id[0] == "t" else 1
     if len(group.completions) != wanted:
         raise Invalid(f"{len(group.completions)} completions; {wanted} were requested")
-    _token_count(group.prompt_tokens, "prompt_tokens", limits)
+    if not getattr(group, "offset", 0):
+        _token_count(group.prompt_tokens, "prompt_tokens", limits)
     found = []
     for number, completion in enumerate(group.completions):
         try:

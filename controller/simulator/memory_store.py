@@ -18,7 +18,7 @@ from controller.ledger import events as ev
 from controller.simulator.virtual_time import TIMEOUT, Network, Process, ProcessClock, settle
 from controller.store.election import Election
 from controller.store.journal import Entry, Journal, Position, order
-from controller.store.partial_rollouts import Kept, Partial
+from controller.store.partial_store import NOTHING, Kept, Partial
 from controller.store.payloads import Payloads, Ref, Refs
 from controller.store.run_registry import RunRegistry
 from controller.store.stores import Stores
@@ -308,11 +308,11 @@ class MemoryPayloads:
 class NoPartials:
     """Simulated workers report no partial work."""
 
-    async def put(self, term: int, partials: Sequence[Partial]) -> bool:
-        return True
+    async def put(self, term: int, partials: Sequence[Partial]) -> list[Kept] | None:
+        return [NOTHING for _ in partials]
 
-    async def get(self, task_ids: Sequence[TaskId]) -> list[bytes | None]:
-        return [None for _ in task_ids]
+    async def get(self, task_ids: Sequence[TaskId]) -> list[list[bytes]]:
+        return [[] for _ in task_ids]
 
     async def delete(self, task_ids: Sequence[TaskId]) -> None: ...
 

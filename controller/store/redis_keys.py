@@ -31,5 +31,5 @@ class Keys:
         return f"{self._prefix}payload:{task_id}:{attempt}"
 
     def partial(self, task_id: str) -> str:
-        """Hash {attempt, tokens, data} of a running task's partial rollout."""
+        """Hash {attempt, tokens, size, c3, c4, …} of a running task's partial rollout, in chunks."""
         return f"{self._prefix}partial:{task_id}"

@@ -9,7 +9,7 @@ from pathlib import Path
 from controller.clock import SYSTEM_CLOCK, Clock
 from controller.store.election import Election
 from controller.store.journal import Journal
-from controller.store.partial_rollouts import FilePartials, PartialStore, RedisPartials
+from controller.store.partial_store import FilePartials, PartialStore, RedisPartials
 from controller.store.payloads import FilePayloads, PayloadStore, RedisPayloads
 from controller.store.redis_keys import Keys
 from controller.store.run_registry import RunRegistry

@@ -120,14 +120,16 @@ class PartialCompletion(_message.Message):
     def __init__(self, tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., versions: _Optional[_Iterable[_Union[_common_pb2.VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., stop: _Optional[str] = ...) -> None: ...
 
 class PartialGroup(_message.Message):
-    __slots__ = ("task", "prompt_tokens", "completions")
+    __slots__ = ("task", "prompt_tokens", "completions", "offset")
     TASK_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     COMPLETIONS_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
     task: _common_pb2.TaskRef
     prompt_tokens: bytes
     completions: _containers.RepeatedCompositeFieldContainer[PartialCompletion]
-    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., prompt_tokens: _Optional[bytes] = ..., completions: _Optional[_Iterable[_Union[PartialCompletion, _Mapping]]] = ...) -> None: ...
+    offset: int
+    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., prompt_tokens: _Optional[bytes] = ..., completions: _Optional[_Iterable[_Union[PartialCompletion, _Mapping]]] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class PartialRequest(_message.Message):
     __slots__ = ("caller", "groups")
@@ -140,8 +142,20 @@ class PartialRequest(_message.Message):
 class PartialReply(_message.Message):
     __slots__ = ("results",)
     RESULTS_FIELD_NUMBER: _ClassVar[int]
-    results: _containers.RepeatedCompositeFieldContainer[SubmitResult]
-    def __init__(self, results: _Optional[_Iterable[_Union[SubmitResult, _Mapping]]] = ...) -> None: ...
+    results: _containers.RepeatedCompositeFieldContainer[PartialResult]
+    def __init__(self, results: _Optional[_Iterable[_Union[PartialResult, _Mapping]]] = ...) -> None: ...
+
+class PartialResult(_message.Message):
+    __slots__ = ("task", "verdict", "message", "held")
+    TASK_FIELD_NUMBER: _ClassVar[int]
+    VERDICT_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    task: _common_pb2.TaskRef
+    verdict: Verdict
+    message: str
+    held: int
+    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., message: _Optional[str] = ..., held: _Optional[int] = ...) -> None: ...
 
 class LeaseReply(_message.Message):
     __slots__ = ("leases", "empty_reason")

@@ -83,7 +83,7 @@ class RolloutServiceServicer:
 
     def ReportPartials(self, request, context):
         """Stores the tokens that running tasks have so far, for their next lease. The ledger does not depend
-        on them. Idempotent: the longest report of the newest attempt is kept.
+        on them. A report carries what is new since the one before. Idempotent by (task_id, attempt, offset).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

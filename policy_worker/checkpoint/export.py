@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
+from paceline.durable_files import write_durably
 from paceline.errors import BadInput
 from paceline.process.structured_log import first_line
-from policy_worker.checkpoint.atomic_directory import locked_directory, put_in_place, write_durably
+from policy_worker.checkpoint.atomic_directory import locked_directory, put_in_place
 from policy_worker.checkpoint.checkpoint import CheckpointError, read_meta
 from policy_worker.checkpoint.shards import read_shards, stored_tensors
 

@@ -1,10 +1,13 @@
 """Reports of unfinished completions to the controller.
 
     engine ── every N tokens ──► newest of each task ──► one request at a time ──► stored there
+                                                          (only what is new since the last one)
 
-The newest report of a task replaces one that has not been sent yet, so a slow controller costs
-freshness and no memory. Nothing waits for these reports. A lost one costs tokens that are generated
-again, never a completion.
+- The newest report of a task replaces one that has not been sent yet, so a slow controller costs freshness
+  and no memory.
+- A report carries the tokens after those that the controller has acknowledged. If it holds fewer, because Redis
+  has lost the end of its data, the tokens after those are sent again.
+- Nothing waits for these reports. A lost one costs tokens that are generated again, never a completion.
 """
 
 from __future__ import annotations
@@ -18,11 +21,47 @@ from paceline.process.structured_log import event
 from paceline.rpc.client import RequestRefused
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import rollout_pb2
-from rollout_worker.engine.base import Completion, Request
+from rollout_worker.engine.base import Completion, Finish, Request, token_count
 from rollout_worker.tasks.held_tasks import HeldTask, HeldTasks, Stage, request_id_of
 from rollout_worker.tasks.task_messages import first_batch, partial_group
 
 logger = logging.getLogger(__name__)
+
+Counts = tuple[int, ...]
+"""Tokens of each completion of a task."""
+
+
+@dataclass
+class ReportedTask:
+    """What was reported of one task, and the newest that was not."""
+
+    request: Request
+    completions: Sequence[Completion | None]
+    held: Counts
+    """What the controller holds, as far as this worker knows."""
+    marks: dict[int, Counts] = field(default_factory=dict)
+    """The counts after each report, by their sum."""
+    finished: int = 0
+    """Completions that were reported as finished."""
+
+    @property
+    def counts(self) -> Counts:
+        return tuple(token_count(c) for c in self.completions)
+
+    @property
+    def news(self) -> bool:
+        return self.counts != self.held or self._finished() > self.finished
+
+    def _finished(self) -> int:
+        return sum(c is not None and c.finish is not Finish.PARTIAL for c in self.completions)
+
+    def sent(self) -> None:
+        self.marks[sum(self.counts)] = self.counts
+        self.finished = self._finished()
+
+    def acknowledge(self, held: int) -> None:
+        """The controller holds ``held`` tokens. Counts that are no report's end: it is sent all of them."""
+        self.held = self.marks.get(held, (0,) * len(self.completions))
 
 
 @dataclass
@@ -30,19 +69,29 @@ class PartialReporter:
     session: WorkerSession
     held: HeldTasks
     max_message_bytes: int
-    _newest: dict[str, tuple[Request, Sequence[Completion | None]]] = field(default_factory=dict)
+    _tasks: dict[str, ReportedTask] = field(default_factory=dict)
     """By request id."""
+    _noted: dict[str, None] = field(default_factory=dict)
+    """Request ids with news, oldest first."""
     _filled: asyncio.Event = field(default_factory=asyncio.Event)
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def note(self, request: Request, completions: Sequence[Completion | None]) -> None:
         """The request's completions so far. Ignores requests that belong to no held task."""
-        if self._task(request.request_id) is not None and any(completions):
-            self._newest[request.request_id] = request, completions
-            self._filled.set()
+        request_id = request.request_id
+        if self._task(request_id) is None or not any(completions):
+            return
+        known = self._tasks.get(request_id)
+        if known is None:
+            self._tasks[request_id] = ReportedTask(request, completions, (0,) * len(completions))
+        else:
+            known.completions = completions
+        self._noted[request_id] = None
+        self._filled.set()
 
     def clear(self) -> None:
-        self._newest.clear()
+        self._tasks.clear()
+        self._noted.clear()
 
     async def run(self) -> None:
         """Sends for ever."""
@@ -58,23 +107,30 @@ class PartialReporter:
                 await self._send(groups)
 
     def _next_groups(self) -> list[rollout_pb2.PartialGroup]:
+        self._tasks = {name: task for name, task in self._tasks.items() if self._task(name)}
         batch = first_batch(self._encoded(), self.max_message_bytes)
         for group in batch:
-            del self._newest[request_id_of(group.task)]
+            del self._noted[request_id_of(group.task)]
+            self._tasks[request_id_of(group.task)].sent()
         return batch
 
     def _encoded(self) -> Iterator[rollout_pb2.PartialGroup]:
         """Drops reports of tasks that are no longer held and those that no message can carry."""
-        for request_id, (request, completions) in list(self._newest.items()):
-            task = self._task(request_id)
-            if task is None:
-                del self._newest[request_id]
+        for request_id in list(self._noted):
+            task, reported = self._task(request_id), self._tasks.get(request_id)
+            if task is None or reported is None or not reported.news:
+                del self._noted[request_id]
                 continue
-            group = partial_group(task.lease.task, request.prompt_tokens, completions)
+            group = partial_group(
+                task.lease.task,
+                reported.request.prompt_tokens,
+                reported.completions,
+                reported.held,
+            )
             if group.ByteSize() <= self.max_message_bytes:
                 yield group
                 continue
-            del self._newest[request_id]
+            del self._noted[request_id]
             event(logger, "partial work too large", task=request_id, bytes=group.ByteSize())
 
     async def _send(self, groups: list[rollout_pb2.PartialGroup]) -> None:
@@ -85,7 +141,7 @@ class PartialReporter:
             # Fenced, or the store is full. The task itself goes on.
             event(logger, "partial work refused", logging.WARNING, why=str(refused))
             return
-        for result in reply.results:
+        for group, result in zip(groups, reply.results, strict=False):
             if result.verdict == rollout_pb2.VERDICT_INVALID:
                 event(
                     logger,
@@ -94,6 +150,21 @@ class PartialReporter:
                     task=result.task.task_id,
                     why=result.message,
                 )
+            elif result.verdict == rollout_pb2.VERDICT_ACCEPTED:
+                self._acknowledged(group, result.held)
+
+    def _acknowledged(self, group: rollout_pb2.PartialGroup, held: int) -> None:
+        request_id = request_id_of(group.task)
+        reported = self._tasks.get(request_id)
+        if reported is None:
+            return
+        reported.acknowledge(held)
+        end = group.offset + sum(len(c.tokens) // 4 for c in group.completions)
+        if held < group.offset or group.offset < held < end:
+            # Some were lost there, or came before: sent again from what is held. Not if the controller has no
+            # room (held is the offset): the next report tries again.
+            self._noted[request_id] = None
+            self._filled.set()
 
     def _task(self, request_id: str) -> HeldTask | None:
         """The unfinished task that this is the only request of."""

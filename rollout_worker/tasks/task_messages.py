@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -141,19 +141,42 @@ def partial_group(
     task: common_pb2.TaskRef,
     prompt_tokens: NDArray[np.int32],
     completions: Sequence[Completion | None],
+    held: Sequence[int] = (),
 ) -> rollout_pb2.PartialGroup:
-    """``completions``: one for each of the group; None: no token of it yet."""
+    """``completions``: one for each of the group; None: no token of it yet. ``held``: tokens of each that the
+    controller holds already, which are left out."""
+    held = held or [0] * len(completions)
+    offset = sum(held)
     return rollout_pb2.PartialGroup(
         task=task,
-        prompt_tokens=_token_bytes(prompt_tokens),
+        prompt_tokens=b"" if offset else _token_bytes(prompt_tokens),
         completions=[
             rollout_pb2.PartialCompletion()
             if completion is None
             else rollout_pb2.PartialCompletion(
-                **_completion_fields(completion), stop=completion.stop or ""
+                **_completion_fields(_after(completion, count)), stop=completion.stop or ""
             )
-            for completion in completions
+            for completion, count in zip(completions, held, strict=True)
         ],
+        offset=offset,
+    )
+
+
+def _after(completion: Completion, count: int) -> Completion:
+    """The completion without its first ``count`` tokens."""
+    if not count:
+        return completion
+    spans, skipped = [], count
+    for version, length in completion.versions:
+        left = max(0, length - skipped)
+        skipped = max(0, skipped - length)
+        if left:
+            spans.append((version, left))
+    return replace(
+        completion,
+        tokens=completion.tokens[count:],
+        logprobs=completion.logprobs[count:],
+        versions=tuple(spans),
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc.aio
 
+from controller.store.partial_rollouts import whole_group
 from paceline.v1 import (
     common_pb2,
     rollout_pb2,
@@ -39,6 +40,8 @@ class RolloutController(
         self.groups: dict[Key, rollout_pb2.Group] = {}
         self.returns: dict[Key, rollout_pb2.ReturnedTask] = {}
         self.partials: dict[Key, rollout_pb2.PartialGroup] = {}
+        self.partial_chunks: dict[Key, list[rollout_pb2.PartialGroup]] = {}
+        self.partial_bytes = 0
         """Newest report of each try, as long as it was not returned."""
         self.submits = 0
         self.verdicts: list[int] = []
@@ -157,10 +160,20 @@ class RolloutController(
         results = []
         for group in request.groups:
             over = _key(group.task) in self.returns
+            self.partial_bytes += group.ByteSize()
+            chunks = self.partial_chunks.setdefault(_key(group.task), [])
             if not over:
-                self.partials[_key(group.task)] = group
+                held = sum(_tokens(chunk) for chunk in chunks)
+                if group.offset == 0:
+                    chunks[:] = [group]
+                elif group.offset == held:
+                    chunks.append(group)
+                whole = whole_group([chunk.SerializeToString() for chunk in chunks])
+                assert whole is not None
+                self.partials[_key(group.task)] = whole
             verdict = rollout_pb2.VERDICT_SUPERSEDED if over else rollout_pb2.VERDICT_ACCEPTED
-            results.append(rollout_pb2.SubmitResult(task=group.task, verdict=verdict))
+            held = sum(_tokens(chunk) for chunk in chunks)
+            results.append(rollout_pb2.PartialResult(task=group.task, verdict=verdict, held=held))
         return rollout_pb2.PartialReply(results=results)
 
     async def ReturnTasks(self, request: Any, context: Any) -> rollout_pb2.ReturnReply:
@@ -183,3 +196,7 @@ class RolloutController(
 
 def _key(ref: common_pb2.TaskRef) -> Key:
     return ref.task_id, ref.attempt
+
+
+def _tokens(group: rollout_pb2.PartialGroup) -> int:
+    return sum(len(completion.tokens) // 4 for completion in group.completions)

@@ -16,19 +16,21 @@ from redis.exceptions import OutOfMemoryError
 from controller.errors import NotLeading
 from controller.ledger import commands as cmd
 from controller.services.validation import GroupLimits, Invalid, check_partial
-from controller.store.partial_rollouts import (
+from controller.store.partial_rollouts import PartialRollouts, fresh_part, whole_group
+from controller.store.partial_store import (
+    NOTHING,
     FilePartials,
     Kept,
     Partial,
-    PartialRollouts,
     PartialStore,
     RedisPartials,
-    fresh_part,
 )
 from controller.store.redis_keys import Keys
 from paceline.redis.client import connect
 from paceline.rpc.client import RequestRefused
 from paceline.v1 import common_pb2, rollout_pb2
+from rollout_worker.engine.base import Completion, Finish
+from rollout_worker.tasks.task_messages import partial_group
 from testbed.controllers import addresses, config_of, running_controllers, until, working_fleet
 from testbed.fake_workers import FakeRollout
 from testbed.redis_process import throwaway_redis
@@ -189,19 +191,18 @@ async def kept(store: PartialStore, attempt: int, tokens: int) -> str:
     """What is stored of t0 after this report of it."""
     data = f"{attempt}/{tokens}".encode()
     assert await store.put(5, [Partial("t0", attempt, tokens, data)])
-    (found,) = await store.get(["t0"])
-    assert found is not None
+    ((found,),) = await store.get(["t0"])
     return found.decode()
 
 
 async def test_of_one_try_the_longest_report_is_kept(store: PartialStore) -> None:
-    assert await store.get(["t0"]) == [None]
+    assert await store.get(["t0"]) == [[]]
     assert await kept(store, 1, 32) == "1/32"
     assert await kept(store, 1, 64) == "1/64"
     assert await kept(store, 1, 32) == "1/64", "an overtaken report"
     assert await store.sizes() == {"t0": Kept(1, 64, 4)}
     await store.delete(["t0", "t7"])
-    assert await store.get(["t0"]) == [None] and await store.sizes() == {}
+    assert await store.get(["t0"]) == [[]] and await store.sizes() == {}
 
 
 async def test_a_report_of_the_next_try_replaces_that_of_the_one_before(
@@ -214,22 +215,73 @@ async def test_a_report_of_the_next_try_replaces_that_of_the_one_before(
     assert await store.sizes() == {"t0": Kept(2, 64, 4)}
 
 
-@given(st.lists(st.tuples(st.integers(1, 4), st.integers(1, 6)), max_size=12))
+_CHUNKS = st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(1, 3))
+
+
+@given(st.lists(_CHUNKS, max_size=12))
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
 async def test_leader_and_store_agree_on_what_is_kept(
-    store: PartialStore, reports: list[tuple[int, int]]
+    store: PartialStore, reports: list[tuple[int, int, int]]
 ) -> None:
+    """Chunks in any order: repeated, late, with gaps, of several attempts."""
     await store.delete(["t0"])
-    expected = Kept(0, 0, 0)
-    for attempt, tokens in reports:
-        await kept(store, attempt, tokens)
-        expected = max(expected, Kept(attempt, tokens, len(f"{attempt}/{tokens}")))
-        assert (await store.sizes())["t0"] == expected
+    expected = NOTHING
+    for attempt, offset, more in reports:
+        chunk = Partial("t0", attempt, offset + more, b"x" * (8 * more), offset)
+        expected = chunk.after(expected)
+        (held,) = await store.put(5, [chunk]) or ()
+        assert (held.attempt, held.tokens, held.size) == (
+            expected.attempt,
+            expected.tokens,
+            expected.size,
+        )
+        ((*chunks,),) = await store.get(["t0"])
+        assert sum(map(len, chunks)) == expected.size == 8 * expected.tokens
+        assert (await store.sizes()).get("t0", NOTHING) == expected
+
+
+async def test_chunks_that_come_twice_late_or_after_a_gap_change_nothing(
+    store: PartialStore,
+) -> None:
+    async def held(attempt: int, offset: int, tokens: int) -> int:
+        data = f"{attempt}/{offset}-{tokens} ".encode()
+        (kept,) = await store.put(5, [Partial("t0", attempt, tokens, data, offset)]) or ()
+        return kept.tokens
+
+    assert await held(1, 0, 10) == 10
+    assert await held(1, 10, 20) == 20
+    assert await held(1, 10, 20) == 20, "twice"
+    assert await held(1, 0, 10) == 20, "late"
+    assert await held(1, 30, 40) == 20, "a chunk before it is missing"
+    assert await held(1, 20, 40) == 40, "sent again from what is held"
+    assert b"".join((await store.get(["t0"]))[0]) == b"1/0-10 1/10-20 1/20-40 "
+    assert await held(2, 30, 40) == 40, "the next attempt begins with a whole report"
+    assert await held(2, 0, 30) == 30
+    assert await store.get(["t0"]) == [[b"2/0-30 "]]
+
+
+def test_chunks_make_up_the_completions_that_they_were_cut_from() -> None:
+    tokens, scores = np.arange(40, dtype=np.int32), np.linspace(-1, 0, 40, dtype=np.float32)
+
+    def begun(count: int) -> Completion:
+        spans = ((0, count),) if count <= 10 else ((0, 10), (3, count - 10))
+        finish = Finish.STOP if count == 40 else Finish.PARTIAL
+        stop = "end" if count == 40 else None
+        return Completion(tokens[:count], scores[:count], spans, finish, stop)
+
+    ref, prompt = common_pb2.TaskRef(task_id="t0", attempt=1), tokens[:5]
+    reports = [(begun(4), None), (begun(12), begun(7)), (begun(40), begun(25))]
+    chunks, held = [], (0, 0)
+    for completions in reports:
+        chunks.append(partial_group(ref, prompt, completions, held).SerializeToString())
+        held = tuple(0 if c is None else len(c.tokens) for c in completions)
+    assert whole_group(chunks) == partial_group(ref, prompt, reports[-1])
+    assert whole_group(chunks[::2]) is None, "with a gap it is nothing"
 
 
 async def test_a_deposed_leader_stores_nothing(store: PartialStore) -> None:
-    assert not await store.put(4, [Partial("t0", 1, 1, b"x")])
-    assert await store.get(["t0"]) == [None]
+    assert await store.put(4, [Partial("t0", 1, 1, b"x")]) is None
+    assert await store.get(["t0"]) == [[]]
     work = PartialRollouts(store, Driven().state, term=4, limit_bytes=100)
     with pytest.raises(NotLeading):
         await work.keep([Partial("t0", 1, 1, b"x")])
@@ -243,7 +295,8 @@ async def test_a_file_that_was_cut_short_counts_as_none(tmp_path: Path) -> None:
     await store.put(5, [Partial("t0", 1, 32, b"0123456789")])
     path = tmp_path / "t0.partial"
     path.write_bytes(path.read_bytes()[:-3])
-    assert await store.get(["t0"]) == [None]
+    assert await store.get(["t0"]) == [[]]
+    assert await store.put(5, [Partial("t0", 1, 64, b"more", offset=32)]) == [NOTHING]
 
 
 # -- one leader's view ---------------------------------------------------------------------------------
@@ -263,13 +316,14 @@ def run() -> Driven:
 async def test_what_does_not_fit_is_not_kept(store: PartialStore, run: Driven) -> None:
     work = PartialRollouts(store, run.state, term=5, limit_bytes=10)
     assert await work.keep([Partial("t0", 1, 1, b"x" * 6), Partial("t1", 1, 1, b"x" * 6)]) == [
-        True,
-        False,
+        Kept(1, 1),
+        NOTHING,
     ]
-    assert await work.keep([Partial("t0", 1, 2, b"x" * 9)]) == [True], "it replaces the shorter"
-    assert await store.get(["t1"]) == [None]
-    assert await work.keep([Partial("t0", 2, 1, b"x" * 11)]) == [False], "too long by itself"
-    assert await work.keep([Partial("t0", 2, 1, b"x" * 10)]) == [True], "in its place"
+    assert await work.keep([Partial("t0", 1, 2, b"x" * 3, 1)]) == [Kept(1, 2)], "it is appended"
+    assert await work.keep([Partial("t0", 1, 3, b"x" * 2, 2)]) == [Kept(1, 2)], "no room for more"
+    assert await store.get(["t1"]) == [[]]
+    assert await work.keep([Partial("t0", 2, 1, b"x" * 11)]) == [Kept(1, 2)], "too long by itself"
+    assert await work.keep([Partial("t0", 2, 1, b"x" * 10)]) == [Kept(2, 1)], "in its place"
 
 
 @pytest.mark.parametrize("error", [ConnectionError("away"), OutOfMemoryError("full")])
@@ -278,14 +332,14 @@ async def test_what_was_not_stored_takes_up_no_room(
 ) -> None:
     work = PartialRollouts(store, run.state, term=5, limit_bytes=10)
 
-    async def fail(term: int, partials: Any) -> bool:
+    async def fail(term: int, partials: Any) -> None:
         raise error
 
     with monkeypatch.context() as broken:
         broken.setattr(store, "put", fail)
         with contextlib.suppress(NotLeading):
-            assert await work.keep([Partial("t0", 1, 1, b"x" * 10)]) == [False]
-    assert await work.keep([Partial("t1", 1, 1, b"x" * 10)]) == [True]
+            assert await work.keep([Partial("t0", 1, 1, b"x" * 10)]) == [NOTHING]
+    assert await work.keep([Partial("t1", 1, 1, b"x" * 10)]) == [Kept(1, 1)]
     if isinstance(error, ConnectionError):
         run.submit("r0", cmd.LeasedTask("t0", 1, cmd.Kind.TRAIN, 0, 0, 0))
         assert work.finished(run.last) == ["t0"], "it may be there all the same"
@@ -300,7 +354,7 @@ async def test_the_work_that_may_be_used_goes_with_the_next_lease(
         data = partial("t0", attempt, tokens, version).SerializeToString()
         return Partial("t0", attempt, 3 * tokens, data)
 
-    assert await work.keep([of(1, 200)]) == [True]
+    assert await work.keep([of(1, 200)]) == [Kept(1, 600)]
     lease = cmd.LeasedTask("t0", 2, cmd.Kind.TRAIN, 0, 0, 0)
     assert (await work.of([lease], 10_000))["t0"].task.attempt == 1
     assert await work.of([lease], 100) == {}, "no room in the message"
@@ -331,7 +385,7 @@ async def test_a_new_leader_deletes_what_nobody_needs(store: PartialStore, run: 
     work = PartialRollouts(store, run.state, term=5, limit_bytes=10)
     await work.begin()
     assert set(await store.sizes()) == {"t0"}
-    assert await work.keep([Partial("t1", 1, 1, b"x" * 10)]) == [False], "t0 is counted"
+    assert await work.keep([Partial("t1", 1, 1, b"x" * 10)]) == [NOTHING], "t0 is counted"
 
 
 def test_samples_too_old_to_be_trained_begin_anew(run: Driven) -> None:

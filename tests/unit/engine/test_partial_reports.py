@@ -11,7 +11,12 @@ import pytest
 import pytest_asyncio
 import torch
 
+from controller.store.partial_rollouts import whole_group
+from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Completion, Engine, Finish, Request, SamplingParams
+from rollout_worker.tasks.held_tasks import HeldTasks
+from rollout_worker.tasks.partial_rollouts import PartialReporter
+from rollout_worker.tasks.task_messages import partial_group
 from testbed.tiny_model import make_endless_model
 from tests.fixtures.engines import ENGINES, Reference, make_test_engine, tiny_config
 
@@ -115,3 +120,74 @@ async def test_reported_tokens_carry_the_version_that_made_them(
                 spans = np.repeat(*np.array(whole.versions).T)[: len(sample.tokens)]
                 assert np.repeat(*np.array(sample.versions).T).tolist() == spans.tolist()
     assert {v for v, _ in samples[0].versions} == {before, before + 1}
+
+
+class CountingSession:
+    """A controller that holds what it is sent, and counts the bytes; ``lost`` tokens vanish once."""
+
+    caller = common_pb2.Caller(worker_id="rollout-0", incarnation=1)
+
+    def __init__(self, lost: int = 0) -> None:
+        self.bytes = 0
+        self.lost = lost
+        self.chunks: list[rollout_pb2.PartialGroup] = []
+
+    @property
+    def held(self) -> int:
+        return sum(len(c.tokens) // 4 for chunk in self.chunks for c in chunk.completions)
+
+    async def call(
+        self, method: str, request: rollout_pb2.PartialRequest
+    ) -> rollout_pb2.PartialReply:
+        (group,) = request.groups
+        self.bytes += request.ByteSize()
+        if self.lost and len(self.chunks) == 3:
+            self.lost = 0
+            self.chunks.pop()
+        if group.offset == 0:
+            self.chunks = [group]
+        elif group.offset == self.held:
+            self.chunks.append(group)
+        accepted = rollout_pb2.VERDICT_ACCEPTED
+        result = rollout_pb2.PartialResult(task=group.task, verdict=accepted, held=self.held)
+        return rollout_pb2.PartialReply(results=[result])
+
+
+async def reported(engine: Engine, session: CountingSession) -> tuple[Completion, ...]:
+    """The completions of one task, which the worker's own reporter reports every 64 tokens."""
+    held = HeldTasks()
+    task = common_pb2.TaskRef(task_id="t0", attempt=1)
+    held_task = held.add(rollout_pb2.Lease(task=task, group_size=3))
+    assert held_task is not None
+    reporter = PartialReporter(session, held, 1 << 20)  # type: ignore[arg-type]
+    request = Request(held_task.request_id, PROMPT, SamplingParams(400, seed=5), 3)
+    held_task.request = request
+    engine.watch(64, reporter.note)
+    sending = asyncio.create_task(reporter.run())
+    completions = await engine.generate(request)
+    reporter.note(request, completions)
+    await reporter.flush()
+    sending.cancel()
+    engine.watch(0, lambda *_: None)
+    return completions
+
+
+async def test_reports_carry_every_token_once(started: Engine, model: Path) -> None:
+    await started.load_weights(started.version + 1, dict(Reference(model).model.named_parameters()))
+    session = CountingSession()
+    completions = await reported(started, session)
+    payload = partial_group(session.chunks[0].task, PROMPT, completions)
+    assert len(session.chunks) > 3
+    assert whole_group([chunk.SerializeToString() for chunk in session.chunks]) == payload
+    assert session.bytes <= 1.2 * payload.ByteSize()
+
+
+async def test_what_the_controller_has_lost_is_sent_again_from_there(
+    started: Engine, model: Path
+) -> None:
+    await started.load_weights(started.version + 1, dict(Reference(model).model.named_parameters()))
+    session = CountingSession(lost=1)
+    completions = await reported(started, session)
+    payload = partial_group(session.chunks[0].task, PROMPT, completions)
+    assert session.lost == 0
+    assert whole_group([chunk.SerializeToString() for chunk in session.chunks]) == payload
