@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from controller.ledger.commands import (
     CastVote,
     CheckpointVerdict,
-    CommandRefused,
     RecordCheckpoint,
     RejectGroups,
     TryGroup,
