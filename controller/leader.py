@@ -37,7 +37,7 @@ from controller.fleet.sessions import ServerSession, Sessions
 from controller.fleet.stack_requests import StackRequests
 from controller.housekeeping import Housekeeping
 from controller.ledger.commands import BeginTerm, Command, CommandRefused, StartRun
-from controller.ledger.events import GroupAccepted, RunFailed, RunFinished
+from controller.ledger.events import GroupAccepted, RunFailed, RunFinished, StepCommitted
 from controller.ledger.fleet import Worker
 from controller.long_poll import LongPolls
 from controller.proto_encoding import directive_of
@@ -347,6 +347,9 @@ class Leader:
     def _batch_durable(self, batch: CommitBatch) -> None:
         closing: _Closing = batch.attachment
         self.long_polls.announce(batch.events)
+        for committed in batch.events:
+            if isinstance(committed, StepCommitted):
+                self.flow.commit(committed.metrics)
         for session, directive in closing.directives:
             self.sessions.send(session, directive)
         self.housekeeping.record(batch, last=closing.last)

@@ -288,11 +288,14 @@ class FakePolicy(FakeWorker):
                 pass
         await self.vote(reply.plan)
 
-    async def vote(self, plan: policy_pb2.StepPlan) -> None:
-        stats = {
+    def stats(self, plan: policy_pb2.StepPlan) -> dict[str, common_pb2.Stat]:
+        return {
             name: common_pb2.Stat(sum=float(plan.total_tokens), weight=plan.total_tokens, max=1.0)
             for name in ("loss", "kl", "entropy", "ratio", "logprob_gap", "grad_norm", "lr")
         }
+
+    async def vote(self, plan: policy_pb2.StepPlan) -> None:
+        stats = self.stats(plan)
         outcome = policy_pb2.OUTCOME_PENDING
         while outcome == policy_pb2.OUTCOME_PENDING:
             began = time.perf_counter()

@@ -10,14 +10,15 @@ import math
 import socket
 from collections.abc import Iterable
 
+from controller.diagnosis.bottleneck import Bottleneck, bottleneck_of
 from controller.diagnosis.diagnose import diagnose
-from controller.diagnosis.diagnosis import Diagnosis
 from controller.diagnosis.evidence import (
     Evidence,
     LeaseEvidence,
     SessionlessEvidence,
     WorkerEvidence,
 )
+from controller.fleet.flow_measurement import pace_of
 from controller.leader import Leader
 from controller.ledger.fleet import Worker
 from controller.proto_encoding import ROLES
@@ -36,12 +37,9 @@ LAPSED_S = 0.5
 _ROLE_OF = {value: role for role, value in ROLES.items()}
 
 
-def diagnosis_of(controller: Controller, pace: str = "") -> Diagnosis:
-    """``pace``: the bottleneck, in a sentence."""
-    return diagnose(evidence_of(controller, pace))
-
-
-def why_reply(controller: Controller, found: Diagnosis) -> admin_pb2.WhyReply:
+def why_of(controller: Controller) -> admin_pb2.WhyReply:
+    pace = _bottleneck(controller)
+    found = diagnose(evidence_of(controller, pace.sentence if pace is not None else ""))
     return admin_pb2.WhyReply(
         sentence=found.sentence,
         subject=found.subject,
@@ -58,10 +56,21 @@ def why_reply(controller: Controller, found: Diagnosis) -> admin_pb2.WhyReply:
         severity=found.severity,
         controller_id=controller.identity.controller_id,
         leads=controller.leader is not None,
+        bottleneck=pace.kind if pace is not None else "",
+        pace=pace.sentence if pace is not None else "",
     )
 
 
+def _bottleneck(controller: Controller) -> Bottleneck | None:
+    """Known to a leader, once a step is committed."""
+    leader = controller.leader
+    if leader is None or not controller.state.steps.metrics:
+        return None
+    return bottleneck_of(pace_of(leader))
+
+
 def evidence_of(controller: Controller, pace: str = "") -> Evidence:
+    """``pace``: the bottleneck, in a sentence."""
     leader, state, now = controller.leader, controller.state, controller.clock.monotonic()
     config, trouble = controller.config, trouble_of(controller)
     began_t = max(state.started_t, state.steps.last_commit_t)

@@ -50,11 +50,8 @@ def shares_of(state: State, reports: Reports) -> FlowShares:
 
 def pace_of(leader: Leader) -> Pace:
     state, config = leader.ledger.state, leader.context.config
-    metrics, reports = state.steps.metrics, reports_of(leader, state)
+    reports, seconds = reports_of(leader, state), leader.flow.of_a_step
     gauges = [report.gauges for _, report in reports]
-
-    def seconds(name: str) -> float:
-        return metrics.get(name, 0.0)
 
     return Pace(
         step_s=seconds("step_s"),

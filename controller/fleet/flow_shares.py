@@ -6,7 +6,9 @@ exponentially: over ten seconds, or over the last two steps if these are longer.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 
 AVERAGED_S = 10.0
 AVERAGED_STEPS = 2.0
@@ -35,8 +37,24 @@ class FlowShares:
 @dataclass(slots=True)
 class FlowAverage:
     mean: FlowShares = FlowShares()
+    _steps: float = 0.0
+    """Commits so far, forgotten as the shares are."""
+    _sums: dict[str, float] = field(default_factory=dict)
+    """Of their metrics."""
     weight: float = 0.0
     """Of all samples so far; near 1 once the average has been filled."""
+
+    def commit(self, metrics: Mapping[str, float]) -> None:
+        """A step was committed. Groups come in waves: of two steps in a row one may wait and one not."""
+        step_s = metrics.get("step_s", 0.0)
+        kept = math.exp(-step_s / max(AVERAGED_S, AVERAGED_STEPS * self.of_a_step("step_s")))
+        self._steps = kept * self._steps + 1.0
+        names = self._sums.keys() | {n for n in metrics if n.startswith("time_")} | {"step_s"}
+        self._sums = {n: kept * self._sums.get(n, 0.0) + metrics.get(n, 0.0) for n in names}
+
+    def of_a_step(self, name: str) -> float:
+        """Mean of step_s or of a time_*_s of the last steps; 0: not measured."""
+        return self._sums.get(name, 0.0) / self._steps if self._steps else 0.0
 
     def add(self, sample: FlowShares, elapsed_s: float, step_s: float) -> None:
         part = min(1.0, elapsed_s / max(AVERAGED_S, AVERAGED_STEPS * step_s))

@@ -79,7 +79,7 @@ class Rest:
         problem_details.install(api)
         api.include_router(sse.router(self.streams))
         api.include_router(routes_query.router(controller, self.index, self.rate))
-        api.include_router(routes_why.router(controller, self.rate))
+        api.include_router(routes_why.router(controller))
         routes_command.install(api, controller)
         exposition = PrometheusMetrics(controller, self.rate)
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from fastapi import APIRouter
 
-from controller.diagnosis.collect import diagnosis_of, why_reply
+from controller.diagnosis.collect import why_of
 from controller.replicated_controller import Controller
-from controller.rest.data_flow import bottleneck
 from controller.rest.problem_details import documented
 from controller.rest.redaction import Redactor
 from controller.rest.schemas import Reply
-from controller.rest.step_rate import StepRate
 from paceline.rpc.messages import as_dict
 
 
@@ -44,17 +42,21 @@ class WhyReply(Reply):
     """The controller that answers."""
     leads: bool
     """A standby sees no heartbeats."""
+    bottleneck: str
+    """What a run that makes progress would be faster without: trainers, generation, rewards, staleness,
+    controller, weights or none. Empty: not known."""
+    pace: str
+    """The same in a sentence, with the remedy."""
 
 
-def router(controller: Controller, rate: StepRate) -> APIRouter:
+def router(controller: Controller) -> APIRouter:
     routes = APIRouter(prefix="/api/v1", responses=documented(401, 403, 429, 500))
     redactor = Redactor(controller.run_dir)
 
     @routes.get("/why", summary="What the run waits for, and because of whom", tags=["run"])
     async def why() -> WhyReply:
-        await rate.refresh()
-        found = diagnosis_of(controller, bottleneck(controller, rate.stalled_s))
-        shown = redactor.value(as_dict(why_reply(controller, found)))
+        found = why_of(controller)
+        shown = redactor.value(as_dict(found))
         return WhyReply.model_validate({**shown, "since_s": round(found.since_s, 3)})
 
     return routes

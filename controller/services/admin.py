@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 
-from controller.diagnosis.collect import diagnosis_of, why_reply
+from controller.diagnosis.collect import why_of
 from controller.fleet.fetch_stacks import stacks_of
 from controller.ledger.commands import (
     AdminCommand,
@@ -142,7 +142,7 @@ async def stop(controller: Controller, request: admin_pb2.StopRequest) -> admin_
 
 async def why(controller: Controller, request: admin_pb2.WhyRequest) -> admin_pb2.WhyReply:
     """Any controller answers, with what it can see."""
-    return why_reply(controller, diagnosis_of(controller))
+    return why_of(controller)
 
 
 async def get_stacks(

@@ -46,7 +46,8 @@ class SideChannel:
         role: common_pb2.Role,
         run_dir: Path | None = None,
     ) -> None:
-        self._config = config
+        """``run_dir``: as for ``ControlPlane.from_config``."""
+        self._config, self._run_dir = config, run_dir
         self._addresses = list(addresses)
         self._worker_id, self._role = worker_id, role
         self._run_dir = run_dir

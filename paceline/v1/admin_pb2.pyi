@@ -24,7 +24,7 @@ class WhyRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class WhyReply(_message.Message):
-    __slots__ = ("sentence", "subject", "since_s", "culprit", "because", "next", "remedy", "severity", "controller_id", "leads")
+    __slots__ = ("sentence", "subject", "since_s", "culprit", "because", "next", "remedy", "severity", "controller_id", "leads", "bottleneck", "pace")
     SENTENCE_FIELD_NUMBER: _ClassVar[int]
     SUBJECT_FIELD_NUMBER: _ClassVar[int]
     SINCE_S_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +35,8 @@ class WhyReply(_message.Message):
     SEVERITY_FIELD_NUMBER: _ClassVar[int]
     CONTROLLER_ID_FIELD_NUMBER: _ClassVar[int]
     LEADS_FIELD_NUMBER: _ClassVar[int]
+    BOTTLENECK_FIELD_NUMBER: _ClassVar[int]
+    PACE_FIELD_NUMBER: _ClassVar[int]
     sentence: str
     subject: str
     since_s: float
@@ -45,7 +47,9 @@ class WhyReply(_message.Message):
     severity: str
     controller_id: str
     leads: bool
-    def __init__(self, sentence: _Optional[str] = ..., subject: _Optional[str] = ..., since_s: _Optional[float] = ..., culprit: _Optional[_Union[Culprit, _Mapping]] = ..., because: _Optional[str] = ..., next: _Optional[str] = ..., remedy: _Optional[str] = ..., severity: _Optional[str] = ..., controller_id: _Optional[str] = ..., leads: _Optional[bool] = ...) -> None: ...
+    bottleneck: str
+    pace: str
+    def __init__(self, sentence: _Optional[str] = ..., subject: _Optional[str] = ..., since_s: _Optional[float] = ..., culprit: _Optional[_Union[Culprit, _Mapping]] = ..., because: _Optional[str] = ..., next: _Optional[str] = ..., remedy: _Optional[str] = ..., severity: _Optional[str] = ..., controller_id: _Optional[str] = ..., leads: _Optional[bool] = ..., bottleneck: _Optional[str] = ..., pace: _Optional[str] = ...) -> None: ...
 
 class Culprit(_message.Message):
     __slots__ = ("kind", "name", "host", "pid")

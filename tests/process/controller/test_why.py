@@ -22,7 +22,6 @@ from paceline.rpc.client import ControlPlaneUnavailable
 from paceline.v1 import admin_pb2
 from testbed.controller_processes import Controllers
 from testbed.controllers import (
-    addresses,
     config_of,
     control_of,
     running_controllers,
@@ -269,7 +268,7 @@ async def test_a_leader_fetches_stacks_through_a_session_and_refuses_a_strangers
             text = await fetched()
             assert "Thread MainThread" in text and "Task " in text and "lease" in text
             done = await asyncio.to_thread(
-                paceline, "stacks", "rollout-9", "--controllers", ",".join(addresses(controllers))
+                paceline, "stacks", "rollout-9", "--run-dir", str(controllers.run_dir)
             )
             assert done.returncode == 2 and "rollout-9" in done.stderr
         await control.close()

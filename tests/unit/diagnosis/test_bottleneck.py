@@ -154,11 +154,23 @@ def test_the_pace_has_the_bound_the_reward_time_and_the_slots() -> None:
     run.train("r0")
     leader = leader_of(run, slot_occupancy=0.4, transfer_s=2.0, lease_s=0.02)
     leader.flow.add(shares(run, slot_occupancy=0.4), 1.0, 1.0)
+    leader.flow.commit(run.state.steps.metrics)
     pace = pace_of(leader)
     assert pace.max_staleness == 1 and pace.reward_s == pytest.approx(0.1)
     assert pace.shares.occupancy == pytest.approx(0.4)
     assert (pace.rollouts, pace.policies, pace.reward_processes) == (2, 1, 2)
     assert (pace.transfer_s, pace.lease_s, pace.append_s) == (2.0, 0.02, 0.01)
+
+
+def test_steps_that_wait_by_turns_are_averaged() -> None:
+    """Groups that come in waves of two steps: the newest step alone says that trainers never wait."""
+    average = FlowAverage()
+    for _ in range(20):
+        average.commit({"step_s": 1.5, "time_wait_s": 1.3, "loss": 3.0})
+        average.commit({"step_s": 0.2, "time_wait_s": 0.0})
+    waited = average.of_a_step("time_wait_s") / average.of_a_step("step_s")
+    assert 0.6 < waited < 0.9
+    assert average.of_a_step("loss") == 0.0
 
 
 def test_the_average_begins_with_the_first_sample_and_forgets() -> None:
