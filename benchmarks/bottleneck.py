@@ -19,6 +19,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from benchmarks import runs
 from paceline.v1 import admin_pb2
@@ -149,12 +150,10 @@ async def measured(setting: Setting, args: argparse.Namespace) -> dict[str, Any]
             "reward": {"processes": max(1, setting.durations.reward_processes)},
         }
         if setting.redis_delay_s:
-            url = stack.enter_context(throwaway_redis(where))
-            address = url.rpartition("@")[2].partition("/")[0]
-            host, _, port = address.partition(":")
-            proxy = stack.enter_context(TcpProxy((host, int(port))))
+            url = urlsplit(stack.enter_context(throwaway_redis(where / "redis")))
+            proxy = stack.enter_context(TcpProxy((str(url.hostname), int(url.port or 0))))
             proxy.delay_s = setting.redis_delay_s
-            sections["redis"] = {"url": url.replace(address, proxy.address)}
+            sections["redis"] = {"url": url._replace(netloc=proxy.address).geturl()}
         controllers = stack.enter_context(running_controllers(where, **sections))
         config, targets = config_of(controllers), addresses(controllers)
         d = setting.durations

@@ -263,7 +263,23 @@ def headline() -> str:
     )
 
 
+def bottleneck() -> str:
+    rows = [
+        [
+            limit,
+            found["change"],
+            f"{found['before']['steps_per_s']:.2f}",
+            f"{found['after']['steps_per_s']:.2f}",
+            f"{found['gain']:.1f}",
+        ]
+        for limit, found in results("bottleneck")["cases"].items()
+        if found["before"]["bottleneck"] == limit
+    ]
+    return table(["limit, as told", "change", "steps/s before", "after", "times"], rows)
+
+
 PAGES = {
+    "diagnosis.md": (bottleneck,),
     "performance.md": (peer, overlap, waiting, control_plane, failover, mesh, engine),
     "vllm.md": (rollout,),
     "fault-tolerance.md": (chaos, simulator),

@@ -160,11 +160,12 @@ def _staleness(pace: Pace, share: str) -> str:
 
 
 def _controller(pace: Pace, share: str) -> str:
+    waits = min(1.0, (pace.wait_s + pace.commit_s) / pace.step_s)
     return (
         f"The controller is slow: an append to the journal takes {_s(pace.append_s)}, a lease "
-        f"{_s(pace.lease_s)}, and trainers wait {share} of a step while engines have free slots. Bring "
-        "Redis nearer to the controllers, or give both faster disks and a core of their own; more workers "
-        "would not help."
+        f"{_s(pace.lease_s)}, and trainers wait {waits:.0%} of a step for groups and commits. Bring Redis "
+        "nearer to the controllers, or give both faster disks and a core of their own; more workers would "
+        "not help."
     )
 
 

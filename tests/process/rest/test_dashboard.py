@@ -98,6 +98,17 @@ def test_values_on_the_page_are_those_of_the_interface(served: Controllers, page
     assert errors_of(page) == []
 
 
+def test_the_banner_says_what_the_run_waits_for(served: Controllers, page: Any) -> None:
+    """The workers of the fixture have ended without a word."""
+    url = rest_url(served)
+    open_page(page, url, "learning")
+    found = api(url, "why")
+    assert found["severity"] != "ok" and found["culprit"]["name"]
+    wait(lambda: found["culprit"]["name"] in text(page, "why"), "no banner")
+    assert found["remedy"] in text(page, "why")
+    assert errors_of(page) == []
+
+
 def test_markup_in_a_completion_stays_text(served: Controllers, page: Any) -> None:
     open_page(page, rest_url(served), "samples")
     wait(lambda: rows_of(page, "groups-table"), "no groups")
