@@ -21,7 +21,7 @@ from controller.fleet.autoscale_policy import Proposal, WorkerCounts
 from controller.ledger import views
 from controller.ledger.state import State
 from controller.ledger.versions import Checkpoint
-from controller.rest import schemas
+from controller.rest import routes_why, schemas
 from controller.rest.prometheus import PrometheusMetrics
 from controller.rest.redaction import Redactor
 from controller.rest.routes_query import kept_checkpoints, provider_trouble_of
@@ -495,7 +495,8 @@ async def test_the_description_of_the_interface_is_complete(leader: httpx.AsyncC
             assert "example" in media or _examples(named, media["schema"]), where
     for name, model in named.items():
         for example in model["examples"]:
-            model_class = getattr(schemas, {"Problem": "ProblemModel"}.get(name, name))
+            place = routes_why if hasattr(routes_why, name) else schemas
+            model_class = getattr(place, {"Problem": "ProblemModel"}.get(name, name))
             TypeAdapter(model_class).validate_python(example)
 
 
