@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 SAMPLE_S = 0.1
 GROWS = (BottleneckKind.GENERATION, BottleneckKind.TRAINERS, BottleneckKind.NONE)
-"""Bottlenecks for which starved trainers may be a reason to change the number of workers."""
+"""Bottlenecks that another number of workers may lift."""
 
 
 class Autoscaling:
@@ -69,15 +69,15 @@ class Autoscaling:
     def _committed(self, state: State) -> None:
         metrics = state.steps.metrics
         starved = metrics.get("time_wait_s", 0.0) / max(metrics.get("step_s", 0.0), 1e-6)
-        if bottleneck_of(pace_of(self._leader)).kind not in GROWS:
-            # Workers would not help: the groups in flight, the rewards or the controller are the limit.
-            starved = 0.0
         throttled = 0.0
         if self._samples:
             # Engines also idle while they wait for weights: only time without tasks counts.
             idle, closed = (sum(column) for column in zip(*self._samples, strict=True))
             throttled = min(idle, closed) / len(self._samples)
         self._samples.clear()
+        if bottleneck_of(pace_of(self._leader)).kind not in GROWS:
+            # The groups in flight, the rewards, the weights or the controller are the limit.
+            starved = throttled = 0.0
         counts = WorkerCounts(state.desired.get("policy", 1), state.desired.get("rollout", 1))
         self._autoscaler.observe(
             counts, Waits(min(1.0, starved), throttled), settled=settled(state, counts)

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from controller.diagnosis.bottleneck import BottleneckKind, Pace, bottleneck_of
+from controller.fleet.autoscaler import Autoscaling
 from controller.fleet.flow_measurement import pace_of, reports_of, shares_of
 from controller.fleet.flow_shares import AVERAGED_S, FlowAverage, FlowShares
+from paceline.config.schema import FleetConfig
 from paceline.v1 import worker_pb2
 from tests.fixtures.ledgers import Driven
 
@@ -180,3 +182,33 @@ def test_the_average_begins_with_the_first_sample_and_forgets() -> None:
     for _ in range(int(5 * AVERAGED_S / 0.1)):
         average.add(FlowShares(idle=0.0), 0.1, 1.0)
     assert average.mean.idle < 0.05
+
+
+def test_the_autoscaler_adds_no_workers_for_a_limit_that_they_do_not_lift() -> None:
+    """Starved trainers alone once made it double the rollout workers, and nothing got faster."""
+
+    def proposed(run: Driven, **gauges: float) -> Any:
+        leader = leader_of(run, **gauges)
+        fleet = FleetConfig(policy=1, rollout=1, autoscale_steps=1, autoscale_patience=1)
+        leader.context.config.fleet = fleet
+        leader.context.config.train.groups_per_step = run.state.run.groups_per_step
+        leader.proposal = None
+        autoscaling = Autoscaling(leader)
+        metrics = {"step_s": 1.0, "time_wait_s": 0.9}
+        for _ in range(8):
+            run.state.steps.metrics.update(metrics)
+            leader.flow.commit(metrics)
+            autoscaling._sample(run.state)
+            autoscaling._committed(run.state)
+        return leader.proposal
+
+    run = Driven(steps=100)
+    run.policy("p0")
+    run.rollout("r0")
+    run.train("r0")
+    run.observe("r0", loaded=1)
+    # As many groups are leased as the bound allows, and most slots are free.
+    run.lease("r0", 64)
+    assert shares(run).closed == 1.0
+    assert proposed(run, slot_occupancy=0.1, engine_idle_fraction=0.9) is None
+    assert proposed(run, slot_occupancy=1.0, engine_idle_fraction=0.0).counts.rollout == 2
