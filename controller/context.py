@@ -40,7 +40,7 @@ class ControllerContext:
         def may_write() -> bool:
             return self.stores.election.holds_lease
 
-        exporters = Exporters(self.config, self.run_dir, may_write=may_write)
+        exporters = Exporters(self.config, self.run_dir, self.stores.payloads, may_write=may_write)
         return RunFiles(self.run_dir, may_write=may_write), exporters
 
     async def survives_failover(self) -> bool:

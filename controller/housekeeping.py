@@ -16,8 +16,9 @@ from redis.exceptions import RedisError
 from controller.context import ControllerContext
 from controller.errors import NotLeading
 from controller.export.exporters import FINISH_S
+from controller.export.sample_archiver import SampleArchiver
 from controller.ledger import Ledger
-from controller.ledger.events import from_json, record_of
+from controller.ledger.events import StepCommitted, TaskDropped, from_json, record_of
 from controller.ledger.views import live_payloads, running_attempts
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import START, Deposed, LedgerSnapshot, Position
@@ -66,6 +67,9 @@ class Housekeeping:
     def begin(self, before: Position) -> None:
         """The term is in the journal, behind ``before``."""
         self.exporters.start(self._ledger.state.started_t)
+        if (archive := self.exporters.archive) is not None:
+            archive.start(self._term)
+            self.chore(archive.resume(self._ledger.state, self._context.clock.time()))
         self.chore(self._write_missing_lines(before))
         self.chore(self.exporters.replay(self._context.stores.journal, before.entry))
         self.chore(self._sweep_when_safe())
@@ -85,9 +89,18 @@ class Housekeeping:
         else:
             self._held_lines.append(batch)
         self.exporters.record(batch.t, batch.json)
+        if self.exporters.archive is not None:
+            self._archive(self.exporters.archive, batch)
         if last:
             self.over = True
             self.chore(self._finish_outflow())
+
+    def _archive(self, archive: SampleArchiver, batch: CommitBatch) -> None:
+        for done, data in zip(batch.events, batch.json, strict=True):
+            if isinstance(done, StepCommitted):
+                archive.keep(self._ledger.state, done.step, batch.t)
+            elif isinstance(done, TaskDropped):
+                archive.drop(self._ledger.state, data, batch.t)
 
     def _write(self, batch: CommitBatch) -> None:
         records = [record_of(e, data) for e, data in zip(batch.events, batch.json, strict=True)]
@@ -206,6 +219,8 @@ class Housekeeping:
             return False
 
     async def _delete(self, refs: Sequence[Ref]) -> None:
+        if self.exporters.archive is not None:
+            await self.exporters.archive.written()
         try:
             await self._context.stores.payloads.delete(list(refs))
         except (RedisError, OSError) as error:

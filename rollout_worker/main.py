@@ -286,6 +286,7 @@ class RolloutWorker:
         self.tasks.drop_all()
         # The lease request of the incarnation that is over is sent again by the new one.
         self.held.room.set()
+        self.loading.reported_from = self.loading.parity_failures
         if self.receiver is not None:
             self.receiver.set_link(None)
 

@@ -46,6 +46,9 @@ class WeightLoader:
     replacing: bool = False
     """The version that the engine serves was never committed and is being replaced."""
     parity_failures: int = 0
+    """In the life of this process."""
+    reported_from: int = 0
+    """Of these, those that earlier incarnations have reported."""
     parity_detail: str = ""
     """Of the newest of them."""
 

@@ -93,7 +93,7 @@ class RolloutReport:
             link_epochs=self.receiver.formed_epochs() if self.receiver else [],
             gauges=gauges,
             activity=self._activity(in_engine),
-            parity_failures=self.loading.parity_failures,
+            parity_failures=self.loading.parity_failures - self.loading.reported_from,
             parity_detail=self.loading.parity_detail[:512],
         )
 

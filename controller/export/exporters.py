@@ -1,4 +1,4 @@
-"""Exporters of one leader: metric sinks and sample traces.
+"""Exporters of one leader: metric sinks, sample traces and the sample archive.
 
 Each runs in a thread of its own, behind the journal and the run files. Nobody waits for them.
 """
@@ -14,7 +14,9 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from controller.export.otel_traces import Traces
+from controller.export.sample_archiver import SampleArchiver
 from controller.store.journal import START, Journal
+from controller.store.payloads import PayloadStore
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
 from paceline.sinks.registry import external_run, sink_maker
@@ -29,7 +31,14 @@ FINISH_S = 1.5
 class Exporters:
     """``start`` once the run's start time is known; then ``record`` every journalled entry."""
 
-    def __init__(self, config: Config, run_dir: Path, *, may_write: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        config: Config,
+        run_dir: Path,
+        payloads: PayloadStore,
+        *,
+        may_write: Callable[[], bool],
+    ) -> None:
         self._config = config
         self._run_dir = run_dir
         self._may_write = may_write
@@ -38,6 +47,9 @@ class Exporters:
         self.traces: Traces | None = None
         if config.telemetry.otlp_endpoint is not None:
             self.traces = Traces(config)
+        self.archive: SampleArchiver | None = None
+        if config.archive.enabled:
+            self.archive = SampleArchiver(config.archive, run_dir, payloads, may_write=may_write)
 
     def start(self, started_t: float) -> None:
         """``started_t``: the run's start in its ledger, unix seconds."""
@@ -72,11 +84,16 @@ class Exporters:
         """Returns at once. ``outcome``: finished or failed; None if the run goes on."""
         for part in self._parts():
             part.begin_close(outcome)
+        if self.archive is not None:
+            self.archive.begin_close()
 
     def join(self, timeout_s: float) -> bool:
         """Waits for the threads; whether everything was delivered."""
         deadline = time.monotonic() + timeout_s
-        return all(part.join(max(0.0, deadline - time.monotonic())) for part in self._parts())
+        parts: list[SinkThread | Traces | SampleArchiver] = [*self._parts()]
+        if self.archive is not None:
+            parts.append(self.archive)
+        return all(part.join(max(0.0, deadline - time.monotonic())) for part in parts)
 
     def _parts(self) -> list[SinkThread | Traces]:
         return [*self.feeds, *([self.traces] if self.traces is not None else [])]

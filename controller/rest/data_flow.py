@@ -10,32 +10,12 @@ from controller.fleet.flow_measurement import pace_of
 from controller.ledger import views
 from controller.ledger.age_metrics import RESPONSE_TOKENS, token_ages_of
 from controller.ledger.commands import Role
+from controller.ledger.group_views import staleness_of
 from controller.ledger.state import State
-from controller.ledger.tasks import Task
 from controller.replicated_controller import Controller
 from controller.rest.schemas import AgesReply, FlowReply
 from controller.status import trouble_of
-from paceline.ids import Step, TaskId
 from paceline.run_view.summary import TIME_SPLIT
-
-
-def step_of_task(state: State) -> dict[TaskId, Step]:
-    """Task id to the step that trains it, for tasks in or past a step."""
-    book = state.steps
-    found = {task_id: step for step, ids in book.history.items() for task_id in ids}
-    found.update({task_id: step for step, ids in book.replay.items() for task_id in ids})
-    if book.open is not None:
-        found.update(dict.fromkeys(book.open.groups, book.open.step))
-    return found
-
-
-def staleness_of(state: State, task: Task, step: int) -> int:
-    """Staleness of the group's oldest token at ``step``; 0: at the next step to open."""
-    if task.group is None:
-        return 0
-    opened = 1 if state.steps.open is not None else 0
-    at = step or state.versions.step + 1 + opened
-    return state.versions.staleness(task.group.min_version, Step(at))
 
 
 def flow(controller: Controller, stalled_s: float) -> FlowReply:

@@ -5,6 +5,7 @@ A leader answers from its live ledger, a standby from its copy.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import re
@@ -20,6 +21,7 @@ from controller.ledger.state import State
 from controller.ledger.versions import Checkpoint
 from controller.replicated_controller import Controller
 from controller.rest import samples, schemas
+from controller.rest.archived_groups import ArchivedGroups
 from controller.rest.data_flow import bottleneck, flow
 from controller.rest.dropped_groups import DroppedGroups
 from controller.rest.problem_details import Problem, documented
@@ -56,6 +58,7 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
     routes = APIRouter(prefix="/api/v1", responses=documented(401, 403, 422, 429, 500))
     redactor = Redactor(controller.run_dir)
     drops = DroppedGroups(controller)
+    archive = ArchivedGroups(controller.run_dir)
 
     async def answered(question: Callable[[RunRecords], Any]) -> Response:
         """The answer, computed and written as JSON in the index's thread. Its schema is checked by
@@ -153,7 +156,8 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
         ] = None,
     ) -> schemas.GroupsReply:
         if chosen.state != "dropped" and reason is None:
-            found = samples.kept_groups(controller.state)
+            kept = samples.kept_groups(controller.state)
+            found = await asyncio.to_thread(archive.beside, kept, dropped=chosen.row is not None)
         else:
             dropped = await drops.recent(reason)
             found = [group for group in dropped if group.sequences or not chosen.by_content]
@@ -162,7 +166,8 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
     @routes.get(
         "/groups/{group_id}",
         summary="One group, with prompt and completions",
-        description="Samples are kept until a checkpoint covers their step.",
+        description="Tokens and log-probs are kept until a checkpoint covers the step; the sample "
+        "archive keeps prompts and completions.",
         tags=["samples"],
         responses=documented(404),
     )
@@ -170,6 +175,9 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
         try:
             return await samples.read_group(controller.state, controller.payloads, group_id)
         except Problem:
+            archived = await asyncio.to_thread(archive.group, group_id)
+            if archived is not None and archived.completions:
+                return archived
             reason = await drops.reason_of(group_id)
             if reason is None:
                 raise

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from statistics import fmean, pstdev
-from typing import Any, Literal
+from typing import Literal
 
-import numpy as np
 from google.protobuf.message import DecodeError
 
 from controller.ledger import views
-from controller.ledger.commands import GroupFacts, Kind
+from controller.ledger.commands import Kind
+from controller.ledger.group_views import step_of_task
 from controller.ledger.state import State
-from controller.ledger.tasks import Task
-from controller.rest.data_flow import staleness_of, step_of_task
+from controller.rest.group_replies import detailed, summary_of
 from controller.rest.problem_details import Problem
 from controller.rest.schemas import (
-    CompletionReply,
     GroupReply,
     GroupsReply,
     GroupSummary,
@@ -25,17 +22,7 @@ from controller.rest.schemas import (
     StepNumber,
 )
 from controller.store.payloads import PayloadStore
-from paceline.ids import TaskId
-from paceline.v1 import rollout_pb2
-
-MOST_TOKENS = 8192
-"""Longest list of tokens and log-probs of one completion."""
-FACTS = (
-    *("sequences", "tokens", "reward_mean", "reward_std", "reward_max"),
-    *("min_version", "max_version"),
-)
-"""Fields that the ledger's facts and a reply have in common."""
-FINISH = {rollout_pb2.FINISH_REASON_STOP: "stop", rollout_pb2.FINISH_REASON_LENGTH: "length"}
+from paceline.ids import Step, TaskId
 
 SORTS: dict[str, Callable[[GroupSummary], float]] = {
     "recent": lambda g: -int(g.group_id[1:]),
@@ -57,6 +44,8 @@ class Filter:
     max_reward: Reward | None = None
     min_tokens: StepNumber | None = None
     max_tokens: StepNumber | None = None
+    row: StepNumber | None = None
+    """Row of the data set: the groups of one prompt over epochs and attempts."""
 
     @property
     def by_content(self) -> bool:
@@ -71,6 +60,7 @@ class Filter:
             and (self.max_reward is None or group.reward_mean <= self.max_reward)
             and (self.min_tokens is None or group.tokens >= self.min_tokens)
             and (self.max_tokens is None or group.tokens <= self.max_tokens)
+            and (self.row is None or group.dataset_row == self.row)
         )
 
 
@@ -78,7 +68,7 @@ def kept_groups(state: State) -> list[GroupSummary]:
     """The groups whose samples are kept."""
     steps = step_of_task(state)
     return [
-        GroupSummary(**_summary(state, task, task.group, steps.get(task.task_id, 0)))
+        summary_of(state, task, task.group, steps.get(task.task_id, Step(0)))
         for task in state.tasks.records.values()
         if task.kind is Kind.TRAIN and task.group is not None
     ]
@@ -98,24 +88,14 @@ async def read_group(state: State, payloads: PayloadStore, group_id: str) -> Gro
         raise Problem(404, _why_not(state, group_id))
     task = state.tasks.records[task_id]
     assert task.group is not None
-    summary = _summary(state, task, task.group, step_of_task(state).get(task_id, 0))
+    summary = summary_of(state, task, task.group, step_of_task(state).get(task_id, Step(0)))
     (payload,) = await payloads.get([ref])
     if payload is None:
         raise Problem(404, f"a checkpoint has just covered group {group_id}: its samples are gone")
     try:
-        message = rollout_pb2.Group.FromString(payload)
+        return detailed(summary, payload)
     except DecodeError:
         raise Problem(404, f"the stored payload of group {group_id} cannot be decoded") from None
-    rewards = [c.reward for c in message.completions]
-    mean = fmean(rewards) if rewards else 0.0
-    spread = pstdev(rewards) if rewards else 0.0
-    return GroupReply(
-        **summary,
-        prompt=message.prompt_text,
-        completions=[_completion(c, mean, spread) for c in message.completions],
-        generate_s=message.generate_s,
-        reward_s=message.reward_s,
-    )
 
 
 def _why_not(state: State, group_id: str) -> str:
@@ -128,31 +108,3 @@ def _why_not(state: State, group_id: str) -> str:
     if task is not None:
         return f"group {group_id} is {task.state}: it has no samples yet"
     return f"there is no group {group_id[:32]!r}, or its samples were deleted long ago"
-
-
-def _summary(state: State, task: Task, facts: GroupFacts, step: int) -> dict[str, Any]:
-    known = {name: getattr(facts, name) for name in FACTS}
-    return {
-        **known,
-        "group_id": task.task_id,
-        "attempt": facts.attempt,
-        "state": str(task.state),
-        "owner": task.owner,
-        "staleness": staleness_of(state, task, step),
-        "step": step,
-    }
-
-
-def _completion(completion: rollout_pb2.Completion, mean: float, spread: float) -> CompletionReply:
-    tokens = np.frombuffer(completion.tokens, "<i4")[:MOST_TOKENS]
-    logprobs = np.frombuffer(completion.logprobs, "<f4")[:MOST_TOKENS]
-    return CompletionReply(
-        text=completion.text,
-        tokens=tokens.tolist(),
-        logprobs=[round(x, 5) for x in logprobs.tolist()],
-        versions=[(span.version, span.length) for span in completion.versions],
-        finish_reason=FINISH.get(completion.finish_reason, "unknown"),
-        reward=completion.reward,
-        reward_components=dict(completion.reward_components),
-        advantage=(completion.reward - mean) / spread if spread > 0 else 0.0,
-    )

@@ -176,7 +176,8 @@ class GroupSummary(Reply):
     attempt: int
     state: str
     """ready, in_step, trained or dropped."""
-    owner: str
+    owner: str = ""
+    """Empty: not known."""
     sequences: int = 0
     """0: dropped before a group was handed in."""
     tokens: int = 0
@@ -189,6 +190,10 @@ class GroupSummary(Reply):
     """Of its oldest token, in steps, at the step that trains it or at the next one."""
     step: int = 0
     """The step that trains it; 0: not known yet."""
+    epoch: int = -1
+    """Of the data set; -1: not known."""
+    dataset_row: int = -1
+    """Row of the data set that its prompt comes from; -1: not known."""
     reason: str = ""
     """Why it was dropped."""
     detail: str = ""
@@ -200,8 +205,10 @@ class GroupSummary(Reply):
 
 class CompletionReply(Reply):
     text: str
-    tokens: list[int]
-    logprobs: list[float]
+    token_count: int
+    tokens: list[int] = []
+    """Empty if the completion comes from the sample archive."""
+    logprobs: list[float] = []
     versions: list[tuple[int, int]]
     """(version, number of tokens)."""
     finish_reason: str
@@ -220,8 +227,9 @@ class GroupsReply(Reply):
 class GroupReply(GroupSummary):
     prompt: str
     completions: list[CompletionReply]
-    generate_s: float
-    reward_s: float
+    """Empty if the sample archive has the facts of the group only."""
+    generate_s: float = 0.0
+    reward_s: float = 0.0
 
 
 class AgesReply(Reply):

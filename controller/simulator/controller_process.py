@@ -55,6 +55,7 @@ class NoRunFiles:
 
 class NoExporters:
     feeds = ()
+    archive = None
 
     def start(self, started_t: float) -> None: ...
     async def replay(self, *span: Any) -> None: ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from random import Random
 
 from controller.services import rollout as rollout_service
 from controller.simulator.cluster import Cluster
@@ -12,6 +13,9 @@ from controller.simulator.oracle import Violation
 from controller.simulator.virtual_time import Process, settle
 from controller.simulator.worker import Fenced, SimulatedWorker
 from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
+
+PARITY_FAILURES = 0.02
+"""Share of swaps after which the parameters differ."""
 
 WAIT_S = 1.0
 """How long a request for tasks may be held."""
@@ -165,6 +169,13 @@ class SimulatedRolloutWorker(SimulatedWorker):
             if link.reload or self.directive.version < self.loaded_version:
                 self._withdraw()
         if version > self.loaded_version:
+            # A generator of its own: the schedules of known seeds stay as they are.
+            lot = Random(f"{self.name} {self.incarnation} {version}").random()
+            if lot < PARITY_FAILURES:
+                # The weights are loaded again at once; no task is generated meanwhile.
+                self.parity_failures += 1
+                self.loaded_version = -1
+                self._send_report()
             self.loaded_version = version
             self.progress += 1
             self._send_report()

@@ -87,6 +87,8 @@ class SimulatedWorker(Client):
         self.directive = worker_pb2.Directive()
         self.state_version = -1
         self.loaded_version = -1
+        self.parity_failures = 0
+        """Of this incarnation."""
         self.exited = False
         self.wedged = False
         self.exit = partial(exited, self)
@@ -125,6 +127,7 @@ class SimulatedWorker(Client):
     async def _register(self) -> None:
         while True:
             self.incarnation = self.cluster.new_incarnation(self)
+            self.parity_failures = 0
             self.directive = worker_pb2.Directive()
             request = worker_pb2.RegisterRequest(
                 caller=self.caller,
@@ -171,6 +174,8 @@ class SimulatedWorker(Client):
             held_leases=[common_pb2.TaskRef(task_id=t, attempt=a) for t, a in self.held()],
             state_version=self.state_version,
             loaded_version=self.loaded_version,
+            parity_failures=self.parity_failures,
+            parity_detail="a weight differs" if self.parity_failures else "",
         )
         controller = self.cluster.controllers[self._leader]
         session = Session(self, self.incarnation, self._session, self.directed, self.session_over)

@@ -8,7 +8,9 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from controller.rest import samples
+from controller.rest.archived_groups import ArchivedGroups
 from controller.rest.problem_details import Problem
+from controller.rest.schemas import GroupReply
 from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.payloads import FilePayloads, PayloadStore, RedisPayloads
@@ -18,12 +20,19 @@ from paceline.redis.server import NoRedis
 
 
 async def kept_groups(
-    redis_url: str, run_id: str, wanted: samples.Filter, sort: str, limit: int
+    redis_url: str,
+    run_id: str,
+    run_dir: Path,
+    wanted: samples.Filter,
+    sort: str,
+    limit: int,
 ) -> dict[str, Any]:
-    """``groups``, each as in ``GET groups/{id}``, and ``total``, their number before the limit.
+    """``groups``, each as in ``GET groups/{id}``, and ``total``, their number before the limit: those in
+    the payload store and those in the archive of ``run_dir``.
 
     Raises NoRedis if the journal cannot be read.
     """
+    archive = ArchivedGroups(run_dir)
     client = connect(redis_url, timeout_s=30.0)
     keys = Keys(run_id)
     try:
@@ -31,14 +40,21 @@ async def kept_groups(
         payloads: PayloadStore = FilePayloads(Path(where)) if where else RedisPayloads(client, keys)
         replica = await LedgerFollower.load(Journal(client, keys, payloads))
         state = replica.ledger.state
-        found = samples.listed(samples.kept_groups(state), wanted, sort, limit)
+        found = samples.listed(
+            archive.beside(samples.kept_groups(state), dropped=wanted.row is not None),
+            wanted,
+            sort,
+            limit,
+        )
         details = []
         for summary in found.groups:
             try:
                 group = await samples.read_group(state, payloads, summary.group_id)
-                details.append(group.model_dump(mode="json"))
-            except Problem:
-                continue  # deleted meanwhile, because a checkpoint covers it
+            except Problem:  # deleted, because a checkpoint covers it
+                group = archive.group(summary.group_id) or GroupReply(
+                    **summary.model_dump(), prompt="", completions=[]
+                )
+            details.append(group.model_dump(mode="json"))
         return {"groups": details, "total": found.total}
     except (RedisError, OSError) as error:
         raise NoRedis(
@@ -46,3 +62,14 @@ async def kept_groups(
         ) from error
     finally:
         await client.aclose()
+
+
+def archived_groups(run_dir: Path, wanted: samples.Filter, sort: str, limit: int) -> dict[str, Any]:
+    """As ``kept_groups``, from the archive alone: the journal is gone or cannot be read."""
+    archive = ArchivedGroups(run_dir)
+    found = samples.listed(archive.beside([], dropped=wanted.row is not None), wanted, sort, limit)
+    details = [archive.group(summary.group_id) for summary in found.groups]
+    return {
+        "groups": [group.model_dump(mode="json") for group in details if group is not None],
+        "total": found.total,
+    }

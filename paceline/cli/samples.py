@@ -52,6 +52,12 @@ def samples(
         int, typer.Option(metavar="N", min=1, max=500, help="Number of groups, at most.")
     ] = 5,
     step: Annotated[int | None, typer.Option(min=1, help="Only groups of this step.")] = None,
+    row: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Only groups of this row of the data set, over all epochs and attempts."
+        ),
+    ] = None,
     sort: Annotated[
         Sort, typer.Option(help="Order by mean reward, length, age or staleness.")
     ] = Sort.recent,
@@ -59,12 +65,14 @@ def samples(
 ) -> None:
     """Print recent prompts, their completions, and the reward of each.
 
-    Samples are kept until a checkpoint covers their step. For a run that is not running, the samples
-    in its journal are printed.
+    Samples that a checkpoint covers, and those of a run that is not running, come from the run's archive
+    (`[archive]` in the configuration): it keeps the newest ones within its size limit.
 
     Example: paceline samples --run-dir runs/demo --sort worst --limit 3
+
+    Example: paceline samples --run-dir runs/demo --row 17 --sort oldest --limit 50
     """
-    query = {"limit": limit, "step": step, "sort": ORDER.get(sort, str(sort))}
+    query = {"limit": limit, "step": step, "row": row, "sort": ORDER.get(sort, str(sort))}
     found = _from_controllers(target, query)
     if found is None:
         assert target.run_dir is not None
@@ -76,7 +84,11 @@ def samples(
         typer.echo(_text(group))
     if not found["groups"]:
         of_step = "" if step is None else f" of step {step}"
-        typer.echo(f"no samples{of_step}: a checkpoint covers them, or there are none yet")
+        of_row = "" if row is None else f" of row {row}"
+        typer.echo(
+            f"no samples{of_step}{of_row}: there are none yet, or archive.enabled was false or "
+            "archive.max_mb too small to keep them"
+        )
     elif found["total"] > len(found["groups"]):
         typer.echo(f"{found['total'] - len(found['groups'])} more groups: --limit N")
 
@@ -123,20 +135,30 @@ def _ask(rest: RestReader, query: dict[str, Any]) -> dict[str, Any]:
         try:
             groups.append(rest.get(f"groups/{summary['group_id']}"))
         except RestRefused as error:
-            if error.status != 404:  # a checkpoint has just covered it
+            if error.status != 404:
                 raise
+            # The archive has its facts only.
+            groups.append({**summary, "prompt": "", "completions": []})
     return {"groups": groups, "total": listed["total"]}
 
 
 def _from_journal(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:
     from controller.rest.samples import Filter
-    from controller.store.offline_samples import kept_groups
+    from controller.store.offline_samples import archived_groups, kept_groups
     from paceline.cli.ledger import redis_of
+    from paceline.redis.server import NoRedis
 
     name = run_config(run_dir).run.name
-    chosen = Filter(step=query["step"])
-    with redis_of(run_dir) as url:
-        return asyncio.run(kept_groups(url, name, chosen, query["sort"], query["limit"]))
+    chosen = Filter(step=query["step"], row=query["row"])
+    how = chosen, query["sort"], query["limit"]
+    try:
+        with redis_of(run_dir) as url:
+            return asyncio.run(kept_groups(url, name, run_dir, *how))
+    except NoRedis:
+        found = archived_groups(run_dir, *how)
+        if not found["total"]:
+            raise
+        return found
 
 
 def _text(group: dict[str, Any]) -> str:
@@ -146,8 +168,12 @@ def _text(group: dict[str, Any]) -> str:
         f"{group['group_id']}  {step}, {group['state']}, by {group['owner']}, reward "
         f"{group['reward_mean']:.3f} ± {group['reward_std']:.3f}, {group['tokens']} tokens, "
         f"staleness {group['staleness']}",
-        *_indented(group["prompt"], "  > "),
+        f"  row {group['dataset_row']} of the data set, epoch {group['epoch']}, attempt "
+        f"{group['attempt']}, versions {group['min_version']} to {group['max_version']}",
+        *(_indented(group["prompt"], "  > ") if group["prompt"] else ()),
     ]
+    if not group["completions"]:
+        lines.append("  (its completions are not kept)")
     for completion in group["completions"]:
         parts = completion["reward_components"]
         shown = ", ".join(f"{name} {value:.3g}" for name, value in sorted(parts.items()))
@@ -155,7 +181,7 @@ def _text(group: dict[str, Any]) -> str:
         lines.append(
             f"  [{completion['reward']:.3g}]"
             + (f" ({shown})" if len(parts) > 1 else "")
-            + f" version {versions or '-'}, {len(completion['tokens'])} tokens, "
+            + f" version {versions or '-'}, {completion['token_count']} tokens, "
             + completion["finish_reason"]
         )
         lines += _indented(completion["text"], "      ")

@@ -502,6 +502,17 @@ class MetricsConfig(Section):
     `<run_dir>/mlflow`."""
 
 
+class ArchiveConfig(Section):
+    enabled: bool = True
+    """Keep the groups of every step in Parquet files in `<run_dir>/samples`, for `paceline samples`
+    and the dashboard once a checkpoint covers them, and after the run."""
+    max_mb: Positive = 1024
+    """Largest total size of the files, in MiB. The oldest are deleted above it."""
+    step_mb: Positive = 64
+    """Payloads that the archive reads of one step, in MiB, about. Of a larger step it keeps the
+    prompts and completions of a random part of the groups, and the facts of all."""
+
+
 class TelemetryConfig(Section):
     otlp_endpoint: str | None = None
     """Address of an OpenTelemetry collector that accepts OTLP over HTTP, http:// or https://. It
@@ -546,6 +557,7 @@ class Config(Section):
     controller: ControllerConfig = Field(default_factory=ControllerConfig)
     rest: RestConfig = Field(default_factory=RestConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
+    archive: ArchiveConfig = Field(default_factory=ArchiveConfig)
     telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig)
     auth: AuthConfig = Field(default_factory=AuthConfig)
 

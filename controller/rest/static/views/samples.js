@@ -12,6 +12,7 @@ const FILTERS = {
   "groups-long": "min_tokens",
   "groups-most": "max_tokens",
   "groups-step": "step",
+  "groups-row": "row",
 };
 const SHADINGS = {
   logprob: "by log-prob: strongest where least likely",
@@ -73,7 +74,7 @@ export async function samples() {
 // `dropped`: counts by reason if dropped groups are listed, else null.
 function countText(found, dropped) {
   const counts = Object.entries(dropped ?? {}).map(([reason, n]) => `${whole(n)} ${reason}`);
-  let kept = "Samples are kept until a checkpoint covers their step.";
+  let kept = "Tokens are kept until a checkpoint covers their step, texts in the run's archive.";
   if (dropped) {
     kept = counts.length
       ? `Dropped so far: ${counts.join(", ")}. The newest of each are listed; their samples are deleted.`
@@ -109,8 +110,9 @@ function showGroup(g) {
   const facts = [
     `reward ${g.reward_mean.toFixed(3)} ± ${g.reward_std.toFixed(3)}`,
     `${plural(g.staleness, "step")} stale`,
-    `generated in ${seconds(g.generate_s)}, scored in ${seconds(g.reward_s)}`,
+    ...(g.generate_s ? [`generated in ${seconds(g.generate_s)}, scored in ${seconds(g.reward_s)}`] : []),
     `by ${g.owner}`,
+    `row ${g.dataset_row}, epoch ${g.epoch}`,
   ];
   const label = make("label", "facts", "Shade ");
   const select = make("select");
@@ -153,14 +155,14 @@ function completion(c, n) {
     return box;
   }
   text.textContent = c.text || NO_TEXT;
-  if (shading !== "none") box.append(...tokenStrip(c, shade));
+  if (shading !== "none" && c.tokens.length) box.append(...tokenStrip(c, shade));
   return box;
 }
 
 // Then the text itself is shaded, else a strip below it. The text's end may have a token of its own.
 function oneTokenAChar(c, chars) {
   const tokens = c.tokens.length;
-  if (!chars.length || chars.length > MOST_TOKENS) return false;
+  if (!tokens || !chars.length || chars.length > MOST_TOKENS) return false;
   return chars.length === tokens || chars.length + 1 === tokens;
 }
 
@@ -181,7 +183,7 @@ function partsText(c) {
   return [
     ...Object.entries(c.reward_components).map(([name, v]) => `${name} ${number(v)}`),
     `advantage ${advantage}`,
-    `${c.tokens.length} tokens`,
+    `${whole(c.token_count)} tokens`,
     c.finish_reason,
     versions.length > 1 ? `versions ${versions.join(" → ")}` : `version ${versions[0] ?? "?"}`,
   ].join("   ");

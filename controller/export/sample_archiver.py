@@ -1,0 +1,204 @@
+"""Thread that writes the sample archive, behind the journal.
+
+    step committed ──► facts of its groups ──► payloads read ──► queue ──► thread ──► Parquet file
+
+A file is written when there is enough for it, after a minute, before payloads are deleted, and when the term
+ends. A new leader archives again the steps that are in no file and that no checkpoint covers. So the death of a
+leader loses at most the covered steps that it was just writing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from controller.ledger.group_views import place_of
+from controller.ledger.state import State
+from controller.rest.group_replies import detailed, summary_of
+from controller.rest.schemas import GroupSummary
+from controller.store.payloads import PayloadStore
+from paceline.config.schema import ArchiveConfig
+from paceline.dataset.row_sampler import mix
+from paceline.ids import Step, TaskId
+from paceline.process.structured_log import event
+from paceline.run_view.sample_archive import ArchiveWriter, archived_steps
+
+log = logging.getLogger(__name__)
+
+FLUSH_S = 60.0
+"""A row waits at most this long for its file."""
+FLUSH_BYTES = 16 << 20
+"""Text in memory from which a file is written at once."""
+WRITTEN_S = 30.0
+"""Longest wait of a deletion of payloads for the archive to read them, and to write them."""
+_TOKEN_BYTES = 12
+"""About what a token takes in a payload: id, log-prob and text."""
+_READ_GROUPS = 16
+"""Payloads read at a time."""
+
+Rows = list[dict[str, Any]]
+
+
+class SampleArchiver:
+    """One term's. ``keep`` and ``drop`` return at once."""
+
+    def __init__(
+        self,
+        config: ArchiveConfig,
+        run_dir: Path,
+        payloads: PayloadStore,
+        *,
+        may_write: Callable[[], bool],
+    ) -> None:
+        """``may_write`` returns whether this process still leads."""
+        self._config = config
+        self._run_dir = run_dir
+        self._payloads = payloads
+        self._may_write = may_write
+        self._queue: queue.SimpleQueue[Rows | threading.Event | None] = queue.SimpleQueue()
+        """Rows; an event to set once those before it are written; None to end."""
+        self._reading: set[asyncio.Task[None]] = set()
+        self._thread: threading.Thread | None = None
+
+    def start(self, term: int) -> None:
+        writer = ArchiveWriter(self._run_dir, term, self._config.max_mb << 20)
+        self._thread = threading.Thread(
+            target=self._serve, args=[writer], name="sample-archive", daemon=True
+        )
+        self._thread.start()
+
+    async def resume(self, state: State, t: float) -> None:
+        """Archives what earlier leaders committed and did not write, as far as it is still there."""
+        done = await asyncio.to_thread(lambda: list(archived_steps(self._run_dir)))
+        for step in sorted(state.steps.history):
+            if not any(step in steps for steps in done):
+                self.keep(state, step, t)
+
+    def keep(self, state: State, step: Step, t: float) -> None:
+        """The groups of a step that was just committed."""
+        groups = [
+            summary_of(state, task, task.group, step)
+            for task_id in state.steps.history.get(step, ())
+            if (task := state.tasks.records.get(task_id)) is not None and task.group is not None
+        ]
+        if groups:
+            reading = asyncio.create_task(self._read(groups, t))
+            self._reading.add(reading)
+            reading.add_done_callback(self._reading.discard)
+
+    def drop(self, state: State, dropped: Mapping[str, Any], t: float) -> None:
+        """A group that is not trained: its facts. ``dropped``: the event, as it is journalled."""
+        facts = dropped.get("group")
+        # An evaluation's task is of no row of the training data.
+        if facts and dropped["task_id"].startswith("t"):
+            epoch, row = place_of(state, dropped["task_id"])
+            self._queue.put(
+                [
+                    {
+                        **facts,
+                        "epoch": epoch,
+                        "dataset_row": row,
+                        "group_id": dropped["task_id"],
+                        "state": "dropped",
+                        "reason": dropped["reason"],
+                        "step": state.versions.step,
+                        "t": t,
+                    }
+                ]
+            )
+
+    async def written(self) -> None:
+        """Waits, for a limited time, until all steps so far are in files: their payloads may be deleted
+        then."""
+        if self._reading:
+            await asyncio.wait(set(self._reading), timeout=WRITTEN_S)
+        on_disk = threading.Event()
+        self._queue.put(on_disk)
+        await asyncio.to_thread(on_disk.wait, WRITTEN_S)
+
+    def begin_close(self) -> None:
+        """Returns at once: what was read is written."""
+        self._queue.put(None)
+
+    def join(self, timeout_s: float) -> bool:
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+        return self._thread is None or not self._thread.is_alive()
+
+    async def _read(self, groups: Sequence[GroupSummary], t: float) -> None:
+        size = sum(group.tokens for group in groups) * _TOKEN_BYTES
+        share = (self._config.step_mb << 20) / max(size, 1)
+        rows: Rows = []
+        for start in range(0, len(groups), _READ_GROUPS):
+            chunk = groups[start : start + _READ_GROUPS]
+            # By number, not by size: else long completions would be missing.
+            wanted = [g for g in chunk if mix(int(g.group_id[1:])) / 2**64 < share]
+            refs = [(TaskId(group.group_id), group.attempt) for group in wanted]
+            try:
+                found = dict(zip(refs, await self._payloads.get(refs), strict=True))
+            except Exception as error:
+                event(log, "samples not archived", logging.WARNING, why=str(error))
+                found = {}
+            rows += await asyncio.to_thread(_rows, chunk, found, t)
+        self._queue.put(rows)
+
+    def _serve(self, writer: ArchiveWriter) -> None:
+        rows: Rows = []
+        size, due, failed = 0, 0.0, False
+        closing = False
+        while not closing:
+            left = max(0.0, due - time.monotonic()) if rows else None
+            asked: threading.Event | None = None
+            try:
+                match self._queue.get(timeout=left):
+                    case None:
+                        closing = True
+                    case threading.Event() as asked:
+                        pass
+                    case more:
+                        due = due if rows else time.monotonic() + FLUSH_S
+                        rows += more
+                        size += sum(len(str(row.get("completions", ""))) for row in more)
+            except queue.Empty:
+                pass
+            full = size > FLUSH_BYTES or time.monotonic() >= due
+            if rows and (closing or asked is not None or full):
+                failed = self._write(writer, rows, failed)
+                rows, size = [], 0
+            if asked is not None:
+                asked.set()
+
+    def _write(self, writer: ArchiveWriter, rows: Rows, failed: bool) -> bool:
+        """Whether this write has failed or an earlier one: that is logged once, and stops nothing."""
+        if not self._may_write():
+            return failed
+        try:
+            writer.write(rows)
+        except Exception as error:
+            if not failed:
+                event(log, "samples cannot be archived", logging.ERROR, why=str(error))
+            return True
+        return failed
+
+
+def _rows(
+    groups: Sequence[GroupSummary], payloads: Mapping[tuple[TaskId, int], bytes | None], t: float
+) -> Rows:
+    rows = []
+    for group in groups:
+        row = {**group.model_dump(mode="json"), "t": t}
+        payload = payloads.get((TaskId(group.group_id), group.attempt))
+        if payload is not None:
+            whole = detailed(group, payload)
+            row["prompt"] = whole.prompt
+            row["completions"] = [
+                c.model_dump(mode="json", exclude={"tokens", "logprobs"}) for c in whole.completions
+            ]
+        rows.append(row)
+    return rows

@@ -1,0 +1,33 @@
+"""Views of a group: its step, its staleness, its place in the data set."""
+
+from __future__ import annotations
+
+from controller.ledger.state import State
+from controller.ledger.tasks import Task
+from paceline.dataset.row_sampler import task_row
+from paceline.ids import Step, TaskId
+
+
+def step_of_task(state: State) -> dict[TaskId, Step]:
+    """Task id to the step that trains it, for tasks in or past a step."""
+    book = state.steps
+    found = {task_id: step for step, ids in book.history.items() for task_id in ids}
+    found.update({task_id: step for step, ids in book.replay.items() for task_id in ids})
+    if book.open is not None:
+        found.update(dict.fromkeys(book.open.groups, book.open.step))
+    return found
+
+
+def staleness_of(state: State, task: Task, step: int) -> int:
+    """Staleness of the group's oldest token at ``step``; 0: at the next step to open."""
+    if task.group is None:
+        return 0
+    opened = 1 if state.steps.open is not None else 0
+    at = step or state.versions.step + 1 + opened
+    return state.versions.staleness(task.group.min_version, Step(at))
+
+
+def place_of(state: State, task_id: str) -> tuple[int, int]:
+    """(data set epoch, row) of a training task."""
+    run = state.run
+    return task_row(run.seed, int(task_id[1:]), run.dataset_rows, run.shuffle)

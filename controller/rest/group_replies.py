@@ -1,0 +1,71 @@
+"""Replies about a group: the ledger's facts of it, and the completions in its payload."""
+
+from __future__ import annotations
+
+from statistics import fmean, pstdev
+
+import numpy as np
+
+from controller.ledger.facts import GroupFacts
+from controller.ledger.group_views import place_of, staleness_of
+from controller.ledger.state import State
+from controller.ledger.tasks import Task
+from controller.rest.schemas import CompletionReply, GroupReply, GroupSummary
+from paceline.ids import Step
+from paceline.v1 import rollout_pb2
+
+MOST_TOKENS = 8192
+"""Longest list of tokens and log-probs of one completion."""
+FACTS = (
+    *("sequences", "tokens", "reward_mean", "reward_std", "reward_max"),
+    *("min_version", "max_version"),
+)
+"""Fields that the ledger's facts and a reply have in common."""
+FINISH = {rollout_pb2.FINISH_REASON_STOP: "stop", rollout_pb2.FINISH_REASON_LENGTH: "length"}
+
+
+def summary_of(state: State, task: Task, facts: GroupFacts, step: Step) -> GroupSummary:
+    """``step``: the one that trains it; 0: not known yet."""
+    epoch, row = place_of(state, task.task_id)
+    return GroupSummary(
+        **{name: getattr(facts, name) for name in FACTS},
+        group_id=task.task_id,
+        attempt=facts.attempt,
+        state=str(task.state),
+        owner=task.owner,
+        staleness=staleness_of(state, task, step),
+        step=step,
+        epoch=epoch,
+        dataset_row=row,
+    )
+
+
+def detailed(summary: GroupSummary, payload: bytes) -> GroupReply:
+    """With the prompt and the completions. Raises DecodeError."""
+    message = rollout_pb2.Group.FromString(payload)
+    rewards = [c.reward for c in message.completions]
+    mean = fmean(rewards) if rewards else 0.0
+    spread = pstdev(rewards) if rewards else 0.0
+    return GroupReply(
+        **summary.model_dump(),
+        prompt=message.prompt_text,
+        completions=[_completion(c, mean, spread) for c in message.completions],
+        generate_s=message.generate_s,
+        reward_s=message.reward_s,
+    )
+
+
+def _completion(completion: rollout_pb2.Completion, mean: float, spread: float) -> CompletionReply:
+    tokens = np.frombuffer(completion.tokens, "<i4")[:MOST_TOKENS]
+    logprobs = np.frombuffer(completion.logprobs, "<f4")[:MOST_TOKENS]
+    return CompletionReply(
+        text=completion.text,
+        token_count=len(completion.tokens) // 4,
+        tokens=tokens.tolist(),
+        logprobs=[round(x, 5) for x in logprobs.tolist()],
+        versions=[(span.version, span.length) for span in completion.versions],
+        finish_reason=FINISH.get(completion.finish_reason, "unknown"),
+        reward=completion.reward,
+        reward_components=dict(completion.reward_components),
+        advantage=(completion.reward - mean) / spread if spread > 0 else 0.0,
+    )

@@ -1,0 +1,172 @@
+"""Sample archive: the groups of a run as Parquet files in ``<run_dir>/samples``.
+
+One row a group: what the ledger knew of it, and, of as many groups as the size limits allow, its prompt and
+completions. A file holds whole steps, is written once and never changed; its name is
+``FIRST_STEP-LAST_STEP-TERM.parquet``. A step may be in several files (it was trained again after a rollback, or
+two leaders wrote it): the reader keeps the newest row of each (group_id, attempt).
+
+A row has about 100 bytes without completions, so the facts of 10 million groups fit in 1 GiB.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+FOLDER = "samples"
+_FACTS = {
+    "group_id": "string",
+    "attempt": "int32",
+    "dataset_row": "int64",
+    "epoch": "int32",
+    "state": "string",
+    "reason": "string",
+    "step": "int32",
+    "owner": "string",
+    "sequences": "int32",
+    "tokens": "int64",
+    "reward_mean": "float64",
+    "reward_std": "float64",
+    "reward_max": "float64",
+    "min_version": "int64",
+    "max_version": "int64",
+    "staleness": "int32",
+    "t": "float64",
+}
+"""Columns and their Arrow types; each is a field of a group in the REST interface, except t (Unix seconds)."""
+_SMALL_BYTES = 1 << 20
+"""A smaller file is merged with the next one: a directory of very many files would be slow to read."""
+_CONTENT = ("prompt", "completions")
+"""Null if only the facts are kept. ``completions``: a JSON array of objects."""
+
+
+class ArchiveWriter:
+    """Writes the files of one leader's term. Raises OSError if the disk fails."""
+
+    def __init__(self, run_dir: Path, term: int, max_bytes: int) -> None:
+        self._directory = run_dir / FOLDER
+        self._term = term
+        self._max_bytes = max_bytes
+        self._newest: Path | None = None
+        """Of this term: rows are added to it as long as it is small."""
+
+    def write(self, rows: Sequence[Mapping[str, Any]]) -> Path:
+        """A new file with ``rows`` (at least one), of whole steps. Afterwards the oldest files are deleted
+        until all together are within the limit."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        self._directory.mkdir(parents=True, exist_ok=True)
+        types = {**_FACTS, **dict.fromkeys(_CONTENT, "string")}
+        schema = pa.schema([(name, pa.type_for_alias(kind)) for name, kind in types.items()])
+        table = pa.Table.from_pylist([_row(row) for row in rows], schema=schema)
+        merged = self._newest
+        if merged is not None and merged.stat().st_size < _SMALL_BYTES:
+            table = pa.concat_tables([pq.read_table(merged, partitioning=None), table])
+        else:
+            merged = None
+        steps = table.column("step").to_pylist()
+        path = self._free(f"{min(steps):08d}-{max(steps):08d}-{self._term}")
+        partial = path.with_suffix(f".{os.getpid()}.part")
+        pq.write_table(table, partial, compression="zstd")
+        # Atomic: a reader never sees an incomplete file, and at most a merged one twice.
+        partial.replace(path)
+        if merged is not None:
+            merged.unlink(missing_ok=True)
+        self._newest = path
+        self._trim(path)
+        return path
+
+    def _free(self, stem: str) -> Path:
+        number, path = 1, self._directory / f"{stem}.parquet"
+        while path.exists():
+            number, path = number + 1, self._directory / f"{stem}.{number}.parquet"
+        return path
+
+    def _trim(self, newest: Path) -> None:
+        sizes = {path: path.stat().st_size for path in _by_age(self._directory)}
+        total = sum(sizes.values())
+        for path, size in sizes.items():
+            if total <= self._max_bytes or path == newest:
+                return
+            path.unlink(missing_ok=True)
+            total -= size
+
+
+class ArchiveReader:
+    """Reads the archive of a run as it grows. Files never change, so the facts of each are read once."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._directory = run_dir / FOLDER
+        self._facts: dict[Path, list[dict[str, Any]]] = {}
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The facts of every archived group, each attempt once, oldest step first."""
+        paths = _by_age(self._directory)
+        self._facts = {path: self._facts.get(path) or self._read(path) for path in paths}
+        found = {
+            (row["group_id"], row["attempt"]): row for rows in self._facts.values() for row in rows
+        }
+        return list(found.values())
+
+    def group(self, group_id: str) -> dict[str, Any] | None:
+        """The newest archived attempt with its prompt and completions; None if there is none. Without
+        content the prompt is empty and there are no completions."""
+        for path in reversed(_by_age(self._directory)):
+            rows = self._read(path, group_id)
+            if rows:
+                row = max(rows, key=lambda row: row["attempt"])
+                prompt, completions = (row.pop(name) for name in _CONTENT)
+                return {
+                    **row,
+                    "prompt": prompt or "",
+                    "completions": json.loads(completions or "[]"),
+                }
+        return None
+
+    def _read(self, path: Path, group_id: str | None = None) -> list[dict[str, Any]]:
+        """The facts in a file; with ``group_id`` that group's rows with content."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        columns = [*_FACTS] if group_id is None else [*_FACTS, *_CONTENT]
+        filters = None if group_id is None else [("group_id", "==", group_id)]
+        try:
+            table = pq.read_table(path, columns=columns, filters=filters, partitioning=None)
+        except (FileNotFoundError, pa.ArrowInvalid):
+            # Deleted meanwhile because of the size limit, or damaged by a full disk.
+            return []
+        rows: list[dict[str, Any]] = table.to_pylist()
+        return rows
+
+
+def archived_steps(run_dir: Path) -> Iterator[range]:
+    """The steps that the files hold, by their names."""
+    for path in _by_age(run_dir / FOLDER):
+        first, last, *_ = path.stem.split("-")
+        yield range(int(first), int(last) + 1)
+
+
+def _by_age(directory: Path) -> list[Path]:
+    """By term, so that what a later leader wrote counts as newer, then by first step."""
+    found = []
+    for path in directory.glob("*.parquet"):
+        try:
+            first, _, term = path.stem.split("-")
+            term, _, number = term.partition(".")
+            found.append((int(term), int(first), int(number or 1), path))
+        except ValueError:
+            continue  # a user's own file
+    return [path for *_, path in sorted(found)]
+
+
+def _row(row: Mapping[str, Any]) -> dict[str, Any]:
+    completions = row.get("completions")
+    return {
+        **{name: row.get(name) for name in _FACTS},
+        "prompt": row.get("prompt"),
+        "completions": None if completions is None else json.dumps(completions),
+    }

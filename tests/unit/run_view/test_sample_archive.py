@@ -1,0 +1,91 @@
+"""Sample archive: files within a size limit, each group once, and the lineage of a prompt."""
+
+from __future__ import annotations
+
+import random
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paceline.run_view import sample_archive
+from paceline.run_view.sample_archive import ArchiveReader, ArchiveWriter, archived_steps
+
+
+def row(group_id: str, step: int, attempt: int = 1, **values: Any) -> dict[str, Any]:
+    return {"group_id": group_id, "attempt": attempt, "step": step, "state": "trained", **values}
+
+
+def content(text: str) -> dict[str, Any]:
+    return {"prompt": "1+1=", "completions": [{"text": text, "reward": 1.0}]}
+
+
+def noise(length: int, seed: int) -> str:
+    """Text that cannot be compressed much."""
+    return "".join(random.Random(seed).choices(string.printable, k=length))
+
+
+def test_groups_come_back_as_they_were_written(tmp_path: Path) -> None:
+    writer = ArchiveWriter(tmp_path, 3, 1 << 30)
+    writer.write([row("t0", 1, dataset_row=7, epoch=0, reward_mean=0.5, **content("2"))])
+    writer.write([row("t9", 2, dataset_row=7, epoch=1), row("t8", 2, dataset_row=6)])
+    reader = ArchiveReader(tmp_path)
+    of_row = [(g["group_id"], g["epoch"]) for g in reader.groups() if g["dataset_row"] == 7]
+    assert of_row == [("t0", 0), ("t9", 1)]
+    found = reader.group("t0")
+    assert found is not None and found["prompt"] == "1+1=" and found["reward_mean"] == 0.5
+    assert found["completions"] == [{"text": "2", "reward": 1.0}]
+    facts_only = reader.group("t9")
+    assert facts_only is not None and facts_only["completions"] == []
+    assert reader.group("t77") is None
+    assert {step for steps in archived_steps(tmp_path) for step in steps} == {1, 2}
+
+
+def test_a_group_that_two_leaders_wrote_is_read_once_and_attempts_are_told_apart(
+    tmp_path: Path,
+) -> None:
+    """The first of two leaders may be late: the one of the later term counts."""
+    ArchiveWriter(tmp_path, 5, 1 << 30).write([row("t0", 1, owner="new"), row("t1", 1, attempt=2)])
+    ArchiveWriter(tmp_path, 4, 1 << 30).write([row("t0", 1, owner="old"), row("t1", 1, attempt=1)])
+    groups = ArchiveReader(tmp_path).groups()
+    assert [g["owner"] for g in groups if g["group_id"] == "t0"] == ["new"]
+    assert sorted(g["attempt"] for g in groups if g["group_id"] == "t1") == [1, 2]
+
+
+def test_the_oldest_files_go_when_the_limit_is_reached(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_archive, "_SMALL_BYTES", 0)
+    writer = ArchiveWriter(tmp_path, 1, 300_000)
+    for step in range(1, 11):
+        writer.write([row(f"t{step}", step, **content(noise(50_000, step)))])
+    sizes = [path.stat().st_size for path in (tmp_path / "samples").iterdir()]
+    assert sum(sizes) <= 300_000
+    kept = [g["group_id"] for g in ArchiveReader(tmp_path).groups()]
+    assert kept == [f"t{step}" for step in range(11 - len(sizes), 11)] and len(kept) >= 5
+
+
+def test_small_files_of_a_term_become_one(tmp_path: Path) -> None:
+    writer = ArchiveWriter(tmp_path, 1, 1 << 30)
+    for step in range(1, 31):
+        writer.write([row(f"t{step}", step)])
+    assert [p.name for p in (tmp_path / "samples").iterdir()] == ["00000001-00000030-1.parquet"]
+    assert len(ArchiveReader(tmp_path).groups()) == 30
+
+
+def test_a_damaged_file_and_files_of_others_cost_nothing_else(tmp_path: Path) -> None:
+    ArchiveWriter(tmp_path, 1, 1 << 30).write([row("t0", 1)])
+    (tmp_path / "samples" / "00000002-00000002-1.parquet").write_bytes(b"PAR1")
+    (tmp_path / "samples" / "mine.parquet").write_bytes(b"")
+    (tmp_path / "samples" / "notes.txt").write_text("x")
+    assert [g["group_id"] for g in ArchiveReader(tmp_path).groups()] == ["t0"]
+
+
+def test_a_reader_sees_what_is_added(tmp_path: Path) -> None:
+    reader = ArchiveReader(tmp_path)
+    assert reader.groups() == []
+    writer = ArchiveWriter(tmp_path, 1, 1 << 30)
+    for step in range(1, 4):
+        writer.write([row(f"t{step}", step)])
+        assert len(reader.groups()) == step
