@@ -75,5 +75,7 @@ class ControllerContext:
             bounds=config.fleet.bounds,
             late_groups=config.train.late_groups,
             max_nonfinite_steps=config.train.max_nonfinite_steps or 0,
+            early_stop_evals=config.train.early_stop_evals,
+            eval_drop=config.train.eval_drop,
             max_token_age=config.train.token_age,
         )

@@ -30,6 +30,24 @@ class Evals:
     """Under way, by step."""
     done: dict[Step, int] = field(default_factory=dict)
     """Rows of every finished round, by step."""
+    scores: dict[Step, float] = field(default_factory=dict)
+    """Mean held-out reward of every finished round in which a row was scored."""
+    best: Step = Step(-1)
+    """Round with the highest reward, the first of equals; -1: none."""
+    since_best: int = 0
+    """Rounds with a reward since then."""
+    fallen: bool = False
+    """The newest reward is far below the best one: see RunSpec.eval_drop."""
+
+    def record(self, step: Step, reward: float, drop: float) -> None:
+        """``drop``: share of the best reward from which a smaller one counts as fallen; 0: never."""
+        self.scores[step] = reward
+        best = self.scores.get(self.best)
+        if best is None or reward > best:
+            self.best, self.since_best, self.fallen = step, 0, False
+        else:
+            self.since_best += 1
+            self.fallen = drop > 0 and best - reward > drop * abs(best)
 
     def knows(self, step: Step, row: int) -> bool:
         """Whether ``e<step>.<row>`` was ever a task."""

@@ -43,6 +43,10 @@ class RunSpec:
     """Steps; of LATE_TRAIN alone."""
     max_nonfinite_steps: int = 0
     """The run fails after so many steps in a row without a finite gradient; 0: never."""
+    early_stop_evals: int = 0
+    """Evaluations without a new best held-out reward after which the run stops; 0: it does not."""
+    eval_drop: float = 0.0
+    """Share of the best held-out reward from which a smaller one is a warning; 0: never."""
 
     @property
     def trains_late(self) -> bool:

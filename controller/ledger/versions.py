@@ -67,6 +67,8 @@ class Versions:
     """Of weights that all members of the mesh agreed on, since the newest agreed checkpoint."""
     voided: list[str] = field(default_factory=list)
     """Directories of voided checkpoints, which their writers may delete."""
+    best: Step = Step(0)
+    """Step of the checkpoint with the highest held-out reward; 0: none."""
     rollbacks: int = 0
     requested: Step = Step(0)
     """Step of the newest checkpoint that someone asked for; 0: none."""
@@ -132,7 +134,11 @@ class Versions:
 
     def record(self, checkpoint: Checkpoint) -> None:
         self.checkpoints.append(checkpoint)
-        del self.checkpoints[:-_KEPT_CHECKPOINTS]
+        forgotten = self.checkpoints[:-_KEPT_CHECKPOINTS]
+        self.checkpoints = [
+            *(c for c in forgotten if c.step == self.best),
+            *self.checkpoints[-_KEPT_CHECKPOINTS:],
+        ]
         self.restore_version = checkpoint.version
         if checkpoint.path in self.voided:
             self.voided.remove(checkpoint.path)

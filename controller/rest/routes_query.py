@@ -230,7 +230,11 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
         kept = kept_checkpoints(controller.state, controller.config.train.keep_checkpoints)
         return [
             SavedCheckpoint(
-                c.step, c.version, redactor.text(c.path), *known.get((c.step, c.version), (0.0, 0))
+                c.step,
+                c.version,
+                redactor.text(c.path),
+                *known.get((c.step, c.version), (0.0, 0)),
+                best=c.step == controller.state.versions.best,
             )
             for c in kept
         ]
@@ -264,7 +268,9 @@ def run_of(controller: Controller, redactor: Redactor, rate: StepRate) -> schema
 
 def kept_checkpoints(state: State, keep: int) -> list[Checkpoint]:
     """Newest first. The ledger remembers more checkpoints than the writer keeps on disk."""
-    return state.versions.checkpoints[-keep:][::-1]
+    recorded = state.versions.checkpoints
+    best = [c for c in recorded[:-keep] if c.step == state.versions.best]
+    return [*recorded[-keep:][::-1], *best]
 
 
 def provider_trouble_of(controller: Controller, redactor: Redactor) -> str:

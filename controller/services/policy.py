@@ -14,6 +14,7 @@ from controller.ledger.commands import (
     TryGroup,
     VoteResult,
 )
+from controller.ledger.decisions.held_out import spared
 from controller.ledger.enums import GroupFault, VoteOutcome
 from controller.ledger.events import Topic
 from controller.proto_encoding import plan_of, wire_values
@@ -174,6 +175,7 @@ async def record_checkpoint(
     useless, older = verdict.useless, verdict.older
     if request.path in useless:
         return policy_pb2.CheckpointReply(obsolete_paths=useless)
+    stay = {checkpoint.path for checkpoint in spared(leader.ledger.state)}
     if not await leader.context.survives_failover():
         # A failover may lose this checkpoint's record, and the run then needs an earlier checkpoint.
         # The next reply names the checkpoints that stay now again.
@@ -185,6 +187,7 @@ async def record_checkpoint(
         )
         older = older[: max(0, len(older) - MOST_KEPT)]
     else:
-        spared = max(0, leader.context.config.train.keep_checkpoints - verdict.needed)
-        older = older[: max(0, len(older) - spared)]
-    return policy_pb2.CheckpointReply(obsolete_paths=[*useless, *older])
+        kept = max(0, leader.context.config.train.keep_checkpoints - verdict.needed)
+        older = older[: max(0, len(older) - kept)]
+    obsolete = [path for path in older if path not in stay]
+    return policy_pb2.CheckpointReply(obsolete_paths=[*useless, *obsolete])

@@ -42,6 +42,7 @@ def draw_shape(rng: random.Random) -> Shape:
         filter_uninformative=rng.random() < 0.3,
         shuffle=rng.random() < 0.8,
         desired={"policy": 2, "rollout": 2},
+        eval_drop=0.1,
     )
     shape = Shape(
         facts=facts,

@@ -19,6 +19,9 @@ def export(
         ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="Directory to write.")],
+    best: Annotated[
+        bool, typer.Option("--best", help="The checkpoint with the highest held-out reward.")
+    ] = False,
     model: Annotated[
         str | None,
         typer.Option(metavar="PATH", help="Model that the run started from, if it has moved."),
@@ -38,8 +41,10 @@ def export(
     of a run, the newest complete one is exported.
 
     Example: paceline export runs/demo --out exported
+
+    Example: paceline export runs/demo --best --out exported
     """
-    checkpoint = _checkpoint(source)
+    checkpoint = _checkpoint(source, best=best)
     from policy_worker.checkpoint.export import export as write
 
     write(checkpoint, model, out, dtype, trust_remote_code=trust_remote_code)
@@ -49,18 +54,26 @@ def export(
         typer.echo(f"exported {checkpoint} to {out}")
 
 
-def _checkpoint(source: Path) -> Path:
+def _checkpoint(source: Path, *, best: bool) -> Path:
     from paceline.run_view.run_records import RunRecords
 
     if not source.is_dir():
         raise BadInput(f"{source}: no such directory. Give a run directory or a checkpoint in one")
     if not (source / "events.jsonl").is_file():
+        if best:
+            raise BadInput(f"{source}: --best needs the directory of a run, with its events.jsonl")
         # A policy worker that was started by hand may have a directory without the controller's events.
         complete = [path.parent for path in (source / "checkpoints").glob("step-*/meta.json")]
         return max(complete, key=lambda path: (len(path.name), path.name), default=source)
-    recorded = RunRecords.read(source).history.checkpoints
-    if not recorded:
+    history = RunRecords.read(source).history
+    if not history.checkpoints:
         raise BadInput(f"{source}: the run has no checkpoint yet")
-    path = Path(recorded[-1].path)
+    if best and history.best is None:
+        raise BadInput(
+            f"{source}: no checkpoint has a held-out reward. Set data.eval_path, and train.eval_every "
+            "to a multiple of train.checkpoint_every; or export without --best"
+        )
+    chosen = history.best if best and history.best is not None else history.checkpoints[-1]
+    path = Path(chosen.path)
     # The path was recorded before the run directory was moved.
     return path if path.is_dir() else source / "checkpoints" / path.name

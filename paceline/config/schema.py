@@ -208,12 +208,19 @@ class TrainConfig(Section):
     checkpoint_every: Positive = 50
     """Steps between checkpoints. Rollout payloads are kept until a checkpoint covers them."""
     keep_checkpoints: Positive = 2
-    """Number of newest checkpoints kept on disk."""
+    """Number of newest checkpoints kept on disk. The checkpoint with the highest held-out reward
+    is kept as well."""
     eval_every: Positive = 50
     """Steps between evaluations on the held-out data. The run also evaluates at step 0 and at the
     end."""
     eval_limit: Positive = 256
     """Largest number of held-out prompts in an evaluation."""
+    early_stop_evals: NonNegative = 0
+    """Stop the run after this many evaluations in a row without a new best held-out reward. 0: it
+    goes on to the last step."""
+    eval_drop: Annotated[float, Field(ge=0, lt=1)] = 0.1
+    """Fraction of the best held-out reward by which a later one must be lower for the run to warn.
+    0 disables the warning."""
 
     @property
     def token_age(self) -> int:

@@ -17,8 +17,18 @@ def config_warnings(config: Config) -> Iterator[Check]:
     filters = [f"rollout.{n} = {value:g}" for n, (value, applies) in limits.items() if applies]
     names = ("mask_ratio_sequence", "mask_ratio_token")
     masks = [f"train.{name}" for name in names if getattr(train, name) is not None]
+    unsaved = config.data.eval_path is not None and train.eval_every % train.checkpoint_every
+    if unsaved:
+        yield warn(
+            "settings",
+            f"train.eval_every = {train.eval_every} is no multiple of train.checkpoint_every = "
+            f"{train.checkpoint_every}: most evaluations are of no checkpoint, and the best one of "
+            "the run may not be kept",
+            "Set train.eval_every to a multiple of train.checkpoint_every",
+        )
     if not (filters and masks):
-        yield ok("settings", "none contradicts another")
+        if not unsaved:
+            yield ok("settings", "none contradicts another")
         return
     # A kept token has at least its whole-distribution probability once the rest is cut away.
     yield warn(

@@ -99,6 +99,17 @@ class SavedCheckpoint:
     t: float
     """Unix seconds; 0: unknown."""
     size_bytes: int
+    best: bool = False
+    """It has the highest held-out reward of the checkpoints that were evaluated."""
+
+
+@dataclass(frozen=True, slots=True)
+class BestCheckpoint:
+    """The checkpoint with the highest held-out reward so far."""
+
+    step: int
+    path: str
+    reward_mean: float
 
 
 @dataclass(slots=True)
@@ -114,6 +125,7 @@ class EventHistory:
     """When a leader began without a failover: at the start of the run, and each time a run that had
     been stopped was resumed. Unix seconds, ascending."""
     checkpoints: list[SavedCheckpoint] = field(default_factory=list)
+    best: BestCheckpoint | None = None
     """On the surviving line, oldest first."""
     drops: deque[ListedEvent] = field(default_factory=lambda: deque(maxlen=500))
     _last: Key = ((), -1)
@@ -184,6 +196,10 @@ class EventHistory:
                     fault.mesh_s = round(event.t - fault.t, 3)
         elif event.type == "CheckpointRecorded":
             self._save(record, str(record.get("path", "")), event.t)
+        elif event.type == "BestCheckpointChosen":
+            self.best = BestCheckpoint(
+                int(record["step"]), str(record["path"]), float(record["reward_mean"])
+            )
         elif event.type == "TermBegun" and not record.get("failover"):
             self.resumed.append(event.t)
         if event.is_fault and event.type != "TaskDropped":

@@ -40,7 +40,7 @@ def summarise(
     def column(name: str) -> list[float]:
         return [value for _, value in records.metrics.column(name)]
 
-    checkpoints = records.history.checkpoints
+    checkpoints, best = records.history.checkpoints, records.history.best
     rewards = column("reward_mean")
     scored = [row for row in records.evals if row["eval_reward_mean"] is not None]
 
@@ -57,6 +57,8 @@ def summarise(
         "eval_first": scored[0]["eval_reward_mean"] if scored else None,
         "eval_last": scored[-1]["eval_reward_mean"] if scored else None,
         "eval_last_count": scored[-1]["eval_count"] if scored else None,
+        "best_checkpoint_step": best.step if best else None,
+        "best_checkpoint_eval": best.reward_mean if best else None,
         "evals_without_scores": len(records.evals) - len(scored),
         "samples_trained": counted("trained", group_size),
         "groups_dropped": None if counts is None else dict(counts.get("dropped", {})),

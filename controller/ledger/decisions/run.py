@@ -8,6 +8,7 @@ from dataclasses import asdict
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
+from controller.ledger.decisions.held_out import judge, settle_best
 from controller.ledger.decisions.leases import drop
 from controller.ledger.decisions.mesh import leave_step, roll_back
 from controller.ledger.decisions.rejections import MOST_REJECTIONS
@@ -73,7 +74,11 @@ def settle_evals(d: Decider, now: float) -> None:
     for round_ in [r for r in s.evals.rounds.values() if r.open == 0]:
         mean = round_.reward_sum / round_.count if round_.count else None
         version = s.versions.version_of(round_.step)
+        had_fallen = s.evals.fallen
         d.emit(ev.EvalRecorded(round_.step, version, mean, round_.count))
+        if mean is not None:
+            judge(d, had_fallen=had_fallen)
+    settle_best(d)
 
 
 def settle_end(d: Decider, now: float) -> None:

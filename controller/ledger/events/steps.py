@@ -239,3 +239,20 @@ class CheckpointVoided(Event):
             f"checkpoint of step {self.step} is void ({self.path}): the other replicas' weights "
             f"differ from those that {self.worker_id} wrote"
         )
+
+
+@event
+class BestCheckpointChosen(Event):
+    """The checkpoint with the highest held-out reward so far: it is kept as long as it is the best."""
+
+    step: Step
+    path: str
+    reward_mean: float
+
+    directs = False
+
+    def apply(self, s: State) -> None:
+        s.versions.best = self.step
+
+    def text(self) -> str:
+        return f"checkpoint of step {self.step} is the best so far: held-out reward {self.reward_mean:.3f}"

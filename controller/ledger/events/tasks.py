@@ -195,9 +195,33 @@ class EvalRecorded(Event):
 
     def apply(self, s: State) -> None:
         s.evals.done[self.step] = s.evals.rounds.pop(self.step).rows
+        if self.reward_mean is not None:
+            s.evals.record(self.step, self.reward_mean, s.run.eval_drop)
 
     def text(self) -> str:
         if self.reward_mean is None:
             return f"evaluation after step {self.step}: no prompt could be scored"
         shown = f"reward {self.reward_mean:.3f} over {self.count} prompts"
         return f"evaluation after step {self.step}: {shown}"
+
+
+@event
+class HeldOutFell(Event):
+    """The held-out reward is far below the best one, and was not at the evaluation before."""
+
+    step: Step
+    reward_mean: float
+    best_step: Step
+    best_reward: float
+
+    directs = False
+    severity = Severity.WARNING
+
+    def apply(self, s: State) -> None:
+        """The evaluation's own event has changed the state."""
+
+    def text(self) -> str:
+        return (
+            f"held-out reward fell to {self.reward_mean:.3f} after step {self.step}; it was "
+            f"{self.best_reward:.3f} after step {self.best_step}"
+        )

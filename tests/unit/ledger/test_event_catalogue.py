@@ -58,6 +58,12 @@ LISTED: dict[str, ev.Event] = {
     "checkpoint of step 5: checkpoints/step-5": ev.CheckpointRecorded(
         "policy-0", 5, 5, "checkpoints/step-5", 9, 0.1
     ),
+    "checkpoint of step 5 is the best so far: held-out reward 0.750": ev.BestCheckpointChosen(
+        5, "checkpoints/step-5", 0.75
+    ),
+    "held-out reward fell to 0.500 after step 7; it was 0.750 after step 5": ev.HeldOutFell(
+        7, 0.5, 5, 0.75
+    ),
     "evaluation after step 5 over 8 prompts": ev.EvalScheduled(5, 5, 8),
     "evaluation after step 5: reward 0.750 over 8 prompts": ev.EvalRecorded(5, 5, 0.75, 8),
     "evaluation after step 6: no prompt could be scored": ev.EvalRecorded(6, 6, None, 0),
@@ -158,6 +164,7 @@ def test_only_losses_are_warnings_and_only_the_failed_run_is_an_error() -> None:
         *("TermBegun", "WorkerDied", "TaskDropped", "MeshBroken", "RolledBack", "StepAborted"),
         "ParityFailed",
         *("CheckpointVoided", "WeightsWithdrawn"),
+        "HeldOutFell",
     }
     assert ev.TermBegun(1, "controller-0", 1.0).severity is Severity.INFO
     assert ev.WorkerDied("p", 1, DeathCause.REPLACED, "").severity is Severity.INFO

@@ -1,0 +1,99 @@
+"""Held-out rewards: the best checkpoint stays, a fall is a warning, and a run may stop early."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.ledger import Ledger, views
+from controller.ledger import events as ev
+from controller.ledger.decisions.held_out import spared
+from tests.fixtures.ledgers import Driven
+
+
+class Evaluated(Driven):
+    """A step, its checkpoint and its evaluation at a time."""
+
+    def __init__(self, **changes: object) -> None:
+        super().__init__(eval_rows=1, eval_every=1, checkpoint_every=1, steps=100, **changes)
+        self.policy("p0")
+        self.rollout("r0")
+        self.score(0.1)
+
+    def score(self, reward: float) -> None:
+        (lease,) = self.lease("r0").leases
+        assert lease.task_id.startswith("e")
+        version = self.state.versions.version
+        self.submit("r0", lease, version, reward_mean=reward)
+
+    def step(self, reward: float) -> list[str]:
+        """The events that follow from the evaluation."""
+        self.train()
+        self.checkpoint()
+        self.observe("r0", loaded=self.state.versions.version)
+        before = len(self.journal)
+        self.score(reward)
+        return [event["type"] for event in self.journal[before:]]
+
+
+def kept(run: Driven) -> list[int]:
+    return [checkpoint.step for checkpoint in spared(run.state)]
+
+
+def test_the_best_checkpoint_is_spared_until_a_better_one_is_evaluated() -> None:
+    run = Evaluated()
+    assert "BestCheckpointChosen" in run.step(0.4)
+    assert "BestCheckpointChosen" in run.step(0.7)
+    for reward in (0.6, 0.7, 0.5):
+        assert "BestCheckpointChosen" not in run.step(reward), "the first of equals stays"
+    assert kept(run) == [2]
+    run.failover()
+    assert kept(run) == [2]
+    assert "BestCheckpointChosen" in run.step(0.8)
+    assert kept(run) == [6]
+
+
+def test_a_checkpoint_whose_evaluation_is_under_way_is_spared_too() -> None:
+    run = Evaluated()
+    run.step(0.4)
+    run.train()
+    run.checkpoint()
+    assert kept(run) == [1, 2], "it may turn out to be the best"
+    run.observe("r0", loaded=run.state.versions.version)
+    run.score(0.2)
+    assert kept(run) == [1]
+
+
+def test_the_best_checkpoint_is_remembered_however_many_follow() -> None:
+    run = Evaluated(early_stop_evals=0)
+    run.step(0.9)
+    for _ in range(70):
+        run.step(0.3)
+    assert kept(run) == [1]
+    state = Ledger.from_snapshot(run.ledger.to_snapshot()).state
+    assert state.versions.checkpoint.step == 71 and state.versions.best == 1
+
+
+def test_a_fall_is_a_warning_once_until_the_reward_is_back() -> None:
+    run = Evaluated(eval_drop=0.1)
+    assert "HeldOutFell" not in run.step(0.5)
+    assert "HeldOutFell" not in run.step(0.46), "less than 10 % below the best"
+    assert "HeldOutFell" in run.step(0.4)
+    assert run.event(ev.HeldOutFell).best_step == 1
+    assert "HeldOutFell" not in run.step(0.3), "it is known"
+    assert "HeldOutFell" not in run.step(0.5)
+    assert "HeldOutFell" in run.step(0.4)
+
+
+@pytest.mark.parametrize("patience", [0, 2])
+def test_early_stopping_ends_the_run_after_its_patience_with_a_checkpoint(patience: int) -> None:
+    run = Evaluated(early_stop_evals=patience)
+    for reward in (0.5, 0.4, 0.6, 0.5):
+        assert "StopRequested" not in run.step(reward)
+    events = run.step(0.6)
+    assert ("StopRequested" in events) == bool(patience)
+    if patience:
+        assert run.state.ended or views.phase(run.state) == "stopping"
+        assert (
+            "has not risen for 2 evaluations; the best was 0.600 after step 3" in run.state.reason
+        )
+        assert run.state.versions.checkpoint.step == run.state.versions.step
