@@ -67,6 +67,7 @@ HANDLERS: dict[str, Any] = {
     "AdminService.Scale": admin.scale,
     "AdminService.Drain": admin.drain,
     "AdminService.Pause": admin.pause,
+    "AdminService.SaveCheckpoint": admin.save_checkpoint,
     "AdminService.Suspend": admin.suspend,
     "AdminService.Continue": admin.continue_run,
     "AdminService.Stop": admin.stop,

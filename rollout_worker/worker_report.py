@@ -103,7 +103,7 @@ class RolloutReport:
         if in_engine:
             return f"generating {in_engine} sequences"
         if len(self.held):
-            return f"finishing {len(self.held)} tasks"
+            return "scoring and submitting"
         reason = rollout_pb2.EmptyReason.Name(self.leasing.empty_reason)
         why = reason.removeprefix("EMPTY_REASON_").lower()
         return "waiting for tasks" if why == "unspecified" else f"waiting for tasks ({why})"

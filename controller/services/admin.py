@@ -15,6 +15,7 @@ from controller.ledger.commands import (
     DeclareDead,
     Drain,
     Pause,
+    RequestCheckpoint,
     Scale,
     Stop,
     Suspend,
@@ -25,6 +26,7 @@ from controller.proto_encoding import wire_values
 from controller.replicated_controller import Controller
 from controller.services.validation import Invalid, check_caller, check_request_id, check_text
 from controller.status import status_of
+from paceline.providers.base import who_scales
 from paceline.v1 import admin_pb2, common_pb2
 
 POSITION = re.compile(r"\d{1,20}(-\d{1,20})?")
@@ -102,9 +104,11 @@ async def scale(controller: Controller, request: admin_pb2.ScaleRequest) -> admi
     if not request.desired:
         raise Invalid("desired is empty")
     request_id = check_request_id(request.request_id)
-    return await _admin(
-        controller, Scale(request_id, dict(request.desired), dict(request.expected))
-    )
+    command = Scale(request_id, dict(request.desired), dict(request.expected))
+    reply = await _admin(controller, command)
+    if reply.accepted:
+        reply.message += f"; {who_scales(controller.config.fleet.provider)}"
+    return reply
 
 
 async def drain(controller: Controller, request: admin_pb2.DrainRequest) -> admin_pb2.AdminReply:
@@ -117,6 +121,12 @@ async def drain(controller: Controller, request: admin_pb2.DrainRequest) -> admi
 
 async def pause(controller: Controller, request: admin_pb2.PauseRequest) -> admin_pb2.AdminReply:
     return await _admin(controller, Pause(check_request_id(request.request_id), request.paused))
+
+
+async def save_checkpoint(
+    controller: Controller, request: admin_pb2.SaveCheckpointRequest
+) -> admin_pb2.AdminReply:
+    return await _admin(controller, RequestCheckpoint(check_request_id(request.request_id)))
 
 
 async def suspend(

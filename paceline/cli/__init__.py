@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -41,19 +41,34 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"paceline {version('paceline')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit."
+        ),
+    ] = False,
+) -> None:
+    pass
+
+
 for command in (
     *(up.up, config.init, doctor.doctor, status.status, status.top, events.events, events.logs),
-    *(
-        why.why,
-        why.stacks,
-        samples.samples,
-        runs.runs,
-        runs.compare,
-        roles.controller,
-        roles.policy,
-        roles.rollout,
-    ),
-    *(admin.scale, admin.drain, admin.pause, admin.resume, admin.stop, export.export),
+    *(why.why, why.stacks, samples.samples, runs.runs, runs.compare),
+    *(roles.controller, roles.policy, roles.rollout),
+    *(admin.scale, admin.drain, admin.pause, admin.resume, admin.checkpoint, admin.stop),
+    export.export,
     completion.completion,
 ):
     app.command()(command)

@@ -39,13 +39,20 @@ def scale(
 ) -> None:
     """Change the desired number of workers of a running fleet.
 
+    The fleet's provider (fleet.provider) starts or drains workers until their number is the desired
+    one; the answer says which.
+
     A script that has read the numbers first passes them as --expected: the command then changes
     nothing if another user, or the autoscaler, has changed them since.
 
     Example: paceline scale policy=3 rollout=4 --run-dir runs/demo
     """
+    from paceline.run_view.fleet_file import supervisor_gone
+
     fields = {"desired": _counts(counts), "expected": _counts(expected or [], "--expected: ")}
     _ask("Scale", fields, as_json, target)
+    if target.run_dir is not None and (alone := supervisor_gone(target.run_dir)):
+        typer.echo(f"warning: {alone}", err=True)
 
 
 def _counts(items: list[str], option: str = "") -> dict[str, int]:
@@ -138,6 +145,42 @@ def resume(target: Target, as_json: JsonOption = False) -> None:
     Example: paceline resume --run-dir runs/demo
     """
     _ask("Pause", {"paused": False}, as_json, target)
+
+
+@takes_target
+def checkpoint(
+    target: Target,
+    wait: Annotated[
+        float,
+        typer.Option(
+            min=0.0, metavar="SECONDS", help="Wait until it is written, at most this long."
+        ),
+    ] = 0.0,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a checkpoint beside the regular ones, after the next step.
+
+    Example: paceline checkpoint --run-dir runs/demo --wait 300
+    """
+    before = target.ask(_checkpoint_step)
+    _ask("SaveCheckpoint", {}, as_json, target)
+    if wait and not target.ask(lambda control: _saved(control, before, wait)):
+        raise UserError(f"no checkpoint after that of step {before} is written within {wait:g} s")
+
+
+async def _checkpoint_step(control: ControlPlane) -> int:
+    from paceline.run_view.event_follower import leader_status
+
+    return int((await leader_status(control, ANSWER_LIMIT_S)).checkpoint_step)
+
+
+async def _saved(control: ControlPlane, before: int, limit_s: float) -> bool:
+    deadline = time.monotonic() + limit_s
+    while await _checkpoint_step(control) <= before:
+        if time.monotonic() > deadline:
+            return False
+        await asyncio.sleep(POLL_S)
+    return True
 
 
 @takes_target

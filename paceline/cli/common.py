@@ -7,7 +7,7 @@ import functools
 import inspect
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -193,8 +193,25 @@ class Target:
         return read_token(auth), root
 
 
-def takes_target(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options that find a run; ``command`` gets them as its argument ``target``."""
+def default_run() -> Path:
+    """The run in ./runs that is running, or else the newest one. Raises BadInput."""
+    from paceline.run_view.runs import find_runs
+
+    found = find_runs(Path("runs")) if Path("runs").is_dir() else []
+    running = [run for run in found if run.state == "running"]
+    if len(running) > 1:
+        names = ", ".join(str(run.path) for run in running)
+        raise BadInput(f"several runs are running ({names}): give --run-dir DIR")
+    if not found:
+        raise BadInput("no run in ./runs: give either --run-dir DIR or --controllers HOST:PORT,...")
+    return (running or found)[0].path
+
+
+def takes_target(command: Callable[..., None], *, optional: bool = False) -> Callable[..., None]:
+    """Adds the options that find a run; ``command`` gets them as its argument ``target``.
+
+    Without any of them, and unless they are ``optional``, it is the run of ./runs.
+    """
     options = inspect.signature(Target, eval_str=True).parameters
     own = inspect.signature(command, eval_str=True).parameters
     together = [p for p in (*own.values(), *options.values()) if p.name != "target"]
@@ -203,6 +220,9 @@ def takes_target(command: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(command)
     def run(**given: Any) -> None:
         target = Target(**{name: given.pop(name) for name in options})
+        if not optional and target.run_dir is None and target.controllers is None:
+            target = replace(target, run_dir=default_run())
+            typer.echo(f"run: {target.run_dir}", err=True)
         command(target=target, **given)
 
     # typer reads both.

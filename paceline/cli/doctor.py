@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +30,7 @@ STYLES: dict[str, dict[str, Any]] = {
 }
 
 
-@takes_target
+@partial(takes_target, optional=True)
 def doctor(
     target: Target,
     config: Annotated[

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import difflib
 import json
+import math
 import re
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,18 +48,27 @@ def events(
     all_kinds: Annotated[
         bool, typer.Option("--all", help="Print every journal event, leases and votes included.")
     ] = False,
+    kinds: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--kind", metavar="KIND", help="Only this kind, such as WorkerDied; may be repeated."
+        ),
+    ] = None,
+    faults: Annotated[bool, typer.Option("--faults", help="Only warnings and errors.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print the events of a run, the oldest first.
 
-    Without --follow and --all the run directory is enough, even after the run has ended.
+    Without --follow and --all the run directory is enough, even after the run has ended. Steps that were
+    committed one after the other are then printed in one line; --kind StepCommitted prints each.
 
     Example: paceline events --run-dir runs/demo --follow
     """
     if not re.fullmatch(POSITION, after):
         raise BadInput(f"--after: {after} is no journal position, such as 1763711975123-0")
+    wanted = _Filter(frozenset(kinds or ()), faults)
     if target.run_dir is not None and not (follow or all_kinds):
-        _from_file(target.run_dir, after, as_json)
+        _from_file(target.run_dir, after, as_json, wanted)
         return
     from paceline.rpc.client import ControlPlaneUnavailable
     from paceline.run_view.event_follower import answers, follow_events
@@ -66,7 +77,7 @@ def events(
 
     async def watch(control: ControlPlane) -> None:
         async for position, event in records(control):
-            if all_kinds or is_listed(event):
+            if (all_kinds or is_listed(event)) and wanted.takes(event):
                 # The run's files call it t.
                 at = {"t": round(event["at"], 3)} if "at" in event else {}
                 _print({"position": position, **at, **event}, as_json)
@@ -90,19 +101,62 @@ def events(
     else:
         # The run is over: its files hold all of its listed events.
         assert target.run_dir is not None
-        _from_file(target.run_dir, after, as_json)
+        _from_file(target.run_dir, after, as_json, wanted)
 
 
-def _from_file(run_dir: Path, after: str, as_json: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class _Filter:
+    kinds: frozenset[str]
+    """Empty: all."""
+    faults: bool
+
+    def takes(self, event: Mapping[str, Any]) -> bool:
+        if self.faults and event.get("severity") not in ("warning", "error"):
+            return False
+        return not self.kinds or event["type"] in self.kinds
+
+
+def _from_file(run_dir: Path, after: str, as_json: bool, wanted: _Filter) -> None:
     from paceline.run_view.event_history import position_key
     from paceline.run_view.json_lines import read_lines
 
     path = run_dir / "events.jsonl"
     if not path.is_file():
         raise BadInput(f"--run-dir: {run_dir} has no events.jsonl: not a run directory")
+    steps: list[dict[str, Any]] = []
+    known: set[str] = set()
     for event in read_lines(path):
-        if not after or position_key(event["position"]) > position_key(after):
-            _print(event, as_json)
+        known.add(event["type"])
+        if after and position_key(event["position"]) <= position_key(after):
+            continue
+        if not wanted.takes(event):
+            continue
+        if event["type"] == "StepCommitted" and not as_json and not wanted.kinds:
+            steps.append(event)
+            continue
+        _print_steps(steps)
+        _print(event, as_json)
+    _print_steps(steps)
+    if missing := wanted.kinds - known:
+        typer.echo(
+            f"none of kind {', '.join(sorted(missing))}; there are: {', '.join(sorted(known))}",
+            err=True,
+        )
+
+
+def _print_steps(steps: list[dict[str, Any]]) -> None:
+    """Steps that were committed one after the other, in one line; empties the list."""
+    if len(steps) > 1:
+        ends = (steps[0]["metrics"], steps[-1]["metrics"])
+        first, last = (math.nan if (r := m.get("reward_mean")) is None else r for m in ends)
+        text = (
+            f"steps {steps[0]['step']} to {steps[-1]['step']} committed, "
+            f"reward {first:.3f} to {last:.3f}"
+        )
+        typer.echo(f"{_clock(steps[-1]['t'])}  {text}")
+    elif steps:
+        _print(steps[0], as_json=False)
+    steps.clear()
 
 
 def _print(event: Mapping[str, Any], as_json: bool) -> None:

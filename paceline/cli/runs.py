@@ -63,13 +63,13 @@ def compare(
 ) -> None:
     """Plot a metric of several runs into one PNG, and print their final numbers.
 
-    Plotting needs pip install 'paceline[plot]'. With --json, numbers and curves are printed, and a
-    plot is written only if --out is given.
+    Plotting needs pip install 'paceline\\[plot]'; without it the numbers are printed alone. With --json,
+    numbers and curves are printed, and a plot is written only if --out is given.
 
     Example: paceline compare runs/a runs/b --metric eval_reward_mean --out rewards.png
     """
     from paceline.run_view.run_records import RunRecords
-    from paceline.run_view.runs import is_run, read_run
+    from paceline.run_view.runs import is_run, read_run, settings_that_differ
 
     if len(run_dirs) < 2:
         raise BadInput("compare needs two runs or more: paceline compare RUN_DIR RUN_DIR")
@@ -89,16 +89,43 @@ def compare(
     target = out or (None if as_json else PLOT)
     labels = [str(path) for path in run_dirs]
     if target is not None:
-        from paceline.console.plot import plot_curves
+        from paceline.console.plot import NoMatplotlib, plot_curves
 
-        plot_curves(dict(zip(labels, curves, strict=True)), metric, target)
+        try:
+            plot_curves(dict(zip(labels, curves, strict=True)), metric, target)
+        except NoMatplotlib as error:
+            if out is not None:
+                raise
+            target = None
+            typer.echo(f"no plot: {error}", err=True)
+    settings = settings_that_differ(run_dirs)
     if as_json:
         rows = [{**run.to_json(), "curve": curve} for run, curve in zip(found, curves, strict=True)]
-        print_json({"metric": metric, "plot": str(target) if target else None, "runs": rows})
+        plot = str(target) if target else None
+        print_json({"metric": metric, "plot": plot, "settings": settings, "runs": rows})
         return
     last = [f"{curve[-1][1]:.4g}" if curve else "-" for curve in curves]
     _print(found, last, f"last {metric}")
-    typer.echo(f"plot: {target}")
+    _print_settings(settings, labels)
+    if target is not None:
+        typer.echo(f"plot: {target}")
+
+
+def _print_settings(settings: dict[str, list[Any]], labels: list[str]) -> None:
+    """The settings that are not the same in all runs, one a line."""
+    if not settings:
+        return
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column in ("setting", *labels):
+        table.add_column(column)
+    for name, values in settings.items():
+        shown = ("-" if value is None else printable(str(value)) for value in values)
+        table.add_row(name, *(Text(value) for value in shown))
+    typer.echo()
+    out_console().print(table)
 
 
 def _curve(records: RunRecords, metric: str) -> list[tuple[int, float]]:
@@ -118,12 +145,9 @@ def _print(found: list[Run], last: list[str], title: str = "changed") -> None:
     for column in ("run", "state", "steps", "reward", "held out", "samples/s", "took", title):
         table.add_column(column, justify="left" if column in ("run", "state") else "right")
     for run, cell in zip(found, last, strict=True):
-        state = (
-            f"{run.state}: {run.reason}" if run.state in WITH_REASON and run.reason else run.state
-        )
         table.add_row(
             Text(str(run.path)),
-            Text(printable(state)),
+            Text(run.state),
             str(run.steps),
             _span(run.reward_first5, run.reward_last5),
             _span(run.eval_first, run.eval_last),
@@ -132,6 +156,11 @@ def _print(found: list[Run], last: list[str], title: str = "changed") -> None:
             cell,
         )
     out_console().print(table)
+    for run in found:
+        if run.state in WITH_REASON and run.reason:
+            reason = printable(run.reason.split("\n", 1)[0])
+            shown = f"{run.path} {run.state}: {reason}"
+            out_console().print(shown, markup=False, highlight=False, soft_wrap=True)
 
 
 def _span(first: float | None, last: float | None) -> str:

@@ -8,15 +8,17 @@ from pathlib import Path
 from paceline.errors import BadInput
 
 
+class NoMatplotlib(BadInput):
+    pass
+
+
 def plot_curves(curves: Mapping[str, Sequence[tuple[int, float]]], metric: str, out: Path) -> None:
-    """Writes ``out`` with a line for each curve of (step, value). Raises BadInput."""
+    """Writes ``out`` with a line for each curve of (step, value). Raises NoMatplotlib and BadInput."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise BadInput(
-            "plotting needs matplotlib: pip install 'paceline[plot]', or use --json for the numbers"
-        ) from None
+        raise NoMatplotlib("plotting needs matplotlib: pip install 'paceline[plot]'") from None
     figure = Figure(figsize=(9, 5), layout="constrained")
     # No window system, and no global state of pyplot.
     FigureCanvasAgg(figure)

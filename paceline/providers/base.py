@@ -26,6 +26,19 @@ Drain = Callable[[admin_pb2.WorkerStatus], Awaitable[None]]
 """Asks one worker to leave without lowering the desired number. Idempotent for one process."""
 
 
+def who_scales(provider: str) -> str:
+    """Who starts and ends workers until their number is the desired one, for an answer to a user."""
+    match provider:
+        case "local":
+            return "`paceline up` starts or drains workers; without it, start them yourself"
+        case "none":
+            return (
+                "surplus workers are drained; start missing ones yourself (fleet.provider is none)"
+            )
+        case _:
+            return f"the {provider} provider starts or drains workers"
+
+
 class Trouble(Exception):
     """A provider cannot act. The message is one line, with the remedy if one is known."""
 

@@ -48,7 +48,8 @@ class Progress:
     def seconds_left(self, step: int, total: int) -> float | None:
         """Time until ``total`` steps; None if unknown."""
         newest = self.metrics.column("step_s", RATE_STEPS)
-        return seconds_left([seconds for _, seconds in newest], step, total)
+        # The first step of a run waits for the first groups, and for kernels to warm up.
+        return seconds_left([seconds for at, seconds in newest if at > 1], step, total)
 
     def line(self, status: admin_pb2.StatusReply, width: int = WIDTH) -> str:
         """Reward sparkline with its range, and the time left."""

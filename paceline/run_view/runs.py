@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from paceline.run_view.json_lines import DamagedFile
+from paceline.run_view.run_end import run_end
 from paceline.run_view.run_records import RunRecords
 from paceline.run_view.summary import read_summary, summarise
 
@@ -54,6 +56,26 @@ def find_runs(directory: Path) -> list[Run]:
     return sorted(map(_read_or_damaged, _places(directory, DEPTH)), key=lambda run: -run.changed)
 
 
+def settings_that_differ(run_dirs: Sequence[Path]) -> dict[str, list[Any]]:
+    """Settings of config.toml with their value in each run, unless all have the same; None: not set."""
+
+    def read(path: Path) -> dict[str, Any]:
+        try:
+            with (path / "config.toml").open("rb") as file:
+                sections = tomllib.load(file)
+        except (OSError, ValueError):
+            return {}
+        pairs = (
+            (s, f) for s, fields in sections.items() if isinstance(fields, dict) for f in fields
+        )
+        return {f"{section}.{field}": sections[section][field] for section, field in pairs}
+
+    configs = [read(path) for path in run_dirs]
+    names = dict.fromkeys(name for config in configs for name in config)
+    found = {name: [config.get(name) for config in configs] for name in sorted(names)}
+    return {n: values for n, values in found.items() if any(v != values[0] for v in values)}
+
+
 def is_run(path: Path) -> bool:
     return any(_marks(path))
 
@@ -67,8 +89,11 @@ def read_run(path: Path) -> Run:
     summary = read_summary(path)
     if summary is None:
         # Killed or still running: its records say what its summary would.
-        state = "running" if _is_running(path) else "ended"
-        summary = summarise(RunRecords.read(path), status=state)
+        journal = run_end(path)
+        # The controllers of a run that was started by hand stay after its end.
+        state = journal.status or ("running" if _is_running(path) else "ended")
+        records = RunRecords.read(path)
+        summary = summarise(records, status=state, reason=journal.reason, wall_s=journal.took_s)
     return Run(
         name=path.name,
         path=path,

@@ -34,6 +34,7 @@ from paceline.run_view.event_follower import leader_status
 from paceline.run_view.event_history import text_of
 from paceline.run_view.file_tail import FileTail
 from paceline.run_view.fleet_file import FleetRecord, ProcessId
+from paceline.run_view.run_end import run_end
 from paceline.run_view.run_records import RunRecords
 from paceline.run_view.summary import summarise, write_summary
 from paceline.supervisor.child import Child, ChildSpec, until_gone
@@ -86,6 +87,8 @@ class LocalRun:
         self._at_once: asyncio.Future[None] = loop.create_future()
         """Done at the second."""
         self._before = EarlierRecord.take(self.run_dir)
+        self._earlier_s = run_end(self.run_dir).took_s
+        """Time of the earlier sessions of the run."""
         self._redis_url = ""
         self._dashboard = ""
         self._fleet: LocalFleet | None = None
@@ -296,11 +299,12 @@ class LocalRun:
     def _sum_up(
         self, status: str, reason: str, report: Report | None, export: Path | None
     ) -> Outcome:
+        earlier_s = self._earlier_s or 0.0
         summary = summarise(
             RunRecords.read(self.run_dir),
             status=status,
             reason=reason,
-            wall_s=time.monotonic() - self._began,
+            wall_s=earlier_s + time.monotonic() - self._began,
             group_size=self.config.rollout.group_size,
             counts=report.counts if report else None,
             problems=report.problems if report else (),

@@ -321,6 +321,12 @@ class PauseRequest(_message.Message):
     paused: bool
     def __init__(self, request_id: _Optional[str] = ..., paused: _Optional[bool] = ...) -> None: ...
 
+class SaveCheckpointRequest(_message.Message):
+    __slots__ = ("request_id",)
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    def __init__(self, request_id: _Optional[str] = ...) -> None: ...
+
 class SuspendRequest(_message.Message):
     __slots__ = ("request_id", "reason", "stage")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]

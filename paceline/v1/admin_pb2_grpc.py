@@ -64,6 +64,11 @@ class AdminServiceStub:
                 request_serializer=paceline_dot_v1_dot_admin__pb2.PauseRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_admin__pb2.AdminReply.FromString,
                 _registered_method=True)
+        self.SaveCheckpoint = channel.unary_unary(
+                '/paceline.v1.AdminService/SaveCheckpoint',
+                request_serializer=paceline_dot_v1_dot_admin__pb2.SaveCheckpointRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_admin__pb2.AdminReply.FromString,
+                _registered_method=True)
         self.Suspend = channel.unary_unary(
                 '/paceline.v1.AdminService/Suspend',
                 request_serializer=paceline_dot_v1_dot_admin__pb2.SuspendRequest.SerializeToString,
@@ -135,6 +140,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SaveCheckpoint(self, request, context):
+        """Writes a checkpoint beside the regular ones, after the next step that allows it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Suspend(self, request, context):
         """Stops the run for now: after the open step and a checkpoint the workers leave, and the run can be
         continued.
@@ -202,6 +214,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
             'Pause': grpc.unary_unary_rpc_method_handler(
                     servicer.Pause,
                     request_deserializer=paceline_dot_v1_dot_admin__pb2.PauseRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_admin__pb2.AdminReply.SerializeToString,
+            ),
+            'SaveCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.SaveCheckpoint,
+                    request_deserializer=paceline_dot_v1_dot_admin__pb2.SaveCheckpointRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_admin__pb2.AdminReply.SerializeToString,
             ),
             'Suspend': grpc.unary_unary_rpc_method_handler(
@@ -391,6 +408,33 @@ class AdminService:
             target,
             '/paceline.v1.AdminService/Pause',
             paceline_dot_v1_dot_admin__pb2.PauseRequest.SerializeToString,
+            paceline_dot_v1_dot_admin__pb2.AdminReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SaveCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.AdminService/SaveCheckpoint',
+            paceline_dot_v1_dot_admin__pb2.SaveCheckpointRequest.SerializeToString,
             paceline_dot_v1_dot_admin__pb2.AdminReply.FromString,
             options,
             channel_credentials,

@@ -160,7 +160,7 @@ class EvalScheduled(Event):
             )
 
     def text(self) -> str:
-        return f"evaluation after step {self.step} over {self.rows} prompts"
+        return f"evaluation after step {self.step} started over {self.rows} prompts"
 
 
 @event

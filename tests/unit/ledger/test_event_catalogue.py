@@ -64,7 +64,7 @@ LISTED: dict[str, ev.Event] = {
     "held-out reward fell to 0.500 after step 7; it was 0.750 after step 5": ev.HeldOutFell(
         7, 0.5, 5, 0.75
     ),
-    "evaluation after step 5 over 8 prompts": ev.EvalScheduled(5, 5, 8),
+    "evaluation after step 5 started over 8 prompts": ev.EvalScheduled(5, 5, 8),
     "evaluation after step 5: reward 0.750 over 8 prompts": ev.EvalRecorded(5, 5, 0.75, 8),
     "evaluation after step 6: no prompt could be scored": ev.EvalRecorded(6, 6, None, 0),
     "desired counts set to policy=1, rollout=3": ev.Scaled("r", {"policy": 1, "rollout": 3}),

@@ -99,7 +99,9 @@ def test_numbers_and_curves_are_compared_without_matplotlib(
     ]
     asked = invoke("compare", *both, "--json", "--metric", "eval_reward_mean")
     assert json.loads(asked.output)["runs"][0]["curve"] == [[0, 0.1]]
-    refused = invoke("compare", *both)
+    done = invoke("compare", *both)
+    assert done.exit_code == 0 and "paceline[plot]" in done.output
+    refused = invoke("compare", *both, "--out", "plot.png")
     assert isinstance(refused.exception, BadInput)
     assert "paceline[plot]" in str(refused.exception)
 

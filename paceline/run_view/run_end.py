@@ -1,0 +1,38 @@
+"""End of a run and the time that it took, from its events: also for a run without a supervisor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from paceline.run_view.json_lines import read_lines
+
+_ENDS = {"RunFinished": "finished", "RunFailed": "failed", "RunSuspended": "interrupted"}
+
+
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    status: str
+    """finished, failed or interrupted; empty while the run goes on, or if it was killed."""
+    reason: str
+    took_s: float | None
+    """Time of all sessions, without the pauses between them; None without any event."""
+
+
+def run_end(run_dir: Path) -> RunEnd:
+    """Raises DamagedFile if the events cannot be read."""
+    status = reason = ""
+    took_s, last = 0.0, None
+    path = run_dir / "events.jsonl"
+    for event in read_lines(path) if path.is_file() else ():
+        kind, t = event.get("type"), float(event.get("t") or 0.0)
+        if kind in _ENDS:
+            status, reason = _ENDS[kind], str(event.get("reason") or "")
+        elif kind == "RunContinued":
+            status = reason = ""
+        # A leader without a failover: the first one of a session.
+        begins = kind == "TermBegun" and not event.get("failover")
+        if last is not None and not begins:
+            took_s += max(0.0, t - last)
+        last = t
+    return RunEnd(status, reason, None if last is None else took_s)

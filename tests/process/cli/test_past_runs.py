@@ -1,0 +1,105 @@
+"""Commands about runs that are over: events in few lines, comparisons, states, the default run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from paceline.cli import app
+from paceline.run_view.run_end import run_end
+from paceline.run_view.runs import read_run
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def write_run(run_dir: Path, *, lr: float = 1e-4, steps: int = 3, end: str = "RunFinished") -> Path:
+    """A run of two sessions with an hour between them, as its files tell of it."""
+    run_dir.mkdir(parents=True)
+    events: list[dict[str, Any]] = [{"type": "TermBegun", "t": 10.0, "severity": "info"}]
+    rows = []
+    for step in range(1, steps + 1):
+        metrics = {"reward_mean": step / 10, "samples": 4.0, "step_s": 1.0}
+        events.append({"type": "StepCommitted", "t": 10.0 + step, "step": step, "metrics": metrics})
+        rows.append({"kind": "step", "step": step, "version": step, "t": 10.0 + step, **metrics})
+    died = {"type": "WorkerDied", "severity": "warning", "text": "policy-0 died (lease)", "t": 20.0}
+    resumed = {"type": "TermBegun", "t": 3620.0, "severity": "info", "text": "controller-0 leads"}
+    events += [died, resumed, {"type": end, "t": 3630.0, "reason": "completed", "text": "over"}]
+    head = ({"position": f"{n}-0", "n": 0} for n in range(1, 100))
+    lines = [{**next(head), "text": f"step {e.get('step')} committed", **e} for e in events]
+    (run_dir / "events.jsonl").write_text("".join(json.dumps(e) + "\n" for e in lines))
+    row_head = ({"position": f"{n}-0", "n": 0} for n in range(2, 100))
+    text = "".join(json.dumps({**next(row_head), **row}) + "\n" for row in rows)
+    (run_dir / "metrics.jsonl").write_text(text)
+    (run_dir / "config.toml").write_text(f"[train]\nlr = {lr}\nsteps = {steps}\n")
+    return run_dir
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_committed_steps_do_not_drown_the_other_events(here: Path) -> None:
+    run_dir = write_run(here / "run", steps=30)
+    shown = invoke("events", "--run-dir", str(run_dir)).stdout
+    assert "steps 1 to 30 committed, reward 0.100 to 3.000" in shown
+    assert len(shown.splitlines()) == 5
+    faults = invoke("events", "--run-dir", str(run_dir), "--faults").stdout
+    assert "policy-0 died" in faults and len(faults.splitlines()) == 1
+    one_kind = invoke("events", "--run-dir", str(run_dir), "--kind", "StepCommitted").stdout
+    assert len(one_kind.splitlines()) == 30
+    unknown = invoke("events", "--run-dir", str(run_dir), "--kind", "Tea")
+    assert "none of kind Tea; there are: " in unknown.output and "WorkerDied" in unknown.output
+
+
+def test_a_comparison_without_matplotlib_prints_the_numbers_and_the_settings(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in ("matplotlib.backends.backend_agg", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, module, None)
+    one, two = write_run(here / "a"), write_run(here / "b", lr=5e-4)
+    done = invoke("compare", str(one), str(two))
+    assert done.exit_code == 0, done.output
+    assert "no plot" in done.output and "last reward_mean" in done.output
+    assert "train.lr" in done.stdout and "0.0005" in done.stdout
+    assert "train.steps" not in done.stdout
+    assert not list(here.glob("*.png"))
+
+
+def test_a_run_without_a_supervisor_has_its_state_and_the_time_of_all_sessions(here: Path) -> None:
+    run_dir = write_run(here / "run")
+    (run_dir / "controllers").mkdir()
+    run = read_run(run_dir)
+    assert (run.state, run.steps) == ("finished", 3)
+    assert run.wall_s == pytest.approx(20.0)
+    going_on = write_run(here / "other", end="RunContinued")
+    assert run_end(going_on).status == ""
+
+
+def test_a_long_reason_does_not_fill_the_table(here: Path) -> None:
+    run_dir = write_run(here / "runs" / "one")
+    reason = "policy-0 ended and failed 5 times in a row\nTraceback: a long one"
+    summary = {"status": "failed", "reason": reason, "steps": 3}
+    (run_dir / "summary.json").write_text(json.dumps(summary))
+    shown = invoke("runs").stdout
+    assert "one failed: policy-0 ended and failed 5 times in a row\n" in shown
+    assert "Traceback" not in shown
+
+
+def test_the_run_of_this_directory_needs_no_option(here: Path) -> None:
+    done = invoke("events")
+    assert done.exit_code != 0
+    write_run(here / "runs" / "one")
+    done = invoke("events")
+    assert done.exit_code == 0
+    assert "policy-0 died" in done.stdout
+    assert "run: runs/one" in done.output
