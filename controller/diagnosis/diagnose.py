@@ -53,7 +53,7 @@ def paused(e: Evidence) -> Diagnosis | None:
 
 def checkpoint(e: Evidence) -> Diagnosis | None:
     """A checkpoint that is being written; what a stopping run waits for last."""
-    stopping = e.state.phase is Phase.STOPPING
+    stopping = e.state.phase in (Phase.STOPPING, Phase.SUSPENDING)
     least_s = 0.0 if stopping else CHECKPOINT_S
     for worker in e.workers:
         wait = worker.waits_for(WaitKind.CHECKPOINT)

@@ -30,6 +30,7 @@ def status(target: Target, as_json: JsonOption = False) -> None:
     from paceline.run_view.event_follower import leader_status
 
     reply = target.ask(lambda control: leader_status(control, ANSWER_LIMIT_S))
+    from paceline.rpc.auth import dashboard_link, read_token
     from paceline.run_view.fleet_file import supervisor_gone
 
     alone = supervisor_gone(target.run_dir) if target.run_dir is not None else ""
@@ -39,6 +40,7 @@ def status(target: Target, as_json: JsonOption = False) -> None:
     from paceline.console.status_tables import fleet_table, headline, progress_table
 
     console = out_console()
+    token = read_token(target.auth(), target.run_dir)
     console.print(headline(reply), markup=False, highlight=False)
     console.print(progress_table(reply))
     console.print(fleet_table(reply))
@@ -46,8 +48,9 @@ def status(target: Target, as_json: JsonOption = False) -> None:
         console.print(f"warning: {alone}", markup=False, highlight=False, style="yellow")
     for one in reply.controllers:
         if one.rest and one.state != "silent":
-            line = f"dashboard ({one.controller_id}): {one.rest}"
-            console.print(line, markup=False, highlight=False)
+            link = dashboard_link(one.rest, token if console.is_terminal else None)
+            line = f"dashboard ({one.controller_id}): {link}"
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @takes_target

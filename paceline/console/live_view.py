@@ -27,6 +27,9 @@ PLAIN_EVERY_S = 2.0
 class PlainConsole:
     """One line per event, and a line about the newest step every few seconds."""
 
+    private = False
+    """A log may be written from what is shown: no token belongs there."""
+
     def __init__(self, out: RichConsole, progress: Progress | None = None) -> None:
         self._out = out
         self._progress = progress or Progress()
@@ -56,12 +59,19 @@ class PlainConsole:
         when = f"{time.monotonic() - self._began:7.1f}s" if t is None else _clock(t)
         self._out.print(f"{when}  {printable(line)}", markup=False, highlight=False, soft_wrap=True)
 
+    def keep(self, line: str) -> None:
+        """Takes a line that must stay in sight."""
+        self.note(line)
+
     def close(self) -> None:
         pass
 
 
 class LiveConsole:
     """One table that redraws itself, with the last events below it."""
+
+    private = True
+    """Only the person at the terminal sees it."""
 
     def __init__(self, out: RichConsole, progress: Progress) -> None:
         self._progress = progress
@@ -78,6 +88,10 @@ class LiveConsole:
     def note(self, line: str, t: float | None = None) -> None:
         self._events.append((time.time() if t is None else t, line))
         self._draw()
+
+    def keep(self, line: str) -> None:
+        # Above the view, whole: a terminal cannot follow an address that is cut.
+        self._live.console.print(printable(line), markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         self._live.stop()

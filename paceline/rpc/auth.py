@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import secrets
 from pathlib import Path
+from urllib.parse import quote
 
 from paceline.config.schema import AuthConfig, Config
 from paceline.errors import BadInput
@@ -88,6 +89,12 @@ def _checked(token: str, where: str) -> str:
             "`openssl rand -hex 24` makes one"
         )
     return token
+
+
+def dashboard_link(url: str, token: str | None) -> str:
+    """Address that opens the dashboard with the right to steer. A browser sends what is behind the # to
+    nobody; the page takes it out of the address."""
+    return f"{url.rstrip('/')}/#token={quote(token, safe='')}" if token else url
 
 
 def client_root(auth: AuthConfig) -> Path | None:

@@ -28,7 +28,7 @@ from paceline.config.schema import Config
 from paceline.console.live_view import Console
 from paceline.process.user_code import python_module
 from paceline.redis.server import NoRedis, ensure_redis, stop_redis
-from paceline.rpc.auth import own_token, read_token
+from paceline.rpc.auth import dashboard_link, own_token, read_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.run_view.event_follower import leader_status
 from paceline.run_view.event_history import text_of
@@ -240,7 +240,8 @@ class LocalRun:
         urls = [c.rest for c in status.controllers if c.state == "leader" and c.rest]
         if urls and not self._dashboard:
             self._dashboard = urls[0]
-            self.console.note(f"dashboard: {self._dashboard}")
+            token = read_token(self.config.auth, self.run_dir) if self.console.private else None
+            self.console.keep(f"dashboard: {dashboard_link(self._dashboard, token)}")
 
     async def _keep_redis(self, fleet: LocalFleet) -> None:
         """Restarts the embedded Redis whenever it ends. Never returns."""

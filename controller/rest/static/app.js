@@ -1,7 +1,7 @@
 // The dashboard: header, views and the refresh every second. What a controller answers is shown as
 // text, never as markup.
 
-import { ask, learnControllers, Refusal } from "./api.js";
+import { ask, learnControllers, Refusal, storeToken } from "./api.js";
 import { confirmCommand } from "./dialog.js";
 import { $, put } from "./dom.js";
 import { number, plural, seconds, whole } from "./format.js";
@@ -11,10 +11,11 @@ import { fleet, installScaling } from "./views/fleet.js";
 import { flow } from "./views/flow.js";
 import { draw, learning, recolour } from "./views/learning.js";
 import { samples } from "./views/samples.js";
+import { settings } from "./views/settings.js";
 import { watchWhy } from "./views/why.js";
 
 const REFRESH_MS = 1000;
-const VIEWS = { learning, flow, fleet, samples, events };
+const VIEWS = { learning, flow, fleet, samples, events, settings };
 
 // ---- header -------------------------------------------------------------------------------------
 
@@ -142,7 +143,7 @@ $("tabs").addEventListener("keydown", (e) => {
   select(names[(to + names.length) % names.length], true);
 });
 const INPUTS =
-  "#groups-form select, #groups-form input, #events-kind, #events-filter, #fleet-filter";
+  "#groups-form select, #groups-form input, #events-kind, #events-filter, #fleet-filter, #settings-filter";
 for (const input of document.querySelectorAll(INPUTS))
   input.addEventListener("input", () => refresh());
 installScaling(refresh);
@@ -175,6 +176,14 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", recolour);
 function namedView() {
   const name = location.hash.slice("#/".length);
   return Object.hasOwn(VIEWS, name) ? name : "";
+}
+
+// `paceline up` and `paceline status` print an address with the token behind its #, which no browser
+// sends anywhere. It moves to this tab's storage, out of the address and of its history.
+const TOKEN_MARK = "#token=";
+if (location.hash.startsWith(TOKEN_MARK)) {
+  storeToken(decodeURIComponent(location.hash.slice(TOKEN_MARK.length)));
+  history.replaceState(null, "", location.pathname);
 }
 
 const stored = localStorage.getItem("paceline-theme");

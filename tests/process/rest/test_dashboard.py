@@ -249,12 +249,57 @@ def test_a_worker_is_drained_from_the_page_and_another_takes_its_place(
     assert api(url, "run")["desired"] == before
 
 
+def test_a_token_in_the_address_is_taken_out_of_it_and_steers(
+    served: Controllers, page: Any
+) -> None:
+    page.get("about:blank")
+    page.get(f"{rest_url(served)}/#token={bearer(served)['Authorization'].split()[1]}")
+    wait(lambda: "answered by" in text(page, "link"), "the page shows no answer")
+    assert "token" not in page.current_url
+    page.execute_script("document.getElementById('do-checkpoint').click()")
+    hidden = "return document.getElementById('token-label').hidden"
+    assert page.execute_script(hidden), "the page asks for a token that it has"
+    page.execute_script("document.getElementById('dialog-no').click(); sessionStorage.clear()")
+
+
+def test_settings_are_shown_and_searched(served: Controllers, page: Any) -> None:
+    url = rest_url(served)
+    open_page(page, url, "settings")
+    wait(lambda: rows_of(page, "settings-table"), "no settings")
+    shown = dict(rows_of(page, "settings-table"))
+    assert float(shown["train.lr"]) == api(url, "config")["train"]["lr"]
+    assert shown["data.eval_path"] == "none"
+    page.find_element("id", "settings-filter").send_keys("group_size")
+    wait(lambda: len(rows_of(page, "settings-table")) == 1, "the settings are not searched")
+
+
+def test_a_curve_that_is_never_measured_takes_no_place_and_the_others_are_saved(
+    served: Controllers, page: Any
+) -> None:
+    open_page(page, rest_url(served), "learning")
+    wait(lambda: rows_of(page, "steps-table"), "no table of steps")
+    titles = (
+        "return [...document.querySelectorAll('.chart:not([hidden]) h3')].map(h => h.textContent)"
+    )
+    wait(lambda: "Reward" in page.execute_script(titles), "no charts")
+    measured = any(row.get("kl") for row in api(rest_url(served), "steps?limit=20")["steps"])
+    assert ("KL from the reference" in page.execute_script(titles)) == measured
+    saved = page.execute_async_script(
+        "const done = arguments[0]; const make = URL.createObjectURL;"
+        "URL.createObjectURL = (blob) => { blob.text().then(done); return make.call(URL, blob); };"
+        "document.getElementById('curves-csv').click(); URL.createObjectURL = make;"
+    )
+    head, first, *_ = saved.splitlines()
+    assert head.startswith("step,") and "reward_mean" in head
+    assert len(first.split(",")) == len(head.split(","))
+
+
 def test_every_view_is_reached_by_keyboard_and_has_a_name(served: Controllers, page: Any) -> None:
     from selenium.webdriver.common.keys import Keys
 
     open_page(page, rest_url(served), "learning")
     page.execute_script("document.getElementById('tab-learning').focus()")
-    for name in ("flow", "fleet", "samples", "events", "learning"):
+    for name in ("flow", "fleet", "samples", "events", "settings", "learning"):
         page.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
         assert page.switch_to.active_element.get_attribute("id") == f"tab-{name}"
         assert page.execute_script("return !document.getElementById(arguments[0]).hidden", name)
@@ -298,7 +343,7 @@ def test_nothing_is_wider_than_a_phone(served: Controllers, page: Any) -> None:
     phone = {"width": 320, "height": 700, "deviceScaleFactor": 1, "mobile": False}
     page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", phone)
     try:
-        for tab in ("learning", "flow", "fleet", "samples", "events"):
+        for tab in ("learning", "flow", "fleet", "samples", "events", "settings"):
             open_page(page, url, tab)
             if tab == "samples":
                 wait(lambda: rows_of(page, "groups-table"), "no groups")

@@ -38,14 +38,20 @@ export async function events() {
   $("events-list").replaceChildren(...shown.map(eventItem));
 }
 
-let next = null; // position after the newest fault that was read
+let last; // id of the newest fault that was read; null: there is none yet
+let open = false; // it was shown, and no step had been committed since
 export async function watchFaults() {
-  const since = next ? `&since=${next}` : "";
-  const found = await ask(`events?kind=faults&limit=5&newest=true${since}`);
+  const found = await ask("events?kind=faults&limit=1&newest=true");
   const fault = found.events.at(-1);
-  if (next !== null && fault) {
-    notify(fault.text + (fault.noticed ? `: ${fault.noticed}` : ""), true);
-    state.drawnStep = -1;
-  }
-  next = found.next;
+  const before = last;
+  last = fault?.id ?? null;
+  // Those from before the page was opened are no news.
+  if (!fault || before === undefined || (before === last && !open)) return;
+  const over = fault.commit_s !== null;
+  if (before === last && !over) return;
+  const why = fault.noticed ? `: ${fault.noticed}` : "";
+  const after = `. Recovered: the next step was committed ${seconds(fault.commit_s)} later.`;
+  notify(fault.text + why + (over ? after : ""), !over);
+  open = !over;
+  state.drawnStep = -1;
 }

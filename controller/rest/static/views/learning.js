@@ -2,7 +2,7 @@
 
 import { ask } from "../api.js";
 import { Chart } from "../charts.js";
-import { $, put } from "../dom.js";
+import { $, make, put } from "../dom.js";
 import { short, whole } from "../format.js";
 import { state } from "../state.js";
 import { Table } from "../table.js";
@@ -10,7 +10,13 @@ import { Table } from "../table.js";
 const line = (name, label) => ({ name, label });
 const SPECS = [
   { title: "Reward", lead: true, lines: [line("reward_mean", "train")], evals: true },
-  { title: "KL from the reference", lines: [line("kl", "KL")], unit: "nats" },
+  // Without train.kl_coef there is no reference, and no curve.
+  {
+    title: "KL from the reference",
+    lines: [line("kl", "KL")],
+    unit: "nats",
+    onlyIfMeasured: true,
+  },
   { title: "KL from the sampling policy", lines: [line("kl_behaviour", "KL")], unit: "nats" },
   { title: "Entropy", lines: [line("entropy", "entropy")], unit: "nats", floor: 0 },
   { title: "Loss", lines: [line("loss", "loss")] },
@@ -161,11 +167,38 @@ export async function learning() {
   ]);
   if (turn !== board.turn) return;
   board.data = data;
+  for (const chart of charts) chart.element.hidden = unmeasured(chart.spec, data);
   board.marks = marks.events.map(markOf).filter((m) => m.kind !== "fault" || m.fault);
   stepsTable.show(rows.steps.reverse());
   state.drawnStep = data.x.length ? data.x[data.x.length - 1] : -1;
   if (board.range) state.drawnStep = state.run ? state.run.step : -1;
   board.redraw();
+}
+
+function unmeasured(spec, data) {
+  const values = spec.lines.flatMap(({ name }) => data.series[name] ?? []);
+  return Boolean(spec.onlyIfMeasured) && values.every((v) => v === null);
+}
+
+// The curves as they are drawn: at most 360 means over the range of steps that is shown.
+function asCsv({ x, series, evals }) {
+  const names = Object.keys(series).filter((name) => series[name].some((v) => v !== null));
+  const scores = new Map(evals.map((e) => [e.step, e.eval_reward_mean]));
+  const steps = [...new Set([...x, ...scores.keys()])].sort((a, b) => a - b);
+  const at = new Map(x.map((step, i) => [step, i]));
+  const rows = steps.map((step) => {
+    const values = names.map((name) => series[name][at.get(step)] ?? "");
+    return [step, ...values, scores.get(step) ?? ""].join(",");
+  });
+  return [["step", ...names, "eval_reward_mean"].join(","), ...rows, ""].join("\n");
+}
+
+function download() {
+  const link = make("a");
+  link.href = URL.createObjectURL(new Blob([asCsv(board.data)], { type: "text/csv" }));
+  link.download = `${state.run?.run_name ?? "run"}-curves.csv`;
+  link.click();
+  URL.revokeObjectURL(link.href);
 }
 
 function markOf(event) {
@@ -190,5 +223,6 @@ $("smooth").addEventListener("input", (e) => {
   board.redraw();
 });
 $("zoom-reset").addEventListener("click", () => board.zoom(null, null));
+$("curves-csv").addEventListener("click", download);
 for (const id of ["zoom-from", "zoom-to"]) $(id).addEventListener("change", zoomToTyped);
 new ResizeObserver(() => board.redraw()).observe($("charts"));

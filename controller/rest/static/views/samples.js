@@ -23,6 +23,8 @@ const MOST_TOKENS = 2000;
 const NO_TEXT = "(no text was handed in)";
 
 let chosen = null; // the group that is read
+let chosenRow = null; // its row when it was last listed
+let shownQuery = "";
 let shading = "logprob";
 
 const measured = (g, text) => (g.sequences ? text() : "–");
@@ -64,11 +66,23 @@ export async function samples() {
   if (chosenState === "dropped" && reason) query.set("reason", reason);
   for (const [id, name] of Object.entries(FILTERS))
     if ($(id).value !== "" && $(id).validity.valid) query.set(name, $(id).value);
+  const asked = query.toString();
+  // Rows do not move under a pointer: the list waits until it has left, or asks for something else.
+  if (asked === shownQuery && $("groups-table").matches(":hover")) return;
   const found = await ask(`groups?${query}`);
+  shownQuery = asked;
+  keepChosen(found.groups);
   put($("groups-count"), countText(found, chosenState === "dropped" ? dropped : null));
   groupsTable.show(found.groups, (tr, g) => {
     tr.setAttribute("aria-selected", String(g.group_id === chosen));
   });
+}
+
+// The group that is read stays in the list, also once newer ones have pushed it out.
+function keepChosen(groups) {
+  const row = groups.find((g) => g.group_id === chosen);
+  if (row) chosenRow = row;
+  else if (chosenRow && chosenRow.group_id === chosen) groups.unshift(chosenRow);
 }
 
 // `dropped`: counts by reason if dropped groups are listed, else null.
@@ -96,6 +110,7 @@ function showReasons(reasons, visible) {
 
 async function choose(id) {
   chosen = id;
+  groupsTable.mark((g) => g.group_id === chosen);
   try {
     showGroup(await ask(`groups/${encodeURIComponent(id)}`));
   } catch (error) {
