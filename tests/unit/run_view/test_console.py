@@ -11,6 +11,7 @@ from rich.console import Console
 
 from paceline.cli.up import _print_outcome
 from paceline.console.live_view import LiveConsole, PlainConsole, fitted, open_console
+from paceline.rpc.auth import dashboard_link
 from paceline.rpc.messages import as_dict
 from paceline.run_view.eta import Progress
 from paceline.run_view.event_history import text_of
@@ -143,3 +144,16 @@ def test_status_json_keeps_numbers_and_names() -> None:
     assert value["workers"][0]["role"] == "policy"
     assert value["workers"][0]["heartbeat_age_s"] == 0.0
     assert value["metrics"]["samples_per_s"] == 1650.0
+
+
+def test_the_token_is_shown_to_a_terminal_whole_and_never_to_a_log() -> None:
+    link = dashboard_link("http://127.0.0.1:40001", "0123456789abcdef" * 3)
+    assert link == f"http://127.0.0.1:40001/#token={'0123456789abcdef' * 3}"
+    assert dashboard_link("http://127.0.0.1:40001", None) == "http://127.0.0.1:40001"
+    out = io.StringIO()
+    console = open_console(Console(file=out, force_terminal=True, width=40, height=20))
+    assert console.private
+    console.keep(f"dashboard: {link}")
+    console.close()
+    assert link in out.getvalue()
+    assert not open_console(Console(file=io.StringIO())).private
