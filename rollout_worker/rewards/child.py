@@ -110,7 +110,7 @@ class _Child:
             answer |= {"reason": "reward_error", "detail": f"scoring was cancelled: {error}"}
         except Exception as error:
             # A job that is no Job, or a reward's value that breaks the check of it.
-            detail = one_line(f"{type(error).__name__}: {error}")
+            detail = one_line(error)
             answer |= {"reason": "reward_error", "detail": f"the job cannot be scored: {detail}"}
         answer["seconds"] = time.monotonic() - started
         self._beat(0)
