@@ -478,6 +478,19 @@ GUARDS = (
         "not_newer",
     ),
     Guard(
+        "cursor",
+        "after a crash the data goes on at the first row that was not dispatched",
+        (
+            Patch(
+                LEASING,
+                "    cursor = state.tasks.cursor\n    new = range(",
+                "    cursor = state.tasks.cursor + state.terms - 1\n    new = range(",
+            ),
+        ),
+        ("tests/unit/simulator/test_crash_points.py",),
+        "no_row_is_skipped",
+    ),
+    Guard(
         "checksum",
         "weights damaged on the way are refused",
         (

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from controller.ledger.coverage import Coverage
 from controller.ledger.enums import (
     DROPPED_FOR_AGE,
     DropReason,
@@ -99,6 +100,11 @@ class GroupSizes:
     tokens: int = 0
 
 
+def ordinal_of(task_id: TaskId) -> int:
+    """Of a training task: its position in the endless data order."""
+    return int(task_id[1:])
+
+
 @dataclass(slots=True)
 class TaskBook:
     """The training tasks, and the records of evaluation tasks under way."""
@@ -123,6 +129,8 @@ class TaskBook:
     """Reason of the newest of them."""
     outcomes: dict[TaskId, tuple[int, VerdictCode]] = field(default_factory=dict)
     """Of tasks that left the memory: the newest attempt, and the verdict on a repeat of it."""
+    coverage: Coverage = field(default_factory=Coverage)
+    """Outcomes of all training tasks that left the memory."""
 
     @property
     def position(self) -> int:
@@ -132,7 +140,7 @@ class TaskBook:
     def lease(self, lease: LeasedTask, owner: str) -> Task:
         task = self.records.get(lease.task_id)
         if task is None:
-            task = Task(lease.task_id, Kind.TRAIN, self.cursor)
+            task = Task(lease.task_id, Kind.TRAIN, ordinal_of(lease.task_id))
             self.records[lease.task_id] = task
             self.cursor += 1
         self.move(task, TaskState.LEASED)
@@ -145,11 +153,20 @@ class TaskBook:
             before.groups + 1, before.sequences + group.sequences, before.tokens + group.tokens
         )
 
-    def drop(self, task: Task, reason: str, detail: str, verdict: VerdictCode) -> None:
+    def drop(
+        self,
+        task: Task,
+        reason: str,
+        detail: str,
+        verdict: VerdictCode,
+        group: GroupFacts | None = None,
+    ) -> None:
+        """``group``: what had been generated for it, if anything had."""
         self.move(task, None)
         self.forget(task, verdict)
         if task.kind is Kind.EVAL:
             return
+        self.coverage.drop(ordinal_of(task.task_id), reason, task.group or group)
         self.dropped[reason] += 1
         if reason == DropReason.UNINFORMATIVE:
             self.fruitless = 0
@@ -163,6 +180,7 @@ class TaskBook:
             task = self.records[task_id]
             self.move(task, None)
             self.forget(task, VerdictCode.DUPLICATE)
+            self.coverage.cover(ordinal_of(task_id), task.group)
 
     def forget(self, task: Task, verdict: VerdictCode) -> None:
         """Takes a finished task out of memory; ``verdict``: on a repeated submission of it."""

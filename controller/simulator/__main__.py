@@ -2,6 +2,7 @@
 
 --seeds 1000                      that many schedules
 --seed 42 --verbose               one schedule, with every journal entry
+--crash-points --seeds 200        1,000 crash-and-resume points: in each run every role once
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 import traceback
 from collections import Counter
 
+from controller.simulator.crash_points import run_crash_points
 from controller.simulator.faults import run_schedule
 
 
@@ -24,17 +26,25 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=1, help="number of schedules")
     parser.add_argument("--seed", type=int, default=0, help="the first one")
     parser.add_argument("--verbose", action="store_true", help="print every journal entry")
+    parser.add_argument(
+        "--crash-points", action="store_true", help="kill each role once, and account for every row"
+    )
     arguments = parser.parse_args()
+    run = run_crash_points if arguments.crash_points else run_schedule
+    option = "--crash-points " if arguments.crash_points else ""
     began = time.monotonic()
     failed = 0
     totals: Counter[str] = Counter()
     for seed in range(arguments.seed, arguments.seed + arguments.seeds):
         try:
-            world = run_schedule(seed, trace=arguments.verbose)
+            world = run(seed, trace=arguments.verbose)
         except Exception as error:
             failed += 1
             print(f"seed {seed}: {type(error).__name__}: {error}")
-            print(f"  again: python -m controller.simulator --seed {seed} --verbose", flush=True)
+            print(
+                f"  again: python -m controller.simulator {option}--seed {seed} --verbose",
+                flush=True,
+            )
             if arguments.verbose:
                 traceback.print_exc()
             continue

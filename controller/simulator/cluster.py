@@ -83,6 +83,8 @@ class Cluster:
         self.redis.landed = self._landed
         self.redis.saved = self.oracle.saved
         self.trace: Callable[[float, Landed], None] | None = None
+        self.watch: Callable[[], None] = lambda: None
+        """Called after every journal entry."""
         self.checkpoints: dict[str, Weights] = {"": Weights(0, "initial")}
         self._epochs: dict[bytes, SimulatedEpoch] = {}
         self._incarnations = 0
@@ -99,6 +101,7 @@ class Cluster:
         self.oracle.landed(entry)
         if self.trace is not None:
             self.trace(self.timeline.now, entry)
+        self.watch()
 
     def new_incarnation(self, worker: Process) -> int:
         self._incarnations += 1

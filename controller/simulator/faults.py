@@ -300,9 +300,7 @@ def run_schedule(seed: int, *, fenced: bool = True, trace: bool = False) -> Worl
     rng = random.Random(seed * 2654435761 % (1 << 32))
     world = World(seed, replace(draw_shape(rng), fenced=fenced))
     if trace:
-        world.trace = lambda now, entry: print(
-            *(f"{now:8.3f} {entry.entry.term} {event}" for event in entry.events), sep="\n"
-        )
+        world.print_entries()
     until = world.rng.uniform(4.0, 18.0)
     plan_faults(world, until)
     world.run(quiet_after=until + 8.0)

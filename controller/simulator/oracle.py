@@ -14,7 +14,8 @@ from typing import Any
 
 from controller.ledger import Ledger
 from controller.ledger import events as ev
-from controller.ledger.commands import GroupFacts, RunSpec
+from controller.ledger.commands import GroupFacts, Kind, LeasedTask, RunSpec
+from controller.ledger.coverage_report import coverage_of
 from controller.ledger.enums import GroupFault
 from controller.ledger.tasks import SUSPECT_DEATHS
 from controller.simulator.age_oracle import (
@@ -27,6 +28,7 @@ from controller.simulator.age_oracle import (
 )
 from controller.simulator.memory_store import Landed
 from controller.store.ledger_follower import LedgerFollower
+from paceline.dataset.row_sampler import task_row
 from paceline.v1 import policy_pb2, rollout_pb2
 
 
@@ -76,6 +78,8 @@ class Oracle:
         self.lost: dict[int, tuple[str, ...]] = {}
         self.attempts: Counter[str] = Counter()
         """Leases of each task so far, in the order of the first."""
+        self.cursor = 0
+        """Training tasks so far."""
         self.leases: dict[str, tuple[int, str, int]] = {}
         """Attempt, worker and incarnation of each task that is leased."""
         self.accepted: dict[str, ev.GroupAccepted] = {}
@@ -181,6 +185,7 @@ class Oracle:
         if e.worker_id in self.spares:
             raise Violation(f"{e.worker_id} stands by and leased {e.leases}")
         for lease in e.leases:
+            self._check_row(lease)
             task_id, before = lease.task_id, self.attempts[lease.task_id]
             if lease.attempt != before + 1:
                 raise Violation(f"{task_id}/{lease.attempt} follows attempt {before}")
@@ -194,6 +199,19 @@ class Oracle:
         suspects = [t for t in holds if self.deaths[t] >= SUSPECT_DEATHS]
         if suspects and len(holds) > 1:
             raise Violation(f"{suspects} leased to {e.worker_id} in company: {holds}")
+
+    def _check_row(self, lease: LeasedTask) -> None:
+        """A new task is the next one of the data order: the cursor runs ahead of nothing."""
+        facts = self.facts
+        if lease.kind is Kind.EVAL:
+            return
+        if lease.task_id not in self.attempts:
+            if lease.task_id != f"t{self.cursor}":
+                raise Violation(f"{lease.task_id} is leased after {self.cursor} tasks")
+            self.cursor += 1
+        row = task_row(facts.seed, int(lease.task_id[1:]), facts.dataset_rows, facts.shuffle)
+        if (lease.epoch, lease.index) != row:
+            raise Violation(f"{lease.task_id} is leased with row {lease.index}, not {row}")
 
     def _end_lease(self, task_id: str, attempt: int, worker_id: str | None = None) -> None:
         held = self.leases.pop(task_id, None)
@@ -478,3 +496,29 @@ class Oracle:
             raise Violation(f"lost: {sorted(lost)}, dispatched {counts.cursor}")
         if trained & self.dropped:
             raise Violation(f"trained and dropped: {sorted(trained & self.dropped)}")
+        self._check_coverage(trained)
+
+    def _check_coverage(self, trained: set[str]) -> None:
+        """Every row that the cursor has passed was trained once or dropped, by these books and by the
+        ledger's own report, which must agree."""
+        rows: Counter[tuple[int, int]] = Counter()
+        facts = self.facts
+        for task_id in [t for groups in self.line for t in groups] + sorted(self.dropped):
+            if task_id.startswith("t"):
+                ordinal = int(task_id[1:])
+                rows[task_row(facts.seed, ordinal, facts.dataset_rows, facts.shuffle)] += 1
+        cursor = self.ledger.state.tasks.cursor
+        passed = {
+            task_row(facts.seed, ordinal, facts.dataset_rows, facts.shuffle)
+            for ordinal in range(cursor)
+        }
+        if skipped := passed - rows.keys():
+            raise Violation(f"rows were skipped: {sorted(skipped)}")
+        if twice := [row for row, many in rows.items() if many > 1]:
+            raise Violation(f"rows were finished twice: {sorted(twice)}")
+        report = coverage_of(self.ledger.state)
+        if problems := list(report.problems()):
+            raise Violation("; ".join(problems))
+        if sum(epoch.trained for epoch in report.epochs) != len(trained):
+            raise Violation(f"{len(trained)} groups are trained, the report says {report.epochs}")
+        self.counts["rows"] += len(rows)

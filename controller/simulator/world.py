@@ -30,6 +30,12 @@ class World(Cluster):
             self.start_worker(f"rollout-{n}")
         self.admin = Client(self, "admin")
 
+    def print_entries(self) -> None:
+        """Prints every journal entry from here on."""
+        self.trace = lambda now, entry: print(
+            *(f"{now:8.3f} {entry.entry.term} {event}" for event in entry.events), sep="\n"
+        )
+
     # ---- processes ------------------------------------------------------------------------
 
     def start_worker(self, worker_id: str) -> None:

@@ -4,6 +4,8 @@
   invariant is recomputed from the tasks.
 - Trained groups are counted a second time from the events alone: no group is in two steps, except in
   steps that a rollback undid.
+- Every row of every data-set epoch is accounted for: no row is skipped, and none is finished twice. The
+  row of each lease is what the row sampler says.
 - Entries are numbered without a gap; terms, versions and mesh epochs only rise.
 - If the journal still holds the entries before the snapshot, the snapshot must equal the replayed
   state. Otherwise replay begins at the snapshot, and the counts depend on it.
@@ -21,11 +23,16 @@ from typing import Any
 import redis
 
 from controller.ledger import BrokenInvariant, Ledger
-from controller.ledger.events import from_json
+from controller.ledger.coverage import Spans, contains
+from controller.ledger.coverage_report import CoverageReport, coverage_of
+from controller.ledger.enums import Kind
+from controller.ledger.events import TasksLeased, from_json
+from controller.ledger.tasks import ordinal_of
 from controller.ledger.views import counts, live_payloads
 from controller.store.journal import START, Entry, check_format, decode_entry, order
 from controller.store.payloads import FilePayloads
 from controller.store.redis_keys import Keys
+from paceline.dataset.row_sampler import task_row
 from paceline.ids import Step, TaskId
 from paceline.redis.client import connect_sync, without_password
 from paceline.redis.server import NoRedis
@@ -41,6 +48,7 @@ class Report:
     counts: dict[str, Any] = field(default_factory=dict)
     """dispatched, pending, leased, ready, in_step, trained, dropped (by reason), duplicates, lost,
     steps, events, entries, terms, failovers, mesh_rebuilds, rollbacks."""
+    coverage: CoverageReport = field(default_factory=CoverageReport)
     problems: list[str] = field(default_factory=list)
     """One line for each broken promise."""
 
@@ -115,6 +123,8 @@ class _Replay:
         self._open: tuple[Step, tuple[TaskId, ...]] = (Step(0), ())
         self._trained: dict[Step, tuple[TaskId, ...]] = {}
         """Groups of each committed step that no rollback undid, by step, from the events."""
+        self._covered: Spans = []
+        """Groups that were trained under a checkpoint before the replay began."""
 
     def begin_at(self, snapshot: Mapping[str, Any]) -> None:
         self.ledger = Ledger.from_snapshot(snapshot["state"], checked=True)
@@ -124,6 +134,7 @@ class _Replay:
         self._version = state.versions.version
         self._epoch = state.fleet.mesh_epoch
         self._trained = dict(state.steps.history)
+        self._covered = list(state.tasks.coverage.trained)
         if state.steps.open is not None:
             self._open = (state.steps.open.step, state.steps.open.groups)
 
@@ -140,12 +151,29 @@ class _Replay:
             self._events += 1
             self._count(raw)
             try:
-                self.ledger.apply(from_json(raw))
+                event = from_json(raw)
+                self.ledger.apply(event)
+                if isinstance(event, TasksLeased):
+                    self._check_rows(event)
             except (BrokenInvariant, AssertionError, KeyError, ValueError) as error:
                 self.report.problem(f"entry {entry.at.number}, {raw['type']}: {error}")
                 self.broken = True
                 return
         self.ledger.take_garbage()
+
+    def _check_rows(self, event: TasksLeased) -> None:
+        """Whether the leased rows are those that the data order has for the tasks."""
+        run = self.ledger.state.run
+        for lease in event.leases:
+            if lease.kind is not Kind.TRAIN:
+                continue
+            ordinal = ordinal_of(lease.task_id)
+            expected = task_row(run.seed, ordinal, run.dataset_rows, run.shuffle)
+            if (lease.epoch, lease.index) != expected:
+                self.report.problem(
+                    f"{lease.task_id} was leased with row {lease.index} of epoch {lease.epoch}, "
+                    f"which is row {expected[1]} of epoch {expected[0]}"
+                )
 
     def _count(self, event: Mapping[str, Any]) -> None:
         kind = event["type"]
@@ -179,8 +207,9 @@ class _Replay:
         state = self.ledger.state
         for line in self.ledger.check():
             self.report.problem(line)
-        trained = [task_id for groups in self._trained.values() for task_id in groups]
+        trained = [ordinal_of(t) for groups in self._trained.values() for t in groups]
         duplicates = len(trained) - len(set(trained))
+        duplicates += sum(contains(self._covered, ordinal) for ordinal in trained)
         if duplicates:
             self.report.problem(f"{duplicates} groups were trained twice")
         view = counts(state)
@@ -190,6 +219,9 @@ class _Replay:
             self.report.problem(f"{lost} tasks are nowhere")
         if not self.broken:
             self._check_payloads(client, keys)
+            self.report.coverage = coverage_of(state)
+            for line in self.report.coverage.problems():
+                self.report.problem(line)
         self.report.counts = {
             **asdict(view),
             "duplicates": duplicates,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,8 +14,13 @@ from paceline.cli.common import JsonOption, RunDirOption, print_json
 from paceline.errors import BadInput
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
+    from controller.ledger.coverage_report import CoverageReport
     from controller.store.journal_audit import Report
     from paceline.config.schema import RedisConfig
+
+EPOCHS_SHOWN = 10
 
 ledger = typer.Typer(
     help="Verify a run's ledger.\n\nExample: paceline ledger verify --run-dir runs/demo",
@@ -32,10 +37,14 @@ def verify(
     run: Annotated[str | None, typer.Option(metavar="NAME", help="Name of the run.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Replay the journal, check every invariant, and count every sample.
+    """Replay the journal, check every invariant, and account for every row of every data-set epoch.
+
+    Each row of an epoch is trained once, dropped for a reason, on its way, or still to come. The last
+    table compares the length and the reward of dropped completions with those that were trained: if they
+    differ, what is dropped biases the training.
 
     If the embedded Redis of the run directory is not running, it is started for the check. Exit status
-    1 if an invariant is violated.
+    1 if an invariant is violated, or if a row was skipped or trained twice.
 
     Example: paceline ledger verify --run-dir runs/demo
     """
@@ -48,7 +57,8 @@ def verify(
         report = replay(url, name)
     if as_json:
         counts, problems = report.counts, report.problems
-        print_json({"run": name, "ok": report.ok, "counts": counts, "problems": problems})
+        body = {"run": name, "ok": report.ok, "counts": counts, "problems": problems}
+        print_json({**body, "coverage": report.coverage.as_json()})
     else:
         _print(name, report)
     raise typer.Exit(0 if report.ok else 1)
@@ -63,9 +73,53 @@ def _print(name: str, report: Report) -> None:
             typer.echo(f"  {what:<12} {total}" + (f"  ({reasons})" if reasons else ""))
         else:
             typer.echo(f"  {what:<12} {count}")
+    if report.coverage.epochs:
+        _print_coverage(report.coverage)
     for problem in report.problems:
         typer.echo(f"  violated: {problem}")
     typer.echo("every invariant holds" if report.ok else "the ledger is NOT sound")
+
+
+def _print_coverage(coverage: CoverageReport) -> None:
+    from paceline.console.terminal import out_console
+
+    console = out_console()
+    order = f"shuffled by seed {coverage.seed}" if coverage.shuffle else "in the order of the file"
+    typer.echo(f"coverage of the data: {coverage.rows} rows, {order}")
+    newest = coverage.epochs[-EPOCHS_SHOWN:]
+    if earlier := len(coverage.epochs) - len(newest):
+        typer.echo(f"  ({earlier} earlier epochs: --json shows them)")
+    columns = ["epoch", "trained", "dropped", "on their way", "to come", "skipped", "twice"]
+    if any(epoch.unrecorded for epoch in newest):
+        columns.append("unrecorded")
+    table = _table(*columns)
+    for epoch in newest:
+        cells: list[object] = [epoch.epoch, epoch.trained, _by_reason(epoch.dropped)]
+        cells += [_by_reason(epoch.in_flight), epoch.to_come, epoch.skipped, epoch.twice]
+        table.add_row(*map(str, [*cells, epoch.unrecorded][: len(columns)]))
+    console.print(table)
+    if not coverage.compared:
+        return
+    table = _table("outcome", "groups", "share", "tokens a completion", "reward")
+    for one in coverage.compared:
+        tokens = "-" if one.completion_tokens is None else f"{one.completion_tokens:.1f}"
+        reward = "-" if one.reward is None else f"{one.reward:.3f}"
+        table.add_row(one.outcome, str(one.groups), f"{one.share:.1%}", tokens, reward)
+    console.print(table)
+
+
+def _table(*columns: str) -> Table:
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=True, header_style="dim")
+    for name in columns:
+        table.add_column(name, justify="right")
+    return table
+
+
+def _by_reason(counts: Mapping[str, int]) -> str:
+    reasons = ", ".join(f"{reason} {n}" for reason, n in sorted(counts.items()))
+    return f"{sum(counts.values())} ({reasons})" if reasons else "0"
 
 
 @contextmanager

@@ -126,7 +126,7 @@ class TaskDropped(Event):
         s.steps.suspects.pop(self.task_id, None)
         if task.state is TaskState.IN_STEP:
             s.steps.leave_out(self.task_id)
-        s.tasks.drop(task, self.reason, self.detail, self.verdict)
+        s.tasks.drop(task, self.reason, self.detail, self.verdict, self.group)
 
     def text(self) -> str:
         lengths = self.group.whole_lengths if self.group and self.reason in set(GroupFault) else ()

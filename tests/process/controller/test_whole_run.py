@@ -7,12 +7,15 @@ import json
 from collections import Counter
 from pathlib import Path
 
+from typer.testing import CliRunner
+
 from controller.ledger import Ledger
 from controller.store.journal import Journal, JournalGap, Position
-from controller.store.journal_audit import verify
+from controller.store.journal_audit import Report, verify
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.payloads import RedisPayloads
 from controller.store.redis_keys import Keys
+from paceline.cli import app
 from paceline.redis.client import connect
 from paceline.v1 import admin_pb2, policy_pb2, rollout_pb2
 from testbed.controllers import (
@@ -112,11 +115,27 @@ async def test_snapshot_trimming_and_replay_give_the_live_state(tmp_path: Path) 
             pass
         report = verify(controllers.redis_url, "load")
         assert report.ok, report.problems
+        _check_coverage(report, controllers.redis_url)
         # A controller that starts now begins at the snapshot and leads on from there.
         await asyncio.to_thread(controllers.start, "controller-1")
         async with working_fleet(controllers) as (policies, _):
             await until(lambda: policies[0].timings.steps >= 2)
         await redis.aclose()
+
+
+def _check_coverage(report: Report, redis_url: str) -> None:
+    """The rows of the trimmed part of the journal are accounted for too, and the command prints them."""
+    coverage = report.coverage
+    assert (coverage.skipped, coverage.twice) == (0, 0)
+    assert not any(epoch.unrecorded for epoch in coverage.epochs)
+    assert sum(epoch.trained for epoch in coverage.epochs) == report.counts["trained"] > 80
+    arguments = ["ledger", "verify", "--redis-url", redis_url, "--run", "load"]
+    shown = CliRunner().invoke(app, arguments)
+    assert shown.exit_code == 0, shown.output
+    assert f"coverage of the data: {coverage.rows} rows" in shown.output
+    assert "tokens a completion" in shown.output
+    body = json.loads(CliRunner().invoke(app, [*arguments, "--json"]).stdout)
+    assert body["coverage"]["compared"][0]["outcome"] == "trained"
 
 
 def _snapshots(log: str) -> int:

@@ -1,0 +1,101 @@
+"""Coverage of the data: tasks that are finished for good, as spans of ordinals, with their lengths and rewards.
+
+A task is finished for good if it was dropped, or if a checkpoint covers the step that trained it. The
+ledger keeps no record of it then; the spans here remain, so that every row can be accounted for after the
+journal was trimmed. Neighbouring ordinals merge: a snapshot holds about 16 bytes for each drop, whatever
+the number of trained tasks.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from controller.ledger.facts import GroupFacts
+
+Spans = list[int]
+"""Ascending and flat: [start, end, start, end, ...]; an end is not part of its span."""
+
+
+def add(spans: Spans, ordinal: int) -> bool:
+    """Adds ``ordinal``; False, with nothing changed, if it is there already."""
+    at = bisect_right(spans, ordinal)
+    if at % 2:
+        return False
+    joins_left = at > 0 and spans[at - 1] == ordinal
+    joins_right = at < len(spans) and spans[at] == ordinal + 1
+    if joins_left and joins_right:
+        del spans[at - 1 : at + 1]
+    elif joins_left:
+        spans[at - 1] += 1
+    elif joins_right:
+        spans[at] -= 1
+    else:
+        spans[at:at] = [ordinal, ordinal + 1]
+    return True
+
+
+def contains(spans: Spans, ordinal: int) -> bool:
+    return bisect_right(spans, ordinal) % 2 == 1
+
+
+def pairs(spans: Spans) -> Iterator[tuple[int, int]]:
+    return zip(spans[::2], spans[1::2], strict=True)
+
+
+def count(spans: Spans) -> int:
+    return sum(end - start for start, end in pairs(spans))
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over groups whose completions the ledger knows."""
+
+    compact = True
+
+    groups: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    """Completion tokens that could be trained."""
+    reward_sum: float = 0.0
+    """Over sequences."""
+
+    def add(self, group: GroupFacts) -> None:
+        self.groups += 1
+        self.sequences += group.sequences
+        self.tokens += group.tokens
+        self.reward_sum += group.reward_mean * group.sequences
+
+
+@dataclass(slots=True)
+class Coverage:
+    trained: Spans = field(default_factory=list)
+    """Under a checkpoint."""
+    dropped: dict[str, Spans] = field(default_factory=dict)
+    """By reason."""
+    repeated: list[int] = field(default_factory=list)
+    """Tasks that were finished more than once. Always empty unless a promise is broken."""
+    trained_tally: Tally = field(default_factory=Tally)
+    dropped_tally: dict[str, Tally] = field(default_factory=dict)
+
+    def cover(self, ordinal: int, group: GroupFacts | None) -> None:
+        if not add(self.trained, ordinal):
+            self.repeated.append(ordinal)
+        if group is not None:
+            self.trained_tally.add(group)
+
+    def drop(self, ordinal: int, reason: str, group: GroupFacts | None) -> None:
+        if not add(self.dropped.setdefault(reason, []), ordinal):
+            self.repeated.append(ordinal)
+        if group is not None:
+            self.dropped_tally.setdefault(reason, Tally()).add(group)
+
+    def finished(self) -> Iterable[tuple[int, int, str]]:
+        """(start, end, outcome) of every span; the outcome is ``trained`` or the reason of a drop."""
+        yield from ((start, end, "trained") for start, end in pairs(self.trained))
+        for reason, spans in self.dropped.items():
+            yield from ((start, end, reason) for start, end in pairs(spans))
+
+    def count(self) -> int:
+        return count(self.trained) + sum(map(count, self.dropped.values()))

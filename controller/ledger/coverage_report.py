@@ -1,0 +1,187 @@
+"""Coverage report: what became of every row in every data-set epoch, and how the dropped groups compare."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from controller.ledger.coverage import Tally
+from controller.ledger.enums import Kind
+from controller.ledger.state import State
+from controller.ledger.tasks import TaskState, ordinal_of
+from paceline.dataset.row_sampler import task_row
+
+ROWS_NAMED = 20
+TRAINED = str(TaskState.TRAINED)
+_IN_FLIGHT = tuple(str(s) for s in TaskState if s is not TaskState.TRAINED)
+
+
+@dataclass(slots=True)
+class EpochCoverage:
+    """One pass over the data: each of its rows is counted in exactly one of these, unless it was repeated."""
+
+    epoch: int
+    rows: int
+    trained: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    in_flight: Counter[str] = field(default_factory=Counter)
+    """pending, leased, ready, in_step."""
+    to_come: int = 0
+    """Rows that were not dispatched yet."""
+    skipped: int = 0
+    """Passed by, and neither trained nor dropped nor on their way."""
+    twice: int = 0
+    """Finished or held more than once."""
+    unrecorded: int = 0
+    """Finished under a release that did not record which rows."""
+
+
+@dataclass(slots=True)
+class Comparison:
+    """Groups with one outcome beside those that were trained."""
+
+    outcome: str
+    """trained, or the reason of a drop."""
+    groups: int
+    share: float
+    """Of all finished groups."""
+    measured: int
+    """Those of them whose completions the ledger has seen: the means are over these."""
+    completion_tokens: float | None
+    reward: float | None
+
+
+@dataclass(slots=True)
+class CoverageReport:
+    rows: int = 0
+    shuffle: bool = True
+    seed: int = 0
+    epochs: list[EpochCoverage] = field(default_factory=list)
+    """Those that were begun."""
+    compared: list[Comparison] = field(default_factory=list)
+    skipped_rows: list[tuple[int, int]] = field(default_factory=list)
+    """(epoch, row) of the first that were skipped, and those that were finished twice."""
+    repeated_rows: list[tuple[int, int]] = field(default_factory=list)
+
+    @property
+    def skipped(self) -> int:
+        return sum(e.skipped for e in self.epochs)
+
+    @property
+    def twice(self) -> int:
+        return sum(e.twice for e in self.epochs)
+
+    def problems(self) -> Iterator[str]:
+        for many, what, named in (
+            (self.skipped, "skipped", self.skipped_rows),
+            (self.twice, "counted twice", self.repeated_rows),
+        ):
+            if many:
+                rows = ", ".join(f"row {row} of epoch {epoch}" for epoch, row in named[:5])
+                yield f"{many} rows were {what}: {rows}"
+
+    def as_json(self) -> dict[str, Any]:
+        return {**asdict(self), "skipped": self.skipped, "twice": self.twice}
+
+
+def coverage_of(state: State) -> CoverageReport:
+    """The report, from the ledger's memory and the row sampler. Linear in tasks in memory and in drops."""
+    if state.facts is None:
+        return CoverageReport()
+    run = state.run
+    report = CoverageReport(run.dataset_rows, run.shuffle, run.seed)
+    spans = sorted(_spans(state))
+    end = max([state.tasks.cursor, *(stop for _, stop, _ in spans)])
+    epochs = -(-end // run.dataset_rows)
+    report.epochs = [EpochCoverage(n, run.dataset_rows) for n in range(epochs)]
+    unrecorded = _unrecorded(state)
+    position = 0
+    for start, stop, outcome in [*spans, (end, end, "")]:
+        if start > position:
+            _gap(state, report, position, start, unrecorded > 0)
+        again = min(stop, position)
+        if start < again:
+            _repeated(state, report, start, again)
+        for epoch, many in _by_epoch(report, max(start, position), stop):
+            if outcome == TRAINED:
+                epoch.trained += many
+            elif outcome in _IN_FLIGHT:
+                epoch.in_flight[outcome] += many
+            else:
+                epoch.dropped[outcome] += many
+        position = max(position, stop)
+    for ordinal in state.tasks.coverage.repeated:
+        _repeated(state, report, ordinal, ordinal + 1)
+    if report.epochs:
+        report.epochs[-1].to_come = epochs * run.dataset_rows - end
+    report.compared = list(_compared(state))
+    return report
+
+
+def _spans(state: State) -> Iterator[tuple[int, int, str]]:
+    yield from state.tasks.coverage.finished()
+    for task in state.tasks.records.values():
+        if task.kind is Kind.TRAIN and task.state is not None:
+            ordinal = ordinal_of(task.task_id)
+            yield ordinal, ordinal + 1, str(task.state)
+
+
+def _unrecorded(state: State) -> int:
+    """Finished tasks of which only the number is known."""
+    tasks = state.tasks
+    covered = tasks.trained - sum(len(groups) for groups in state.steps.history.values())
+    recorded = tasks.coverage.count() + len(tasks.coverage.repeated)
+    return covered + tasks.dropped.total() - recorded
+
+
+def _by_epoch(report: CoverageReport, start: int, stop: int) -> Iterator[tuple[EpochCoverage, int]]:
+    while start < stop:
+        epoch = report.epochs[start // report.rows]
+        end = min(stop, (epoch.epoch + 1) * report.rows)
+        yield epoch, end - start
+        start = end
+
+
+def _gap(state: State, report: CoverageReport, start: int, stop: int, unrecorded: bool) -> None:
+    for epoch, many in _by_epoch(report, start, stop):
+        if unrecorded:
+            epoch.unrecorded += many
+        else:
+            epoch.skipped += many
+    if not unrecorded:
+        _name(state, report.skipped_rows, start, stop)
+
+
+def _repeated(state: State, report: CoverageReport, start: int, stop: int) -> None:
+    for epoch, many in _by_epoch(report, start, stop):
+        epoch.twice += many
+    _name(state, report.repeated_rows, start, stop)
+
+
+def _name(state: State, named: list[tuple[int, int]], start: int, stop: int) -> None:
+    run = state.run
+    for ordinal in range(start, min(stop, start + ROWS_NAMED - len(named))):
+        named.append(task_row(run.seed, ordinal, run.dataset_rows, run.shuffle))
+
+
+def _compared(state: State) -> Iterator[Comparison]:
+    book = state.tasks
+    coverage = book.coverage
+    trained = Tally(**asdict(coverage.trained_tally))
+    for task in book.records.values():
+        if task.kind is Kind.TRAIN and task.state is TaskState.TRAINED and task.group is not None:
+            trained.add(task.group)
+    total = book.trained + book.dropped.total()
+    if total:
+        yield _comparison(TRAINED, book.trained, total, trained)
+    for reason, groups in sorted(book.dropped.items()):
+        yield _comparison(reason, groups, total, coverage.dropped_tally.get(reason, Tally()))
+
+
+def _comparison(outcome: str, groups: int, total: int, tally: Tally) -> Comparison:
+    means: tuple[float | None, float | None] = None, None
+    if tally.sequences:
+        means = tally.tokens / tally.sequences, tally.reward_sum / tally.sequences
+    return Comparison(outcome, groups, groups / total, tally.groups, *means)

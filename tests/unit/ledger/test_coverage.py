@@ -1,0 +1,128 @@
+"""Coverage report: every row of every data-set epoch is trained once, dropped, on its way or still to come."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from controller.ledger import Ledger
+from controller.ledger.coverage import add, contains, count
+from controller.ledger.coverage_report import coverage_of
+from controller.ledger.state import State
+from paceline.dataset.row_sampler import task_row
+from tests.fixtures.ledgers import Driven
+
+
+@pytest.fixture
+def run() -> Driven:
+    """Batches of 4 of a data set of 10 rows."""
+    driven = Driven(dataset_rows=10)
+    driven.policy("p0")
+    driven.rollout("r0")
+    return driven
+
+
+def test_spans_merge_in_any_order_and_notice_a_repeat() -> None:
+    spans: list[int] = []
+    for ordinal in (5, 3, 4, 9, 0, 1):
+        assert add(spans, ordinal)
+    assert spans == [0, 2, 3, 6, 9, 10]
+    assert not add(spans, 4) and not add(spans, 0)
+    assert count(spans) == 6
+    assert [n for n in range(11) if contains(spans, n)] == [0, 1, 3, 4, 5, 9]
+
+
+def test_every_row_is_trained_dropped_on_its_way_or_still_to_come(run: Driven) -> None:
+    run.train()
+    first, second = run.lease("r0", 2).leases
+    run.return_task("r0", first, "drop", "prompt_too_long")
+    run.submit("r0", second, 1)
+    run.lease("r0")
+    (epoch,) = coverage_of(run.state).epochs
+    assert (epoch.trained, epoch.dropped) == (4, {"prompt_too_long": 1})
+    assert epoch.in_flight == {"ready": 1, "leased": 1}
+    assert (epoch.to_come, epoch.skipped, epoch.twice) == (3, 0, 0)
+
+
+def test_an_epoch_ends_within_a_batch(run: Driven) -> None:
+    for _ in range(3):
+        run.train()
+    first, second = coverage_of(run.state).epochs
+    assert (first.trained, first.to_come) == (10, 0)
+    assert (second.trained, second.to_come) == (2, 8)
+
+
+def test_a_row_that_is_trained_in_a_lost_step_and_again_in_its_replay_counts_once(
+    run: Driven,
+) -> None:
+    run.train()
+    run.checkpoint()
+    run.train()
+    run.die("p0")
+    run.policy("p0")
+    assert run.state.versions.rollbacks == 1
+    report = coverage_of(run.state)
+    assert (report.epochs[0].trained, report.epochs[0].in_flight) == (4, {"in_step": 4})
+    run.train()
+    report = coverage_of(run.state)
+    assert report.epochs[0].trained == 8
+    assert list(report.problems()) == []
+
+
+def test_rows_that_a_checkpoint_covers_are_accounted_for_after_a_trimmed_journal(
+    run: Driven,
+) -> None:
+    run.train()
+    run.checkpoint()
+    before = coverage_of(run.state)
+    assert before.epochs[0].trained == 4 and not run.state.tasks.records
+    again = Ledger.from_snapshot(json.loads(json.dumps(run.ledger.to_snapshot())))
+    assert coverage_of(again.state) == before
+
+
+def test_a_cursor_that_ran_ahead_is_reported_with_the_rows_it_skipped(run: Driven) -> None:
+    run.train()
+    state: State = run.state
+    state.tasks.cursor += 2
+    report = coverage_of(state)
+    assert report.skipped == 2
+    rows = [task_row(1, ordinal, 10, True) for ordinal in (4, 5)]
+    assert report.skipped_rows == rows
+    (line,) = report.problems()
+    assert line.startswith(f"2 rows were skipped: row {rows[0][1]} of epoch 0")
+
+
+def test_a_row_that_is_finished_twice_is_reported(run: Driven) -> None:
+    run.train()
+    run.checkpoint()
+    run.state.tasks.coverage.drop(2, "stale", None)
+    report = coverage_of(run.state)
+    assert report.twice == 1 and report.repeated_rows == [task_row(1, 2, 10, True)]
+
+
+def test_rows_of_a_release_that_did_not_record_them_are_not_called_skipped(run: Driven) -> None:
+    run.train()
+    run.checkpoint()
+    old = run.ledger.to_snapshot()
+    del old["tasks"]["coverage"]
+    report = coverage_of(Ledger.from_snapshot(old).state)
+    assert (report.epochs[0].unrecorded, report.skipped) == (4, 0)
+
+
+def test_lengths_and_rewards_of_what_was_dropped_stand_beside_those_of_what_was_trained() -> None:
+    run = Driven(dataset_rows=10, late_groups="drop")
+    run.policy("p0")
+    run.rollout("r0")
+    slow = run.lease("r0").leases[0]
+    for _ in range(3):
+        run.train()
+    run.submit("r0", slow, 0, tokens=200, reward_mean=0.9)
+    lost = run.lease("r0").leases[0]
+    run.return_task("r0", lost, "drop", "prompt_too_long")
+    trained, long_prompt, stale = coverage_of(run.state).compared
+    assert (trained.outcome, trained.groups, trained.completion_tokens) == ("trained", 12, 10.0)
+    assert (stale.outcome, stale.groups, stale.completion_tokens) == ("stale", 1, 100.0)
+    assert (trained.reward, stale.reward) == (0.5, 0.9)
+    assert (long_prompt.measured, long_prompt.completion_tokens) == (0, None)
+    assert [round(c.share, 3) for c in (trained, stale)] == [0.857, 0.071]
