@@ -152,7 +152,7 @@ def train(config, warm_up: int, path: Path) -> dict[str, float]:
         trainer.add(groups)
         trainer.reduce()
         trainer.digest()
-        trainer.commit(step + 1)
+        trainer.commit(step + 1, config.train.lr)
     steps = len(batches) - warm_up
     clock = {
         "steps": steps,

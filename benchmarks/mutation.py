@@ -491,6 +491,30 @@ GUARDS = (
         "no_row_is_skipped",
     ),
     Guard(
+        "replay-lr",
+        "a step that is trained again has the learning rate and the token age that it had",
+        (
+            Patch(
+                STEPPING,
+                "    terms = s.steps.terms_of(step) if replay else None\n",
+                "    terms = None\n",
+            ),
+        ),
+        ("tests/unit/ledger/test_settings.py",),
+    ),
+    Guard(
+        "old-file",
+        "a new leader with an unchanged config file keeps what paceline set has changed",
+        (
+            Patch(
+                "controller/ledger/decisions/settings.py",
+                "    edited = s.settings.edited(c.settings)\n",
+                "    edited = dict(c.settings)\n",
+            ),
+        ),
+        ("tests/unit/ledger/test_settings.py",),
+    ),
+    Guard(
         "checksum",
         "weights damaged on the way are refused",
         (

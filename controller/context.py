@@ -12,8 +12,9 @@ from controller.dataset_rows import DatasetRows
 from controller.export.exporters import Exporters
 from controller.export.run_files import RunFiles
 from controller.ledger.commands import RunSpec
+from controller.ledger.learning_rate import LearningRate
 from controller.store.stores import Stores
-from paceline.config.load import fleet_digest
+from paceline.config.load import fleet_digest, run_digest
 from paceline.config.schema import Config
 from paceline.redis.client import parse_sentinel
 from paceline.redis.leader_lease import LeaderIdentity
@@ -29,10 +30,15 @@ class ControllerContext:
     tick_s: float = 0.05
     """How often the leader asks whom liveness would declare dead."""
     config_digest: str = field(init=False)
+    """Of the settings that all processes of the run must share now."""
     config_json: str = field(init=False)
+    run_digest: str = field(init=False)
+    """Of the settings that are fixed for the run."""
+    run_json: str = field(init=False)
 
     def __post_init__(self) -> None:
         self.config_digest, self.config_json = fleet_digest(self.config)
+        self.run_digest, self.run_json = run_digest(self.config)
 
     def open_exports(self) -> tuple[RunFiles, Exporters]:
         """What a term writes beside the journal, as long as it holds the lease."""
@@ -51,9 +57,9 @@ class ControllerContext:
         except (RedisError, OSError):
             return False
 
-    def run_spec(self, rows: DatasetRows) -> RunSpec:
-        """What the ledger must know of the config and the data."""
-        config = self.config
+    def run_spec(self, rows: DatasetRows, config: Config) -> RunSpec:
+        """What the ledger must know of the data and of ``config``: this controller's, with the settings
+        that are in force."""
         return RunSpec(
             run_id=config.run.name,
             run_name=config.run.name,
@@ -64,18 +70,24 @@ class ControllerContext:
             max_staleness=config.train.max_staleness,
             max_attempts=config.fleet.max_attempts,
             dataset_rows=rows.train_rows,
-            eval_rows=rows.eval_rows,
+            eval_rows=min(rows.held_out_rows, config.train.eval_limit),
             eval_every=config.train.eval_every,
             checkpoint_every=config.train.checkpoint_every,
             filter_uninformative=config.train.filter_uninformative,
             shuffle=config.data.shuffle,
             desired={"policy": config.fleet.policy, "rollout": config.fleet.rollout},
             data_digest=rows.digest,
-            config_digest=self.config_digest,
+            config_digest=self.run_digest,
             bounds=config.fleet.bounds,
             late_groups=config.train.late_groups,
             max_nonfinite_steps=config.train.max_nonfinite_steps or 0,
             early_stop_evals=config.train.early_stop_evals,
             eval_drop=config.train.eval_drop,
             max_token_age=config.train.token_age,
+            lr=LearningRate(
+                config.train.lr,
+                config.train.schedule,
+                config.train.warmup_steps,
+                config.train.min_lr_ratio,
+            ),
         )

@@ -27,10 +27,10 @@ READERS = 16
 class DatasetRows:
     """Training and held-out rows of a run."""
 
-    def __init__(self, train: RowSource, held_out: RowSource | None, eval_limit: int) -> None:
+    def __init__(self, train: RowSource, held_out: RowSource | None) -> None:
         self._sources = {Kind.TRAIN: train, Kind.EVAL: held_out}
         self.train_rows = len(train)
-        self.eval_rows = min(len(held_out), eval_limit) if held_out is not None else 0
+        self.held_out_rows = len(held_out) if held_out is not None else 0
         self.digest = train.digest if held_out is None else f"{train.digest}+{held_out.digest}"
         self._cache: OrderedDict[tuple[Kind, int], str] = OrderedDict()
         self._cached_bytes = 0
@@ -65,7 +65,7 @@ class DatasetRows:
         if data.eval_path is not None:
             held_out = load_rows(data.eval_path, name=data.name, split=data.eval_split)
             check_rows(held_out, data)
-        return cls(train, held_out, config.train.eval_limit)
+        return cls(train, held_out)
 
     async def of(self, leases: Sequence[LeasedTask]) -> list[str]:
         """Each task's row as a JSON object, in order."""

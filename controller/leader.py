@@ -36,11 +36,12 @@ from controller.fleet.liveness import Liveness
 from controller.fleet.sessions import ServerSession, Sessions
 from controller.fleet.stack_requests import StackRequests
 from controller.housekeeping import Housekeeping
-from controller.ledger.commands import BeginTerm, Command, CommandRefused, StartRun
+from controller.ledger.commands import BeginTerm, Command, CommandRefused
 from controller.ledger.events import GroupAccepted, RunFailed, RunFinished, StepCommitted
 from controller.ledger.fleet import Worker
 from controller.long_poll import LongPolls
 from controller.proto_encoding import directive_of
+from controller.run_settings import RunSettings
 from controller.services.validation import GroupLimits
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import Deposed, LedgerSnapshot
@@ -82,6 +83,7 @@ class Leader:
         self.clock = context.clock
         self.term = term
         self.ledger = replica.ledger
+        self.settings = RunSettings(context, lambda: self.ledger.state)
         self.limits = GroupLimits.of(config)
         self.partials = PartialRollouts(
             stores.partials,
@@ -253,7 +255,7 @@ class Leader:
     async def _begin(self) -> None:
         before = self.group_commit.at
         self.housekeeping.over = self.ledger.state.ended
-        self.decide(StartRun(self.context.run_spec(self.rows)))
+        self.decide(self.settings.start_command(self.rows))
         self.decide(BeginTerm(self.term, self.context.identity.controller_id))
         self._begun = True
         now = self.clock.monotonic()

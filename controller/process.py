@@ -73,6 +73,7 @@ HANDLERS: dict[str, Any] = {
     "AdminService.Stop": admin.stop,
     "AdminService.Why": admin.why,
     "AdminService.GetStacks": admin.get_stacks,
+    "AdminService.ChangeSettings": admin.change_settings,
 }
 
 

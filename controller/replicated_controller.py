@@ -28,6 +28,7 @@ from controller.leader import Leader
 from controller.ledger.commands import CommandRefused
 from controller.ledger.state import State
 from controller.long_poll import WakeUps
+from controller.run_settings import RunSettings
 from controller.store.journal import Deposed, JournalGap
 from controller.store.ledger_follower import LedgerFollower
 from paceline.errors import BadInput
@@ -39,6 +40,8 @@ from paceline.refusal_code import RefusalCode
 log = logging.getLogger(__name__)
 
 PRESENCE_S = 1.0
+EDITED_S = 30.0
+"""How long a standby's config may differ from the leader's: a new leader takes its own over at once."""
 STALE_PEER_S = 3600.0
 
 
@@ -74,6 +77,7 @@ class Controller:
         self.without_session = WithoutSession()
         self.rest_url = ""
         """Of this process's REST interface; empty: none."""
+        self.settings = RunSettings(context, lambda: self.state)
         self._topic = WakeUps()
         self._rows: asyncio.Task[DatasetRows] | None = None
 
@@ -134,12 +138,11 @@ class Controller:
         # First: a journal of another release is not to be touched.
         self.replica = replica = await LedgerFollower.load(self.journal)
         stores = self.context.stores
-        await stores.registry.agree(
-            self.config.run.name, stores.payload_dir, self.context.config_json
-        )
+        await stores.registry.agree(self.config.run.name, stores.payload_dir, self.context.run_json)
         self._say_trouble("")
         event(log, "standing by", at=replica.at.entry)
         block_ms = self.FOLLOW_MS
+        since: float | None = None
         while True:
             if await replica.follow(self.journal, block_ms=block_ms):
                 self._topic.wake()
@@ -148,6 +151,7 @@ class Controller:
             # Back in the very millisecond in which a lease that is not renewed runs out.
             block_ms = min(self.FOLLOW_MS, max(1, math.ceil(left_s * 1e3)))
             if holder is not None:
+                since = self._check_edited(holder, since)
                 self.hint = holder.address if holder.nonce != self.identity.nonce else ""
                 continue
             self.hint = ""
@@ -157,6 +161,27 @@ class Controller:
                 term = await stores.election.acquire(replica.ledger.state.term)
                 if term is not None:
                     return term
+
+    def _check_edited(self, leader: LeaderIdentity, since: float | None) -> float | None:
+        """Since when this controller's config differs from the leader's in what a run may change.
+
+        Raises BadInput if it stays so: as the next leader it would take back the leader's settings.
+        """
+        edited = self.settings.edited()
+        now = self.clock.monotonic()
+        if not edited or since is None:
+            return now if edited else None
+        if now - since < EDITED_S:
+            return since
+        configured = self.state.settings.configured
+        shown = ", ".join(
+            f"{n} is {configured.get(n)!r} there, {v!r} here" for n, v in edited.items()
+        )
+        raise BadInput(
+            f"{leader.controller_id} leads the run with another config: {shown}. Change settings of a running "
+            "run with paceline set, or end all of its controllers before you start them with another "
+            "config"
+        )
 
     async def _lead(self, term: int) -> None:
         assert self.replica is not None and self._rows is not None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ from controller.leader import Leader
 from controller.ledger import views
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.fleet import Worker
+from controller.ledger.settings import SettingChange
 from controller.ledger.standby_workers import desired_spares
 from controller.ledger.state import State
 from controller.proto_encoding import ROLES, message_of
@@ -38,11 +40,21 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
         if leader.proposal is not None:
             reply.proposed.update(asdict(leader.proposal.counts))
             reply.proposed_why = leader.proposal.why
+    reply.changed.extend(setting_changes(state.settings.changed))
     for worker in state.fleet.workers.values():
         _add_worker(reply, state, worker, leader)
     for seen in controllers_of(controller):
         reply.controllers.add(**seen)
     return reply
+
+
+def setting_changes(changes: Mapping[str, SettingChange]) -> list[admin_pb2.SettingChange]:
+    return [
+        admin_pb2.SettingChange(
+            name=name, old=json.dumps(one.old), new=json.dumps(one.new), step=one.step
+        )
+        for name, one in changes.items()
+    ]
 
 
 def status_view(controller: Controller) -> views.StatusView:

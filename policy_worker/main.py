@@ -312,6 +312,7 @@ class PolicyWorker:
         with waiting(WaitKind.COLLECTIVE, where):
             stats = self.trainer.reduce()
         reduced = time.monotonic()
+        stats.set("lr", plan.lr)
         stats.set("time_wait_s", shard.fetched - self.idle_since)
         stats.set("time_compute_s", shard.computed - shard.fetched)
         stats.set("time_reduce_s", reduced - shard.computed)
@@ -324,7 +325,7 @@ class PolicyWorker:
             self.leave()
             return
         self.worker_report.work(f"step {plan.step}: committing")
-        self.trainer.commit(version)
+        self.trainer.commit(version, plan.lr)
         self.last_commit_s = time.monotonic() - reduced
         self.refusals.clear()
         self.control.poke()
@@ -338,7 +339,7 @@ class PolicyWorker:
             ms=(time.monotonic() - shard.fetched) * 1e3,
         )
         self.out.publish()
-        if self.trainer.state.step % self.config.train.checkpoint_every == 0:
+        if plan.checkpoint:
             self.out.save_checkpoint()
         self.idle_since = time.monotonic()
 

@@ -45,7 +45,7 @@ from policy_worker.state import NO_VERSION, TrainState
 from policy_worker.state_transfer import BUCKET, receive_state, send_state, state_tensors
 from policy_worker.step.batch import BadGroup, GroupKey
 from policy_worker.step.gradients import Gradients, StepTotals
-from policy_worker.step.optimizer import apply_update, learning_rate
+from policy_worker.step.optimizer import apply_update
 from policy_worker.step.stats import Stats
 
 
@@ -154,7 +154,9 @@ class Trainer:
     # -- state --------------------------------------------------------------------------------
 
     def restore(self, path: str, step: Step, version: Version) -> None:
-        """Loads a checkpoint, or with an empty path the initial model, as ``version`` after ``step``.
+        """Loads a checkpoint, or with an empty path the initial state, as ``version`` after ``step``.
+
+        The initial state is that of model.path, with the weights of model.initial_checkpoint if it is set.
 
         Raises CheckpointError or ModelError; the state is unusable then.
         """
@@ -163,7 +165,13 @@ class Trainer:
         self.state.version = NO_VERSION
         if path:
             self.checkpointer.restore(self.state, path, version=version)
-        elif not self._initial:
+        else:
+            self._restore_initial()
+        self.state.step, self.state.version = step, version
+        self._initial = False
+
+    def _restore_initial(self) -> None:
+        if not self._initial:
             # model.path again and zero moments, in place.
             fresh = load_sharded_state(self.config, self.replica, self.device)
             with torch.no_grad():
@@ -171,8 +179,8 @@ class Trainer:
                     state_tensors(self.state), list(state_tensors(fresh)), strict=True
                 ):
                     target.copy_(source)
-        self.state.step, self.state.version = step, version
-        self._initial = False
+        if self.config.model.initial_checkpoint is not None:
+            self.checkpointer.begin_with(self.state, self.config.model.initial_checkpoint)
 
     def send_state(self, peers: Sequence[int]) -> None:
         """Sends the whole state to mesh ranks ``peers``. Raises EpochCancelled or MeshError."""
@@ -228,7 +236,7 @@ class Trainer:
         """Sums the gradients of all members into a scratch buffer, for commit().
 
         Local gradients are untouched. Returns this replica's stats of the step, grad_norm (before
-        clipping) and lr included. Raises EpochCancelled or MeshError.
+        clipping) included. Raises EpochCancelled or MeshError.
         """
         self.replica.announce(RankCommand.REDUCE)
         if self._scratch is None:
@@ -261,15 +269,22 @@ class Trainer:
         finite = math.isfinite(self._norm)
         stats.set("grad_norm", self._norm if finite else 0.0)
         stats.set("update_skipped", 0.0 if finite else 1.0)
-        stats.set("lr", learning_rate(self.state.step + 1, self.config.train))
         return stats
 
-    def commit(self, version: Version) -> None:
-        """Applies the reduced gradients: the state is now ``version``, one step further."""
-        self.replica.announce(RankCommand.COMMIT, version=version)
+    def commit(self, version: Version, lr: float) -> None:
+        """Applies the reduced gradients at learning rate ``lr``: the state is now ``version``, one step
+        further."""
+        self.replica.announce(RankCommand.COMMIT, version=version, lr=lr)
         if self._scratch is None:
             raise RuntimeError("nothing was reduced")
-        apply_update(self.state, self.gradients, self._scratch, self._norm, version)
+        apply_update(
+            self.state,
+            self.gradients,
+            self._scratch,
+            norm=self._norm,
+            version=version,
+            lr=lr,
+        )
         self._initial = False
 
     # -- out ----------------------------------------------------------------------------------

@@ -113,6 +113,8 @@ class FakeRollout(FakeWorker):
         self.tasks_a_lease = tasks_a_lease
         self.lease_seq = 0
         self.held: dict[str, common_pb2.TaskRef] = {}
+        self.settings = rollout_pb2.TaskSettings()
+        """Of the newest lease."""
         self._templates: dict[tuple[int, int], rollout_pb2.Group] = {}
 
     @property
@@ -152,6 +154,7 @@ class FakeRollout(FakeWorker):
         if reply.leases:
             self.timings.lease.append(time.perf_counter() - began)
         for lease in reply.leases:
+            self.settings = lease.settings
             self.held[lease.task.task_id] = lease.task
         return reply
 
@@ -227,6 +230,8 @@ class FakePolicy(FakeWorker):
         self.mesh_epoch = 0
         self.trained: list[tuple[int, tuple[str, ...]]] = []
         """(step, task ids of this replica's shard) of every committed step."""
+        self.rates: dict[int, float] = {}
+        """Learning rate of each step that it trained, by the plan."""
         self.obsolete: set[str] = set()
         """Paths of checkpoints that the controller asked it to delete."""
 
@@ -316,6 +321,7 @@ class FakePolicy(FakeWorker):
         if outcome == policy_pb2.OUTCOME_COMMITTED:
             self.state_version = reply.version
             self.trained.append((plan.step, tuple(ref.task_id for ref in plan.shard)))
+            self.rates[plan.step] = plan.lr
             self.timings.steps += 1
 
     async def _checkpoint(self, directive: worker_pb2.Directive | None) -> None:

@@ -64,7 +64,7 @@ def pace_of(leader: Leader) -> Pace:
         append_s=leader.group_commit.append_s,
         lease_s=_mean([g["lease_s"] for g in gauges if "lease_s" in g]),
         shares=leader.flow.mean,
-        max_staleness=config.train.max_staleness,
+        max_staleness=state.run.max_staleness,
         policies=len(state.fleet.living(Role.POLICY)),
         rollouts=len(reports),
         reward_processes=config.reward.processes,

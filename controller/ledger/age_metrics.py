@@ -12,7 +12,7 @@ from controller.ledger.enums import DROPPED_FOR_AGE, DropReason
 from controller.ledger.facts import GroupFacts
 from controller.ledger.state import State
 from controller.ledger.tasks import GroupSizes
-from controller.ledger.token_ages import is_late, token_ages, trained_tokens
+from controller.ledger.token_ages import is_late, token_age, token_ages, trained_tokens
 from paceline.ids import Step
 
 AGE_BUCKETS = {0: "0", 1: "1", 2: "2", 4: "3_4", 8: "5_8", 16: "9_16", 32: "17_32"}
@@ -33,7 +33,7 @@ def age_metrics(s: State, groups: Sequence[GroupFacts], step: Step) -> dict[str,
     """Shares are of the step's tokens or groups; dropped ones count with those of the step. Lengths are
     in tokens a completion, and absent if there is no such completion. Ages are in steps."""
     ages = [(age, n) for group in groups for age, n in token_ages(s, group, step)]
-    trained = [(age, n) for age, n in ages if age <= s.run.token_age]
+    trained = [(age, n) for age, n in ages if age <= token_age(s, step)]
     tokens = sum(n for _, n in trained)
     late = [g for g in groups if is_late(s, g, step)]
     masked = [g for g in groups if trained_tokens(s, g, step) < g.tokens]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from controller.ledger.enums import (
     DeathCause,
@@ -25,6 +26,7 @@ from controller.ledger.facts import Ballot, WorkerSpec
 from controller.ledger.facts import GroupFacts as GroupFacts
 from controller.ledger.facts import LeasedTask as LeasedTask
 from controller.ledger.facts import RunSpec as RunSpec
+from controller.ledger.facts import SpecChange as SpecChange
 from controller.ledger.facts import StatValue as StatValue
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 from paceline.refusal_code import RefusalCode
@@ -60,9 +62,16 @@ class AdminCommand(Command):
 
 @dataclass(frozen=True, slots=True)
 class StartRun(Command):
-    """First command of a run. Refused if the run exists with another spec."""
+    """First command of a run, and of every later leader of it.
+
+    Refused if the run exists with another spec, apart from what may change. A finished run goes on if
+    it is given more steps.
+    """
 
     facts: RunSpec
+    """With the settings that are in force once ``settings`` is taken over."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Changeable settings of the leader's config file, by dotted name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +253,14 @@ class Drain(AdminCommand):
 @dataclass(frozen=True, slots=True)
 class Pause(AdminCommand):
     paused: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeSettings(AdminCommand):
+    settings: Mapping[str, Any]
+    """Those to change, by dotted name; the shell has validated them together with the others."""
+    spec: SpecChange
+    """What follows from them."""
 
 
 @dataclass(frozen=True, slots=True)

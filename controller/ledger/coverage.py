@@ -36,6 +36,14 @@ def add(spans: Spans, ordinal: int) -> bool:
     return True
 
 
+def remove(spans: Spans, ordinal: int) -> None:
+    at = bisect_right(spans, ordinal) - 1
+    start, end = spans[at], spans[at + 1]
+    left = [start, ordinal] if start < ordinal else []
+    right = [ordinal + 1, end] if ordinal + 1 < end else []
+    spans[at : at + 2] = left + right
+
+
 def contains(spans: Spans, ordinal: int) -> bool:
     return bisect_right(spans, ordinal) % 2 == 1
 
@@ -78,6 +86,14 @@ class Coverage:
     """Tasks that were finished more than once. Always empty unless a promise is broken."""
     trained_tally: Tally = field(default_factory=Tally)
     dropped_tally: dict[str, Tally] = field(default_factory=dict)
+    masked_tally: Tally = field(default_factory=Tally)
+    """Trained groups that lost tokens to their age: whole groups, under a checkpoint."""
+    masked_tokens: int = 0
+
+    def mask(self, group: GroupFacts, tokens: int) -> None:
+        """``group`` was trained without ``tokens`` of its tokens, which were too old."""
+        self.masked_tally.add(group)
+        self.masked_tokens += tokens
 
     def cover(self, ordinal: int, group: GroupFacts | None) -> None:
         if not add(self.trained, ordinal):
@@ -90,6 +106,13 @@ class Coverage:
             self.repeated.append(ordinal)
         if group is not None:
             self.dropped_tally.setdefault(reason, Tally()).add(group)
+
+    def take_back(self, ordinal: int, reason: str) -> None:
+        """The drop no longer holds. Its lengths and rewards stay in the tally: those groups were lost."""
+        spans = self.dropped[reason]
+        remove(spans, ordinal)
+        if not spans:
+            del self.dropped[reason]
 
     def finished(self) -> Iterable[tuple[int, int, str]]:
         """(start, end, outcome) of every span; the outcome is ``trained`` or the reason of a drop."""

@@ -11,9 +11,12 @@ from controller.ledger.coverage import Tally
 from controller.ledger.enums import Kind
 from controller.ledger.state import State
 from controller.ledger.tasks import TaskState, ordinal_of
+from controller.ledger.token_ages import masked_groups
 from paceline.dataset.row_sampler import task_row
 
 ROWS_NAMED = 20
+MASKED = "trained in part"
+"""Outcome of groups that were trained without their oldest tokens. They count as trained, too."""
 TRAINED = str(TaskState.TRAINED)
 _IN_FLIGHT = tuple(str(s) for s in TaskState if s is not TaskState.TRAINED)
 
@@ -43,7 +46,7 @@ class Comparison:
     """Groups with one outcome beside those that were trained."""
 
     outcome: str
-    """trained, or the reason of a drop."""
+    """trained, trained in part (tokens were masked for their age), or the reason of a drop."""
     groups: int
     share: float
     """Of all finished groups."""
@@ -176,6 +179,13 @@ def _compared(state: State) -> Iterator[Comparison]:
     total = book.trained + book.dropped.total()
     if total:
         yield _comparison(TRAINED, book.trained, total, trained)
+    masked, tokens = Tally(**asdict(coverage.masked_tally)), coverage.masked_tokens
+    for group, lost in masked_groups(state, state.versions.step):
+        masked.add(group)
+        tokens += lost
+    if masked.groups:
+        outcome = f"{MASKED}, {tokens / trained.tokens:.1%} of the tokens"
+        yield _comparison(outcome, masked.groups, total, masked)
     for reason, groups in sorted(book.dropped.items()):
         yield _comparison(reason, groups, total, coverage.dropped_tally.get(reason, Tally()))
 

@@ -29,7 +29,7 @@ PHASE_TRANSITIONS: dict[Phase, frozenset[Phase]] = {
     Phase.SUSPENDING: frozenset({Phase.OPEN, Phase.SUSPENDED}) | _ENDING,
     Phase.SUSPENDED: frozenset({Phase.OPEN}) | _ENDING,
     Phase.STOPPING: _ENDING,
-    Phase.FINISHED: frozenset(),
+    Phase.FINISHED: frozenset({Phase.OPEN}),  # with more steps than before
     Phase.FAILED: frozenset(),
 }
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from controller.ledger.enums import Kind, Role
+from controller.ledger.learning_rate import LearningRate
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 
 LATE_TRAIN, LATE_DROP = "train", "drop"
@@ -14,7 +15,10 @@ LATE_TRAIN, LATE_DROP = "train", "drop"
 
 @dataclass(frozen=True, slots=True)
 class RunSpec:
-    """The part of the config and the data that the ledger's rules depend on; fixed for the run."""
+    """The part of the config and the data that the ledger's rules depend on.
+
+    ``CHANGEABLE`` names what may change during the run; the rest is fixed.
+    """
 
     run_id: str
     run_name: str
@@ -47,6 +51,7 @@ class RunSpec:
     """Evaluations without a new best held-out reward after which the run stops; 0: it does not."""
     eval_drop: float = 0.0
     """Share of the best held-out reward from which a smaller one is a warning; 0: never."""
+    lr: LearningRate = field(default_factory=LearningRate)
 
     @property
     def trains_late(self) -> bool:
@@ -58,6 +63,29 @@ class RunSpec:
     def token_age(self) -> int:
         """Steps after which a token has no weight in the loss."""
         return self.max_token_age if self.trains_late else self.max_staleness
+
+
+CHANGEABLE = (
+    *("steps", "max_staleness", "late_groups", "max_token_age"),
+    *("eval_rows", "eval_every", "early_stop_evals", "eval_drop", "checkpoint_every", "lr"),
+)
+"""Fields of RunSpec that follow from settings which a run may change."""
+
+
+@dataclass(frozen=True, slots=True)
+class SpecChange:
+    """The changeable fields after a change of settings."""
+
+    steps: int
+    max_staleness: int
+    late_groups: str
+    max_token_age: int
+    eval_rows: int
+    eval_every: int
+    early_stop_evals: int
+    eval_drop: float
+    checkpoint_every: int
+    lr: LearningRate
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +183,17 @@ class Ballot:
 
 
 @dataclass(frozen=True, slots=True)
+class StepTerms:
+    """Settings of a step: every attempt at it, and a replay of it, has the same."""
+
+    compact = True
+
+    lr: float
+    token_age: int
+    """Steps after which its tokens are masked."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepSpec:
     """One attempt at a step: its batch, and the part of each replica."""
 
@@ -168,6 +207,8 @@ class StepSpec:
     """Worker id to positions in ``groups``."""
     replay: bool
     """A composition that an abandoned step had already trained."""
+    terms: StepTerms | None = None
+    """None: it was opened by a release that did not record them."""
 
 
 @dataclass(frozen=True, slots=True)

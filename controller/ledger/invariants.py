@@ -13,7 +13,7 @@ from controller.ledger.enums import Kind
 from controller.ledger.standby_workers import missing_at_work
 from controller.ledger.state import State
 from controller.ledger.tasks import TaskState
-from controller.ledger.token_ages import too_old
+from controller.ledger.token_ages import too_old, trained_tokens
 from paceline.ids import Step, TaskId
 
 
@@ -135,7 +135,10 @@ def _staleness(s: State) -> Iterator[str]:
             task = s.tasks.records.get(task_id)
             if task is None or task.group is None:
                 continue
-            if found := too_old(s, task.group, n):
+            if s.staleness_changed:
+                if not trained_tokens(s, task.group, n):
+                    yield f"{task_id} has no token that step {n} trains"
+            elif found := too_old(s, task.group, n):
                 yield f"{task_id} is {found[0]} in step {n}: {found[1]}"
 
 

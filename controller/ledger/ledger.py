@@ -15,7 +15,15 @@ from typing import Any
 from controller.ledger import commands as cmd
 from controller.ledger import standby_workers
 from controller.ledger.codec import decode, encode
-from controller.ledger.decisions import leases, membership, mesh, rejections, run, steps
+from controller.ledger.decisions import (
+    leases,
+    membership,
+    mesh,
+    rejections,
+    run,
+    settings,
+    steps,
+)
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.enums import Phase
 from controller.ledger.events import Event
@@ -127,6 +135,7 @@ _HANDLERS: dict[type[Any], Callable[[Ledger, Any, float], Any]] = {
     cmd.Scale: run.scale,
     cmd.Drain: membership.drain,
     cmd.Pause: run.pause,
+    cmd.ChangeSettings: settings.change_settings,
     cmd.RequestCheckpoint: run.request_checkpoint,
     cmd.Suspend: run.suspend,
     cmd.Continue: run.go_on,

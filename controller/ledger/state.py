@@ -9,8 +9,10 @@ from controller.ledger.enums import PHASE_TRANSITIONS, Phase
 from controller.ledger.evals import Evals
 from controller.ledger.facts import RunSpec
 from controller.ledger.fleet import Fleet
+from controller.ledger.settings import Settings
 from controller.ledger.steps import StepBook
 from controller.ledger.tasks import TaskBook
+from controller.ledger.token_ages import masked_groups
 from controller.ledger.versions import Versions
 from paceline.ids import Step, TaskId, Version
 
@@ -42,6 +44,9 @@ class State:
     fleet: Fleet = field(default_factory=Fleet)
     versions: Versions = field(default_factory=Versions)
     evals: Evals = field(default_factory=Evals)
+    settings: Settings = field(default_factory=Settings)
+    staleness_changed: bool = False
+    """max_staleness or the age of tokens was another one earlier: groups of that time may be in steps."""
     garbage: list[tuple[TaskId, int]] = field(default_factory=list, metadata=TRANSIENT)
     """(task id, attempt) of payloads that are not needed any more. Not part of a snapshot."""
 
@@ -75,6 +80,8 @@ class State:
 
     def cover(self, step: Step) -> None:
         """No rollback can need the groups of steps up to ``step`` any more."""
+        for group, tokens in masked_groups(self, step):
+            self.tasks.coverage.mask(group, tokens)
         covered = self.steps.cover(step)
         self.garbage.extend((task_id, self.tasks.records[task_id].attempt) for task_id in covered)
         self.tasks.cover(covered)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from controller.ledger.facts import StatValue, StepSpec
+from controller.ledger.facts import StatValue, StepSpec, StepTerms
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 
 _COMMITS_KEPT = 16
@@ -70,6 +70,8 @@ class StepBook:
     """Attempts at a step that a group had to leave, since the last commit."""
     last_rejection: str = ""
     """Reason of the newest of them."""
+    terms: dict[Step, StepTerms] = field(default_factory=dict)
+    """Of the steps in ``history`` and ``replay``."""
     commits: list[Commit] = field(default_factory=list)
     """The last few, oldest first."""
     last_commit_t: float = 0.0
@@ -78,6 +80,12 @@ class StepBook:
     samples_trained: int = 0
     tokens_trained: int = 0
     """Over all commits, those of lost steps included."""
+
+    def terms_of(self, step: Step) -> StepTerms | None:
+        """None: the step was never opened."""
+        if self.open is not None and self.open.step == step:
+            return self.open.terms
+        return self.terms.get(step)
 
     def committed(self, step: Step, mesh_epoch: MeshEpoch) -> Commit | None:
         for commit in reversed(self.commits):
@@ -93,6 +101,8 @@ class StepBook:
             self.suspects.pop(task_id, None)
         self.rejections = 0
         self.nonfinite = self.nonfinite + 1 if metrics.get("update_skipped", 0.0) > 0 else 0
+        if self.open.terms is not None:
+            self.terms[commit.step] = self.open.terms
         self.open = None
         self.commits.append(commit)
         del self.commits[:-_COMMITS_KEPT]
@@ -120,6 +130,8 @@ class StepBook:
     def cover(self, step: Step) -> list[TaskId]:
         """Forgets the compositions that a checkpoint of ``step`` covers; the task ids in them."""
         covered = sorted(s for s in self.history if s <= step)
+        for s in covered:
+            self.terms.pop(s, None)
         return [task_id for s in covered for task_id in self.history.pop(s)]
 
 

@@ -45,7 +45,7 @@ class TaskState(StrEnum):
 
 
 TRANSITIONS: dict[TaskState | None, frozenset[TaskState | None]] = {
-    None: frozenset({TaskState.LEASED}),
+    None: frozenset({TaskState.LEASED, TaskState.PENDING}),
     TaskState.PENDING: frozenset({TaskState.LEASED, None}),
     TaskState.LEASED: frozenset({TaskState.PENDING, TaskState.READY, None}),
     TaskState.READY: frozenset({TaskState.IN_STEP, None}),
@@ -131,6 +131,8 @@ class TaskBook:
     """Of tasks that left the memory: the newest attempt, and the verdict on a repeat of it."""
     coverage: Coverage = field(default_factory=Coverage)
     """Outcomes of all training tasks that left the memory."""
+    unfinished: list[tuple[int, int]] = field(default_factory=list)
+    """(ordinal, attempt) of the tasks that the end of the run dropped: an extended run does them first."""
 
     @property
     def position(self) -> int:
@@ -168,11 +170,25 @@ class TaskBook:
             return
         self.coverage.drop(ordinal_of(task.task_id), reason, task.group or group)
         self.dropped[reason] += 1
+        if reason == DropReason.RUN_ENDED:
+            self.unfinished.append((ordinal_of(task.task_id), task.attempt))
         if reason == DropReason.UNINFORMATIVE:
             self.fruitless = 0
         elif reason not in _NO_FAILURE:
             self.fruitless += 1
             self.last_failure = f"{reason}: {detail}"
+
+    def resume_unfinished(self) -> None:
+        """The run goes on after its end: what the end dropped waits for another attempt."""
+        for ordinal, attempt in self.unfinished:
+            task = Task(TaskId(f"t{ordinal}"), Kind.TRAIN, ordinal, attempt=attempt)
+            self.records[task.task_id] = task
+            self.outcomes.pop(task.task_id, None)
+            self.move(task, TaskState.PENDING)
+            self.dropped[DropReason.RUN_ENDED] -= 1
+            self.coverage.take_back(ordinal, DropReason.RUN_ENDED)
+        self.unfinished.clear()
+        self.dropped += Counter()
 
     def cover(self, task_ids: Iterable[TaskId]) -> None:
         """A checkpoint covers their step: nothing can bring them back."""

@@ -12,10 +12,15 @@ is the number of steps between the state that sampled it and the state that the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
 from controller.ledger.enums import DropReason
 from controller.ledger.facts import GroupFacts
-from controller.ledger.state import State
 from paceline.ids import Step
+
+if TYPE_CHECKING:
+    from controller.ledger.state import State
 
 
 def token_ages(s: State, group: GroupFacts, step: Step) -> list[tuple[int, int]]:
@@ -24,14 +29,30 @@ def token_ages(s: State, group: GroupFacts, step: Step) -> list[tuple[int, int]]
     return [(s.versions.staleness(version, step), n) for version, n in group.by_version]
 
 
+def token_age(s: State, step: Step) -> int:
+    """Steps after which a token is masked in ``step``. An opened step keeps its own if the setting changes."""
+    terms = s.steps.terms_of(step)
+    return s.run.token_age if terms is None else terms.token_age
+
+
 def oldest_step(s: State, step: Step) -> Step:
     """Tokens of states before this one are masked in ``step``."""
-    return Step(max(0, step - 1 - s.run.token_age))
+    return Step(max(0, step - 1 - token_age(s, step)))
 
 
 def trained_tokens(s: State, group: GroupFacts, step: Step) -> int:
     """Tokens of the group that have a weight in the loss of ``step``."""
-    return sum(n for age, n in token_ages(s, group, step) if age <= s.run.token_age)
+    oldest = token_age(s, step)
+    return sum(n for age, n in token_ages(s, group, step) if age <= oldest)
+
+
+def masked_groups(s: State, until: Step) -> Iterator[tuple[GroupFacts, int]]:
+    """Groups of the committed steps in memory up to ``until`` that lost tokens to their age, and how many."""
+    for step, task_ids in s.steps.history.items():
+        for task_id in task_ids if step <= until else ():
+            group = s.tasks.records[task_id].group
+            if group is not None and (masked := group.tokens - trained_tokens(s, group, step)):
+                yield group, masked
 
 
 def is_late(s: State, group: GroupFacts, step: Step) -> bool:

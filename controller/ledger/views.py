@@ -77,6 +77,9 @@ class PlanView:
     """Newest first."""
     oldest_step: Step
     """Tokens of states before it are masked."""
+    lr: float
+    checkpoint: bool
+    """A checkpoint is written after it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +243,8 @@ def plan(
         size=len(mesh.members),
         version_epochs=tuple(reversed(state.versions.epochs)),
         oldest_step=oldest_step(state, step.step),
+        lr=step.terms.lr if step.terms is not None else state.run.lr.at(step.step, state.run.steps),
+        checkpoint=step.step % state.run.checkpoint_every == 0,
     )
 
 

@@ -27,7 +27,7 @@ def flow(controller: Controller, stalled_s: float) -> FlowReply:
         steps.update(dict.fromkeys(state.steps.open.groups, state.steps.open.step))
     records = state.tasks.records
     ages = Counter(staleness_of(state, records[t], step) for t, step in steps.items())
-    config = controller.config
+    config = controller.settings.config
     return FlowReply(
         bottleneck=bottleneck(controller, stalled_s),
         stalled_s=round(stalled_s, 3),

@@ -22,6 +22,7 @@ from controller.ledger.commands import (
 from controller.replicated_controller import Controller
 from controller.rest import schemas
 from controller.rest.problem_details import documented, respond
+from controller.set_settings import set_settings
 from controller.store.journal import Deposed
 
 PATIENCE_S = 10.0
@@ -91,6 +92,17 @@ def router(controller: Controller) -> APIRouter:
     ) -> schemas.Done:
         body = body or schemas.DrainBody()
         return await decide(Drain(_id(body), worker_id, body.replace, int(body.incarnation or 0)))
+
+    @routes.post("/settings", summary="Change settings of the run while it runs")
+    async def settings(body: schemas.SettingsBody) -> schemas.SettingsDone:
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                message, changes = await set_settings(
+                    controller, _id(body), body.settings, dry_run=body.dry_run
+                )
+        except (Deposed, TimeoutError) as error:
+            raise NotLeading("this term is over or does not commit") from error
+        return schemas.SettingsDone(accepted=True, message=message, changes=changes)
 
     @routes.post("/pause", summary="Pause the run")
     async def pause(body: schemas.RequestBody | None = None) -> schemas.Done:

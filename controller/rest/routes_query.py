@@ -227,7 +227,7 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
     async def checkpoints() -> schemas.CheckpointsReply:
         saved = await index.ask(lambda records: list(records.history.checkpoints))
         known = {(c.step, c.version): (c.t, c.size_bytes) for c in saved}
-        kept = kept_checkpoints(controller.state, controller.config.train.keep_checkpoints)
+        kept = kept_checkpoints(controller.state, controller.settings.config.train.keep_checkpoints)
         return [
             SavedCheckpoint(
                 c.step,
@@ -248,7 +248,7 @@ def run_of(controller: Controller, redactor: Redactor, rate: StepRate) -> schema
     return schemas.RunReply(
         **{field.name: getattr(view, field.name) for field in fields(view)}
         | {"reason": redactor.text(view.reason)},
-        max_staleness=controller.config.train.max_staleness,
+        max_staleness=controller.settings.config.train.max_staleness,
         started_t=state.started_t,
         ended_t=state.ended_t,
         controllers=[schemas.ControllerReply(**seen) for seen in controllers_of(controller)],
@@ -263,6 +263,7 @@ def run_of(controller: Controller, redactor: Redactor, rate: StepRate) -> schema
             schemas.SinkReply(**{**sink, "trouble": redactor.text(sink["trouble"])[:500]})
             for sink in controller.sink_states()
         ],
+        changed=state.settings.changed,
     )
 
 

@@ -7,11 +7,12 @@ The ledger's ``StatusView`` and ``TaskCounts`` and the read model's ``ListedEven
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 
+from controller.ledger.settings import SettingChange
 from controller.ledger.views import StatusView, TaskCounts
 from paceline.run_view.event_history import DOCUMENTED, ListedEvent, SavedCheckpoint
 
@@ -119,6 +120,8 @@ class RunReply(StatusView):
     """Why the fleet differs from the desired counts; only the leader knows."""
     sinks: list[SinkReply]
     """Metric sinks; only the leader has any."""
+    changed: dict[str, SettingChange]
+    """Settings that are not what the run was started with, by dotted name."""
 
 
 class MetricsReply(Reply):
@@ -323,6 +326,18 @@ class DrainBody(RequestBody):
     """Start another worker in its place. Otherwise the desired count drops by one."""
     incarnation: Annotated[str, Field(pattern=r"^[0-9]{0,20}$")] = ""
     """Process that is meant: 409 if another one has its name by now."""
+
+
+class SettingsBody(RequestBody):
+    settings: Annotated[dict[str, Any], Field(min_length=1, max_length=64)]
+    """Values by dotted name: {"train.lr": 5e-7}. 422 names a setting that is fixed, and what works."""
+    dry_run: Annotated[bool, Field(strict=True)] = False
+    """Check only, and say what would change."""
+
+
+class SettingsDone(Done):
+    changes: dict[str, SettingChange]
+    """By dotted name. Empty if the request was repeated."""
 
 
 class StopBody(RequestBody):

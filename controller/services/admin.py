@@ -25,7 +25,8 @@ from controller.ledger.events import from_json, record_of
 from controller.proto_encoding import wire_values
 from controller.replicated_controller import Controller
 from controller.services.validation import Invalid, check_caller, check_request_id, check_text
-from controller.status import status_of
+from controller.set_settings import set_settings
+from controller.status import setting_changes, status_of
 from paceline.providers.base import who_scales
 from paceline.v1 import admin_pb2, common_pb2
 
@@ -33,6 +34,7 @@ POSITION = re.compile(r"\d{1,20}(-\d{1,20})?")
 FOLLOW_S = 5.0
 LAST_SIGNAL = -64
 MAX_WORKERS = 100_000
+MAX_SETTINGS = 64
 _STAGES = {
     number: stage
     for stage, number in wire_values(SuspendStage, admin_pb2.SuspendStage, "SUSPEND_STAGE").items()
@@ -143,6 +145,27 @@ async def continue_run(
     controller: Controller, request: admin_pb2.ContinueRequest
 ) -> admin_pb2.AdminReply:
     return await _admin(controller, Continue(check_request_id(request.request_id)))
+
+
+async def change_settings(
+    controller: Controller, request: admin_pb2.SettingsRequest
+) -> admin_pb2.SettingsReply:
+    request_id = check_request_id(request.request_id)
+    if len(request.settings) > MAX_SETTINGS:
+        raise Invalid(f"at most {MAX_SETTINGS} settings in one request")
+    asked = {}
+    for name, text in request.settings.items():
+        try:
+            asked[check_text(name, "name", 128)] = json.loads(check_text(text, name[:128], 4096))
+        except ValueError as error:
+            raise Invalid(f"{name[:128]}: the value is not JSON: {error}") from error
+    try:
+        message, changes = await set_settings(
+            controller, request_id, asked, dry_run=request.dry_run
+        )
+    except CommandRefused as refusal:
+        return admin_pb2.SettingsReply(accepted=False, message=str(refusal))
+    return admin_pb2.SettingsReply(accepted=True, message=message, changes=setting_changes(changes))
 
 
 async def stop(controller: Controller, request: admin_pb2.StopRequest) -> admin_pb2.AdminReply:

@@ -187,7 +187,7 @@ async def record_checkpoint(
         )
         older = older[: max(0, len(older) - MOST_KEPT)]
     else:
-        kept = max(0, leader.context.config.train.keep_checkpoints - verdict.needed)
+        kept = max(0, leader.settings.config.train.keep_checkpoints - verdict.needed)
         older = older[: max(0, len(older) - kept)]
     obsolete = [path for path in older if path not in stay]
     return policy_pb2.CheckpointReply(obsolete_paths=[*useless, *obsolete])

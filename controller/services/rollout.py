@@ -82,6 +82,15 @@ async def _with_rows(leader: Leader, result: LeaseResult) -> list[rollout_pb2.Le
     room = leader.context.config.controller.max_message_mb << 19
     partials = await leader.partials.of(result.leases, room)
     group_size = leader.limits.group_size
+    config = leader.settings.config
+    settings = rollout_pb2.TaskSettings(
+        max_tokens=config.rollout.max_tokens,
+        top_p=config.rollout.top_p,
+        top_k=config.rollout.top_k,
+        max_turns=config.rollout.max_turns,
+        environment_timeout_s=config.rollout.environment_timeout_s,
+        reward_timeout_s=config.reward.timeout_s,
+    )
     leases = []
     for lease, row in zip(result.leases, rows, strict=True):
         message = rollout_pb2.Lease(
@@ -91,6 +100,7 @@ async def _with_rows(leader: Leader, result: LeaseResult) -> list[rollout_pb2.Le
             row_json=row,
             seed=lease.seed,
             group_size=group_size if lease.kind is Kind.TRAIN else 1,
+            settings=settings,
         )
         message.task.task_id = lease.task_id
         message.task.attempt = lease.attempt

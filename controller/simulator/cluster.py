@@ -131,6 +131,17 @@ def config_of(shape: Shape) -> Config:
             "data": {"path": "rows"},
             "redis": {"url": "redis://simulated"},
             "rollout": {"group_size": facts.group_size},
+            "train": {
+                "steps": facts.steps,
+                "max_staleness": facts.max_staleness,
+                "late_groups": facts.late_groups,
+                "max_token_age": facts.max_token_age if facts.trains_late else None,
+                "eval_every": facts.eval_every,
+                "early_stop_evals": facts.early_stop_evals,
+                "eval_drop": facts.eval_drop,
+                "eval_limit": max(1, facts.eval_rows),
+                "checkpoint_every": facts.checkpoint_every,
+            },
             "fleet": {
                 "lease_ttl_s": shape.lease_ttl_s,
                 "suspect_grace_s": 0.5,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,8 @@ from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
 from controller.errors import NotLeading
 from controller.leader import Leader
-from controller.ledger.commands import CommandRefused, RunSpec
+from controller.ledger.commands import CommandRefused, RunSpec, SpecChange
+from controller.ledger.facts import values
 from controller.replicated_controller import Controller
 from controller.services import worker as worker_service
 from controller.services.grpc_server import final_error
@@ -68,8 +69,9 @@ class NoExporters:
 class SimulatedContext(ControllerContext):
     spec: RunSpec
 
-    def run_spec(self, rows: DatasetRows) -> RunSpec:
-        return self.spec
+    def run_spec(self, rows: DatasetRows, config: Config) -> RunSpec:
+        now = super().run_spec(rows, config)
+        return replace(self.spec, **values(SpecChange, now))
 
     def open_exports(self) -> Any:
         return NoRunFiles(), NoExporters()
@@ -115,7 +117,7 @@ class SimulatedController(Controller):
 
     async def load_rows(self) -> DatasetRows:
         facts = self._oracle.facts
-        return DatasetRows(Prompts(facts.dataset_rows), Prompts(facts.eval_rows), facts.eval_rows)
+        return DatasetRows(Prompts(facts.dataset_rows), Prompts(facts.eval_rows))
 
 
 class ControllerProcess(Process):

@@ -10,8 +10,10 @@ import random
 from collections.abc import Callable, Iterator
 
 from controller.ledger import commands as cmd
+from controller.services import admin
 from controller.simulator.cluster import Shape
 from controller.simulator.world import World
+from paceline.v1 import admin_pb2
 
 LATEST_S = 40.0
 """No point strikes later than this, in seconds of the run."""
@@ -78,6 +80,19 @@ def _whole_fleet(world: World) -> bool:
     return True
 
 
+def _change_settings(world: World) -> None:
+    """Learning rate and staleness change while the run runs: every attempt at a step must agree on them."""
+    rng = world.rng
+    settings = {
+        "train.lr": str(rng.choice([1e-4, 3e-5])),
+        "train.max_staleness": str(rng.randrange(3)),
+        "train.checkpoint_every": str(rng.randrange(1, 5)),
+    }
+    request = admin_pb2.SettingsRequest(request_id=f"set-{rng.random()}", settings=settings)
+    world.ask(admin.change_settings, request)
+    world.ask(admin.change_settings, request)
+
+
 ROLES: dict[str, Callable[[World], bool]] = {
     "controller": _leader,
     "policy replica": _worker("policy"),
@@ -96,6 +111,9 @@ def run_crash_points(seed: int, *, trace: bool = False) -> World:
     roles = list(ROLES)
     rng.shuffle(roles)
     _arm(world, iter(roles), rng)
+    world.timeline.after(rng.uniform(1.0, 8.0), _change_settings, world)
+    if rng.random() < 0.25:
+        world.extend_to = world.shape.facts.steps + 2
     world.run(quiet_after=LATEST_S)
     return world
 

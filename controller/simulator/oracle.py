@@ -10,13 +10,15 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from typing import Any
 
 from controller.ledger import Ledger
 from controller.ledger import events as ev
 from controller.ledger.commands import GroupFacts, Kind, LeasedTask, RunSpec
 from controller.ledger.coverage_report import coverage_of
-from controller.ledger.enums import GroupFault
+from controller.ledger.enums import DropReason, GroupFault
+from controller.ledger.facts import SpecChange, values
 from controller.ledger.tasks import SUSPECT_DEATHS
 from controller.simulator.age_oracle import (
     Ages,
@@ -36,9 +38,9 @@ class Violation(Exception):
     """A promise was broken."""
 
 
-def next_state(before: str, groups: frozenset[str]) -> str:
-    """The model of an optimizer step: weights after training ``groups`` from ``before``."""
-    text = before + "|" + ",".join(sorted(groups))
+def next_state(before: str, groups: frozenset[str], lr: float) -> str:
+    """The model of an optimizer step: weights after training ``groups`` from ``before`` at ``lr``."""
+    text = f"{before}|{','.join(sorted(groups))}|{lr!r}"
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
@@ -56,6 +58,9 @@ class Oracle:
         other may be quarantined for deaths it was not alone with. ``untrainable``: tasks whose groups
         no trainer can train. No other may leave a step, unless it was alone with several deaths."""
         self.facts = facts
+        self.facts_at_start = facts
+        self.facts_of: dict[int, RunSpec] = {}
+        """Settings of each step when it was opened first: a change comes with the next one."""
         self.entries = entries
         self.guilty = guilty
         self.untrainable = untrainable
@@ -84,6 +89,8 @@ class Oracle:
         """Attempt, worker and incarnation of each task that is leased."""
         self.accepted: dict[str, ev.GroupAccepted] = {}
         self.dropped: set[str] = set()
+        self.reasons: dict[str, str] = {}
+        """Of every drop."""
         self.deaths: Counter[str] = Counter()
         """Owners of a task that died holding it and had not been told to leave."""
         self.isolated_deaths: Counter[str] = Counter()
@@ -239,6 +246,7 @@ class Oracle:
         if e.task_id in self.dropped:
             raise Violation(f"{e.task_id} dropped twice")
         self.dropped.add(e.task_id)
+        self.reasons[e.task_id] = e.reason
         ages = self._ages(e.group, len(self.line) + (2 if self.open else 1)) if e.group else {}
         if problem := wrong_drop(e, ages, self.facts):
             raise Violation(problem)
@@ -302,6 +310,7 @@ class Oracle:
             ready = [t for t in self.attempts if t in self.accepted and t not in kept]
             if list(e.groups) != ready[: len(e.groups)]:
                 raise Violation(f"step {e.step} took {e.groups}, the oldest leases are {ready}")
+            self.facts_of[e.step] = self.facts
         self.open, self.votes, self.shards, self.trials = e, {}, dict(e.shards), {}
 
     def _on_StepResharded(self, e: ev.StepResharded) -> None:
@@ -310,6 +319,19 @@ class Oracle:
             if worker_id in e.shards and not set(before) <= set(e.shards[worker_id]):
                 raise Violation(f"groups that {worker_id} may have computed were dealt to another")
         self.shards, self.trials = dict(e.shards), {}
+
+    def _on_SettingsChanged(self, e: ev.SettingsChanged) -> None:
+        if e.spec.steps < len(self.line):
+            raise Violation(f"{len(self.line)} steps are trained, {e.spec.steps} are wanted")
+        self.facts = replace(self.facts, **values(SpecChange, e.spec))
+        self.counts["settings changed"] += bool(e.changes)
+
+    def _on_RunExtended(self, e: ev.RunExtended) -> None:
+        if not self.finished:
+            raise Violation("a run that had not finished was extended")
+        self.finished = ""
+        self.dropped -= {t for t, reason in self.reasons.items() if reason == DropReason.RUN_ENDED}
+        self.counts["extended"] += 1
 
     def _on_StepAborted(self, e: ev.StepAborted) -> None:
         if self.open is not None and self.open.step == e.step:
@@ -341,7 +363,7 @@ class Oracle:
             ages = self._ages(group, e.step)
             if not ages and not self._void_term:
                 raise Violation(f"{task_id} was sampled with weights that never were")
-            if ages and not may_be_trained(ages, self.facts):
+            if ages and not may_be_trained(ages, self.facts_of.get(e.step, self.facts)):
                 raise Violation(f"{task_id} was trained in step {e.step}, {ages} steps late")
         if doomed := set(opened.groups) & set(self.untrainable):
             raise Violation(f"{sorted(doomed)} cannot be trained and were, in step {e.step}")
@@ -350,7 +372,11 @@ class Oracle:
         self.lost.pop(e.step, None)
         self.versions[e.version] = e.step
         if not self.corrupted:
-            state = next_state(self.states[opened.version], frozenset(opened.groups))
+            state = next_state(
+                self.states[opened.version],
+                frozenset(opened.groups),
+                opened.terms.lr if opened.terms else 0.0,
+            )
             self.states[e.version] = state
             self.by_step[e.step :] = [state]
         self.open = None
@@ -368,9 +394,10 @@ class Oracle:
         groups = [self._ages(self.accepted[t].group, plan.step) for t in opened.groups]
         if not all(groups):
             return
-        tokens, masked = split(groups, self.facts)
+        facts = self.facts_of[plan.step]
+        tokens, masked = split(groups, facts)
         self.counts["masked"] += masked
-        oldest = max(0, plan.step - 1 - bound_of(self.facts))
+        oldest = max(0, plan.step - 1 - bound_of(facts))
         if (plan.total_tokens, plan.oldest_step) != (tokens, oldest):
             raise Violation(f"step {plan.step} counts {plan.total_tokens} tokens, not {tokens}")
 
@@ -443,7 +470,7 @@ class Oracle:
         made anew from what is left. Weights of lost commits may be about, as after a damage."""
         told_until = max(self.versions) + 1
         anew = Oracle(
-            self.facts,
+            self.facts_at_start,
             self.entries,
             guilty=self.guilty,
             untrainable=self.untrainable,

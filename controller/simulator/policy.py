@@ -259,7 +259,7 @@ class SimulatedPolicyWorker(SimulatedWorker):
                 return
             if result.outcome == policy_pb2.OUTCOME_COMMITTED:
                 break
-        self.state = next_state(self.state, reduced)
+        self.state = next_state(self.state, reduced, plan.lr)
         self.accumulated.clear()
         self._hold(plan.next_version)
 

@@ -15,6 +15,7 @@ from controller.simulator.policy import SimulatedPolicyWorker
 from controller.simulator.rollout import SimulatedRolloutWorker
 from controller.simulator.virtual_time import Process
 from controller.simulator.worker import Client, Fenced, SimulatedWorker
+from paceline.config.load import changed_config
 from paceline.v1 import admin_pb2
 
 
@@ -24,6 +25,8 @@ class World(Cluster):
     def __init__(self, seed: int, shape: Shape) -> None:
         super().__init__(seed, shape)
         self.workers = {}
+        self.extend_to = 0
+        """Once it is finished, the run goes on to this step."""
         for n in range(shape.policy):
             self.start_worker(f"policy-{n}")
         for n in range(shape.rollout):
@@ -98,6 +101,18 @@ class World(Cluster):
 
         self.admin.spawn(ask())
 
+    def extend(self, steps: int) -> None:
+        """The finished run's processes end, and are started again with a config of more steps."""
+        for controller in self.controllers.values():
+            controller.kill()
+        for worker in self.workers.values():
+            worker.kill()
+        self.config = changed_config(self.config, {"train.steps": steps})
+        for name in self.controller_names:
+            self.start_controller(name)
+        for worker_id in list(self.workers):
+            self.start_worker(worker_id)
+
     # ---- the run --------------------------------------------------------------------------
 
     def run(self, quiet_after: float, limit: float = 400.0) -> None:
@@ -147,9 +162,14 @@ class World(Cluster):
         self.timeline.after(5.0, self._unpause)
 
     def _over(self) -> bool:
-        return bool(self.oracle.finished) and all(
+        over = bool(self.oracle.finished) and all(
             w.exited or not w.alive for w in self.workers.values()
         )
+        if over and self.extend_to > self.oracle.facts.steps:
+            self.extend(self.extend_to)
+            self.extend_to = 0
+            return False
+        return over
 
 
 class _LoggedErrors(logging.Handler):

@@ -32,8 +32,9 @@ class RunRegistry:
         if agreed != config_json:
             raise BadInput(
                 f"run {run!r} is under way with another config: "
-                f"{differences(agreed, config_json)}. Use the run's config, or choose another "
-                "run.name"
+                f"{differences(agreed, config_json)}. Use the run's config, or start a new run under "
+                "another run.name. It can begin with the weights of a checkpoint: paceline up CONFIG "
+                "--from CHECKPOINT"
             )
 
     async def announce(self, controller_id: str, facts: dict[str, Any]) -> dict[str, Any]:

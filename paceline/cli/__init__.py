@@ -25,6 +25,7 @@ from paceline.cli import (
     roles,
     runs,
     samples,
+    settings,
     status,
     up,
     why,
@@ -72,6 +73,7 @@ for command in (
     completion.completion,
 ):
     app.command()(command)
+app.command("set")(settings.set_settings)
 app.add_typer(ledger.ledger, name="ledger")
 app.add_typer(config.config, name="config")
 

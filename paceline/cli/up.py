@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.common import ConfigArgument, JsonOption, RunDirOption, SetOption, print_json
+from paceline.cli.continuation import check_begins_elsewhere, from_override
 from paceline.errors import BadInput
 
 if TYPE_CHECKING:
@@ -27,6 +28,14 @@ def up(
         bool,
         typer.Option("--attach", help="Take over a running fleet whose `paceline up` has ended."),
     ] = False,
+    begin_with: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            metavar="CHECKPOINT",
+            help="Begin a new run with the weights of this checkpoint, or of a run directory's newest.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Run the checks and start nothing.")
     ] = False,
@@ -34,7 +43,9 @@ def up(
 ) -> None:
     """Run a whole fleet on this machine until the run ends.
 
-    The same command continues an unfinished run from its last state. Processes that an earlier
+    The same command continues an unfinished run from its last state; settings that may change can be
+    others then, and a finished run goes on with a larger train.steps. What may not change needs a new
+    run: with --from it begins with the weights of a checkpoint. Processes that an earlier
     session left running are ended first; --attach takes them over without an interruption. Ctrl-C
     (or SIGTERM) writes a checkpoint and stops every process of the fleet, within fleet.stop_s seconds;
     a second Ctrl-C kills them at once. With --json, the live view
@@ -45,11 +56,13 @@ def up(
     from paceline.config.load import load_config
     from paceline.preflight import default_run_dir
     from paceline.process.process_limits import set_process_limits
+    from paceline.run_view.summary import can_extend, read_summary
     from paceline.supervisor.run_dir_lock import check_no_leader, clear, end_leftovers, locked
 
     set_process_limits()
-    settings = load_config(config, overrides or ())
+    settings = load_config(config, [*(overrides or ()), *from_override(begin_with)])
     directory = (run_dir or default_run_dir(settings)).resolve()
+    note = check_begins_elsewhere(settings, directory)
     if attach and fresh:
         raise BadInput("--attach takes over a running fleet, --fresh removes it: give one of them")
     if attach:
@@ -65,13 +78,16 @@ def up(
     with locked(directory):
         if fresh:
             clear(settings, directory)
+        extends = can_extend(read_summary(directory), settings.train.steps)
         left = end_leftovers(directory)
         if left:
             line = f"ended {len(left)} processes that an earlier session left behind"
             typer.echo(line, err=as_json)
         if not fresh:
             check_no_leader(settings)
-        raise typer.Exit(_run(settings, directory, as_json))
+        if note:
+            typer.echo(note, err=as_json)
+        raise typer.Exit(_run(settings, directory, as_json, extends=extends))
 
 
 def _check(settings: Config, directory: Path, fresh: bool) -> None:
@@ -108,7 +124,12 @@ def _fleet_left(settings: Config, directory: Path) -> FleetRecord:
 
 
 def _run(
-    settings: Config, directory: Path, as_json: bool, earlier: FleetRecord | None = None
+    settings: Config,
+    directory: Path,
+    as_json: bool,
+    earlier: FleetRecord | None = None,
+    *,
+    extends: bool = False,
 ) -> int:
     from rich.console import Console
 
@@ -122,7 +143,7 @@ def _run(
     console.note(f"{_fleet_line(settings)} in {directory}")
 
     async def run() -> Outcome:
-        return await LocalRun(settings, directory, console, earlier).run()
+        return await LocalRun(settings, directory, console, earlier, extends).run()
 
     outcome = asyncio.run(run())
     if as_json:

@@ -18,10 +18,11 @@ from pydantic_core import ErrorDetails
 
 from paceline.config.lines import field_lines
 from paceline.config.schema import SECTIONS, Config, meaning
+from paceline.config.setting_rules import Rule, values_of, with_settings
 from paceline.errors import BadInput
 
 FLEET_SECTIONS = ("run", "model", "data", "reward", "train", "rollout")
-"""Sections that must be equal in every process of a run."""
+"""Sections with settings that must be equal in every process of a run; see setting_rules."""
 
 FIELDS = [(section, name) for section, model in SECTIONS.items() for name in model.model_fields]
 
@@ -80,10 +81,50 @@ def to_toml(config: Config) -> str:
 
 
 def fleet_digest(config: Config) -> tuple[str, str]:
-    """Digest (hex) and canonical JSON of the sections that must agree across the fleet."""
-    dumped = config.model_dump(mode="json", include=set(FLEET_SECTIONS))
-    canonical = json.dumps(dumped, sort_keys=True, separators=(",", ":"))
+    """Digest (hex) and canonical JSON of the settings that must agree across the fleet.
+
+    Settings that may change while the run runs are not among them: their values come from the controller.
+    """
+    return _digest(config, (Rule.FIXED, Rule.START))
+
+
+def run_digest(config: Config) -> tuple[str, str]:
+    """Digest (hex) and canonical JSON of the settings that are fixed for the run."""
+    return _digest(config, (Rule.FIXED,))
+
+
+def changeable(config: Config) -> dict[str, Any]:
+    """Settings of ``FLEET_SECTIONS`` that a run may change, while it runs or when it is continued."""
+    found = values_of(config, (Rule.LIVE, Rule.START))
+    return {name: v for name, v in found.items() if name.partition(".")[0] in FLEET_SECTIONS}
+
+
+def _digest(config: Config, rules: Sequence[Rule]) -> tuple[str, str]:
+    nested: dict[str, dict[str, Any]] = {section: {} for section in FLEET_SECTIONS}
+    for dotted, value in values_of(config, rules).items():
+        section, _, name = dotted.partition(".")
+        if section in nested:
+            nested[section][name] = value
+    canonical = json.dumps(nested, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:32], canonical
+
+
+def parse_setting(text: str, option: str = "--set ") -> tuple[str, Any]:
+    """Dotted name and value of ``section.field=value``. Raises ConfigError with the remedy."""
+    field, value = _parse_override(text, option)
+    if field not in FIELDS:
+        raise ConfigError(f"{option}{text}: {'.'.join(field)} is not a setting. {_suggest(field)}")
+    return ".".join(field), value
+
+
+def changed_config(config: Config, settings: Mapping[str, Any]) -> Config:
+    """``config`` with ``settings``, by dotted name. Raises ConfigError that names the setting."""
+    try:
+        return with_settings(config, settings)
+    except ValidationError as error:
+        places = _Places(Path("settings"), {}, {})
+        found = dict.fromkeys(_describe(e, places) for e in _one_per_field(error.errors()))
+        raise ConfigError("; ".join(line.removeprefix("settings: ") for line in found)) from None
 
 
 def _read(path: Path) -> str:
@@ -97,11 +138,11 @@ def _read(path: Path) -> str:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
-def _parse_override(override: str) -> tuple[Field, Any]:
+def _parse_override(override: str, option: str = "--set ") -> tuple[Field, Any]:
     dotted, equals, value = override.partition("=")
     keys = tuple(key.strip() for key in dotted.strip().split("."))
     if not equals or not all(keys):
-        raise ConfigError(f"--set {override}: write it as section.field=value")
+        raise ConfigError(f"{option}{override}: write it as section.field=value")
     try:
         return keys, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

@@ -64,6 +64,9 @@ class ModelConfig(Section):
     path: LocalPath
     """The model to train: a directory or hub name that `AutoModelForCausalLM.from_pretrained`
     accepts."""
+    initial_checkpoint: LocalPath | None = None
+    """Checkpoint directory of another run, with whose weights this run begins; its optimizer state is
+    taken over if it fits. `paceline up --from` sets it. If none, the run begins with model.path."""
     tokenizer: LocalPath | None = None
     """Directory or hub name of the tokenizer. Default: `model.path`."""
     dtype: Literal["float32", "bfloat16"] = "float32"

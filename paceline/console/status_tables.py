@@ -102,6 +102,9 @@ def progress_table(status: admin_pb2.StatusReply) -> Table:
         f"{tasks.pending} pending   {tasks.leased} leased   {tasks.ready} ready   "
         f"{tasks.in_step} in step   {tasks.trained} trained   {sum(tasks.dropped.values())} dropped",
     )
+    for one in status.changed:
+        line = f"{one.name} {one.old} -> {one.new} (from step {one.step})"
+        table.add_row("changed", _text(line))
     if status.proposed:
         table.add_row("proposal", _text(f"{_counts(status.proposed)}: {status.proposed_why}"))
     if status.provider_trouble:

@@ -6,21 +6,27 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from paceline.config.differences import differences
-from paceline.config.load import ConfigError, fleet_digest, load_config
+from paceline.config.load import ConfigError, load_config, run_digest
 from paceline.config.schema import Config
 from paceline.preflight.check import Check, fail, ok
-from paceline.run_view.summary import read_summary
+from paceline.run_view.summary import can_extend, read_summary
 
 NAME = "earlier run"
 
 
 def earlier_run(config: Config, run_dir: Path) -> Iterator[Check]:
     summary = read_summary(run_dir)
+    continued = f"the one in {run_dir} is continued"
     # A Redis of the user's own knows a run by its name, wherever its directory is.
     elsewhere = "--run-dir DIR" if config.redis.url is None else "another run.name"
-    if summary is not None and summary.get("status") == "finished":
+    if can_extend(summary, config.train.steps):
+        continued = f"the one in {run_dir} is finished, and goes on to {config.train.steps} steps"
+    elif summary is not None and summary.get("status") == "finished":
         found = f"the run in {run_dir} is finished ({summary.get('steps')} steps)"
-        remedy = f"Run it again with --fresh, or start another one with {elsewhere}"
+        remedy = (
+            "Give it more steps with a larger train.steps, run it again with --fresh, or start another one "
+            f"with {elsewhere}: with --from {run_dir} it begins with the weights of this one"
+        )
         yield fail(NAME, found, remedy)
         return
     kept = run_dir / "config.toml"
@@ -28,13 +34,16 @@ def earlier_run(config: Config, run_dir: Path) -> Iterator[Check]:
         yield ok(NAME, f"none in {run_dir}")
         return
     try:
-        ours, theirs = (fleet_digest(one)[1] for one in (load_config(kept), config))
+        ours, theirs = (run_digest(one)[1] for one in (load_config(kept), config))
     except ConfigError as error:
         yield fail(NAME, f"{kept} cannot be read: {error}", f"Start another run with {elsewhere}")
         return
     if ours == theirs:
-        yield ok(NAME, f"the one in {run_dir} is continued")
+        yield ok(NAME, continued)
         return
     found = f"the run in {run_dir} has another config: {differences(ours, theirs)}"
-    remedy = f"Continue it with its own ({kept}), or start another one with {elsewhere}"
+    remedy = (
+        f"Continue it with its own ({kept}), or start another one with {elsewhere}: with --from {run_dir} it "
+        "begins with the weights of this one"
+    )
     yield fail(NAME, found, remedy)

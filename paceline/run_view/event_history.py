@@ -19,7 +19,7 @@ MOST_CHECKPOINTS = 256
 
 DOCUMENTED = {"use_attribute_docstrings": True}
 """The REST interface publishes these classes with pydantic."""
-STEERED = frozenset({"Scaled", "Drained"})
+STEERED = frozenset({"Scaled", "Drained", "SettingsChanged", "RunExtended"})
 """Besides faults and checkpoints, the events that learning curves carry a mark for."""
 NOTICED = {
     "exit": "its launcher saw the process exit",

@@ -102,6 +102,13 @@ def read_summary(run_dir: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
+def can_extend(summary: Mapping[str, Any] | None, steps: int) -> bool:
+    """Whether the run ended with its last step, and may go on to ``steps``."""
+    if summary is None or summary.get("status") != "finished" or summary.get("reason"):
+        return False
+    return steps > int(summary.get("steps") or 0)
+
+
 def _rate(records: RunRecords, name: str) -> float | None:
     """Units per second between the first commit and the last, without start-up and without the
     time that a run was stopped before it was resumed."""

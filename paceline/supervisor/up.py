@@ -78,6 +78,8 @@ class LocalRun:
     console: Console
     earlier: FleetRecord | None = None
     """Record of a fleet that has lost its supervisor and is taken over."""
+    extends: bool = False
+    """The run was finished, and is given more steps."""
 
     def __post_init__(self) -> None:
         self._began = time.monotonic()
@@ -211,6 +213,8 @@ class LocalRun:
         status = self._status = await leader_status(control, ASK_LIMIT_S)
         self._note_dashboard(status)
         self.console.show(status)
+        if self.extends and status.total_steps < self.config.train.steps:
+            return None  # the journal's end; the leader has not extended the run yet
         if status.phase in ("finished", "failed"):
             fleet.finished = status.phase == "finished"
             return status.phase, status.reason

@@ -166,7 +166,7 @@ class TaskCounts(_message.Message):
     def __init__(self, dispatched: _Optional[int] = ..., pending: _Optional[int] = ..., leased: _Optional[int] = ..., ready: _Optional[int] = ..., in_step: _Optional[int] = ..., trained: _Optional[int] = ..., dropped: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("run_id", "run_name", "phase", "leader", "term", "step", "total_steps", "version", "mesh_epoch", "tasks", "workers", "controllers", "desired", "metrics", "failovers", "mesh_rebuilds", "reason", "checkpoint_step", "proposed", "proposed_why", "provider_trouble", "clock_s", "spares")
+    __slots__ = ("run_id", "run_name", "phase", "leader", "term", "step", "total_steps", "version", "mesh_epoch", "tasks", "workers", "controllers", "desired", "metrics", "failovers", "mesh_rebuilds", "reason", "checkpoint_step", "proposed", "proposed_why", "provider_trouble", "clock_s", "spares", "changed")
     class DesiredEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -218,6 +218,7 @@ class StatusReply(_message.Message):
     PROVIDER_TROUBLE_FIELD_NUMBER: _ClassVar[int]
     CLOCK_S_FIELD_NUMBER: _ClassVar[int]
     SPARES_FIELD_NUMBER: _ClassVar[int]
+    CHANGED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     run_name: str
     phase: str
@@ -241,7 +242,47 @@ class StatusReply(_message.Message):
     provider_trouble: str
     clock_s: float
     spares: _containers.ScalarMap[str, int]
-    def __init__(self, run_id: _Optional[str] = ..., run_name: _Optional[str] = ..., phase: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., version: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., tasks: _Optional[_Union[TaskCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., desired: _Optional[_Mapping[str, int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., failovers: _Optional[int] = ..., mesh_rebuilds: _Optional[int] = ..., reason: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., proposed: _Optional[_Mapping[str, int]] = ..., proposed_why: _Optional[str] = ..., provider_trouble: _Optional[str] = ..., clock_s: _Optional[float] = ..., spares: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    changed: _containers.RepeatedCompositeFieldContainer[SettingChange]
+    def __init__(self, run_id: _Optional[str] = ..., run_name: _Optional[str] = ..., phase: _Optional[str] = ..., leader: _Optional[str] = ..., term: _Optional[int] = ..., step: _Optional[int] = ..., total_steps: _Optional[int] = ..., version: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., tasks: _Optional[_Union[TaskCounts, _Mapping]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., controllers: _Optional[_Iterable[_Union[ControllerStatus, _Mapping]]] = ..., desired: _Optional[_Mapping[str, int]] = ..., metrics: _Optional[_Mapping[str, float]] = ..., failovers: _Optional[int] = ..., mesh_rebuilds: _Optional[int] = ..., reason: _Optional[str] = ..., checkpoint_step: _Optional[int] = ..., proposed: _Optional[_Mapping[str, int]] = ..., proposed_why: _Optional[str] = ..., provider_trouble: _Optional[str] = ..., clock_s: _Optional[float] = ..., spares: _Optional[_Mapping[str, int]] = ..., changed: _Optional[_Iterable[_Union[SettingChange, _Mapping]]] = ...) -> None: ...
+
+class SettingChange(_message.Message):
+    __slots__ = ("name", "old", "new", "step")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    OLD_FIELD_NUMBER: _ClassVar[int]
+    NEW_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    old: str
+    new: str
+    step: int
+    def __init__(self, name: _Optional[str] = ..., old: _Optional[str] = ..., new: _Optional[str] = ..., step: _Optional[int] = ...) -> None: ...
+
+class SettingsRequest(_message.Message):
+    __slots__ = ("request_id", "settings", "dry_run")
+    class SettingsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
+    DRY_RUN_FIELD_NUMBER: _ClassVar[int]
+    request_id: str
+    settings: _containers.ScalarMap[str, str]
+    dry_run: bool
+    def __init__(self, request_id: _Optional[str] = ..., settings: _Optional[_Mapping[str, str]] = ..., dry_run: _Optional[bool] = ...) -> None: ...
+
+class SettingsReply(_message.Message):
+    __slots__ = ("accepted", "message", "changes")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    accepted: bool
+    message: str
+    changes: _containers.RepeatedCompositeFieldContainer[SettingChange]
+    def __init__(self, accepted: _Optional[bool] = ..., message: _Optional[str] = ..., changes: _Optional[_Iterable[_Union[SettingChange, _Mapping]]] = ...) -> None: ...
 
 class WatchRequest(_message.Message):
     __slots__ = ("after", "follow")

@@ -79,6 +79,11 @@ class AdminServiceStub:
                 request_serializer=paceline_dot_v1_dot_admin__pb2.ContinueRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_admin__pb2.AdminReply.FromString,
                 _registered_method=True)
+        self.ChangeSettings = channel.unary_unary(
+                '/paceline.v1.AdminService/ChangeSettings',
+                request_serializer=paceline_dot_v1_dot_admin__pb2.SettingsRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_admin__pb2.SettingsReply.FromString,
+                _registered_method=True)
         self.Stop = channel.unary_unary(
                 '/paceline.v1.AdminService/Stop',
                 request_serializer=paceline_dot_v1_dot_admin__pb2.StopRequest.SerializeToString,
@@ -162,6 +167,13 @@ class AdminServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ChangeSettings(self, request, context):
+        """Changes settings of a run while it runs. Refused with the way that works if a setting is fixed.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Stop(self, request, context):
         """Ends the run: after the open step, every worker receives the directive to stop.
         """
@@ -230,6 +242,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.Continue,
                     request_deserializer=paceline_dot_v1_dot_admin__pb2.ContinueRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_admin__pb2.AdminReply.SerializeToString,
+            ),
+            'ChangeSettings': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeSettings,
+                    request_deserializer=paceline_dot_v1_dot_admin__pb2.SettingsRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_admin__pb2.SettingsReply.SerializeToString,
             ),
             'Stop': grpc.unary_unary_rpc_method_handler(
                     servicer.Stop,
@@ -490,6 +507,33 @@ class AdminService:
             '/paceline.v1.AdminService/Continue',
             paceline_dot_v1_dot_admin__pb2.ContinueRequest.SerializeToString,
             paceline_dot_v1_dot_admin__pb2.AdminReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeSettings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.AdminService/ChangeSettings',
+            paceline_dot_v1_dot_admin__pb2.SettingsRequest.SerializeToString,
+            paceline_dot_v1_dot_admin__pb2.SettingsReply.FromString,
             options,
             channel_credentials,
             insecure,

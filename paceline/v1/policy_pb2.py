@@ -26,7 +26,7 @@ from paceline.v1 import common_pb2 as paceline_dot_v1_dot_common__pb2
 from paceline.v1 import rollout_pb2 as paceline_dot_v1_dot_rollout__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/policy.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\x1a\x19paceline/v1/rollout.proto\"m\n\x0bPlanRequest\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12\x12\n\nmesh_epoch\x18\x02 \x01(\x03\x12\x15\n\rstate_version\x18\x03 \x01(\x03\x12\x0e\n\x06wait_s\x18\x04 \x01(\x01\"\xd2\x02\n\x08StepPlan\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x12\n\nmesh_epoch\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x14\n\x0cnext_version\x18\x05 \x01(\x03\x12#\n\x05shard\x18\x06 \x03(\x0b\x32\x14.paceline.v1.TaskRef\x12\x14\n\x0ctotal_tokens\x18\x07 \x01(\x03\x12\x17\n\x0ftotal_sequences\x18\x08 \x01(\x03\x12\x14\n\x0ctotal_groups\x18\t \x01(\x03\x12\x0c\n\x04rank\x18\n \x01(\x05\x12\x0c\n\x04size\x18\x0b \x01(\x05\x12\x31\n\x0eversion_epochs\x18\x0c \x03(\x0b\x32\x19.paceline.v1.VersionEpoch\x12\x13\n\x0boldest_step\x18\r \x01(\x03\x12)\n\x06groups\x18\x0e \x03(\x0b\x32\x19.paceline.v1.PlannedGroupJ\x04\x08\x02\x10\x03\"B\n\x0cPlannedGroup\x12\x0e\n\x06tokens\x18\x01 \x01(\x03\x12\x11\n\tsequences\x18\x02 \x01(\x05\x12\x0f\n\x07suspect\x18\x03 \x01(\x08\"5\n\x0cVersionEpoch\x12\x15\n\rfirst_version\x18\x01 \x01(\x03\x12\x0e\n\x06offset\x18\x02 \x01(\x03\"W\n\tPlanReply\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.paceline.v1.PlanState\x12#\n\x04plan\x18\x02 \x01(\x0b\x32\x15.paceline.v1.StepPlan\"X\n\x0c\x46\x65tchRequest\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12#\n\x05tasks\x18\x02 \x03(\x0b\x32\x14.paceline.v1.TaskRef\"\xf7\x01\n\x0bVoteRequest\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x12\n\nmesh_epoch\x18\x04 \x01(\x03\x12\x16\n\x0eweights_digest\x18\x05 \x01(\t\x12\x32\n\x05stats\x18\x06 \x03(\x0b\x32#.paceline.v1.VoteRequest.StatsEntry\x12\x0e\n\x06wait_s\x18\x07 \x01(\x01\x1a?\n\nStatsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.paceline.v1.Stat:\x02\x38\x01J\x04\x08\x03\x10\x04\"C\n\tVoteReply\x12%\n\x07outcome\x18\x01 \x01(\x0e\x32\x14.paceline.v1.Outcome\x12\x0f\n\x07version\x18\x02 \x01(\x03\"\xa0\x01\n\rRejectRequest\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12$\n\x06groups\x18\x03 \x03(\x0b\x32\x14.paceline.v1.TaskRef\x12&\n\x05\x66\x61ult\x18\x04 \x01(\x0e\x32\x17.paceline.v1.GroupFault\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\x1b\n\x0bRejectReply\x12\x0c\n\x04left\x18\x01 \x01(\x05\"d\n\nTryRequest\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x12\n\nmesh_epoch\x18\x03 \x01(\x03\x12\x0f\n\x07task_id\x18\x04 \x01(\t\"\x1a\n\x08TryReply\x12\x0e\n\x06stands\x18\x01 \x01(\x08\"\xa2\x01\n\x11\x43heckpointRequest\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x12\n\nsize_bytes\x18\x05 \x01(\x03\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12\x16\n\x0eweights_digest\x18\x07 \x01(\t\")\n\x0f\x43heckpointReply\x12\x16\n\x0eobsolete_paths\x18\x01 \x03(\t*\x85\x01\n\tPlanState\x12\x1a\n\x16PLAN_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPLAN_STATE_OPEN\x10\x01\x12\x13\n\x0fPLAN_STATE_WAIT\x10\x02\x12\x19\n\x15PLAN_STATE_EPOCH_OVER\x10\x03\x12\x17\n\x13PLAN_STATE_FINISHED\x10\x04*a\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTCOME_COMMITTED\x10\x01\x12\x11\n\rOUTCOME_RETRY\x10\x02\x12\x13\n\x0fOUTCOME_PENDING\x10\x03*\xa8\x01\n\nGroupFault\x12\x1b\n\x17GROUP_FAULT_UNSPECIFIED\x10\x00\x12\x1c\n\x18GROUP_FAULT_PAYLOAD_LOST\x10\x01\x12\x1f\n\x1bGROUP_FAULT_PAYLOAD_INVALID\x10\x02\x12\x1d\n\x19GROUP_FAULT_OUT_OF_MEMORY\x10\x03\x12\x1f\n\x1bGROUP_FAULT_KILLED_TRAINERS\x10\x04\x32\x9b\x03\n\rPolicyService\x12<\n\x08NextPlan\x12\x18.paceline.v1.PlanRequest\x1a\x16.paceline.v1.PlanReply\x12>\n\x0b\x46\x65tchGroups\x12\x19.paceline.v1.FetchRequest\x1a\x12.paceline.v1.Group0\x01\x12\x38\n\x04Vote\x12\x18.paceline.v1.VoteRequest\x1a\x16.paceline.v1.VoteReply\x12\x44\n\x0cRejectGroups\x12\x1a.paceline.v1.RejectRequest\x1a\x18.paceline.v1.RejectReply\x12:\n\x08TryGroup\x12\x17.paceline.v1.TryRequest\x1a\x15.paceline.v1.TryReply\x12P\n\x10RecordCheckpoint\x12\x1e.paceline.v1.CheckpointRequest\x1a\x1c.paceline.v1.CheckpointReplyb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/policy.proto\x12\x0bpaceline.v1\x1a\x18paceline/v1/common.proto\x1a\x19paceline/v1/rollout.proto\"m\n\x0bPlanRequest\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12\x12\n\nmesh_epoch\x18\x02 \x01(\x03\x12\x15\n\rstate_version\x18\x03 \x01(\x03\x12\x0e\n\x06wait_s\x18\x04 \x01(\x01\"\xf2\x02\n\x08StepPlan\x12\x0c\n\x04step\x18\x01 \x01(\x03\x12\x12\n\nmesh_epoch\x18\x03 \x01(\x03\x12\x0f\n\x07version\x18\x04 \x01(\x03\x12\x14\n\x0cnext_version\x18\x05 \x01(\x03\x12#\n\x05shard\x18\x06 \x03(\x0b\x32\x14.paceline.v1.TaskRef\x12\x14\n\x0ctotal_tokens\x18\x07 \x01(\x03\x12\x17\n\x0ftotal_sequences\x18\x08 \x01(\x03\x12\x14\n\x0ctotal_groups\x18\t \x01(\x03\x12\x0c\n\x04rank\x18\n \x01(\x05\x12\x0c\n\x04size\x18\x0b \x01(\x05\x12\x31\n\x0eversion_epochs\x18\x0c \x03(\x0b\x32\x19.paceline.v1.VersionEpoch\x12\x13\n\x0boldest_step\x18\r \x01(\x03\x12)\n\x06groups\x18\x0e \x03(\x0b\x32\x19.paceline.v1.PlannedGroup\x12\n\n\x02lr\x18\x14 \x01(\x01\x12\x12\n\ncheckpoint\x18\x15 \x01(\x08J\x04\x08\x02\x10\x03\"B\n\x0cPlannedGroup\x12\x0e\n\x06tokens\x18\x01 \x01(\x03\x12\x11\n\tsequences\x18\x02 \x01(\x05\x12\x0f\n\x07suspect\x18\x03 \x01(\x08\"5\n\x0cVersionEpoch\x12\x15\n\rfirst_version\x18\x01 \x01(\x03\x12\x0e\n\x06offset\x18\x02 \x01(\x03\"W\n\tPlanReply\x12%\n\x05state\x18\x01 \x01(\x0e\x32\x16.paceline.v1.PlanState\x12#\n\x04plan\x18\x02 \x01(\x0b\x32\x15.paceline.v1.StepPlan\"X\n\x0c\x46\x65tchRequest\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12#\n\x05tasks\x18\x02 \x03(\x0b\x32\x14.paceline.v1.TaskRef\"\xf7\x01\n\x0bVoteRequest\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x12\n\nmesh_epoch\x18\x04 \x01(\x03\x12\x16\n\x0eweights_digest\x18\x05 \x01(\t\x12\x32\n\x05stats\x18\x06 \x03(\x0b\x32#.paceline.v1.VoteRequest.StatsEntry\x12\x0e\n\x06wait_s\x18\x07 \x01(\x01\x1a?\n\nStatsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12 \n\x05value\x18\x02 \x01(\x0b\x32\x11.paceline.v1.Stat:\x02\x38\x01J\x04\x08\x03\x10\x04\"C\n\tVoteReply\x12%\n\x07outcome\x18\x01 \x01(\x0e\x32\x14.paceline.v1.Outcome\x12\x0f\n\x07version\x18\x02 \x01(\x03\"\xa0\x01\n\rRejectRequest\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12$\n\x06groups\x18\x03 \x03(\x0b\x32\x14.paceline.v1.TaskRef\x12&\n\x05\x66\x61ult\x18\x04 \x01(\x0e\x32\x17.paceline.v1.GroupFault\x12\x0e\n\x06\x64\x65tail\x18\x05 \x01(\t\"\x1b\n\x0bRejectReply\x12\x0c\n\x04left\x18\x01 \x01(\x05\"d\n\nTryRequest\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x12\n\nmesh_epoch\x18\x03 \x01(\x03\x12\x0f\n\x07task_id\x18\x04 \x01(\t\"\x1a\n\x08TryReply\x12\x0e\n\x06stands\x18\x01 \x01(\x08\"\xa2\x01\n\x11\x43heckpointRequest\x12#\n\x06\x63\x61ller\x18\x01 \x01(\x0b\x32\x13.paceline.v1.Caller\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\x0f\n\x07version\x18\x03 \x01(\x03\x12\x0c\n\x04path\x18\x04 \x01(\t\x12\x12\n\nsize_bytes\x18\x05 \x01(\x03\x12\x0f\n\x07seconds\x18\x06 \x01(\x01\x12\x16\n\x0eweights_digest\x18\x07 \x01(\t\")\n\x0f\x43heckpointReply\x12\x16\n\x0eobsolete_paths\x18\x01 \x03(\t*\x85\x01\n\tPlanState\x12\x1a\n\x16PLAN_STATE_UNSPECIFIED\x10\x00\x12\x13\n\x0fPLAN_STATE_OPEN\x10\x01\x12\x13\n\x0fPLAN_STATE_WAIT\x10\x02\x12\x19\n\x15PLAN_STATE_EPOCH_OVER\x10\x03\x12\x17\n\x13PLAN_STATE_FINISHED\x10\x04*a\n\x07Outcome\x12\x17\n\x13OUTCOME_UNSPECIFIED\x10\x00\x12\x15\n\x11OUTCOME_COMMITTED\x10\x01\x12\x11\n\rOUTCOME_RETRY\x10\x02\x12\x13\n\x0fOUTCOME_PENDING\x10\x03*\xa8\x01\n\nGroupFault\x12\x1b\n\x17GROUP_FAULT_UNSPECIFIED\x10\x00\x12\x1c\n\x18GROUP_FAULT_PAYLOAD_LOST\x10\x01\x12\x1f\n\x1bGROUP_FAULT_PAYLOAD_INVALID\x10\x02\x12\x1d\n\x19GROUP_FAULT_OUT_OF_MEMORY\x10\x03\x12\x1f\n\x1bGROUP_FAULT_KILLED_TRAINERS\x10\x04\x32\x9b\x03\n\rPolicyService\x12<\n\x08NextPlan\x12\x18.paceline.v1.PlanRequest\x1a\x16.paceline.v1.PlanReply\x12>\n\x0b\x46\x65tchGroups\x12\x19.paceline.v1.FetchRequest\x1a\x12.paceline.v1.Group0\x01\x12\x38\n\x04Vote\x12\x18.paceline.v1.VoteRequest\x1a\x16.paceline.v1.VoteReply\x12\x44\n\x0cRejectGroups\x12\x1a.paceline.v1.RejectRequest\x1a\x18.paceline.v1.RejectReply\x12:\n\x08TryGroup\x12\x17.paceline.v1.TryRequest\x1a\x15.paceline.v1.TryReply\x12P\n\x10RecordCheckpoint\x12\x1e.paceline.v1.CheckpointRequest\x1a\x1c.paceline.v1.CheckpointReplyb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,42 +35,42 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_VOTEREQUEST_STATSENTRY']._loaded_options = None
   _globals['_VOTEREQUEST_STATSENTRY']._serialized_options = b'8\001'
-  _globals['_PLANSTATE']._serialized_start=1698
-  _globals['_PLANSTATE']._serialized_end=1831
-  _globals['_OUTCOME']._serialized_start=1833
-  _globals['_OUTCOME']._serialized_end=1930
-  _globals['_GROUPFAULT']._serialized_start=1933
-  _globals['_GROUPFAULT']._serialized_end=2101
+  _globals['_PLANSTATE']._serialized_start=1730
+  _globals['_PLANSTATE']._serialized_end=1863
+  _globals['_OUTCOME']._serialized_start=1865
+  _globals['_OUTCOME']._serialized_end=1962
+  _globals['_GROUPFAULT']._serialized_start=1965
+  _globals['_GROUPFAULT']._serialized_end=2133
   _globals['_PLANREQUEST']._serialized_start=94
   _globals['_PLANREQUEST']._serialized_end=203
   _globals['_STEPPLAN']._serialized_start=206
-  _globals['_STEPPLAN']._serialized_end=544
-  _globals['_PLANNEDGROUP']._serialized_start=546
-  _globals['_PLANNEDGROUP']._serialized_end=612
-  _globals['_VERSIONEPOCH']._serialized_start=614
-  _globals['_VERSIONEPOCH']._serialized_end=667
-  _globals['_PLANREPLY']._serialized_start=669
-  _globals['_PLANREPLY']._serialized_end=756
-  _globals['_FETCHREQUEST']._serialized_start=758
-  _globals['_FETCHREQUEST']._serialized_end=846
-  _globals['_VOTEREQUEST']._serialized_start=849
-  _globals['_VOTEREQUEST']._serialized_end=1096
-  _globals['_VOTEREQUEST_STATSENTRY']._serialized_start=1027
-  _globals['_VOTEREQUEST_STATSENTRY']._serialized_end=1090
-  _globals['_VOTEREPLY']._serialized_start=1098
-  _globals['_VOTEREPLY']._serialized_end=1165
-  _globals['_REJECTREQUEST']._serialized_start=1168
-  _globals['_REJECTREQUEST']._serialized_end=1328
-  _globals['_REJECTREPLY']._serialized_start=1330
-  _globals['_REJECTREPLY']._serialized_end=1357
-  _globals['_TRYREQUEST']._serialized_start=1359
-  _globals['_TRYREQUEST']._serialized_end=1459
-  _globals['_TRYREPLY']._serialized_start=1461
-  _globals['_TRYREPLY']._serialized_end=1487
-  _globals['_CHECKPOINTREQUEST']._serialized_start=1490
-  _globals['_CHECKPOINTREQUEST']._serialized_end=1652
-  _globals['_CHECKPOINTREPLY']._serialized_start=1654
-  _globals['_CHECKPOINTREPLY']._serialized_end=1695
-  _globals['_POLICYSERVICE']._serialized_start=2104
-  _globals['_POLICYSERVICE']._serialized_end=2515
+  _globals['_STEPPLAN']._serialized_end=576
+  _globals['_PLANNEDGROUP']._serialized_start=578
+  _globals['_PLANNEDGROUP']._serialized_end=644
+  _globals['_VERSIONEPOCH']._serialized_start=646
+  _globals['_VERSIONEPOCH']._serialized_end=699
+  _globals['_PLANREPLY']._serialized_start=701
+  _globals['_PLANREPLY']._serialized_end=788
+  _globals['_FETCHREQUEST']._serialized_start=790
+  _globals['_FETCHREQUEST']._serialized_end=878
+  _globals['_VOTEREQUEST']._serialized_start=881
+  _globals['_VOTEREQUEST']._serialized_end=1128
+  _globals['_VOTEREQUEST_STATSENTRY']._serialized_start=1059
+  _globals['_VOTEREQUEST_STATSENTRY']._serialized_end=1122
+  _globals['_VOTEREPLY']._serialized_start=1130
+  _globals['_VOTEREPLY']._serialized_end=1197
+  _globals['_REJECTREQUEST']._serialized_start=1200
+  _globals['_REJECTREQUEST']._serialized_end=1360
+  _globals['_REJECTREPLY']._serialized_start=1362
+  _globals['_REJECTREPLY']._serialized_end=1389
+  _globals['_TRYREQUEST']._serialized_start=1391
+  _globals['_TRYREQUEST']._serialized_end=1491
+  _globals['_TRYREPLY']._serialized_start=1493
+  _globals['_TRYREPLY']._serialized_end=1519
+  _globals['_CHECKPOINTREQUEST']._serialized_start=1522
+  _globals['_CHECKPOINTREQUEST']._serialized_end=1684
+  _globals['_CHECKPOINTREPLY']._serialized_start=1686
+  _globals['_CHECKPOINTREPLY']._serialized_end=1727
+  _globals['_POLICYSERVICE']._serialized_start=2136
+  _globals['_POLICYSERVICE']._serialized_end=2547
 # @@protoc_insertion_point(module_scope)

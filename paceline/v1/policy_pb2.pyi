@@ -59,7 +59,7 @@ class PlanRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., mesh_epoch: _Optional[int] = ..., state_version: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("step", "mesh_epoch", "version", "next_version", "shard", "total_tokens", "total_sequences", "total_groups", "rank", "size", "version_epochs", "oldest_step", "groups")
+    __slots__ = ("step", "mesh_epoch", "version", "next_version", "shard", "total_tokens", "total_sequences", "total_groups", "rank", "size", "version_epochs", "oldest_step", "groups", "lr", "checkpoint")
     STEP_FIELD_NUMBER: _ClassVar[int]
     MESH_EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,8 @@ class StepPlan(_message.Message):
     VERSION_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     OLDEST_STEP_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    LR_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     step: int
     mesh_epoch: int
     version: int
@@ -86,7 +88,9 @@ class StepPlan(_message.Message):
     version_epochs: _containers.RepeatedCompositeFieldContainer[VersionEpoch]
     oldest_step: int
     groups: _containers.RepeatedCompositeFieldContainer[PlannedGroup]
-    def __init__(self, step: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., next_version: _Optional[int] = ..., shard: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., total_sequences: _Optional[int] = ..., total_groups: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., version_epochs: _Optional[_Iterable[_Union[VersionEpoch, _Mapping]]] = ..., oldest_step: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[PlannedGroup, _Mapping]]] = ...) -> None: ...
+    lr: float
+    checkpoint: bool
+    def __init__(self, step: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., next_version: _Optional[int] = ..., shard: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., total_sequences: _Optional[int] = ..., total_groups: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., version_epochs: _Optional[_Iterable[_Union[VersionEpoch, _Mapping]]] = ..., oldest_step: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[PlannedGroup, _Mapping]]] = ..., lr: _Optional[float] = ..., checkpoint: _Optional[bool] = ...) -> None: ...
 
 class PlannedGroup(_message.Message):
     __slots__ = ("tokens", "sequences", "suspect")

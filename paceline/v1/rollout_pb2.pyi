@@ -86,7 +86,7 @@ class LeaseRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., lease_seq: _Optional[int] = ..., max_tasks: _Optional[int] = ..., wait_s: _Optional[float] = ..., loaded_version: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("task", "kind", "epoch", "index", "row_json", "seed", "group_size", "partial")
+    __slots__ = ("task", "kind", "epoch", "index", "row_json", "seed", "group_size", "partial", "settings")
     TASK_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class Lease(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_FIELD_NUMBER: _ClassVar[int]
     task: _common_pb2.TaskRef
     kind: TaskKind
     epoch: int
@@ -103,7 +104,24 @@ class Lease(_message.Message):
     seed: int
     group_size: int
     partial: PartialGroup
-    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., row_json: _Optional[str] = ..., seed: _Optional[int] = ..., group_size: _Optional[int] = ..., partial: _Optional[_Union[PartialGroup, _Mapping]] = ...) -> None: ...
+    settings: TaskSettings
+    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., row_json: _Optional[str] = ..., seed: _Optional[int] = ..., group_size: _Optional[int] = ..., partial: _Optional[_Union[PartialGroup, _Mapping]] = ..., settings: _Optional[_Union[TaskSettings, _Mapping]] = ...) -> None: ...
+
+class TaskSettings(_message.Message):
+    __slots__ = ("max_tokens", "top_p", "top_k", "max_turns", "environment_timeout_s", "reward_timeout_s")
+    MAX_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOP_P_FIELD_NUMBER: _ClassVar[int]
+    TOP_K_FIELD_NUMBER: _ClassVar[int]
+    MAX_TURNS_FIELD_NUMBER: _ClassVar[int]
+    ENVIRONMENT_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    REWARD_TIMEOUT_S_FIELD_NUMBER: _ClassVar[int]
+    max_tokens: int
+    top_p: float
+    top_k: int
+    max_turns: int
+    environment_timeout_s: float
+    reward_timeout_s: float
+    def __init__(self, max_tokens: _Optional[int] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., max_turns: _Optional[int] = ..., environment_timeout_s: _Optional[float] = ..., reward_timeout_s: _Optional[float] = ...) -> None: ...
 
 class PartialCompletion(_message.Message):
     __slots__ = ("tokens", "logprobs", "versions", "finish_reason", "stop")

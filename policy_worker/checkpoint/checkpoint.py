@@ -165,6 +165,32 @@ class Checkpointer:
         event(log, "restored", step=state.step, version=state.version, path=path)
         return meta
 
+    def begin_with(self, state: TrainState, path: str | Path) -> None:
+        """Loads the weights of another run's checkpoint, and its optimizer state if that fits.
+
+        Step, version and random states stay those of a new run. Raises CheckpointError.
+        """
+        path = Path(path)
+        meta = read_meta(path)
+        targets = {name: tensor for name, tensor in named_tensors(state) if tensor.numel()}
+        stored = stored_tensors(path).keys()
+        whole = targets.keys() == stored
+        if not whole:
+            targets = {name: t for name, t in targets.items() if name.startswith("model.")}
+            weights = {name for name in stored if name.startswith("model.")}
+            if strange := sorted(targets.keys() ^ weights):
+                raise CheckpointError(
+                    f"model.initial_checkpoint: {path} is of another model than model.path: "
+                    f"{strange[0]} is in only one of them (names that differ: {len(strange)})"
+                )
+        try:
+            read_shards(path, targets)
+        except ValueError as error:
+            raise CheckpointError(
+                f"model.initial_checkpoint: {path} is of another model than model.path: {error}"
+            ) from error
+        event(log, "began with a checkpoint", path=path, of_step=meta["step"], optimizer=whole)
+
     def delete(self, paths: Iterable[str | Path]) -> None:
         """Removes checkpoints in the background. Ignores what is not a checkpoint of this run."""
         chosen = [Path(p) for p in paths]

@@ -1,4 +1,4 @@
-"""AdamW over fp32 master weights: its state, the learning rate of a step, and the update."""
+"""AdamW over fp32 master weights: its state and its update."""
 
 from __future__ import annotations
 
@@ -46,37 +46,27 @@ def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
     return optimizer
 
 
-def learning_rate(step: int, config: TrainConfig) -> float:
-    """Learning rate of step ``step`` (counted from 1).
-
-    Warm-up is linear, from lr / warmup_steps at step 1 to lr at step warmup_steps. The first step after
-    it has lr. The decay would reach min_lr_ratio * lr at the step after the last one, as in transformers'
-    get_linear_schedule_with_warmup: the last batch is trained, too.
-    """
-    if step <= config.warmup_steps:
-        return config.lr * step / config.warmup_steps
-    if config.schedule == "constant":
-        return config.lr
-    span = config.steps - config.warmup_steps
-    done = min(1.0, (step - 1 - config.warmup_steps) / span) if span > 0 else 1.0
-    shape = 1.0 - done if config.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
-    return config.lr * (config.min_lr_ratio + (1.0 - config.min_lr_ratio) * shape)
-
-
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     for group in optimizer.param_groups:
         group["lr"] = lr
 
 
 def apply_update(
-    state: TrainState, gradients: Gradients, reduced: Tensor, norm: float, version: Version
+    state: TrainState,
+    gradients: Gradients,
+    reduced: Tensor,
+    *,
+    norm: float,
+    version: Version,
+    lr: float,
 ) -> None:
     """Applies ``reduced``, float32 [gradients.size], which is consumed. ``norm``: of all ranks' parts.
+    ``lr``: the plan's.
 
     The state is ``version`` afterwards, and no local gradients are left. A gradient that is not
     finite changes no weight: all replicas see the same norm, so all of them skip the update.
 
-    It reads nothing but ``reduced``, ``norm`` and the state, all of which are equal on every replica. So
+    It reads nothing but ``reduced``, ``norm``, ``lr`` and the state, all of which are equal on every replica. So
     the new weights are equal bit for bit, too (on machines of one kind).
     """
     config = state.config.train
@@ -91,7 +81,7 @@ def apply_update(
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 local_tensor(parameter.grad).copy_(part)
-            set_learning_rate(state.optimizer, learning_rate(state.step + 1, config))
+            set_learning_rate(state.optimizer, lr)
             state.optimizer.step()
     gradients.clear()
     state.step = Step(state.step + 1)

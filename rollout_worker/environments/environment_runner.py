@@ -35,6 +35,7 @@ from rollout_worker.tasks.task_messages import (
     answer_of,
     is_evaluation,
     sampling_params,
+    settings_of,
 )
 from rollout_worker.tokenizer import Prompt, PromptTokenizer
 
@@ -48,9 +49,7 @@ class EnvironmentRunner:
         self._tokenizer = tokenizer
         environment = load(config.rollout.environment or "")
         self._server = ChatServer(config, tokenizer) if config.rollout.openai else None
-        self._thread = EnvironmentThread(
-            environment, timeout_s=config.rollout.environment_timeout_s
-        )
+        self._thread = EnvironmentThread(environment)
 
     async def start(self, engine: Engine) -> None:
         """``engine`` is started. Raises BadEnvironment if the endpoint's port is taken."""
@@ -68,8 +67,9 @@ class EnvironmentRunner:
         prompt = self._tokenizer.content_of(row)
         tasks = [self._task(held.lease, row, prompt, i) for i in range(held.lease.group_size)]
         conversations = [self._conversation(held, task) for task in tasks]
+        timeout_s = settings_of(held.lease, self._config).environment_timeout_s
         plays = [
-            asyncio.ensure_future(self._play(held.request_id, task, conversation))
+            asyncio.ensure_future(self._play(held.request_id, task, conversation, timeout_s))
             for task, conversation in zip(tasks, conversations, strict=True)
         ]
         try:
@@ -113,7 +113,7 @@ class EnvironmentRunner:
             attempt=lease.task.attempt,
             index=index,
             evaluation=is_evaluation(lease),
-            max_turns=self._config.rollout.max_turns,
+            max_turns=settings_of(lease, self._config).max_turns,
             openai=None if self._server is None else self._server.endpoint(),
             tokenizer=self._tokenizer,
         )
@@ -124,19 +124,19 @@ class EnvironmentRunner:
             f"{held.request_id}#{task.index}",
             self._engine,
             self._tokenizer,
-            replace(sampling_params(self._config.rollout, held.lease), seed=task.seed),
+            replace(sampling_params(self._config, held.lease), seed=task.seed),
             max_context=context,
             max_prompt=min(self._tokenizer.limit, context - 1),
             max_turns=task.max_turns,
         )
 
     async def _play(
-        self, request_id: str, task: EnvironmentTask, conversation: Conversation
+        self, request_id: str, task: EnvironmentTask, conversation: Conversation, timeout_s: float
     ) -> Any:
         if self._server is not None and task.openai is not None:
             self._server.admit(task.openai, conversation)
         try:
-            result = await self._thread.run(task, conversation)
+            result = await self._thread.run(task, conversation, timeout_s)
         except Exception as error:
             if conversation.failure is not None or isinstance(error, EnvironmentFailed):
                 raise conversation.failure or error from None

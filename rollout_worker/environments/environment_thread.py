@@ -72,13 +72,12 @@ class _OwnTime:
 
 
 class EnvironmentThread:
-    def __init__(self, environment: Environment, *, timeout_s: float) -> None:
+    def __init__(self, environment: Environment) -> None:
         self._environment = environment
-        self._timeout_s = timeout_s
         self._thread = BackgroundLoop("environments")
         self._runs: set[_Run] = set()
 
-    async def run(self, task: EnvironmentTask, conversation: Conversation) -> Any:
+    async def run(self, task: EnvironmentTask, conversation: Conversation, timeout_s: float) -> Any:
         """The environment's result or exception. Raises EnvironmentFailed if its time is over or its
         thread was lost. Closes ``conversation``."""
         worker = asyncio.get_running_loop()
@@ -94,13 +93,13 @@ class EnvironmentThread:
         run.result = asyncio.wrap_future(run.thread.submit(self._play(run, task, sample)))
         self._runs.add(run)
         try:
-            async with asyncio.timeout(self._timeout_s) as limit:
-                conversation.own_clock = _OwnTime(limit, self._timeout_s)
+            async with asyncio.timeout(timeout_s) as limit:
+                conversation.own_clock = _OwnTime(limit, timeout_s)
                 return await run.result
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise await self._blame(run) from None
+            raise await self._blame(run, timeout_s) from None
         except asyncio.CancelledError:
             waiting = asyncio.current_task()
             if waiting is not None and waiting.cancelling():
@@ -124,9 +123,9 @@ class EnvironmentThread:
             # Otherwise it would end the thread and all environments in it.
             raise EnvironmentFailed("environment_error", f"it raised {error!r}") from error
 
-    async def _blame(self, run: _Run) -> EnvironmentFailed:
+    async def _blame(self, run: _Run, timeout_s: float) -> EnvironmentFailed:
         """The cause of a timeout: the environment itself, or another one that blocks the thread."""
-        late = f"it took longer than rollout.environment_timeout_s = {self._timeout_s:g} s"
+        late = f"it took longer than rollout.environment_timeout_s = {timeout_s:g} s"
         if await self._answers(run.thread):
             return EnvironmentFailed(TIMEOUT, late)
         busy = asyncio.current_task(run.thread.loop)

@@ -100,9 +100,9 @@ class _Child:
             self._beat(message["id"] if entered else 0)
 
         try:
-            answer["scores"] = await score(
-                self._rewards, Job(**message["job"]), timeout_s=self._timeout_s, calling=calling
-            )
+            job = Job(**message["job"])
+            limit = job.timeout_s or self._timeout_s
+            answer["scores"] = await score(self._rewards, job, timeout_s=limit, calling=calling)
         except ScoringFailed as failure:
             answer |= {"reason": failure.reason, "detail": str(failure)}
         except asyncio.CancelledError as error:

@@ -114,6 +114,8 @@ class ScoringProcess:
         assert self._process is not None and self._process.stdin is not None
         if self.lost:
             raise ProcessLost("the scoring process has ended", guilty=False)
+        # Of the newest job: a change of the setting holds for what is under way as well.
+        self.timeout_s = job.timeout_s or self.timeout_s
         self._next += 1
         number = self._next
         future: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()

@@ -26,6 +26,8 @@ class Job:
     each: Mapping[str, list[Any]]
     """Keyword arguments with a value for each completion: completion, finish_reason, ... Functions of
     a whole group get the lists, by the plural of these names."""
+    timeout_s: float | None = None
+    """reward.timeout_s of this task; None: that of the worker's own configuration."""
 
     def __len__(self) -> int:
         """Number of completions."""

@@ -84,7 +84,9 @@ class Scorer:
             components, seconds = await self._score_in_pool(job)
         else:
             started = time.monotonic()
-            components = await score(self._in_worker, job, timeout_s=self._config.timeout_s)
+            components = await score(
+                self._in_worker, job, timeout_s=job.timeout_s or self._config.timeout_s
+            )
             seconds = time.monotonic() - started
         rewards = [
             sum(weight * values[name] for name, weight in self._weights) for values in components

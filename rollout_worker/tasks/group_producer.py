@@ -32,6 +32,7 @@ from rollout_worker.tasks.task_messages import (
     returned,
     row_of,
     sampling_params,
+    settings_of,
     text_of,
 )
 from rollout_worker.tokenizer import Prompt, PromptTokenizer
@@ -77,7 +78,8 @@ class GroupProducer:
             made = await generate(held, row)
         generate_s = time.monotonic() - held.since
         held.stage, held.completions = Stage.SCORING, made.completions
-        names, limit_s = ", ".join(self.config.reward.functions), self.config.reward.timeout_s
+        names = ", ".join(self.config.reward.functions)
+        limit_s = settings_of(lease, self.config).reward_timeout_s
         shared = {
             "prompt": made.prompt.text,
             "answer": answer_of(row, self.config),
@@ -87,7 +89,7 @@ class GroupProducer:
             "evaluation": is_evaluation(lease),
         }
         with waiting(WaitKind.REWARD, f"scoring with {names}", names, limit_s=limit_s):
-            scores = made.scores or await self.scorer.score(Job(shared, made.scored))
+            scores = made.scores or await self.scorer.score(Job(shared, made.scored, limit_s))
         return group_message(lease, made, scores, generate_s=generate_s)
 
     def _generating(self) -> AbstractContextManager[None]:
@@ -112,7 +114,7 @@ class GroupProducer:
     def _request(self, held: HeldTask, prompt: Prompt) -> Request:
         """All completions of the task, each continued from what an earlier attempt left of it."""
         lease = held.lease
-        params = sampling_params(self.config.rollout, lease)
+        params = sampling_params(self.config, lease)
         room = self.engine.max_context - len(prompt.tokens)
         params = replace(params, max_tokens=min(params.max_tokens, room))
         prefixes = prefixes_of(

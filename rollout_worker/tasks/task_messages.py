@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from paceline.config.schema import Config, RolloutConfig
+from paceline.config.schema import Config
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Completion, Finish, SamplingParams
 from rollout_worker.failures import AttemptFailed
@@ -58,12 +58,28 @@ def answer_of(row: Mapping[str, Any], config: Config) -> Any:
     return row.get(field) if field else None
 
 
-def sampling_params(rollout: RolloutConfig, lease: rollout_pb2.Lease) -> SamplingParams:
-    return SamplingParams(
+def settings_of(lease: rollout_pb2.Lease, config: Config) -> rollout_pb2.TaskSettings:
+    """Settings of the task, as its lease has them: they may change during a run."""
+    if lease.HasField("settings"):
+        return lease.settings
+    rollout = config.rollout
+    return rollout_pb2.TaskSettings(
         max_tokens=rollout.max_tokens,
-        temperature=rollout.temperature,
         top_p=rollout.top_p,
         top_k=rollout.top_k,
+        max_turns=rollout.max_turns,
+        environment_timeout_s=rollout.environment_timeout_s,
+        reward_timeout_s=config.reward.timeout_s,
+    )
+
+
+def sampling_params(config: Config, lease: rollout_pb2.Lease) -> SamplingParams:
+    settings, rollout = settings_of(lease, config), config.rollout
+    return SamplingParams(
+        max_tokens=settings.max_tokens,
+        temperature=rollout.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k,
         stop=tuple(rollout.stop),
         seed=lease.seed,
         greedy=is_evaluation(lease),

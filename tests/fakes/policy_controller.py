@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
+from paceline.config.schema import TrainConfig
 from paceline.process.asyncio_thread import BackgroundLoop
 from paceline.v1 import policy_pb2, rollout_pb2, worker_pb2, worker_pb2_grpc
 from paceline.v1.policy_pb2_grpc import (
@@ -44,10 +45,16 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
     """``steps``: the groups of step 1, 2, ... ``at_start``: members the first epoch waits for."""
 
     def __init__(
-        self, redis_url: str, run_dir: str, steps: Sequence[list[rollout_pb2.Group]], at_start: int
+        self,
+        redis_url: str,
+        run_dir: str,
+        steps: Sequence[list[rollout_pb2.Group]],
+        at_start: int,
+        train: TrainConfig,
     ) -> None:
         self.redis_url, self.run_dir, self.steps = redis_url, run_dir, steps
         self.at_start = at_start
+        self.train = train
         self.run_id = secrets.token_hex(4)  # rendezvous keys are good for one try
         self.workers: dict[str, FakeMember] = {}
         self.members: list[tuple[str, int, bool]] = []
@@ -277,6 +284,8 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
                 total_groups=len(groups),
                 rank=[m[0] for m in self.members].index(name),
                 size=len(self.members),
+                lr=self.train.lr,
+                checkpoint=(self.step + 1) % self.train.checkpoint_every == 0,
             )
         return policy_pb2.PlanReply(state=policy_pb2.PLAN_STATE_OPEN, plan=plan)
 

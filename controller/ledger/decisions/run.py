@@ -12,7 +12,9 @@ from controller.ledger.decisions.held_out import judge, settle_best
 from controller.ledger.decisions.leases import drop
 from controller.ledger.decisions.mesh import leave_step, roll_back
 from controller.ledger.decisions.rejections import MOST_REJECTIONS
+from controller.ledger.decisions.settings import take_over_config
 from controller.ledger.enums import DropReason, MeshEnd, Phase, SuspendStage, VerdictCode
+from controller.ledger.facts import CHANGEABLE
 from controller.ledger.scale_limits import problem_of, within
 from controller.ledger.state import State
 from controller.ledger.tasks import TaskState
@@ -23,14 +25,14 @@ FRUITLESS_BATCHES = 3
 FRUITLESS_TASKS = 20
 """A run fails after so many batches' worth of tasks, and so many tasks, were dropped in a row because
 every attempt failed: a fault that hits every task is no task's fault, and the data set has no end."""
-_FREE_TO_CHANGE = ("desired", "bounds")
-"""Fields of the spec that a later leader may change."""
+_FREE_TO_CHANGE = ("desired", "bounds", *CHANGEABLE)
+"""Fields of the spec that a later leader may bring with other values."""
 
 
 def start_run(d: Decider, c: cmd.StartRun, now: float) -> None:
     s = d.state
     if s.facts is None:
-        d.emit(ev.RunStarted(c.facts, now))
+        d.emit(ev.RunStarted(c.facts, now, dict(c.settings)))
         d.settle_fleet(now)
         return
     before, after = asdict(s.facts), asdict(c.facts)
@@ -41,6 +43,7 @@ def start_run(d: Decider, c: cmd.StartRun, now: float) -> None:
             f"run {s.facts.run_name!r} was started with other settings: "
             + ", ".join(f"{k} was {before[k]!r}, is {after[k]!r}" for k in differing),
         )
+    take_over_config(d, c, now)
     if dict(c.facts.bounds) != s.bounds and not s.ended:
         d.emit(ev.BoundsSet(dict(c.facts.bounds)))
         allowed = within(s.bounds, s.desired)

@@ -14,7 +14,7 @@ from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.enums import MeshEnd, Phase, Role, VoteOutcome
-from controller.ledger.facts import GroupFacts
+from controller.ledger.facts import GroupFacts, StepTerms
 from controller.ledger.fleet import Mesh, Worker
 from controller.ledger.metrics import step_metrics
 from controller.ledger.state import State
@@ -42,7 +42,11 @@ def settle_step(d: Decider, now: float) -> None:
     groups = (*kept, *chosen)
     members = [m.worker_id for m in mesh.members]
     shards = assign_shards([_cost(s, task_id) for task_id in groups], members)
-    d.emit(ev.StepOpened(step, s.versions.version, mesh.epoch, groups, shards, replay is not None))
+    terms = s.steps.terms_of(step) if replay else None
+    if terms is None:
+        terms = StepTerms(s.run.lr.at(step, s.run.steps), s.run.token_age)
+    again = replay is not None
+    d.emit(ev.StepOpened(step, s.versions.version, mesh.epoch, groups, shards, again, terms))
 
 
 def _choose(d: Decider, step: Step, count: int) -> tuple[TaskId, ...] | None:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from dataclasses import field, replace
+from typing import Any
 
 from controller.ledger.enums import Phase, SuspendStage
 from controller.ledger.events.event import LEASES, Event, Severity, Topic, counts_in_words, event
-from controller.ledger.facts import RunSpec
+from controller.ledger.facts import RunSpec, SpecChange, values
 from controller.ledger.state import State
 from paceline.ids import Step
 
 _ALL = frozenset(Topic)
+STALENESS = ("max_staleness", "late_groups", "max_token_age")
 
 
 @event
 class RunStarted(Event):
     facts: RunSpec
     t: float
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that may change, by dotted name; see Settings."""
 
     wakes = LEASES
 
     def apply(self, s: State) -> None:
         s.facts = self.facts
+        s.settings.values = dict(self.settings)
+        s.settings.configured = dict(self.settings)
         s.desired = dict(self.facts.desired)
         s.bounds = dict(self.facts.bounds)
         s.enter(Phase.OPEN)
@@ -79,6 +87,66 @@ class BoundsSet(Event):
 
     def text(self) -> str:
         return f"limits of the desired counts set to {counts_in_words(self.bounds) or 'none'}"
+
+
+@event
+class SettingsChanged(Event):
+    """From ``step`` on other settings are in force, or a leader brought an edited config file."""
+
+    request_id: str
+    """Empty: a leader's config file was edited."""
+    changes: Mapping[str, tuple[Any, Any]]
+    """Old and new value, by dotted name."""
+    configured: Mapping[str, Any]
+    """Edited values of the leader's file. They are in force, or were already."""
+    spec: SpecChange
+    step: Step
+    """The first step that uses them. A step that is open, or trained again, keeps its own."""
+    t: float
+
+    wakes = _ALL
+
+    @property
+    def listed(self) -> bool:
+        return bool(self.changes)
+
+    def apply(self, s: State) -> None:
+        before, s.facts = s.run, replace(s.run, **values(SpecChange, self.spec))
+        s.staleness_changed |= any(
+            getattr(before, name) != getattr(self.spec, name) for name in STALENESS
+        )
+        s.settings.change(self.changes, self.step)
+        s.settings.configured.update(self.configured)
+        for name, value in self.configured.items():
+            s.settings.values.setdefault(name, value)
+        if self.request_id:
+            s.remember(self.request_id, self.text())
+
+    def text(self) -> str:
+        shown = ", ".join(
+            f"{name} {json.dumps(old)} -> {json.dumps(new)}"
+            for name, (old, new) in self.changes.items()
+        )
+        return f"settings changed from step {self.step}: {shown or 'none'}"
+
+
+@event
+class RunExtended(Event):
+    """A finished run goes on: it was given more steps."""
+
+    steps: int
+    t: float
+
+    wakes = _ALL
+
+    def apply(self, s: State) -> None:
+        s.enter(Phase.OPEN)
+        s.ended_t = 0.0
+        s.steps.last_commit_t = self.t
+        s.tasks.resume_unfinished()
+
+    def text(self) -> str:
+        return f"run extended to {self.steps} steps"
 
 
 @event

@@ -158,6 +158,7 @@ class StepAborted(Event):
         step = s.steps.open
         if step is None or step.step != self.step:  # a lost step that will not be trained again
             s.tasks.move_all(s.steps.replay.pop(self.step), TaskState.READY)
+            s.steps.terms.pop(self.step, None)
             return
         s.steps.open = None
         if self.rejected:

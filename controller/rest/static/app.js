@@ -50,6 +50,11 @@ function showRun(run) {
   const over = run.phase === "finished" || run.phase === "failed";
   put($("do-pause"), run.phase === "paused" ? "Resume" : "Pause");
   for (const id of ["do-pause", "do-checkpoint", "do-stop"]) $(id).disabled = over;
+  const changed = Object.entries(run.changed).map(
+    ([name, c]) => `${name} ${JSON.stringify(c.old)} → ${JSON.stringify(c.new)} from step ${c.step}`,
+  );
+  put($("changed"), changed.length ? `Changed since the start: ${changed.join("; ")}` : "");
+  $("changed").hidden = !changed.length;
   const others = spare ? `, ${plural(spare, "other")} in reach` : "";
   put($("link"), `answered by ${run.served_by}${others}`);
   $("link").className = "";

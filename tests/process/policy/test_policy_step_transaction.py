@@ -33,7 +33,7 @@ def config(tmp_path_factory):
     model = make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32)
     return make_config(
         model=model,
-        train={"lr": 3e-3, "warmup_steps": 2, "checkpoint_every": 100, "weight_decay": 0.1},
+        train={"lr": 3e-3, "checkpoint_every": 100, "weight_decay": 0.1},
         fleet={"heartbeat_s": 0.2},
     )
 
@@ -56,7 +56,7 @@ def undisturbed(config, steps):
         trainer.begin(StepTotals(number + 1, number, tokens, 18), keys)
         trainer.add(groups)
         trainer.reduce()
-        trainer.commit(number + 1)
+        trainer.commit(number + 1, config.train.lr)
         after.append({n: t.clone() for n, t in trainer.state.named_weights()})
     return after
 
@@ -103,7 +103,9 @@ def start_fleet(config, steps, url, tmp_path):
     with contextlib.ExitStack() as stack:
 
         def start(at_start, changed=None, script=None):
-            controller = SmallController(url, str(tmp_path), script or steps, at_start)
+            controller = SmallController(
+                url, str(tmp_path), script or steps, at_start, (changed or config).train
+            )
             stack.callback(controller.close)
             fleet = Fleet(changed or config, controller, tmp_path)
             stack.callback(lambda: [p.kill() for p in fleet.processes.values()])

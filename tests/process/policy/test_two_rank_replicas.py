@@ -137,7 +137,8 @@ def test_death_of_one_rank_costs_its_replica_and_not_the_step(runs, tmp_path):
     toml.write_text(_toml(config) + "[fleet]\npolicy_ranks = 2\n")
     with throwaway_redis(folder / "redis") as url:
         steps = [ranks.groups_of(step) for step in range(1, STEPS + 1)]
-        controller = SmallController(url, str(tmp_path), steps, at_start=2)
+        every = config.train.model_copy(update={"checkpoint_every": STEPS})
+        controller = SmallController(url, str(tmp_path), steps, 2, every)
         workers = [_start_worker(toml, controller.address, f"policy-{i}") for i in range(2)]
         victims: list[psutil.Process] = []
         seconds: list[float] = []

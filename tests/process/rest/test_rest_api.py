@@ -274,6 +274,31 @@ async def test_pause_resume_and_checkpoint(served: Controllers, leader: httpx.As
     assert again.json() == asked.json()
 
 
+async def test_settings_change_and_are_shown_and_marked(
+    served: Controllers, leader: httpx.AsyncClient
+) -> None:
+    headers = bearer(served)
+    body = {"settings": {"train.lr": 5e-7}, "request_id": "set-1"}
+    dry = await leader.post("/api/v1/settings", json={**body, "dry_run": True}, headers=headers)
+    assert dry.json()["changes"]["train.lr"]["new"] == 5e-7
+    assert (await get(leader, "run"))["changed"] == {}
+    done = await leader.post("/api/v1/settings", json=body, headers=headers)
+    assert done.status_code == 200 and "train.lr" in done.json()["message"]
+    again = await leader.post("/api/v1/settings", json=body, headers=headers)
+    assert again.json()["message"] == done.json()["message"]
+    change = (await get(leader, "run"))["changed"]["train.lr"]
+    assert (change["old"], change["new"]) == (1e-6, 5e-7)
+
+    async def marked() -> bool:
+        marks = (await get(leader, "events?kind=marks&limit=600"))["events"]
+        return any(mark["type"] == "SettingsChanged" for mark in marks)
+
+    await until(marked)
+    fixed = {"settings": {"rollout.temperature": 0.5}}
+    refused = await leader.post("/api/v1/settings", json=fixed, headers=headers)
+    assert_problem(refused, 422, "--from CHECKPOINT")
+
+
 async def test_who_pages_through_events_leaps_over_none(leader: httpx.AsyncClient) -> None:
     everything = (await get(leader, "events?limit=2000"))["events"]
     assert len(everything) > 12

@@ -159,8 +159,9 @@ def test_digest_covers_what_the_fleet_must_share_and_nothing_else(tmp_path: Path
     path = write(tmp_path, MINIMAL)
     digest, canonical = fleet_digest(load_config(path))
     assert fleet_digest(load_config(path, ["fleet.rollout=3", "redis.url=redis://x"]))[0] == digest
-    assert fleet_digest(load_config(path, ["train.lr=1e-3"]))[0] != digest
-    assert '"steps":100' in canonical
+    assert fleet_digest(load_config(path, ["train.clip_low=0.1"]))[0] != digest
+    assert fleet_digest(load_config(path, ["train.lr=1e-3"]))[0] == digest
+    assert '"groups_per_step":32' in canonical and '"steps"' not in canonical
 
 
 @given(st.text(), st.lists(st.text(min_size=1)))

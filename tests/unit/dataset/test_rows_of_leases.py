@@ -23,7 +23,7 @@ async def test_a_row_pushed_out_of_the_cache_while_a_lease_waits_is_still_handed
     monkeypatch.setattr("controller.dataset_rows.CACHED_ROWS", 4)
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"n": n}) + "\n" for n in range(200)))
-    rows = DatasetRows(load_rows(path), None, 0)
+    rows = DatasetRows(load_rows(path), None)
 
     async def ask(start: int) -> None:
         for at in range(start, start + 150):

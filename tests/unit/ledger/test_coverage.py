@@ -57,7 +57,7 @@ def test_a_row_that_is_trained_in_a_lost_step_and_again_in_its_replay_counts_onc
     run: Driven,
 ) -> None:
     run.train()
-    run.checkpoint()
+    run.checkpoint(digest="")
     run.train()
     run.die("p0")
     run.policy("p0")
@@ -74,7 +74,7 @@ def test_rows_that_a_checkpoint_covers_are_accounted_for_after_a_trimmed_journal
     run: Driven,
 ) -> None:
     run.train()
-    run.checkpoint()
+    run.checkpoint(digest="")
     before = coverage_of(run.state)
     assert before.epochs[0].trained == 4 and not run.state.tasks.records
     again = Ledger.from_snapshot(json.loads(json.dumps(run.ledger.to_snapshot())))
@@ -95,7 +95,7 @@ def test_a_cursor_that_ran_ahead_is_reported_with_the_rows_it_skipped(run: Drive
 
 def test_a_row_that_is_finished_twice_is_reported(run: Driven) -> None:
     run.train()
-    run.checkpoint()
+    run.checkpoint(digest="")
     run.state.tasks.coverage.drop(2, "stale", None)
     report = coverage_of(run.state)
     assert report.twice == 1 and report.repeated_rows == [task_row(1, 2, 10, True)]
@@ -103,7 +103,7 @@ def test_a_row_that_is_finished_twice_is_reported(run: Driven) -> None:
 
 def test_rows_of_a_release_that_did_not_record_them_are_not_called_skipped(run: Driven) -> None:
     run.train()
-    run.checkpoint()
+    run.checkpoint(digest="")
     old = run.ledger.to_snapshot()
     del old["tasks"]["coverage"]
     report = coverage_of(Ledger.from_snapshot(old).state)
@@ -126,3 +126,22 @@ def test_lengths_and_rewards_of_what_was_dropped_stand_beside_those_of_what_was_
     assert (trained.reward, stale.reward) == (0.5, 0.9)
     assert (long_prompt.measured, long_prompt.completion_tokens) == (0, None)
     assert [round(c.share, 3) for c in (trained, stale)] == [0.857, 0.071]
+
+
+@pytest.mark.parametrize("covered", [False, True])
+def test_groups_whose_oldest_tokens_are_masked_are_compared_too(covered: bool) -> None:
+    run = Driven(late_groups="train", max_token_age=1, max_staleness=1)
+    run.policy("p0")
+    run.rollout("r0")
+    slow = run.lease("r0").leases[0]
+    for _ in range(3):
+        run.train()
+    ages = ((0, 150), (3, 50))
+    run.submit("r0", slow, 0, max_version=3, tokens=200, reward_mean=0.9, token_versions=ages)
+    run.train()
+    if covered:
+        run.checkpoint(digest="")
+    trained, partly = coverage_of(run.state).compared
+    assert partly.outcome == "trained in part, 30.0% of the tokens"  # 150 of 500
+    assert (partly.groups, partly.completion_tokens, partly.reward) == (1, 100.0, 0.9)
+    assert trained.groups == 16

@@ -19,12 +19,13 @@ from controller.ledger.enums import (
     VerdictCode,
 )
 from controller.ledger.events import Severity, Topic
-from controller.ledger.facts import LeasedTask, Member, StatValue
+from controller.ledger.facts import LeasedTask, Member, SpecChange, StatValue, values
 from tests.fixtures.ledgers import facts, group
 
 MEMBER = Member("policy-0", 7, "10.0.0.1", False)
 SHARDS = {"policy-0": (0, 1)}
 LEASE = LeasedTask("t5", 1, Kind.TRAIN, 0, 3, 99)
+SPEC = SpecChange(**values(SpecChange, facts()))
 LISTED: dict[str, ev.Event] = {
     "run started": ev.RunStarted(facts(), 1.0),
     "controller-1 leads (term 3)": ev.TermBegun(3, "controller-1", 1.0, failover=True),
@@ -74,6 +75,10 @@ LISTED: dict[str, ev.Event] = {
     "policy-1 is asked to leave; desired counts set to policy=1": ev.Drained(
         "r", "policy-1", {"policy": 1}
     ),
+    "settings changed from step 4: train.lr 1e-06 -> 5e-07": ev.SettingsChanged(
+        "r", {"train.lr": (1e-6, 5e-7)}, {"train.lr": 5e-7}, SPEC, 4, 1.0
+    ),
+    "run extended to 20 steps": ev.RunExtended(20, 1.0),
     "run paused": ev.Paused("r", True),
     "run resumed": ev.Paused("r", False),
     "checkpoint of step 5 is void (checkpoints/step-5): the other replicas' weights differ from those "

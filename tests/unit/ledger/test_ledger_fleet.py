@@ -191,8 +191,8 @@ def test_starting_a_run_again_with_other_settings_is_refused_by_name() -> None:
     run = Driven()
     run.do(cmd.StartRun(facts(desired={"policy": 7})))
     assert run.names() == []
-    with pytest.raises(cmd.CommandRefused, match=r"steps was 10, is 11"):
-        run.do(cmd.StartRun(facts(steps=11)))
+    with pytest.raises(cmd.CommandRefused, match=r"group_size was 2, is 3"):
+        run.do(cmd.StartRun(facts(group_size=3)))
 
 
 def test_terms_only_rise() -> None:

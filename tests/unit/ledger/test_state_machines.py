@@ -14,7 +14,7 @@ from controller.ledger.state import State
 from tests.fixtures.ledgers import Driven
 
 MACHINES: list[tuple[Any, Any, set[Any]]] = [
-    (Phase.NONE, PHASE_TRANSITIONS, {Phase.FINISHED, Phase.FAILED}),
+    (Phase.NONE, PHASE_TRANSITIONS, {Phase.FAILED}),
     (Lifecycle.STARTING, LIFECYCLE_TRANSITIONS, {Lifecycle.STOPPED, Lifecycle.DEAD}),
 ]
 

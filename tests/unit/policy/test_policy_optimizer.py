@@ -1,19 +1,18 @@
-"""Learning rates, decay groups, stats and the staleness of tokens."""
+"""Decay groups, stats and the staleness of tokens."""
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 import pytest
 import torch
 from transformers import get_linear_schedule_with_warmup
 
+from controller.ledger.learning_rate import LearningRate
 from policy_worker.model import ModelError, load_model, pick_device
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.ranks.sharding import load_sharded_state
 from policy_worker.step.batch import decode, staleness
-from policy_worker.step.optimizer import build_optimizer, learning_rate
+from policy_worker.step.optimizer import build_optimizer
 from policy_worker.step.stats import Stats
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config, make_group, tiny_network
@@ -21,38 +20,14 @@ from tests.fixtures.policy_models import make_config, make_group, tiny_network
 CPU = torch.device("cpu")
 
 
-def rates(**train):
-    config = make_config(train={"steps": 8, "lr": 1.0, **train}).train
-    return [learning_rate(step, config) for step in range(1, 9)]
-
-
-def test_schedules_by_hand():
-    assert rates(warmup_steps=4) == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
-    linear = rates(warmup_steps=4, schedule="linear")
-    assert linear == pytest.approx([0.25, 0.5, 0.75, 1, 1, 0.75, 0.5, 0.25])
-    cosine = rates(warmup_steps=4, schedule="cosine", min_lr_ratio=0.1)
-    assert cosine[3] == cosine[4] == 1
-    assert cosine[6] == pytest.approx(0.1 + 0.9 * 0.5)
-    assert cosine[7] == pytest.approx(0.1 + 0.9 * 0.5 * (1 + math.cos(0.75 * math.pi)))
-    assert rates(warmup_steps=8, schedule="cosine")[-1] == 1
-
-
-@pytest.mark.parametrize("schedule", ["linear", "cosine"])
-@pytest.mark.parametrize("warmup", [0, 1, 3, 8])
-def test_no_step_of_a_run_has_a_learning_rate_of_zero(schedule, warmup):
-    found = rates(schedule=schedule, warmup_steps=warmup)
-    assert min(found) > 0
-    assert learning_rate(1, make_config(train={"steps": 1, "schedule": schedule}).train) > 0
-
-
 def test_a_linear_schedule_is_that_of_transformers():
-    config = make_config(train={"steps": 10, "lr": 1.0, "warmup_steps": 2, "schedule": "linear"})
+    ours = LearningRate(1.0, "linear", warmup_steps=2)
     parameter = torch.nn.Parameter(torch.zeros(1))
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     theirs = get_linear_schedule_with_warmup(optimizer, 2, 10)
     for step in range(1, 11):
         if step > 2:  # theirs wastes the first step of the warm-up
-            assert learning_rate(step, config.train) == pytest.approx(theirs.get_last_lr()[0])
+            assert ours.at(step, 10) == pytest.approx(theirs.get_last_lr()[0])
         optimizer.step()
         theirs.step()
 

@@ -96,7 +96,7 @@ def test_the_buffer_of_an_operation_that_does_not_end_is_never_used_again(traine
     for operation in side.operations:
         operation.write()
     assert torch.equal(trainer._scratch, expected)
-    trainer.commit(1)
+    trainer.commit(1, 1e-3)
     assert all(torch.isfinite(tensor).all() for _, tensor in trainer.state.named_weights())
     for operation in side.operations:
         operation.ended = True

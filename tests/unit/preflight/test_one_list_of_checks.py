@@ -122,8 +122,8 @@ def test_a_resume_with_another_config_is_refused_by_every_command(
 def test_a_finished_run_is_told_by_every_command(
     command: str, config_file: Path, earlier_run: Path, tmp_path: Path
 ) -> None:
-    (earlier_run / "summary.json").write_text(json.dumps({"status": "finished", "steps": 9}))
-    assert_refused(command, config_file, "run.seed=0", "is finished (9 steps)", tmp_path)
+    (earlier_run / "summary.json").write_text(json.dumps({"status": "finished", "steps": 100}))
+    assert_refused(command, config_file, "run.seed=0", "is finished (100 steps)", tmp_path)
 
 
 @pytest.mark.parametrize("command", ["config check", "doctor"])

@@ -126,6 +126,7 @@ function readColours() {
     fault: get("--fault"),
     scale: get("--third"),
     checkpoint: get("--soft"),
+    setting: get("--second"),
     lines: [get("--accent"), get("--second"), get("--third")],
     font: getComputedStyle(document.body).fontFamily,
   };
@@ -205,6 +206,7 @@ function markOf(event) {
   let kind = "fault";
   if (event.type === "CheckpointRecorded") kind = "checkpoint";
   else if (["Scaled", "Drained"].includes(event.type)) kind = "scale";
+  else if (["SettingsChanged", "RunExtended"].includes(event.type)) kind = "setting";
   const step = event.step || event.fields.step || 0;
   return { step, kind, fault: event.severity === "fault" };
 }

@@ -1,0 +1,73 @@
+"""Decisions about settings: changes by request, those that a leader's edited config brings, extension of a run.
+
+A change is in force from the next step that is not open yet. An open step and the replay of a lost one
+keep the values of their plan, so all replicas and all attempts use the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
+from controller.ledger.decisions.decider import Decider
+from controller.ledger.enums import Phase
+from controller.ledger.facts import SpecChange, values
+from controller.ledger.state import State
+from paceline.ids import Step
+from paceline.refusal_code import RefusalCode
+
+
+def change_settings(d: Decider, c: cmd.ChangeSettings, now: float) -> None:
+    s = d.state
+    if problem := problem_of(s, c.spec):
+        raise cmd.CommandRefused(RefusalCode.INVALID, problem)
+    changes = s.settings.differing(c.settings)
+    if not changes:
+        raise cmd.CommandRefused(RefusalCode.INVALID, "the run has these settings already")
+    _emit(d, c.request_id, changes, {}, c.spec, now)
+
+
+def problem_of(s: State, spec: SpecChange) -> str:
+    """Why the run cannot go on with ``spec``; empty if it can."""
+    newest = max([s.versions.step + (s.steps.open is not None), *s.steps.replay])
+    if spec.steps < newest:
+        return (
+            f"train.steps = {spec.steps}: step {newest} is under way or trained already. To end the run now, "
+            "use paceline stop"
+        )
+    return ""
+
+
+def take_over_config(d: Decider, c: cmd.StartRun, now: float) -> None:
+    """Puts in force what was edited in the config file of a new leader. Raises CommandRefused."""
+    s = d.state
+    spec = SpecChange(**values(SpecChange, c.facts))
+    extended = s.phase is Phase.FINISHED and s.versions.step >= s.run.steps < spec.steps
+    if s.ended and not extended:
+        return
+    if problem := problem_of(s, spec):
+        raise cmd.CommandRefused(RefusalCode.INVALID, problem)
+    edited = s.settings.edited(c.settings)
+    # A run of a release that journalled no settings begins with those of the first leader that does.
+    known = {name: value for name, value in edited.items() if name in s.settings.values}
+    if edited:
+        _emit(d, "", s.settings.differing(known), edited, spec, now)
+    if extended:
+        d.emit(ev.RunExtended(spec.steps, now))
+    d.settle_fleet(now)
+
+
+def _emit(
+    d: Decider,
+    request_id: str,
+    changes: Mapping[str, tuple[Any, Any]],
+    configured: Mapping[str, Any],
+    spec: SpecChange,
+    now: float,
+) -> None:
+    s = d.state
+    step = Step(s.versions.step + 1 + (s.steps.open is not None))
+    d.emit(ev.SettingsChanged(request_id, changes, configured, spec, step, now))
+    d.settle_fleet(now)

@@ -1,0 +1,88 @@
+"""Settings of the run in force: a controller's config file with what the ledger says has changed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from controller.context import ControllerContext
+from controller.dataset_rows import DatasetRows
+from controller.ledger.commands import (
+    ChangeSettings,
+    CommandRefused,
+    RunSpec,
+    SpecChange,
+    StartRun,
+)
+from controller.ledger.decisions.settings import problem_of
+from controller.ledger.facts import values
+from controller.ledger.settings import SettingChange
+from controller.ledger.state import State
+from paceline.config.load import ConfigError, changeable, changed_config
+from paceline.config.schema import Config
+from paceline.config.setting_rules import problem_of_change, refusal
+from paceline.ids import Step
+from paceline.refusal_code import RefusalCode
+
+
+class RunSettings:
+    def __init__(self, context: ControllerContext, state: Callable[[], State]) -> None:
+        self._context = context
+        self._state = state
+        self._values: dict[str, Any] = {}
+        self._config = context.config
+
+    @property
+    def config(self) -> Config:
+        """Of the run now. What is read at a process's start may still be older in some."""
+        values_now = self._state().settings.values
+        if values_now != self._values:
+            self._values = dict(values_now)
+            self._config = changed_config(self._context.config, self._values)
+        return self._config
+
+    def edited(self) -> dict[str, Any]:
+        """Settings of the config file that the run does not know as its leader's; none before it begins."""
+        known = self._state().settings
+        return known.edited(changeable(self._context.config)) if known.configured else {}
+
+    def start_command(self, rows: DatasetRows) -> StartRun:
+        """Of a new leader: what was edited in its config file comes into force. Raises ConfigError."""
+        file = changeable(self._context.config)
+        known = self._state().settings
+        config = changed_config(self._context.config, {**known.values, **known.edited(file)})
+        return StartRun(self._spec(rows, config), file)
+
+    def change_command(
+        self, rows: DatasetRows, request_id: str, asked: Mapping[str, Any]
+    ) -> ChangeSettings:
+        """Raises CommandRefused with the way that works."""
+        for name in asked:
+            if why := refusal(name):
+                raise CommandRefused(RefusalCode.INVALID, why)
+        if not asked:
+            raise CommandRefused(RefusalCode.INVALID, "name a setting to change")
+        try:
+            config = changed_config(self.config, asked)
+        except ConfigError as error:
+            raise CommandRefused(RefusalCode.INVALID, str(error)) from error
+        if why := problem_of_change(self._context.config, self.config, config):
+            raise CommandRefused(RefusalCode.INVALID, why)
+        # As the schema reads them: 5 is 5.0 if the setting is a float.
+        read = changeable(config)
+        spec = SpecChange(**values(SpecChange, self._spec(rows, config)))
+        return ChangeSettings(request_id, {name: read[name] for name in asked}, spec)
+
+    def effect_of(self, command: ChangeSettings) -> dict[str, SettingChange]:
+        """What the command would change. Raises CommandRefused as the ledger would."""
+        state = self._state()
+        if state.ended:
+            raise CommandRefused(RefusalCode.STOPPED, f"the run has {state.phase}")
+        if why := problem_of(state, command.spec):
+            raise CommandRefused(RefusalCode.INVALID, why)
+        step = Step(state.versions.step + 1 + (state.steps.open is not None))
+        changes = state.settings.differing(command.settings)
+        return {name: SettingChange(old, new, step) for name, (old, new) in changes.items()}
+
+    def _spec(self, rows: DatasetRows, config: Config) -> RunSpec:
+        return self._context.run_spec(rows, config)

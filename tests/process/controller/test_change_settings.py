@@ -1,0 +1,128 @@
+"""Settings of a real run change while it runs, when it is continued, and after its last step."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from typer.testing import CliRunner
+
+from controller.store.journal_audit import verify
+from paceline.cli import app
+from testbed.controller_processes import Controllers
+from testbed.controllers import (
+    control_of,
+    running_controllers,
+    status,
+    until,
+    working_fleet,
+)
+from testbed.fake_workers import FakePolicy
+
+
+async def command(controllers: Controllers, *arguments: str) -> Any:
+    """A command's result; it runs an event loop of its own."""
+    target = ["--run-dir", str(controllers.run_dir)]
+    return await asyncio.to_thread(CliRunner().invoke, app, [*arguments, *target])
+
+
+async def test_every_replica_uses_a_changed_setting_from_the_same_step_on_across_a_failover(
+    tmp_path: Path,
+) -> None:
+    train = {"lr": 1e-3, "checkpoint_every": 5}
+    with running_controllers(tmp_path, 2, train=train) as controllers:
+        shutil.copy(controllers.config, controllers.run_dir / "config.toml")
+        async with working_fleet(controllers, policies=2) as (policies, rollouts):
+            await until(lambda: policies[0].timings.steps >= 2)
+            dry = await command(controllers, "set", "train.lr=5e-4", "--dry-run", "--json")
+            assert json.loads(dry.stdout)["changes"][0]["new"] == 5e-4, dry.output
+            done = await command(controllers, "set", "train.lr=5e-4", "rollout.top_p=0.9")
+            assert "train.lr 0.001 -> 0.0005" in done.stdout, done.output
+            await until(lambda: all(p.rates and p.rates[max(p.rates)] == 5e-4 for p in policies))
+            await until(lambda: any(r.settings.top_p == 0.9 for r in rollouts))
+            controllers.started[0].kill()
+            seen = policies[0].timings.steps
+            await until(lambda: all(p.timings.steps > seen + 1 for p in policies))
+            assert all(p.rates[max(p.rates)] == 5e-4 for p in policies)
+            for step in policies[0].rates.keys() & policies[1].rates.keys():
+                assert policies[0].rates[step] == policies[1].rates[step]
+            control = control_of(controllers)
+            changed = {c.name: (c.old, c.new) for c in (await status(control)).changed}
+            assert changed == {"train.lr": ("0.001", "0.0005"), "rollout.top_p": ("1.0", "0.9")}
+            await control.close()
+            shown = await command(controllers, "status")
+            assert "train.lr 0.001 -> 0.0005" in shown.stdout
+        report = verify(controllers.redis_url, "load")
+        assert report.ok, report.problems
+
+
+async def test_what_is_fixed_is_refused_with_the_way_that_works(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        shutil.copy(controllers.config, controllers.run_dir / "config.toml")
+        async with working_fleet(controllers) as (policies, _):
+            await until(lambda: policies[0].timings.steps >= 1)
+            for setting, way in (
+                ("rollout.temperature=0.7", "paceline up CONFIG --from CHECKPOINT"),
+                ("rollout.max_sequences=8", "Interrupt paceline up"),
+                ("fleet.rollout=3", "paceline scale rollout=COUNT"),
+                ("train.lr=-1", "greater than 0"),
+                ("train.warmup_steps=2000", "train.warmup_steps is larger than train.steps"),
+                ("rollout.max_tokens=64", "built for at most 16"),
+            ):
+                refused = await command(controllers, "set", setting)
+                assert refused.exit_code != 0 and way in str(refused.exception), setting
+            misspelt = await command(controllers, "set", "train.lrr=1")
+            assert "Did you mean train.lr" in str(misspelt.exception)
+
+
+async def test_a_continued_run_takes_over_an_edited_file_and_keeps_what_was_set(
+    tmp_path: Path,
+) -> None:
+    with running_controllers(tmp_path, 1, train={"lr": 1e-3, "max_staleness": 2}) as controllers:
+        shutil.copy(controllers.config, controllers.run_dir / "config.toml")
+        async with working_fleet(controllers) as (policies, _):
+            await until(lambda: policies[0].timings.steps >= 1)
+            done = await command(controllers, "set", "train.lr=5e-4")
+            assert done.exit_code == 0, done.output
+            earlier = policies[0].rates
+        controllers.started[0].process.terminate()
+        controllers.started[0].process.wait(60)
+        edited = controllers.config.read_text().replace("max_staleness = 2", "max_staleness = 3")
+        controllers.config.write_text(edited)
+        await asyncio.to_thread(controllers.start, "controller-1")
+        async with working_fleet(controllers) as (policies, _):
+            # No checkpoint was written: the first steps are trained again, at the rate that they had.
+            await until(lambda: 5e-4 in policies[0].rates.values())
+            rates = policies[0].rates
+            assert all(rates[step] == earlier[step] for step in rates.keys() & earlier.keys())
+            assert rates[max(rates)] == 5e-4
+            control = control_of(controllers)
+            changed = {c.name: (c.old, c.new) for c in (await status(control)).changed}
+            assert changed == {"train.lr": ("0.001", "0.0005"), "train.max_staleness": ("2", "3")}
+            await control.close()
+
+
+async def test_a_finished_run_goes_on_with_more_steps(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1, train={"steps": 3, "checkpoint_every": 2}) as controllers:
+        async with working_fleet(controllers) as (policies, _):
+            await until(lambda: phase(policies[0], "finished"))
+        controllers.started[0].process.terminate()
+        controllers.started[0].process.wait(60)
+        more = controllers.config.read_text().replace("steps = 3", "steps = 5")
+        controllers.config.write_text(more)
+        await asyncio.to_thread(controllers.start, "controller-1")
+        async with working_fleet(controllers) as (policies, _):
+            await until(lambda: phase(policies[0], "finished"))
+            reply = await status(policies[0].control)
+            assert (reply.step, reply.total_steps) == (5, 5)
+            assert {step for step, _ in policies[0].trained} == {4, 5}
+        report = verify(controllers.redis_url, "load")
+        assert report.ok, report.problems
+        assert report.counts["trained"] == 20 and report.counts["rollbacks"] == 0
+
+
+async def phase(policy: FakePolicy, wanted: str) -> bool:
+    return bool((await status(policy.control)).phase == wanted)

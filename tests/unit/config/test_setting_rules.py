@@ -1,0 +1,74 @@
+"""Every setting says whether a run may change it, and what to do if it may not."""
+
+from __future__ import annotations
+
+import pytest
+from pydantic import ValidationError
+
+from paceline.config.load import FIELDS
+from paceline.config.schema import Config
+from paceline.config.setting_rules import (
+    RULES,
+    Rule,
+    problem_of_change,
+    refusal,
+    values_of,
+    with_settings,
+)
+
+NAMES = [f"{section}.{name}" for section, name in FIELDS]
+
+
+def config(**sections: dict[str, object]) -> Config:
+    base = {"model": {"path": "/m"}, "data": {"path": "rows.jsonl"}}
+    return Config.model_validate({**base, **sections})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_setting_is_changeable_or_refused_with_a_reason(name: str) -> None:
+    assert name in RULES, f"enter {name} in paceline/config/setting_rules.py: live, start or fixed?"
+    why = refusal(name)
+    assert bool(why) == (RULES[name] is not Rule.LIVE)
+    if why:
+        assert name in why and ("paceline" in why)
+
+
+def test_no_rule_is_left_over_from_a_setting_that_is_gone() -> None:
+    assert set(RULES) == set(NAMES)
+
+
+def test_what_users_change_most_is_live() -> None:
+    live = {name for name, rule in RULES.items() if rule is Rule.LIVE}
+    assert {
+        *("train.lr", "train.schedule", "train.steps", "train.eval_every", "train.eval_limit"),
+        *("train.checkpoint_every", "train.keep_checkpoints", "train.max_staleness"),
+        *("reward.timeout_s", "rollout.top_p", "rollout.top_k", "rollout.max_tokens"),
+    } <= live
+
+
+def test_a_fixed_setting_is_refused_with_the_way_that_works() -> None:
+    why = refusal("rollout.temperature")
+    assert "log-probabilities" in why and "paceline up CONFIG --from CHECKPOINT" in why
+    assert "paceline scale rollout=COUNT" in refusal("fleet.rollout")
+
+
+def test_settings_are_validated_together() -> None:
+    now = with_settings(config(), {"train.lr": 5e-7, "rollout.top_p": 0.9})
+    assert (now.train.lr, now.rollout.top_p) == (5e-7, 0.9)
+    with pytest.raises(ValidationError, match="warmup_steps is larger"):
+        with_settings(config(), {"train.warmup_steps": 101})
+
+
+def test_values_are_json_and_give_back_the_config() -> None:
+    one = config(train={"lr": 3e-4}, rollout={"top_k": 5})
+    live = values_of(one, [Rule.LIVE])
+    assert live["train.lr"] == 3e-4 and "train.betas" not in live
+    assert with_settings(config(), live) == one
+
+
+def test_completions_never_get_longer_than_engines_were_built_for() -> None:
+    short, long = config(rollout={"max_tokens": 512}), config(rollout={"max_tokens": 1024})
+    assert "built for at most 512" in problem_of_change(short, short, long)
+    assert problem_of_change(long, long, short) == ""
+    averaged = config(rollout={"max_tokens": 512}, train={"aggregation": "dr_grpo"})
+    assert "divisor" in problem_of_change(long, long, averaged)

@@ -1,0 +1,229 @@
+"""Settings that change while a run runs, when it is continued, and after its end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from controller.ledger import Ledger, views
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
+from controller.ledger.coverage_report import coverage_of
+from controller.ledger.facts import SpecChange, values
+from controller.ledger.learning_rate import LearningRate
+from controller.ledger.token_ages import oldest_step, trained_tokens
+from paceline.ids import MeshEpoch, Version
+from tests.fixtures.ledgers import Driven, facts
+
+FILE = {"train.lr": 1e-3, "train.steps": 10, "rollout.top_p": 1.0}
+
+
+@pytest.fixture
+def run() -> Driven:
+    driven = Driven(lr=LearningRate(1e-3))
+    driven.do(cmd.StartRun(driven.state.run, FILE))
+    driven.policy("p0")
+    driven.rollout("r0")
+    return driven
+
+
+def spec(run: Driven, **changes: Any) -> SpecChange:
+    return replace(SpecChange(**values(SpecChange, run.state.run)), **changes)
+
+
+def set_lr(run: Driven, peak: float, request_id: str = "set-1") -> str:
+    changed = spec(run, lr=LearningRate(peak))
+    return str(run.do(cmd.ChangeSettings(request_id, {"train.lr": peak}, changed)))
+
+
+def lr_of_plan(run: Driven) -> float:
+    mesh = run.state.fleet.mesh
+    who = ("p0", run.current["p0"], MeshEpoch(mesh.epoch), Version(run.state.versions.version))
+    _, plan = views.plan(run.state, *who)
+    assert plan is not None
+    return plan.lr
+
+
+def test_the_next_step_has_the_new_learning_rate_and_the_open_one_keeps_its_own(
+    run: Driven,
+) -> None:
+    run.fill("r0", 4)
+    assert lr_of_plan(run) == 1e-3
+    reply = set_lr(run, 5e-4)
+    assert reply == "settings changed from step 2: train.lr 0.001 -> 0.0005"
+    assert lr_of_plan(run) == 1e-3
+    run.train()
+    run.fill("r0", 4)
+    assert lr_of_plan(run) == 5e-4
+
+
+def test_a_replay_of_a_step_has_the_learning_rate_that_the_step_had(run: Driven) -> None:
+    run.train()
+    run.checkpoint(digest="")
+    run.train()
+    set_lr(run, 5e-4)
+    run.die("p0")
+    run.policy("p0")
+    assert run.state.steps.open.replay and run.state.steps.open.step == 2
+    assert lr_of_plan(run) == 1e-3
+    run.failover()
+    assert lr_of_plan(run) == 1e-3
+    run.train()
+    run.fill("r0", 4)
+    assert lr_of_plan(run) == 5e-4
+
+
+def test_an_open_step_keeps_the_age_at_which_its_tokens_are_masked() -> None:
+    run = Driven(late_groups="train", max_token_age=8, max_staleness=1)
+    run.policy("p0")
+    run.rollout("r0")
+    late = run.lease("r0").leases[0]
+    for _ in range(3):
+        run.train()
+    run.submit("r0", late, 0)
+    run.fill("r0", 3)
+    step = run.state.steps.open.step
+    assert late.task_id in run.state.steps.open.groups
+    before = (oldest_step(run.state, step), total_tokens(run))
+    run.do(cmd.ChangeSettings("a", {"train.max_token_age": 1}, spec(run, max_token_age=1)))
+    assert (oldest_step(run.state, step), total_tokens(run)) == before
+    assert oldest_step(run.state, step + 1) == step - 1
+    run.train()
+
+
+def total_tokens(run: Driven) -> int:
+    state = run.state
+    groups = [state.tasks.records[t].group for t in state.steps.open.groups]
+    return sum(trained_tokens(state, group, state.steps.open.step) for group in groups)
+
+
+def test_a_repeated_request_changes_once_and_a_second_one_without_effect_is_refused(
+    run: Driven,
+) -> None:
+    first = set_lr(run, 5e-4)
+    run.failover()
+    assert set_lr(run, 5e-4) == first and run.names() == []
+    with pytest.raises(cmd.CommandRefused, match="these settings already"):
+        set_lr(run, 5e-4, "set-2")
+
+
+def test_a_new_leader_with_the_old_file_keeps_what_was_set(run: Driven) -> None:
+    set_lr(run, 5e-4)
+    run.failover()
+    kept = replace(run.state.run)
+    run.do(cmd.StartRun(kept, FILE))
+    assert run.names() == []
+    assert run.state.settings.values["train.lr"] == 5e-4
+
+
+def test_an_edited_file_is_taken_over_when_the_run_is_continued(run: Driven) -> None:
+    run.failover()
+    edited = replace(run.state.run, lr=LearningRate(2e-3), max_staleness=3)
+    file = {**FILE, "train.lr": 2e-3, "train.max_staleness": 3}
+    run.do(cmd.StartRun(edited, file))
+    event = run.event(ev.SettingsChanged)
+    assert event.changes == {"train.lr": (1e-3, 2e-3)}  # the other was not known to the journal
+    assert run.state.run.max_staleness == 3
+    assert run.state.settings.changed["train.lr"].old == 1e-3
+    run.failover()
+    run.do(cmd.StartRun(edited, file))
+    assert run.names() == []
+
+
+def test_back_to_the_first_value_is_no_difference_any_more(run: Driven) -> None:
+    set_lr(run, 5e-4)
+    assert run.state.settings.changed["train.lr"].new == 5e-4
+    set_lr(run, 1e-3, "set-2")
+    assert run.state.settings.changed == {}
+
+
+def test_what_is_fixed_still_refuses_the_start(run: Driven) -> None:
+    run.failover()
+    with pytest.raises(cmd.CommandRefused, match="groups_per_step was 4, is 8"):
+        run.do(cmd.StartRun(facts(groups_per_step=8), FILE))
+
+
+def test_steps_that_are_trained_are_not_taken_away(run: Driven) -> None:
+    for _ in range(3):
+        run.train()
+    run.fill("r0", 4)
+    with pytest.raises(cmd.CommandRefused, match="step 4 is under way or trained already"):
+        run.do(cmd.ChangeSettings("a", {"train.steps": 3}, spec(run, steps=3)))
+    run.do(cmd.ChangeSettings("b", {"train.steps": 4}, spec(run, steps=4)))
+    run.train()
+    run.checkpoint(digest="")
+    assert run.state.phase == "finished"
+
+
+def finish(run: Driven) -> None:
+    while run.state.versions.step < run.state.run.steps:
+        run.train()
+    run.lease("r0")
+    run.checkpoint(digest="")
+    assert run.state.phase == "finished"
+
+
+def test_a_finished_run_goes_on_with_more_steps_and_skips_no_row() -> None:
+    run = Driven(steps=4, dataset_rows=7, checkpoint_every=2, max_staleness=3)
+    run.policy("p0")
+    run.rollout("r0")
+    waiting = run.lease("r0", 2).leases
+    run.train()
+    run.fill("r0", 4)
+    run.do(cmd.ChangeSettings("fewer", {"train.steps": 2}, spec(run, steps=2)))
+    run.train()
+    run.checkpoint(digest="")
+    assert run.state.phase == "finished"
+    assert dict(run.state.tasks.dropped) == {"run_ended": 2}
+    run.failover()
+    run.do(cmd.StartRun(replace(run.state.run, steps=4), {"train.steps": 4}))
+    assert run.event(ev.RunExtended).steps == 4 and run.state.phase == "open"
+    run.register("p0")
+    run.observe("p0")
+    run.observe("p0", state=run.state.versions.version)
+    run.rollout("r0")
+    again = run.lease("r0", 2).leases
+    assert [(x.task_id, x.attempt) for x in again] == [(x.task_id, 2) for x in waiting]
+    for lease in again:
+        run.submit("r0", lease, run.state.versions.version)
+    run.fill("r0", 2)
+    run.train()
+    run.train()
+    run.checkpoint(digest="")
+    report = coverage_of(run.state)
+    assert sum(e.trained for e in report.epochs) == 16 and list(report.problems()) == []
+    assert run.state.phase == "finished"
+
+
+def test_a_finished_run_with_as_many_steps_stays_finished(run: Driven) -> None:
+    finish(run)
+    run.failover()
+    run.do(cmd.StartRun(replace(run.state.run), {**FILE, "train.lr": 1.0}))
+    assert run.names() == [] and run.state.phase == "finished"
+
+
+def test_a_run_that_has_ended_refuses_a_change(run: Driven) -> None:
+    finish(run)
+    with pytest.raises(cmd.CommandRefused, match="the run has finished"):
+        set_lr(run, 1.0)
+
+
+def test_the_journal_of_an_earlier_release_goes_on_with_the_settings_of_the_file(
+    run: Driven,
+) -> None:
+    """Its first event has neither settings nor a learning rate."""
+    first = next(e for e in run.journal if e["type"] == "RunStarted")
+    del first["settings"], first["facts"]["lr"]
+    old = Ledger(checked=True)
+    for event in [e for e in run.journal if e["type"] != "SettingsChanged"]:
+        old.apply(ev.from_json(json.loads(json.dumps(event))))
+    run.ledger = old
+    run.do(cmd.BeginTerm(2, "controller-1"))
+    run.do(cmd.StartRun(replace(run.state.run, lr=LearningRate(1e-3)), FILE))
+    assert run.event(ev.SettingsChanged).changes == {}
+    assert run.state.run.lr.peak == 1e-3 and run.state.settings.values == FILE
+    set_lr(run, 5e-4)
+    assert run.state.settings.changed["train.lr"].old == 1e-3
