@@ -216,7 +216,7 @@ def test_dropped_groups_are_listed_by_reason(served: Controllers, page: Any) -> 
         "other groups than the interface lists",
     )
     first = rows_of(page, "groups-table")[0]
-    assert first[1] == "dropped: uninformative" and first[2] == "–"
+    assert first[1] == "dropped: uninformative" and first[2] == f"{found[0]['reward_mean']:.3f}"
     assert first[8] == "rollout-0 (all rewards are equal)"
     page.execute_script("document.querySelector('#groups-table .link').click()")
     wait(lambda: "was dropped (uninformative)" in text(page, "group"), "no word of why it is gone")
