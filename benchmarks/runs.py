@@ -243,26 +243,38 @@ def model_of(size: str) -> Path:
     return path
 
 
+def dropped_share(summary: Mapping[str, Any], group_size: int = 8) -> float:
+    """Groups that were dropped for their age, of those that were generated."""
+    dropped = summary["groups_dropped"]
+    late = dropped.get("stale", 0) + dropped.get("expired", 0)
+    return late / (late + summary["samples_trained"] / group_size)
+
+
 def exact_match(model_dir: Path) -> float:
-    """Greedy exact match on all held-out prompts, through transformers."""
+    """Greedy exact match on all held-out prompts."""
+    rows = [json.loads(line) for line in (DEMO / "held_out.jsonl").read_text().splitlines()]
+    return sum(right_answers(model_dir, rows)) / len(rows)
+
+
+def right_answers(model_dir: Path, rows: Sequence[Mapping[str, str]]) -> list[bool]:
+    """Whether the model answers each row exactly, greedily, through transformers."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from transformers.utils import logging
 
     logging.disable_progress_bar()
     torch.set_num_threads(1)
-    rows = [json.loads(line) for line in (DEMO / "held_out.jsonl").read_text().splitlines()]
     tokenizer = AutoTokenizer.from_pretrained(model_dir, padding_side="left")
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
     prompts = tokenizer([row["prompt"] for row in rows], return_tensors="pt", padding=True)
     with torch.no_grad():
         output = model.generate(**prompts, max_new_tokens=24, do_sample=False)
     start = prompts["input_ids"].shape[1]
-    right = 0
-    for row, tokens in zip(rows, output[:, start:].tolist(), strict=True):
-        ended = tokenizer.eos_token_id in tokens
-        right += ended and tokenizer.decode(tokens, skip_special_tokens=True) == row["answer"]
-    return right / len(rows)
+    return [
+        tokenizer.eos_token_id in tokens
+        and tokenizer.decode(tokens, skip_special_tokens=True) == row["answer"]
+        for row, tokens in zip(rows, output[:, start:].tolist(), strict=True)
+    ]
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -275,6 +287,13 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
     ]
     lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
     return "\n".join(lines)
+
+
+def results_so_far(name: str, out: Path | None = None) -> dict[str, Any]:
+    """What ``write`` wrote the last time; nothing if it never did."""
+    path = out or RESULTS / f"{name}.json"
+    found: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return found
 
 
 def write(name: str, result: Mapping[str, Any], out: Path | None = None) -> Path:
