@@ -355,6 +355,18 @@ GUARDS = (
         ("tests/unit/ledger/test_rejected_groups.py",),
     ),
     Guard(
+        "eval-version",
+        "the score of an evaluation is of one version",
+        (
+            Patch(
+                LEASING,
+                "version = group.min_version if group.min_version == group.max_version else MIXED\n",
+                "version = state.versions.version_of(task.eval_step)\n",
+            ),
+        ),
+        ("tests/unit/ledger/test_evaluation_versions.py",),
+    ),
+    Guard(
         "payload-facts",
         "a payload is compared with the facts that were accepted",
         (

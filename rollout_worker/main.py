@@ -174,6 +174,7 @@ class RolloutWorker:
             run_id=reply.run_id,
             device=pick_device(self.config.model.device),
             on_weights=self.loading.on_weights,
+            evaluating=self.held.evaluating,
             on_link_error=self.on_link_error,
             host=self.host,
         )

@@ -28,6 +28,8 @@ from paceline.weights.weight_transfer import (
     say_hello,
 )
 
+HOLD_CHECK_S = 0.05
+"""Time after which it is asked again whether an evaluation is under way."""
 _log = logging.getLogger(__name__)
 
 
@@ -37,10 +39,18 @@ class WeightReceiver(LinkEnd):
     rank = RECEIVER
     thread_name = "receive"
 
-    def __init__(self, *, on_weights: Callable[[StagedWeights], None], **ends: Any) -> None:
+    def __init__(
+        self,
+        *,
+        on_weights: Callable[[StagedWeights], None],
+        evaluating: Callable[[], bool] = lambda: False,
+        **ends: Any,
+    ) -> None:
         """``on_weights``: called from the link's thread with each new version, in rising order; the
-        next transfer starts after it returns. Other arguments as for LinkEnd."""
+        next transfer starts after it returns. ``evaluating``: while it is true, a version that has come
+        waits, because an evaluated completion is of one version. Other arguments as for LinkEnd."""
         self._on_weights = on_weights
+        self._evaluating = evaluating
         self._handing_over = threading.Lock()
         self.version = -1
         """Newest version handed to on_weights; -1 for none."""
@@ -72,6 +82,10 @@ class WeightReceiver(LinkEnd):
             what = f"waiting for weights from {link.peer}"
             with waiting(WaitKind.WEIGHTS, what, link.peer):
                 staged = receive_snapshot(mesh, newer_than=self.version)
+            if self.version >= 0 and self._evaluating():
+                with waiting(WaitKind.ENGINE, "generating for an evaluation of the loaded version"):
+                    while self._evaluating() and not link.withdrawn.wait(HOLD_CHECK_S):
+                        pass
             with waiting(WaitKind.WEIGHTS, f"loading weights {staged.version} into the engine"):
                 self._hand_over(link, staged)
             acknowledge(mesh, staged.version)

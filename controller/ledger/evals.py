@@ -2,6 +2,10 @@
 
 A round's tasks ``e<step>.<row>`` are leased like training tasks and before them; their scores are
 summed here and their payloads are not kept.
+
+A round's score is of one version: the one that most of its rows were sampled with. The first lease names
+a version, and as long as a worker serves it, only such workers get rows. If they have all gone on to newer
+weights, or have died, the rest goes to others, so that a round never waits for a version that is no more.
 """
 
 from __future__ import annotations
@@ -9,7 +13,20 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass, field
 
-from paceline.ids import Step
+from paceline.ids import Step, Version
+
+MIXED = Version(-1)
+"""In the place of a row's version: it has tokens of several."""
+
+
+@dataclass(slots=True)
+class Score:
+    reward_sum: float = 0.0
+    count: int = 0
+
+    @property
+    def mean(self) -> float:
+        return self.reward_sum / self.count
 
 
 @dataclass(slots=True)
@@ -20,8 +37,16 @@ class EvalRound:
     """Rows that wait for a lease, ascending."""
     open: int = 0
     """Rows not yet scored or dropped."""
-    reward_sum: float = 0.0
-    count: int = 0
+    version: Version | None = None
+    """Of the engine that took the newest row; None before the first one."""
+    scores: dict[Version, Score] = field(default_factory=dict)
+    """By the version of all of a row's tokens; MIXED for rows with tokens of several."""
+
+    @property
+    def most_scored(self) -> Version | None:
+        """The version of most rows, the older one of two; None if no row has a single version."""
+        versions = sorted(v for v in self.scores if v != MIXED)
+        return max(versions, key=lambda v: self.scores[v].count, default=None)
 
 
 @dataclass(slots=True)
@@ -54,18 +79,20 @@ class Evals:
         rows = self.rounds[step].rows if step in self.rounds else self.done.get(step, 0)
         return 0 <= row < rows
 
-    def lease(self, step: Step, row: int) -> None:
-        pending = self.rounds[step].pending
-        del pending[bisect_left(pending, row)]
+    def lease(self, step: Step, row: int, version: Version) -> None:
+        round_ = self.rounds[step]
+        round_.version = version
+        del round_.pending[bisect_left(round_.pending, row)]
 
     def release(self, step: Step, row: int) -> None:
         insort(self.rounds[step].pending, row)
 
-    def score(self, step: Step, reward: float) -> None:
+    def score(self, step: Step, reward: float, version: Version) -> None:
         round_ = self.rounds[step]
         round_.open -= 1
-        round_.reward_sum += reward
-        round_.count += 1
+        score = round_.scores.setdefault(version, Score())
+        score.reward_sum += reward
+        score.count += 1
 
     def drop(self, step: Step, row: int) -> None:
         round_ = self.rounds[step]

@@ -105,6 +105,8 @@ class Oracle:
         self.shards: dict[str, tuple[int, ...]] = {}
         self.trials: dict[str, str] = {}
         """Group that each member computes by itself."""
+        self.scored: dict[int, list[tuple[int, float]]] = {}
+        """(version, reward) of each row of the evaluations under way, by step."""
         self.trial_deaths: Counter[str] = Counter()
         """Members that died while they computed a group by itself."""
         self.open: ev.StepOpened | None = None
@@ -234,7 +236,19 @@ class Oracle:
         self._end_lease(task_id, e.group.attempt, e.worker_id)
         self.accepted[task_id] = e
 
+    def _on_EvalRecorded(self, e: ev.EvalRecorded) -> None:
+        scored = self.scored.pop(e.step, [])
+        of_one = [reward for version, reward in scored if version == e.version]
+        if e.reward_mean is not None and abs(e.reward_mean * e.count - sum(of_one)) > 1e-9:
+            raise Violation(f"the round of step {e.step} mixes versions: {scored}, {e}")
+        if (e.count, e.left_out) != (len(of_one), len(scored) - len(of_one)):
+            raise Violation(f"the round of step {e.step} has {scored}, and says {e}")
+        self.counts["evaluated"] += e.count
+        self.counts["evaluated with other versions"] += e.left_out
+
     def _on_EvalTaskDone(self, e: ev.EvalTaskDone) -> None:
+        step = int(e.task_id[1:].split(".")[0])
+        self.scored.setdefault(step, []).append((e.version, e.reward_mean))
         self._end_lease(e.task_id, e.attempt, e.worker_id)
 
     def _on_TaskReleased(self, e: ev.TaskReleased) -> None:

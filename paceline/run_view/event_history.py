@@ -31,6 +31,7 @@ NOTICED = {
     "member_died": "a member was declared dead",
     "diverged": "the members' weights were not equal",
     "lost_commit": "a member held a version whose commit is lost",
+    "group_left_out": "a member could not train a group, or died with it too often",
 }
 NEW_LEADER = "the previous leader handed over, or did not renew its lease in time"
 _HEAD = frozenset({"position", "n", "t", "type", "after", "counts", "severity", "text"})

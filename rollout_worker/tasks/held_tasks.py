@@ -72,6 +72,13 @@ class HeldTasks:
         self._tasks[task.request_id] = task
         return task
 
+    def evaluating(self) -> bool:
+        """Whether the engine generates for an evaluation. Any thread."""
+        return any(
+            task.stage is Stage.GENERATING and task.lease.kind == rollout_pb2.TASK_KIND_EVAL
+            for task in self
+        )
+
     def find(self, request_id: str) -> HeldTask | None:
         return self._tasks.get(request_id)
 

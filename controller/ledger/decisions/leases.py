@@ -32,6 +32,7 @@ from controller.ledger.enums import (
     Role,
     VerdictCode,
 )
+from controller.ledger.evals import MIXED
 from controller.ledger.facts import GroupFacts, LeasedTask
 from controller.ledger.fleet import Worker
 from controller.ledger.state import State
@@ -83,7 +84,7 @@ def lease(d: Decider, c: cmd.LeaseTasks, now: float) -> cmd.LeaseResult:
             return cmd.LeaseResult((), EmptyReason.WEIGHTS)
         return cmd.LeaseResult((), EmptyReason.STALENESS)
     leases = tuple(_lease_of(state, task) for task in tasks)
-    d.emit(ev.TasksLeased(c.worker_id, c.incarnation, c.lease_seq, leases))
+    d.emit(ev.TasksLeased(c.worker_id, c.incarnation, c.lease_seq, leases, loaded))
     return cmd.LeaseResult(leases)
 
 
@@ -116,8 +117,16 @@ def _pending_evals(state: State, loaded_version: Version) -> Iterator[Task]:
     for round_ in state.evals.rounds.values():
         if loaded_version < state.versions.version_of(round_.step):
             return
+        if round_.version not in (None, loaded_version) and _is_served(state, round_.version):
+            continue
         for row in round_.pending:
             yield state.tasks.records[TaskId(f"e{round_.step}.{row}")]
+
+
+def _is_served(state: State, version: Version | None) -> bool:
+    """Whether a rollout worker that may lease tasks serves ``version``."""
+    workers = state.fleet.living(Role.ROLLOUT)
+    return any(w.loaded_version == version and not w.leaving and not w.spare for w in workers)
 
 
 def _pending_train(state: State) -> Iterator[Task]:
@@ -154,7 +163,9 @@ def accept(d: Decider, c: cmd.AcceptGroup, now: float) -> cmd.Verdict:
     if not task.leased_as(group.attempt, c.worker_id):
         return _not_running(task, group.attempt)
     if task.kind is Kind.EVAL:
-        d.emit(ev.EvalTaskDone(task.task_id, task.attempt, c.worker_id, group.reward_mean))
+        version = group.min_version if group.min_version == group.max_version else MIXED
+        what = (task.task_id, task.attempt, c.worker_id, group.reward_mean, version)
+        d.emit(ev.EvalTaskDone(*what))
         d.settle_evals(now)
         return cmd.Verdict(VerdictCode.ACCEPTED)
     if found := too_old(state, group, state.next_step):

@@ -14,6 +14,7 @@ from controller.ledger.decisions.mesh import leave_step, roll_back
 from controller.ledger.decisions.rejections import MOST_REJECTIONS
 from controller.ledger.decisions.settings import take_over_config
 from controller.ledger.enums import DropReason, MeshEnd, Phase, SuspendStage, VerdictCode
+from controller.ledger.evals import EvalRound
 from controller.ledger.facts import CHANGEABLE
 from controller.ledger.scale_limits import problem_of, within
 from controller.ledger.state import State
@@ -75,13 +76,23 @@ def settle_evals(d: Decider, now: float) -> None:
     if run.eval_rows and due and new and s.phase is Phase.OPEN:
         d.emit(ev.EvalScheduled(step, s.versions.version_of(step), run.eval_rows))
     for round_ in [r for r in s.evals.rounds.values() if r.open == 0]:
-        mean = round_.reward_sum / round_.count if round_.count else None
-        version = s.versions.version_of(round_.step)
         had_fallen = s.evals.fallen
-        d.emit(ev.EvalRecorded(round_.step, version, mean, round_.count))
-        if mean is not None:
+        recorded = _recorded(s, round_)
+        d.emit(recorded)
+        if recorded.reward_mean is not None:
             judge(d, had_fallen=had_fallen)
     settle_best(d)
+
+
+def _recorded(s: State, round_: EvalRound) -> ev.EvalRecorded:
+    scored = sum(score.count for score in round_.scores.values())
+    version = round_.most_scored
+    if version is None:
+        asked = s.versions.version_of(round_.step)
+        return ev.EvalRecorded(round_.step, asked, None, 0, left_out=scored)
+    score = round_.scores[version]
+    left_out = scored - score.count
+    return ev.EvalRecorded(round_.step, version, score.mean, score.count, left_out)
 
 
 def settle_end(d: Decider, now: float) -> None:

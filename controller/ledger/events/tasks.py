@@ -19,6 +19,8 @@ class TasksLeased(Event):
     incarnation: int
     lease_seq: int
     leases: tuple[LeasedTask, ...]
+    loaded_version: Version = Version(0)
+    """That the worker's engine serves."""
 
     directs = False
     listed = False
@@ -30,7 +32,7 @@ class TasksLeased(Event):
             worker.held[lease.task_id] = None
             task = s.tasks.lease(lease, self.worker_id)
             if task.kind is Kind.EVAL:
-                s.evals.lease(task.eval_step, task.ordinal)
+                s.evals.lease(task.eval_step, task.ordinal, self.loaded_version)
 
     def text(self) -> str:
         return f"{self.worker_id} leased {len(self.leases)} tasks"
@@ -169,6 +171,8 @@ class EvalTaskDone(Event):
     attempt: int
     worker_id: str
     reward_mean: float
+    version: Version = Version(0)
+    """Of all tokens, or MIXED."""
 
     wakes = frozenset({Topic.ISOLATED})
     directs = False
@@ -177,7 +181,7 @@ class EvalTaskDone(Event):
     def apply(self, s: State) -> None:
         task = s.tasks.records[self.task_id]
         s.fleet.workers[self.worker_id].held.pop(self.task_id, None)
-        s.evals.score(task.eval_step, self.reward_mean)
+        s.evals.score(task.eval_step, self.reward_mean, self.version)
         s.tasks.forget(task, VerdictCode.DUPLICATE)
 
     def text(self) -> str:
@@ -191,7 +195,9 @@ class EvalRecorded(Event):
     reward_mean: float | None
     """None if every row failed: that is no reward of 0."""
     count: int
-    """Rows that were scored."""
+    """Rows that were scored with ``version``: the reward is their mean."""
+    left_out: int = 0
+    """Rows that were scored with other versions, or with several."""
 
     def apply(self, s: State) -> None:
         s.evals.done[self.step] = s.evals.rounds.pop(self.step).rows

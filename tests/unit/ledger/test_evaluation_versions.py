@@ -1,0 +1,69 @@
+"""The score of an evaluation round is of one version of the weights, which it names."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.ledger import events as ev
+from tests.fixtures.ledgers import Driven
+
+
+@pytest.fixture
+def run() -> Driven:
+    """Two workers serve version 0, a round of four rows is due, and step 1 can commit."""
+    driven = Driven(eval_rows=4, eval_every=5, max_staleness=4)
+    driven.policy("p0")
+    driven.rollout("r0", "r1")
+    return driven
+
+
+def commit(run: Driven, worker_id: str) -> None:
+    run.fill(worker_id, 4)
+    run.vote("p0")
+
+
+def evals(leases: object) -> list[str]:
+    return [lease.task_id for lease in leases if lease.task_id.startswith("e")]  # type: ignore[attr-defined]
+
+
+def test_rows_go_to_workers_of_the_rounds_version_while_there_are_any(run: Driven) -> None:
+    first = run.lease("r0", 2).leases
+    assert evals(first) == ["e0.0", "e0.1"]
+    rest = run.lease("r1", 2).leases
+    commit(run, "r1")
+    run.return_task("r1", rest[0], "hand_back")
+    run.observe("r1", loaded=1)
+    assert evals(run.lease("r1", 1).leases) == [], "r0 still serves the version of the round"
+    assert evals(run.lease("r0", 1, version=0).leases) == ["e0.2"]
+
+
+def test_a_round_goes_on_when_nobody_serves_its_version_any_more(run: Driven) -> None:
+    run.lease("r0", 2)
+    rest = run.lease("r1", 2).leases
+    commit(run, "r1")
+    run.return_task("r1", rest[0], "hand_back")
+    run.observe("r1", loaded=1)
+    run.die("r0")
+    assert evals(run.lease("r1", 3).leases) == ["e0.0", "e0.1", "e0.2"]
+
+
+def test_the_score_is_of_the_version_of_most_rows_and_others_are_left_out(run: Driven) -> None:
+    leases = [*run.lease("r0", 3).leases, *run.lease("r1", 1).leases]
+    commit(run, "r1")
+    for lease, reward in zip(leases[:2], (1.0, 0.5), strict=True):
+        run.submit("r0", lease, version=0, reward_mean=reward)
+    run.submit("r0", leases[2], version=0, max_version=1, reward_mean=0.0)
+    run.submit("r1", leases[3], version=1, reward_mean=0.0)
+    recorded = run.event(ev.EvalRecorded)
+    assert (recorded.version, recorded.reward_mean, recorded.count) == (0, 0.75, 2)
+    assert recorded.left_out == 2
+    run.failover()
+
+
+def test_a_round_whose_every_row_has_tokens_of_several_versions_has_no_score(run: Driven) -> None:
+    leases = run.lease("r0", 4).leases
+    commit(run, "r1")
+    for lease in leases:
+        run.submit("r0", lease, version=0, max_version=1)
+    recorded = run.event(ev.EvalRecorded)
+    assert (recorded.reward_mean, recorded.count, recorded.left_out) == (None, 0, 4)

@@ -1,0 +1,94 @@
+"""A version that has come waits until the completions of an evaluation are generated."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.mesh.elastic_mesh import EpochCancelled
+from paceline.v1 import common_pb2, rollout_pb2
+from rollout_worker import weight_receiver
+from rollout_worker.tasks.held_tasks import HeldTasks, Stage
+from rollout_worker.weight_receiver import WeightReceiver
+
+
+def lease(task_id: str, kind: int) -> rollout_pb2.Lease:
+    task = common_pb2.TaskRef(task_id=task_id, attempt=1)
+    return rollout_pb2.Lease(task=task, kind=kind, group_size=1)  # type: ignore[arg-type]
+
+
+def test_only_the_generation_of_an_evaluation_counts() -> None:
+    held = HeldTasks()
+    held.add(lease("t1", rollout_pb2.TASK_KIND_TRAIN))
+    assert not held.evaluating()
+    row = held.add(lease("e5.0", rollout_pb2.TASK_KIND_EVAL))
+    assert row is not None and held.evaluating()
+    row.stage = Stage.SCORING
+    assert not held.evaluating(), "its tokens are there"
+
+
+class Receiving:
+    """The transfer of version 1 to a receiver that serves ``version``, in a thread of its own."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, version: int = 0) -> None:
+        self.evaluating, self.asked = threading.Event(), threading.Event()
+        self.evaluating.set()
+        self.loaded: list[int] = []
+        came = iter([SimpleNamespace(version=1, seconds=0.1)])
+
+        def receive(mesh: Any, newer_than: int) -> Any:
+            for staged in came:
+                return staged
+            raise EpochCancelled("over")
+
+        patch.setattr(weight_receiver, "say_hello", lambda mesh, version: None)
+        patch.setattr(weight_receiver, "acknowledge", lambda mesh, version: None)
+        patch.setattr(weight_receiver, "receive_snapshot", receive)
+        receiver: Any = WeightReceiver.__new__(WeightReceiver)
+        receiver._handing_over, receiver.version = threading.Lock(), version
+        receiver._on_weights = lambda staged: self.loaded.append(staged.version)
+        receiver._evaluating = self.ask
+        receiver._formed = lambda link, has: None
+        self.link: Any = SimpleNamespace(
+            newest=None, peer="policy-0", epoch=1, withdrawn=threading.Event()
+        )
+        self.thread = threading.Thread(target=self.run, args=(receiver,), daemon=True)
+        self.thread.start()
+
+    def ask(self) -> bool:
+        self.asked.set()
+        return self.evaluating.is_set()
+
+    def run(self, receiver: Any) -> None:
+        try:
+            receiver.transfer(self.link, None)
+        except EpochCancelled:
+            pass
+
+
+def test_weights_wait_for_an_evaluation_and_are_loaded_after_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    receiving = Receiving(monkeypatch)
+    assert receiving.asked.wait(60)
+    assert receiving.loaded == []
+    receiving.evaluating.clear()
+    receiving.thread.join(60)
+    assert receiving.loaded == [1]
+
+
+def test_a_link_that_is_replaced_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    receiving = Receiving(monkeypatch)
+    assert receiving.asked.wait(60)
+    receiving.link.withdrawn.set()
+    receiving.thread.join(60)
+    assert not receiving.thread.is_alive() and receiving.loaded == []
+
+
+def test_the_first_weights_do_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    receiving = Receiving(monkeypatch, version=-1)
+    receiving.thread.join(60)
+    assert receiving.loaded == [1]
