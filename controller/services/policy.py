@@ -34,7 +34,6 @@ from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
 
 log = logging.getLogger(__name__)
 
-FETCHED_AT_ONCE = 16
 MAX_FETCHED = 65536
 MOST_KEPT = 32
 """Older checkpoints that stay while no replica of Redis confirms records."""
@@ -75,10 +74,10 @@ async def fetch_groups(
     check_count(request.tasks, "groups", MAX_FETCHED)
     refs = [check_task(task) for task in request.tasks]
     leader.ledger.caller(*caller)
-    for start in range(0, len(refs), FETCHED_AT_ONCE):
-        some = refs[start : start + FETCHED_AT_ONCE]
-        for ref, data in zip(some, await leader.context.stores.payloads.get(some), strict=True):
-            yield _lost(ref) if data is None else data
+    stream = leader.context.stores.payloads.stream(refs)
+    for ref in refs:
+        data = await anext(stream)
+        yield _lost(ref) if data is None else data
 
 
 def _lost(ref: tuple[TaskId, int]) -> bytes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -297,6 +297,10 @@ class MemoryPayloads:
     async def get(self, refs: Sequence[Ref]) -> Payloads:
         stored = self._link.redis.payloads
         return await self._link.call(lambda: [b"" if r in stored else None for r in refs])
+
+    async def stream(self, refs: Sequence[Ref]) -> AsyncIterator[bytes | None]:
+        for data in await self.get(refs):
+            yield data
 
     async def delete(self, refs: Sequence[Ref]) -> None:
         await self._link.call(self._link.redis.delete, refs)

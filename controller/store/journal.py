@@ -1,6 +1,7 @@
 """Journal of a run: its events in a Redis Stream, one entry for each flush.
 
-- An append and its payloads are sent in one pipelined round trip, payloads first.
+- An append and its payloads are sent in one pipelined round trip, payloads first. Payloads of more than
+  ``SLICE_BYTES`` are stored before, slice by slice; what is stored is not sent again if the append is repeated.
 - One script checks the append: the term must be the highest granted, the entry must follow the one that
   the writer knows, and its payloads must exist. A deposed leader's append is therefore refused.
 - If the answer to an append was lost, the writer repeats it. The head names the newest batch, so a batch
@@ -22,6 +23,7 @@ from typing import Any
 
 from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
+from controller.store.bulk_transfer import SLICE_BYTES, in_time, slices
 from controller.store.lua_scripts import Script
 from controller.store.payloads import PayloadStore, Ref
 from controller.store.redis_durability import replicated
@@ -129,10 +131,14 @@ class LedgerSnapshot:
 class Journal:
     """One run's journal. ``append`` and ``save_snapshot`` write, and check the writer's term."""
 
-    def __init__(self, redis: Any, keys: Keys, payloads: PayloadStore) -> None:
+    def __init__(self, redis: Any, keys: Keys, payloads: PayloadStore, bulk: Any = None) -> None:
+        """``bulk``: client for appends, whose sockets wait as long as the largest takes; default: ``redis``."""
         self._redis = redis
+        self._bulk = redis if bulk is None else bulk
         self._keys = keys
         self._payloads = payloads
+        self._stored: tuple[str, dict[Ref, Sequence[str]]] = ("", {})
+        """Batch whose payloads are being stored, and the keys of those that are."""
 
     async def append(
         self,
@@ -155,6 +161,7 @@ class Journal:
         if verdict == "format":
             check_format(int(detail))
         if verdict == "payload":
+            self._stored = ("", {})
             raise ConnectionError(f"payload {detail} vanished before its entry")
         raise Deposed(f"{verdict}: {detail}")
 
@@ -213,29 +220,49 @@ class Journal:
         payloads: Mapping[Ref, bytes],
     ) -> tuple[str, str]:
         """(verdict, detail) of the append; returns once the entry is in the append-only file."""
-        pipe = self._redis.pipeline(transaction=False)
-        checked = await self._payloads.put(payloads, pipe)
+        last = await self._store(batch, payloads)
+        size = len(entry) + sum(len(payloads[ref]) for ref in last)
+        pipe = self._bulk.pipeline(transaction=False)
+        checked = list(await self._payloads.put({ref: payloads[ref] for ref in last}, pipe))
+        for names in self._stored[1].values():
+            checked += names
         keys = [self._keys.journal, self._keys.head, self._keys.term, *checked]
         arguments = [str(term), after.batch, batch, number, entry, FORMAT]
         _APPEND.queue(pipe, keys, arguments)
-        replies = await pipe.execute(raise_on_error=False)
+        async with in_time(size):
+            replies = await pipe.execute(raise_on_error=False)
         if isinstance(replies[-1], NoScriptError):
             # The server was restarted or replaced. The payloads are stored already.
             await _APPEND.load(self._redis)
-            pipe = self._redis.pipeline(transaction=False)
+            pipe = self._bulk.pipeline(transaction=False)
             _APPEND.queue(pipe, keys, arguments)
-            replies = [*replies[:-1], *await pipe.execute(raise_on_error=False)]
-        for reply in replies:
-            if isinstance(reply, OutOfMemoryError) or (
-                isinstance(reply, ResponseError) and "OOM" in str(reply)
-            ):
-                raise RedisFull(str(reply))
-            if isinstance(reply, Exception):
-                raise reply
+            async with in_time(len(entry)):
+                replies = [*replies[:-1], *await pipe.execute(raise_on_error=False)]
+        _raise_failure(replies)
         verdict, detail, syncing = (part.decode() for part in replies[-1])
         if syncing != "0":
             await self._until_written()
         return verdict, detail
+
+    async def _store(self, batch: str, payloads: Mapping[Ref, bytes]) -> list[Ref]:
+        """Stores all payloads but a last slice, which fits into the append; returns that."""
+        if self._stored[0] != batch:
+            self._stored = (batch, {})
+        stored = self._stored[1]
+        left = [(ref, len(data)) for ref, data in payloads.items() if ref not in stored]
+        parts = list(slices(left))
+        if parts and sum(len(payloads[ref]) for ref in parts[-1]) <= SLICE_BYTES:
+            last = parts.pop()
+        else:
+            last = []
+        for part in parts:
+            pipe = self._bulk.pipeline(transaction=False)
+            names = await self._payloads.put({ref: payloads[ref] for ref in part}, pipe)
+            async with in_time(sum(len(payloads[ref]) for ref in part)):
+                _raise_failure(await pipe.execute(raise_on_error=False))
+            for number, ref in enumerate(part):
+                stored[ref] = names[number : number + 1]  # files have no names in Redis
+        return last
 
     async def _until_written(self) -> None:
         while True:
@@ -283,6 +310,17 @@ class Journal:
             [str(term), data, trim_before],
         )
         return bool(kept)
+
+
+def _raise_failure(replies: Sequence[Any]) -> None:
+    """Raises the first error among the replies of a pipeline."""
+    for reply in replies:
+        if isinstance(reply, OutOfMemoryError) or (
+            isinstance(reply, ResponseError) and "OOM" in str(reply)
+        ):
+            raise RedisFull(str(reply))
+        if isinstance(reply, Exception):
+            raise reply
 
 
 def encode_entry(term: int, t: float, events: Sequence[Mapping[str, Any]]) -> str:

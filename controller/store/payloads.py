@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from controller.store.bulk_transfer import in_time, slices
 from controller.store.redis_keys import Keys
 from paceline.durable_files import make_directory, sync_directory, write_durably
 from paceline.ids import TaskId
@@ -34,7 +35,11 @@ class PayloadStore(Protocol):
         ...
 
     async def get(self, refs: Sequence[Ref]) -> Payloads:
-        """In the order of ``refs``; None for an unknown one."""
+        """In the order of ``refs``; None for an unknown one. For a few of them: see ``stream``."""
+        ...
+
+    def stream(self, refs: Sequence[Ref]) -> AsyncIterator[bytes | None]:
+        """The same, a slice of bounded size at a time."""
         ...
 
     async def delete(self, refs: Sequence[Ref]) -> None:
@@ -65,6 +70,20 @@ class RedisPayloads:
         found: Payloads = await self._redis.mget([self._keys.payload(*r) for r in refs])
         return found
 
+    async def stream(self, refs: Sequence[Ref]) -> AsyncIterator[bytes | None]:
+        for start in range(0, len(refs), 512):
+            some = refs[start : start + 512]
+            pipe = self._redis.pipeline(transaction=False)
+            for ref in some:
+                pipe.strlen(self._keys.payload(*ref))
+            async with in_time(0):
+                sizes = await pipe.execute()
+            for part in slices(zip(zip(some, sizes, strict=True), sizes, strict=True)):
+                async with in_time(sum(size for _, size in part)):
+                    found = await self.get([ref for ref, _ in part])
+                for data in found:
+                    yield data
+
     async def delete(self, refs: Sequence[Ref]) -> None:
         for start in range(0, len(refs), 512):
             names = [self._keys.payload(*ref) for ref in refs[start : start + 512]]
@@ -92,6 +111,10 @@ class FilePayloads:
 
     async def get(self, refs: Sequence[Ref]) -> Payloads:
         return await asyncio.to_thread(lambda: [self._read(ref) for ref in refs])
+
+    async def stream(self, refs: Sequence[Ref]) -> AsyncIterator[bytes | None]:
+        for ref in refs:
+            yield await asyncio.to_thread(self._read, ref)
 
     async def delete(self, refs: Sequence[Ref]) -> None:
         await unlink([self._path(ref) for ref in refs])

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from controller.clock import SYSTEM_CLOCK, Clock
+from controller.store.bulk_transfer import limit_s
 from controller.store.election import Election
 from controller.store.journal import Journal
 from controller.store.partial_store import FilePartials, PartialStore, RedisPartials
@@ -49,20 +50,27 @@ def redis_stores(
     redis, keys = connect(url, timeout_s=2.0), Keys(config.run.name)
     lease_s = config.controller.leader_lease_s
     election = Election(redis, keys, identity, lease_s=lease_s, clock=clock)
-    payloads: PayloadStore = RedisPayloads(redis, keys)
+    # Payloads and appends have time limits of their own, by size: its sockets wait for the longest.
+    bulk = connect(url, timeout_s=limit_s(config.controller.max_message_mb << 20))
+    payloads: PayloadStore = RedisPayloads(bulk, keys)
     partials: PartialStore = RedisPartials(redis, keys)
     payload_dir = ""
     if shared := config.controller.payload_dir:
         directory = (Path(shared) / config.run.name).resolve()
         payloads, partials = FilePayloads(directory), FilePartials(directory, election.is_newest)
         payload_dir = str(directory)
+
+    async def close() -> None:
+        await redis.aclose()
+        await bulk.aclose()
+
     return Stores(
-        journal=Journal(redis, keys, payloads),
+        journal=Journal(redis, keys, payloads, bulk),
         election=election,
         payloads=payloads,
         partials=partials,
         registry=RunRegistry(redis, keys),
-        close=redis.aclose,
+        close=close,
         url=url,
         worker_url=worker_url or url,
         payload_dir=payload_dir,

@@ -107,6 +107,7 @@ def test_every_event_survives_the_journals_json_exactly() -> None:
         ev.CheckpointRequested("c", 3),
         ev.BoundsSet({"policy_min": 1, "rollout_max": 4}),
         ev.Drained("d", "p1", {"policy": 2}),
+        ev.ParityFailed("r0", 1, 1, "w"),
         ev.CheckpointVoided("p0", 5, 5, "checkpoints/step-5"),
         ev.WeightsWithdrawn("p0", 5, ("r0", "r1")),
     ]

@@ -1,0 +1,45 @@
+"""Bulk transfer to and from Redis: large values in slices, each with a time limit that grows with its size.
+
+One reply to 0.5 GB of payloads takes seconds: with one limit for every size it would time out, and the same request
+would be repeated unchanged for ever. A slice of 8 MiB needs 4 MB/s of Redis to arrive in time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
+
+T = TypeVar("T")
+
+SLICE_BYTES = 8 << 20
+"""Several values go together up to this size; a larger one goes alone."""
+ANSWER_S = 2.0
+"""Time limit of a small request."""
+LEAST_BYTES_PER_S = 4_000_000
+"""Redis and the network are expected to be at least so fast."""
+
+
+def limit_s(size: int) -> float:
+    """Time limit of a request, or of a reply, of ``size`` bytes."""
+    return ANSWER_S + size / LEAST_BYTES_PER_S
+
+
+def in_time(size: int) -> AbstractAsyncContextManager[object]:
+    """Raises TimeoutError if the block takes longer than a transfer of ``size`` bytes may."""
+    return asyncio.timeout(limit_s(size))
+
+
+def slices(sized: Iterable[tuple[T, int]], most: int = SLICE_BYTES) -> Iterator[list[T]]:
+    """Items in their order, in slices of at most ``most`` bytes; a larger item is a slice of its own."""
+    part: list[T] = []
+    total = 0
+    for item, size in sized:
+        if part and total + size > most:
+            yield part
+            part, total = [], 0
+        part.append(item)
+        total += size
+    if part:
+        yield part
