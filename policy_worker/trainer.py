@@ -164,7 +164,9 @@ class Trainer:
         self._forget_step()
         self.state.version = NO_VERSION
         if path:
-            self.checkpointer.restore(self.state, path, version=version)
+            self.checkpointer.restore(
+                self.state, path, version=version, on_progress=self.on_progress
+            )
         else:
             self._restore_initial()
         self.state.step, self.state.version = step, version

@@ -10,7 +10,7 @@ import os
 import shutil
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from paceline.durable_files import sync_directory
@@ -71,13 +71,14 @@ def put_in_place(finished: Path, final: Path) -> None:
     sync_directory(final.parent)
 
 
-def fingerprint(path: Path) -> dict[str, int]:
-    """Size in bytes and CRC-32 of a file, as a JSON object."""
+def fingerprint(path: Path, on_progress: Callable[[], None] = lambda: None) -> dict[str, int]:
+    """Size in bytes and CRC-32 of a file, as a JSON object. Calls ``on_progress`` for every few MiB."""
     size = checksum = 0
     with path.open("rb") as stream:
         while chunk := stream.read(1 << 22):
             checksum = zlib.crc32(chunk, checksum)
             size += len(chunk)
+            on_progress()
     return {"size": size, "crc32": checksum}
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -80,18 +80,39 @@ def write_shards(snapshot: StateSnapshot, directory: Path, rank: int) -> list[st
     return names
 
 
-def read_shards(directory: Path, targets: Mapping[str, Tensor]) -> None:
+def read_shards(
+    directory: Path,
+    targets: Mapping[str, Tensor],
+    on_progress: Callable[[], None] = lambda: None,
+) -> None:
     """Fills ``targets`` (whole tensors or DTensors, any device) in place. No communication.
 
-    Raises KeyError for a name that is not stored and ValueError for another shape.
+    Calls ``on_progress`` after every ``FILE_BYTES`` or so. Raises KeyError for a name that is not stored and ValueError for another shape.
     """
     wanted = {name: t.detach() for name, t in targets.items() if _slice_of(t)[0].numel()}
     stored = stored_tensors(directory)
     for name, target in wanted.items():
         if stored[name][0] != target.shape:
             raise ValueError(f"{name} is {list(stored[name][0])} there, {list(target.shape)} here")
-    reader = HuggingFaceStorageReader(str(directory))
-    dcp.load(wanted, storage_reader=reader, planner=DefaultLoadPlanner(), no_dist=True)
+    for part in _in_parts(wanted):
+        reader = HuggingFaceStorageReader(str(directory))
+        dcp.load(part, storage_reader=reader, planner=DefaultLoadPlanner(), no_dist=True)
+        on_progress()
+
+
+def _in_parts(targets: Mapping[str, Tensor]) -> Iterator[dict[str, Tensor]]:
+    """The targets in parts, each with about ``FILE_BYTES`` of this rank's slices."""
+    part: dict[str, Tensor] = {}
+    filled = 0
+    for name, target in targets.items():
+        size = _slice_of(target)[0].nbytes
+        if part and filled + size > FILE_BYTES:
+            yield part
+            part, filled = {}, 0
+        part[name] = target
+        filled += size
+    if part:
+        yield part
 
 
 def stored_tensors(directory: Path) -> dict[str, tuple[torch.Size, torch.dtype]]:

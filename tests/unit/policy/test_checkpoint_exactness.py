@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from policy_worker.checkpoint import checkpoint as checkpoint_module
+from policy_worker.checkpoint import shards as shards_module
 from policy_worker.checkpoint.checkpoint import (
     META,
     Checkpointer,
@@ -18,6 +19,7 @@ from policy_worker.checkpoint.checkpoint import (
     complete_checkpoints,
     read_meta,
 )
+from policy_worker.ranks.rank_group import RankGroup
 from tests.fixtures.train_states import (
     all_bits,
     assert_same_bits,
@@ -198,3 +200,54 @@ def _flip_last_byte(path):
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
+
+
+class OneOfTwo(RankGroup):
+    """Rank ``rank`` of two on a host; ``said``: what the other one gathers."""
+
+    def __init__(self, rank: int, said: str = "") -> None:
+        super().__init__()
+        self.rank, self.size, self._said = rank, 2, said
+
+    def gather(self, value):
+        return [value, self._said] if self.rank == 0 else [self._said, value]
+
+
+@pytest.fixture
+def many_files(config, checkpointer, monkeypatch):
+    """The path of a checkpoint in several files."""
+    monkeypatch.setattr(shards_module, "FILE_BYTES", 1 << 10)
+    path = checkpointer.save_async(tiny_state(config)).result(60).path
+    assert len(read_meta(path)["files"]) > 4
+    return path
+
+
+def test_the_ranks_of_a_host_check_every_file_once(config, many_files, tmp_path, monkeypatch):
+    checked: list[str] = []
+    check = checkpoint_module.fingerprint
+
+    def note(path, *args):
+        checked.append(path.name)
+        return check(path, *args)
+
+    monkeypatch.setattr(checkpoint_module, "fingerprint", note)
+    for rank in (0, 1):
+        Checkpointer(tmp_path, config, OneOfTwo(rank)).restore(tiny_state(config), many_files)
+    assert sorted(checked) == sorted(checkpoint_module.meta_of(many_files)["files"])
+
+
+def test_damage_that_one_rank_finds_fails_the_restore_of_every_rank(config, many_files, tmp_path):
+    state = tiny_state(config)
+    replica = OneOfTwo(0, "shard 2 is damaged")
+    with pytest.raises(CheckpointError, match="shard 2 is damaged"):
+        Checkpointer(tmp_path, config, replica).restore(state, many_files)
+
+
+def test_a_restore_reports_progress_while_it_checks_and_while_it_reads(
+    config, many_files, tmp_path
+):
+    """It would be declared wedged otherwise: it may take longer than fleet.wedged_after_s."""
+    progress: list[None] = []
+    checkpointer = Checkpointer(tmp_path, config)
+    checkpointer.restore(tiny_state(config), many_files, on_progress=lambda: progress.append(None))
+    assert len(progress) >= 2 * (len(read_meta(many_files)["files"]) - 1)
