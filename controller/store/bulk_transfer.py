@@ -7,11 +7,7 @@ would be repeated unchanged for ever. A slice of 8 MiB needs 4 MB/s of Redis to 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
-from typing import TypeVar
-
-T = TypeVar("T")
 
 SLICE_BYTES = 8 << 20
 """Several values go together up to this size; a larger one goes alone."""
@@ -29,17 +25,3 @@ def limit_s(size: int) -> float:
 def in_time(size: int) -> AbstractAsyncContextManager[object]:
     """Raises TimeoutError if the block takes longer than a transfer of ``size`` bytes may."""
     return asyncio.timeout(limit_s(size))
-
-
-def slices(sized: Iterable[tuple[T, int]], most: int = SLICE_BYTES) -> Iterator[list[T]]:
-    """Items in their order, in slices of at most ``most`` bytes; a larger item is a slice of its own."""
-    part: list[T] = []
-    total = 0
-    for item, size in sized:
-        if part and total + size > most:
-            yield part
-            part, total = [], 0
-        part.append(item)
-        total += size
-    if part:
-        yield part

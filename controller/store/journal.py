@@ -23,11 +23,12 @@ from typing import Any
 
 from redis.exceptions import NoScriptError, OutOfMemoryError, ResponseError
 
-from controller.store.bulk_transfer import SLICE_BYTES, in_time, slices
+from controller.store.bulk_transfer import SLICE_BYTES, in_time
 from controller.store.lua_scripts import Script
 from controller.store.payloads import PayloadStore, Ref
 from controller.store.redis_durability import replicated
 from controller.store.redis_keys import Keys
+from paceline.byte_slices import slices
 from paceline.errors import BadInput
 
 FORMAT = 2
@@ -250,7 +251,7 @@ class Journal:
             self._stored = (batch, {})
         stored = self._stored[1]
         left = [(ref, len(data)) for ref, data in payloads.items() if ref not in stored]
-        parts = list(slices(left))
+        parts = list(slices(left, SLICE_BYTES))
         if parts and sum(len(payloads[ref]) for ref in parts[-1]) <= SLICE_BYTES:
             last = parts.pop()
         else:

@@ -13,8 +13,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from controller.store.bulk_transfer import in_time, slices
+from controller.store.bulk_transfer import SLICE_BYTES, in_time
 from controller.store.redis_keys import Keys
+from paceline.byte_slices import slices
 from paceline.durable_files import make_directory, sync_directory, write_durably
 from paceline.ids import TaskId
 
@@ -78,7 +79,7 @@ class RedisPayloads:
                 pipe.strlen(self._keys.payload(*ref))
             async with in_time(0):
                 sizes = await pipe.execute()
-            for part in slices(zip(zip(some, sizes, strict=True), sizes, strict=True)):
+            for part in slices(zip(zip(some, sizes, strict=True), sizes, strict=True), SLICE_BYTES):
                 async with in_time(sum(size for _, size in part)):
                     found = await self.get([ref for ref, _ in part])
                 for data in found:

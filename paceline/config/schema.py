@@ -478,8 +478,8 @@ class ControllerConfig(Section):
     """A leader that does not renew its lease for this many seconds is replaced by a standby."""
     snapshot_every: Annotated[int, Field(ge=100)] = 20000
     """Journal events between two snapshots of the ledger."""
-    max_message_mb: Positive = 64
-    """Largest gRPC message that is accepted, in MiB."""
+    max_message_mb: Annotated[int, Field(ge=1, le=2047)] = 64
+    """Largest gRPC message that is accepted, in MiB. protobuf reads none of 2 GiB or more."""
     payload_dir: LocalPath | None = None
     """Directory for the tokens of accepted groups, readable by every controller. Set it if the
     payloads of a run exceed the memory of Redis. If none, they are stored in Redis."""

@@ -34,8 +34,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from google.protobuf.message import DecodeError
 from torch.distributed.device_mesh import DeviceMesh
 
+from paceline.byte_slices import slices
 from paceline.errors import UserError
 from paceline.mesh.tcp_store import host_store
 from paceline.process.structured_log import event
@@ -45,6 +47,9 @@ from policy_worker.ranks.follower_bootstrap import RANK_SETTINGS, RankSettings, 
 
 log = logging.getLogger(__name__)
 
+COMMAND_BYTES = 256 << 20
+"""Groups of a command travel in messages of at most this size: protobuf reads none above 2 GiB, and the shard of a
+replica (512 groups of 6.3 MB) is larger."""
 FOREVER = timedelta(days=365)
 """Between two commands lies however long the rollouts take. Death is noticed by other means."""
 _EPOCH = struct.Struct("=q")
@@ -79,6 +84,7 @@ class RankGroup:
     """The ranks of one replica on one host. Rank 0 gets it from ``start_ranks``, the others from
     ``join_ranks``. A replica of one rank has nobody to announce anything to or to wait for."""
 
+    command_bytes = COMMAND_BYTES
     mesh: DeviceMesh | None = None
     """One-dimensional device mesh over the ranks; None for one rank."""
 
@@ -130,19 +136,33 @@ class RankGroup:
         """Rank 0: hands the command and its JSON arguments to the others, where it has no effect."""
         if not self.leads:
             return
-        self.broadcast_bytes(json.dumps([command, arguments, len(groups)]).encode())
-        if groups:
-            packed = rollout_pb2.SubmitRequest(groups=groups)
+        if self.size == 1:
+            return
+        parts = list(slices(((g, g.ByteSize()) for g in groups), self.command_bytes))
+        self.broadcast_bytes(json.dumps([command, arguments, len(parts)]).encode())
+        for part in parts:
+            packed = rollout_pb2.SubmitRequest(groups=part)
             self.broadcast_bytes(packed.SerializeToString())
 
     def next_command(self) -> tuple[RankCommand, dict[str, Any]]:
-        """Ranks above 0: blocks until rank 0 announces the next command."""
+        """Ranks above 0: blocks until rank 0 announces the next command.
+
+        Raises ReplicaBroken if its groups cannot be read: this rank could not execute it.
+        """
         if self.leads:
             raise ReplicaBroken("rank 0 has nobody to take commands from")
-        command, arguments, groups = json.loads(self.broadcast_bytes(None))
-        if groups:
-            packed = self.broadcast_bytes(None)
-            arguments["groups"] = rollout_pb2.SubmitRequest.FromString(packed).groups
+        command, arguments, parts = json.loads(self.broadcast_bytes(None))
+        if parts:
+            groups: list[rollout_pb2.Group] = []
+            for _ in range(parts):
+                packed = self.broadcast_bytes(None)
+                try:
+                    groups += rollout_pb2.SubmitRequest.FromString(packed).groups
+                except DecodeError as error:
+                    raise ReplicaBroken(
+                        f"rank {self.rank} cannot read {len(packed)} bytes of groups: {error}"
+                    ) from error
+            arguments["groups"] = groups
         return RankCommand(command), arguments
 
     def agree(self, ok: bool) -> bool:

@@ -10,11 +10,12 @@ import pytest
 
 from controller.ledger.events import Paused
 from controller.store import bulk_transfer
-from controller.store.bulk_transfer import SLICE_BYTES, limit_s, slices
+from controller.store.bulk_transfer import SLICE_BYTES, limit_s
 from controller.store.group_commit import GroupCommit
 from controller.store.journal import Journal, Position
 from controller.store.payloads import RedisPayloads, Ref
 from controller.store.redis_keys import Keys
+from paceline.byte_slices import slices
 from paceline.redis.client import connect
 from testbed.redis_process import throwaway_redis
 

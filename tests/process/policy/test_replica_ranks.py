@@ -30,6 +30,22 @@ def test_ranks_hear_the_leader_and_agree():
     assert said["config_in_store"] is False
 
 
+def test_groups_travel_to_the_ranks_in_messages_of_bounded_size():
+    said = ranks.run(2, "many_groups", limit=3500)
+    assert said["texts"] == [[str(n) for n in range(10)]] * 2
+    assert said["largest"] <= 3500
+    assert said["messages"] == 1 + 4
+
+
+def test_a_follower_that_cannot_read_its_groups_says_so(monkeypatch):
+    replica = RankGroup()
+    replica.rank = 1
+    heard = iter([json.dumps(["add", {}, 1]).encode(), b"\xff" * 10])
+    monkeypatch.setattr(replica, "broadcast_bytes", lambda data: next(heard))
+    with pytest.raises(ReplicaBroken, match="rank 1 cannot read 10 bytes of groups"):
+        replica.next_command()
+
+
 def test_one_rank_needs_nobody():
     replica = start_ranks(1)
     assert (replica.rank, replica.size, replica.leads) == (0, 1, True)
