@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.common import JsonOption, Target, print_json, takes_target
+from paceline.console.terminal import printable
 from paceline.errors import BadInput, Unreachable
 from paceline.process.stacks import Stacks, read_stacks
 from paceline.rpc.messages import as_dict
@@ -67,7 +68,7 @@ def stacks(
         print_json(found)
     else:
         typer.echo(f"{process} (host {found['host']}, pid {found['pid']})")
-        typer.echo(found["stacks"] or found["note"])
+        typer.echo(printable(found["stacks"] or found["note"]))
     raise typer.Exit(0 if found["stacks"] else 1)
 
 
@@ -98,9 +99,10 @@ async def _ask_all(control: ControlPlane) -> tuple[list[admin_pb2.WhyReply], dic
 
 
 def _print(reply: admin_pb2.WhyReply, *, with_name: bool) -> None:
-    typer.echo(f"{reply.controller_id}: {reply.sentence}" if with_name else reply.sentence)
+    said = f"{reply.controller_id}: {reply.sentence}" if with_name else reply.sentence
+    typer.echo(printable(said))
     if reply.remedy:
-        typer.echo(f"  remedy: {reply.remedy}")
+        typer.echo(printable(f"  remedy: {reply.remedy}"))
 
 
 def _nobody(run_dir: Path | None, silent: dict[str, str]) -> str:

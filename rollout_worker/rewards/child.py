@@ -110,8 +110,8 @@ class _Child:
             answer |= {"reason": "reward_error", "detail": f"scoring was cancelled: {error}"}
         except Exception as error:
             # A job that is no Job, or a reward's value that breaks the check of it.
-            detail = one_line(error)
-            answer |= {"reason": "reward_error", "detail": f"the job cannot be scored: {detail}"}
+            detail = f"the job cannot be scored: {one_line(error)}"
+            answer |= {"reason": "reward_error", "detail": detail}
         answer["seconds"] = time.monotonic() - started
         self._beat(0)
         _write(self._out, answer)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import stat
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
 import grpc.aio
+import httpx
 import pytest
 import redis
 
+from controller.rest.sse import MOST_STREAMS
 from paceline.config.schema import RedisConfig
 from paceline.redis.client import connect_sync
 from paceline.redis.server import ensure_redis, stop_redis
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.grpc_channel import METHODS
-from paceline.v1 import admin_pb2, common_pb2, worker_pb2
+from paceline.v1 import admin_pb2, common_pb2, rollout_pb2, worker_pb2
 from testbed.controllers import addresses, config_of, control_of, running_controllers, status, until
-from testbed.fake_workers import FakeRollout
+from testbed.fake_workers import FakePolicy, FakeRollout
+from tests.fixtures.rest import rest_url
 
 SERVER_COMMANDS = (
     "CONFIG SET dir /tmp",
@@ -169,3 +174,53 @@ async def test_the_runs_own_token_pauses_it(tmp_path: Path) -> None:
         request = admin_pb2.PauseRequest(request_id="p1", paused=True)
         assert (await control.call("AdminService.Pause", request)).accepted
         await control.close()
+
+
+async def test_a_stolen_lease_is_worth_nothing(tmp_path: Path) -> None:
+    """By another worker of the run, by a copy of the owner's own request, and after its life."""
+    with running_controllers(tmp_path, 1) as controllers:
+        config, where = config_of(controllers), addresses(controllers)
+        trainer = FakePolicy(config, where, "policy-0")
+        owner, thief = (FakeRollout(config, where, f"rollout-{i}") for i in range(2))
+        workers = (trainer, owner, thief)
+        await asyncio.gather(*(worker.start() for worker in workers))
+        training = asyncio.create_task(trainer.work(lambda: False))
+        await until(lambda: owner.version >= 0)
+        lease = (await owner.lease()).leases[0]
+        group = owner.group_for(lease)
+        stolen = rollout_pb2.SubmitRequest(caller=thief.session.caller, groups=[group])
+        (result,) = await thief.submit_request(stolen)
+        assert result.verdict != rollout_pb2.VERDICT_ACCEPTED
+        (kept, again) = [await owner.submit(group) for _ in range(2)]
+        assert kept.verdict == rollout_pb2.VERDICT_ACCEPTED
+        assert again.verdict in (rollout_pb2.VERDICT_ACCEPTED, rollout_pb2.VERDICT_DUPLICATE)
+        control = control_of(controllers)
+        tasks = (await status(control)).tasks
+        assert tasks.ready + tasks.in_step + tasks.trained == 1, "once"
+        replayed = rollout_pb2.SubmitRequest(caller=owner.session.caller, groups=[group])
+        later = FakeRollout(config, where, "rollout-0")
+        await later.start()
+        with pytest.raises(RequestRefused, match="FAILED_PRECONDITION"):
+            await control.call("RolloutService.SubmitGroups", replayed)
+        training.cancel()
+        await control.close()
+        await asyncio.gather(*(worker.stop(goodbye=False) for worker in (*workers, later)))
+
+
+async def test_more_event_streams_than_the_bound_are_refused(tmp_path: Path) -> None:
+    with running_controllers(tmp_path, 1) as controllers:
+        url = rest_url(controllers)
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as client:
+            async with AsyncExitStack() as opened:
+                for _ in range(MOST_STREAMS):
+                    stream = client.stream("GET", "/api/v1/events/stream")
+                    answer = await opened.enter_async_context(stream)
+                    assert answer.status_code == 200
+                    await anext(answer.aiter_raw())
+                refused = await client.get("/api/v1/events/stream")
+                assert refused.status_code == 503 and refused.headers["retry-after"]
+                assert (await client.get("/healthz")).status_code == 200
+            control = control_of(controllers)
+            assert (await status(control)).leader == "controller-0"
+            await control.close()
