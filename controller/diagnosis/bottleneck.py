@@ -96,7 +96,9 @@ def _kind(pace: Pace, starved: float) -> BottleneckKind:
         return BottleneckKind.REWARDS
     if _slow_appends(pace):
         return BottleneckKind.CONTROLLER
-    if pace.max_staleness and s.occupancy >= FULL:
+    # Synchronous engines can only be full while the trainers wait.
+    while_open = 1.0 if pace.max_staleness else starved
+    if s.occupancy >= FULL * while_open:
         return BottleneckKind.GENERATION
     if s.closed >= MOSTLY or not pace.max_staleness:
         return BottleneckKind.STALENESS

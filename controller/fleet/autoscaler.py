@@ -75,7 +75,9 @@ class Autoscaling:
             idle, closed = (sum(column) for column in zip(*self._samples, strict=True))
             throttled = min(idle, closed) / len(self._samples)
         self._samples.clear()
-        if bottleneck_of(pace_of(self._leader)).kind not in GROWS:
+        pace = pace_of(self._leader)
+        # Synchronous training is closed by design: its waits compare the roles alone.
+        if pace.max_staleness and bottleneck_of(pace).kind not in GROWS:
             # The groups in flight, the rewards, the weights or the controller are the limit.
             starved = throttled = 0.0
         counts = WorkerCounts(state.desired.get("policy", 1), state.desired.get("rollout", 1))

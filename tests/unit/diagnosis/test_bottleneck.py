@@ -88,9 +88,12 @@ def test_a_balanced_run_has_no_bottleneck() -> None:
 
 
 def test_synchronous_training_is_told_as_such() -> None:
-    slow = replace(STARVED, max_staleness=0, shares=FlowShares(occupancy=0.8))
+    slow = replace(STARVED, max_staleness=0, shares=FlowShares(occupancy=0.3, closed=0.9))
     found = bottleneck_of(slow)
     assert found.kind is BottleneckKind.STALENESS and "synchronous" in found.sentence
+    # Engines that are full whenever trainers wait for them are too few all the same.
+    full = replace(slow, shares=FlowShares(occupancy=0.75, closed=0.5))
+    assert bottleneck_of(full).kind is BottleneckKind.GENERATION
 
 
 def test_commits_that_wait_for_the_journal_are_the_controllers_fault() -> None:
