@@ -148,6 +148,8 @@ def test_the_process_that_is_stopped_at_a_wait_point_is_named(instant: str, loca
     assert found.severity is Urgency.STUCK
     assert found.culprit.host == "b" and found.culprit.pid == 801
     assert words in found.sentence
+    if role == "r":
+        assert found.subject == "step 1 (0 of 4 groups ready)"
     assert "it is declared dead in 1.9 s" in found.sentence
     if local:
         assert "stopped" in found.because and "kill -CONT 801" in found.remedy
