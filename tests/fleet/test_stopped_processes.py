@@ -141,7 +141,8 @@ def test_an_event_loop_that_is_blocked_is_named_and_its_stacks_show_the_line(
         assert shown.returncode == 0 and "hanging_reward.py" in shown.stdout, shown.stdout
         # The leader can fetch them too, for a user on another machine.
         addresses = ",".join(p.address for p in fleet.record().processes if p.address)
-        asked = paceline("stacks", str(culprit["name"]), "--controllers", addresses)
+        token = ("--token-file", str(fleet.run_dir / "token"))
+        asked = paceline("stacks", str(culprit["name"]), "--controllers", addresses, *token)
         assert "hanging_reward.py" in asked.stdout, asked.stdout + asked.stderr
     finally:
         hang.unlink()
