@@ -15,9 +15,11 @@ from redis.exceptions import RedisError
 
 from controller.context import ControllerContext
 from controller.errors import NotLeading
+from controller.export.alert_thread import RunPace
 from controller.export.exporters import FINISH_S
 from controller.export.sample_archiver import SampleArchiver
 from controller.ledger import Ledger
+from controller.ledger.enums import Phase
 from controller.ledger.events import StepCommitted, TaskDropped, from_json, record_of
 from controller.ledger.views import live_payloads, running_attempts
 from controller.store.group_commit import CommitBatch, GroupCommit
@@ -34,6 +36,11 @@ GATE_S = 1.0
 """Between two questions whether a replica of Redis has an entry."""
 HAND_OVER_S = 0.3
 """How long a leader that leaves waits for a sink in the middle of a write before it lets go."""
+
+
+END_ALERT_S = 12.0
+"""How long the process waits at the end of a run for its last alert: a receiver that takes longer than
+the time limit of one try may miss it."""
 
 
 class Housekeeping:
@@ -66,13 +73,18 @@ class Housekeeping:
 
     def begin(self, before: Position) -> None:
         """The term is in the journal, behind ``before``."""
-        self.exporters.start(self._ledger.state.started_t)
+        self.exporters.start(self._ledger.state.started_t, self._progress)
         if (archive := self.exporters.archive) is not None:
             archive.start(self._term)
             self.chore(archive.resume(self._ledger.state, self._context.clock.time()))
         self.chore(self._write_missing_lines(before))
         self.chore(self.exporters.replay(self._context.stores.journal, before.entry))
         self.chore(self._sweep_when_safe())
+
+    def _progress(self) -> RunPace:
+        state = self._ledger.state
+        makes_some = state.phase is Phase.OPEN and not state.paused
+        return RunPace(state.versions.step, state.steps.last_commit_t, makes_some)
 
     def chore(self, coro: Coroutine[Any, Any, None]) -> None:
         """Something that goes on by itself, until the term ends."""
@@ -147,6 +159,9 @@ class Housekeeping:
             if self._obsolete and await self._is_safe(self._group_commit.at.number):
                 await self._delete(self._obsolete)
             await asyncio.to_thread(self.exporters.join, FINISH_S)
+            if self.exporters.alerts is not None:
+                # The end of the run is the alert that matters most.
+                await asyncio.to_thread(self.exporters.alerts.join, END_ALERT_S)
 
     async def close(self) -> None:
         self.exporters.begin_close(None)

@@ -1,4 +1,4 @@
-"""Exporters of one leader: metric sinks, sample traces and the sample archive.
+"""Exporters of one leader: metric sinks, sample traces, the sample archive, alerts.
 
 Each runs in a thread of its own, behind the journal and the run files. Nobody waits for them.
 """
@@ -13,6 +13,7 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
+from controller.export.alert_thread import AlertThread, RunPace
 from controller.export.otel_traces import Traces
 from controller.export.sample_archiver import SampleArchiver
 from controller.store.journal import START, Journal
@@ -47,12 +48,23 @@ class Exporters:
         self.traces: Traces | None = None
         if config.telemetry.otlp_endpoint is not None:
             self.traces = Traces(config)
+        self.alerts: AlertThread | None = None
         self.archive: SampleArchiver | None = None
         if config.archive.enabled:
             self.archive = SampleArchiver(config.archive, run_dir, payloads, may_write=may_write)
 
-    def start(self, started_t: float) -> None:
-        """``started_t``: the run's start in its ledger, unix seconds."""
+    def start(self, started_t: float, progress: Callable[[], RunPace]) -> None:
+        """``started_t``: the run's start in its ledger, unix seconds. ``progress``: of the run, read in
+        another thread."""
+        alerts = self._config.alerts
+        if alerts.webhook_file is not None or alerts.command:
+            self.alerts = AlertThread(
+                alerts,
+                self._config.run.name,
+                self._run_dir,
+                progress,
+                may_write=self._may_write,
+            )
         run = external_run(self._config, self._run_dir, started_t)
         self._run_id = run.id
         path = self._run_dir / "metrics.jsonl"
@@ -84,16 +96,17 @@ class Exporters:
         """Returns at once. ``outcome``: finished or failed; None if the run goes on."""
         for part in self._parts():
             part.begin_close(outcome)
-        if self.archive is not None:
-            self.archive.begin_close()
+        for writer in self._writers():
+            writer.begin_close()
 
     def join(self, timeout_s: float) -> bool:
         """Waits for the threads; whether everything was delivered."""
         deadline = time.monotonic() + timeout_s
-        parts: list[SinkThread | Traces | SampleArchiver] = [*self._parts()]
-        if self.archive is not None:
-            parts.append(self.archive)
+        parts = [*self._parts(), *self._writers()]
         return all(part.join(max(0.0, deadline - time.monotonic())) for part in parts)
+
+    def _writers(self) -> list[SampleArchiver | AlertThread]:
+        return [part for part in (self.archive, self.alerts) if part is not None]
 
     def _parts(self) -> list[SinkThread | Traces]:
         return [*self.feeds, *([self.traces] if self.traces is not None else [])]

@@ -16,6 +16,7 @@ import typer
 
 from paceline.cli import (
     admin,
+    alerts,
     completion,
     config,
     doctor,
@@ -76,6 +77,7 @@ for command in (
 app.command("set")(settings.set_settings)
 app.add_typer(ledger.ledger, name="ledger")
 app.add_typer(config.config, name="config")
+app.add_typer(alerts.alerts, name="alerts")
 
 
 def main() -> None:

@@ -523,6 +523,28 @@ class ArchiveConfig(Section):
     prompts and completions of a random part of the groups, and the facts of all."""
 
 
+AlertKind = Literal["fault", "stall", "nan", "reward_collapse", "held_out", "disk", "end"]
+
+
+class AlertsConfig(Section):
+    webhook_file: LocalPath | None = None
+    """File that contains the URL of a webhook. Each alert is posted to it as a JSON object with text,
+    run, kind, id, step and t. The URL is in a file because it often contains a key."""
+    command: list[str] = Field(default_factory=list)
+    """Command, as a list of its arguments, that is run for each alert with the JSON object on its
+    standard input. It runs on the machine of the leading controller."""
+    on: list[AlertKind] = Field(default_factory=lambda: list(get_args(AlertKind)))
+    """Kinds of alerts that are sent. Of each kind at most one is sent in five minutes; the next one
+    says how many were held back."""
+    stall_s: Seconds = 1800.0
+    """A run without a committed step for this many seconds has stalled."""
+    reward_drop: Annotated[float, Field(ge=0, lt=1)] = 0.5
+    """The reward has collapsed if its mean over ten steps is this fraction below the best such mean.
+    0 disables the alert."""
+    disk_free_gb: Annotated[float, Field(ge=0)] = 10.0
+    """Free space of the run directory's file system, in GB, below which the disk is nearly full."""
+
+
 class TelemetryConfig(Section):
     otlp_endpoint: str | None = None
     """Address of an OpenTelemetry collector that accepts OTLP over HTTP, http:// or https://. It
@@ -568,6 +590,7 @@ class Config(Section):
     rest: RestConfig = Field(default_factory=RestConfig)
     metrics: MetricsConfig = Field(default_factory=MetricsConfig)
     archive: ArchiveConfig = Field(default_factory=ArchiveConfig)
+    alerts: AlertsConfig = Field(default_factory=AlertsConfig)
     telemetry: TelemetryConfig = Field(default_factory=TelemetryConfig)
     auth: AuthConfig = Field(default_factory=AuthConfig)
 

@@ -1,0 +1,1 @@
+"""Alerts: what is worth one, and its delivery to a webhook or a command."""

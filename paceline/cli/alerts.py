@@ -1,0 +1,54 @@
+"""``paceline alerts``."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.cli.common import SetOption
+from paceline.errors import BadInput
+
+alerts = typer.Typer(
+    help="Alerts of a run.\n\nExample: paceline alerts test run.toml",
+    no_args_is_help=True,
+)
+
+
+@alerts.callback()
+def _group() -> None:
+    """Alerts of a run."""
+
+
+@alerts.command()
+def test(
+    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Configuration of the run.")],
+    overrides: SetOption = None,
+) -> None:
+    """Send a test alert to the webhook and the command of [alerts].
+
+    Exit status 1 if it is not delivered.
+
+    Example: paceline alerts test run.toml
+
+    Example: paceline alerts test run.toml --set alerts.webhook_file=/etc/paceline/webhook
+    """
+    from paceline.alerts.delivery import Delivery, NotDelivered
+    from paceline.alerts.rules import Alert
+    from paceline.config.load import load_config
+
+    loaded = load_config(config, overrides or [])
+    delivery = Delivery.of(loaded.alerts)
+    if not delivery.configured:
+        raise BadInput(
+            f"{config}: [alerts] names no receiver. Set alerts.webhook_file or alerts.command"
+        )
+    alert = Alert("end", "test", "this is a test of the run's alerts", time.time())
+    try:
+        delivery.send(alert.message(loaded.run.name))
+    except NotDelivered as why:
+        typer.echo(f"not delivered: {why}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo("delivered")

@@ -1,0 +1,251 @@
+"""Alerts: what is worth one, and that each arrives across leaders, slow and dead receivers."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from controller.export.alert_thread import AlertThread, RunPace
+from paceline.alerts.delivery import Delivery, NotDelivered
+from paceline.alerts.rules import WINDOW, AlertRules
+from paceline.cli import app
+from paceline.config.schema import AlertsConfig
+
+ALL = frozenset(AlertsConfig().on)
+IDLE = RunPace(0, 0.0, open=False)
+
+
+def line(kind: str, n: int, t: float = 0.0, **fields: Any) -> dict[str, Any]:
+    return {"position": f"{n}-0", "n": 0, "t": t, "type": kind, "text": f"{kind} {n}", **fields}
+
+
+def row(step: int, **values: Any) -> dict[str, Any]:
+    return {
+        "kind": "step",
+        "position": f"{step}-0",
+        "n": 0,
+        "t": 1e4 * step,
+        "step": step,
+        **values,
+    }
+
+
+def kinds(rules: AlertRules, records: list[dict[str, Any]]) -> list[str]:
+    return [a.kind for r in records for a in (*rules.of_event(r), *rules.of_metrics(r))]
+
+
+def test_faults_falls_and_the_end_are_alerts_and_what_goes_as_planned_is_none() -> None:
+    records = [
+        line("StepCommitted", 1, severity="info"),
+        line("WorkerDied", 2, severity="warning"),
+        line("HeldOutFell", 3, severity="warning"),
+        line("RunFailed", 4, severity="error"),
+    ]
+    assert kinds(AlertRules(ALL, 0.5), records) == ["fault", "held_out", "end"]
+    assert kinds(AlertRules(frozenset({"end"}), 0.5), records) == ["end"]
+
+
+def test_many_faults_at_once_are_one_alert_and_the_next_one_counts_them() -> None:
+    rules = AlertRules(ALL, 0.5)
+    dead = [line("WorkerDied", n, t=n, severity="warning") for n in range(100)]
+    assert kinds(rules, dead) == ["fault"]
+    (later,) = rules.of_event(line("WorkerDied", 100, t=1000.0, severity="warning"))
+    assert later.held_back == 99
+    assert later.message("demo")["text"] == "[demo] fault: WorkerDied 100 (and 99 more before it)"
+
+
+@pytest.mark.parametrize(
+    "values", [{"loss": None}, {"grad_norm": None}, {"loss": 1.0, "update_skipped": 1.0}]
+)
+def test_a_step_that_is_not_finite_is_an_alert(values: dict[str, Any]) -> None:
+    assert kinds(AlertRules(ALL, 0.5), [row(1, loss=0.5), row(2, **values)]) == ["nan"]
+
+
+def test_a_collapse_of_the_reward_is_an_alert_once_and_noise_is_none() -> None:
+    rules = AlertRules(ALL, 0.5)
+    up = [row(n, reward_mean=0.8 + 0.1 * (n % 2)) for n in range(1, 30)]
+    noise = [row(30 + n, reward_mean=0.2 if n == 3 else 0.8) for n in range(WINDOW)]
+    assert kinds(rules, up + noise) == []
+    assert kinds(rules, [row(50 + n, reward_mean=0.0) for n in range(30)]) == ["reward_collapse"]
+
+
+class Receiver:
+    """A webhook."""
+
+    def __init__(self) -> None:
+        self.got: list[dict[str, Any]] = []
+        self.status = 200
+        self.open = threading.Event()
+        self.open.set()
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                outer.open.wait(60)
+                if outer.status == 200:
+                    outer.got.append(json.loads(body))
+                self.send_response(outer.status)
+                self.end_headers()
+
+            def log_message(self, *_: Any) -> None: ...
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/secret-key"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    made = Receiver()
+    yield made
+    made.open.set()
+    made.server.shutdown()
+
+
+def until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+class Run:
+    def __init__(self, directory: Path, receiver: Receiver, **config: Any) -> None:
+        self.directory = directory
+        (directory / "webhook").write_text(receiver.url + "\n")
+        values = {"webhook_file": str(directory / "webhook"), "disk_free_gb": 0.0, **config}
+        self.config = AlertsConfig.model_validate(values)
+        self.progress = IDLE
+
+    def happens(self, kind: str, n: int, **fields: Any) -> None:
+        with (self.directory / "events.jsonl").open("a") as file:
+            file.write(json.dumps(line(kind, n, t=time.time() + 1000.0 * n, **fields)) + "\n")
+
+    def leader(self) -> AlertThread:
+        return AlertThread(
+            self.config,
+            "demo",
+            self.directory,
+            lambda: self.progress,
+            may_write=lambda: True,
+            first_pause_s=0.01,
+        )
+
+
+def test_the_next_leader_sends_what_the_last_one_did_not_and_nothing_twice(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    run = Run(tmp_path, receiver)
+    first = run.leader()
+    run.happens("WorkerDied", 1, severity="warning")
+    until(lambda: len(receiver.got) == 1)
+    first.begin_close()
+    assert first.join(60)
+    run.happens("MeshBroken", 2, severity="warning")
+    second = run.leader()
+    run.happens("RunFinished", 3, severity="info")
+    until(lambda: len(receiver.got) == 3)
+    second.begin_close()
+    assert second.join(60)
+    assert [m["id"] for m in receiver.got] == [
+        "demo/fault/1-0/0",
+        "demo/fault/2-0/0",
+        "demo/end/3-0/0",
+    ]
+
+
+def test_a_failing_receiver_is_tried_a_few_times_and_the_next_alert_has_its_turn(
+    tmp_path: Path, receiver: Receiver, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run(tmp_path, receiver)
+    receiver.status = 503
+    thread = run.leader()
+    run.happens("WorkerDied", 1, severity="warning")
+    until(lambda: caplog.text.count("alert not delivered") >= 5)
+    receiver.status = 200
+    run.happens("RunFinished", 2, severity="info")
+    until(lambda: receiver.got)
+    thread.begin_close()
+    assert thread.join(60)
+    assert [m["kind"] for m in receiver.got] == ["end"]
+    assert "secret-key" not in caplog.text and "answered 503" in caplog.text
+
+
+def test_a_receiver_that_hangs_blocks_nobody(tmp_path: Path, receiver: Receiver) -> None:
+    run = Run(tmp_path, receiver)
+    receiver.open.clear()
+    thread = run.leader()
+    run.happens("WorkerDied", 1, severity="warning")
+    thread.begin_close()
+    assert not thread.join(0.2), "the leader goes on"
+    receiver.open.set()
+    assert thread.join(60)
+    assert [m["kind"] for m in receiver.got] == ["fault"]
+
+
+def test_a_stall_and_a_full_disk_are_told_once_also_by_the_next_leader(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    run = Run(tmp_path, receiver, stall_s=60.0, disk_free_gb=1e9)
+    run.progress = RunPace(7, time.time() - 100.0, open=True)
+    for number in 1, 2:
+        thread = run.leader()
+        until(lambda: len(receiver.got) == 2)
+        run.happens("RunFinished", number, severity="info")
+        until(lambda: any(m["kind"] == "end" for m in receiver.got))
+        thread.begin_close()
+        assert thread.join(60)
+        receiver.got = [m for m in receiver.got if m["kind"] != "end"]
+    assert sorted(m["kind"] for m in receiver.got) == ["disk", "stall"]
+    assert any("the last one was step 7" in m["text"] for m in receiver.got)
+
+
+def test_what_happened_before_alerts_were_set_up_is_not_sent(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    run = Run(tmp_path, receiver)
+    old = line("WorkerDied", 1, t=time.time() - 1e5, severity="warning")
+    (tmp_path / "events.jsonl").write_text(json.dumps(old) + "\n")
+    thread = run.leader()
+    run.happens("RunFinished", 2, severity="info")
+    until(lambda: receiver.got)
+    thread.begin_close()
+    assert thread.join(60)
+    assert [m["kind"] for m in receiver.got] == ["end"]
+
+
+def test_a_command_gets_the_alert_on_its_standard_input(tmp_path: Path) -> None:
+    script = f"import sys; open({str(tmp_path / 'got')!r}, 'w').write(sys.stdin.read())"
+    Delivery(None, [sys.executable, "-c", script]).send({"kind": "end"})
+    assert json.loads((tmp_path / "got").read_text()) == {"kind": "end"}
+    with pytest.raises(NotDelivered, match="ended with status 3"):
+        Delivery(None, [sys.executable, "-c", "exit(3)"]).send({})
+    with pytest.raises(NotDelivered, match="cannot be run"):
+        Delivery(None, [str(tmp_path / "missing")]).send({})
+
+
+def test_paceline_alerts_test_sends_one_and_says_what_is_wrong(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text('[model]\npath = "m"\n[data]\npath = "d"\nanswer_field = "a"\n')
+    nobody = CliRunner().invoke(app, ["alerts", "test", str(config)])
+    assert "alerts.webhook_file or alerts.command" in str(nobody.exception)
+    (tmp_path / "webhook").write_text(receiver.url)
+    setting = ["--set", f"alerts.webhook_file={tmp_path / 'webhook'}"]
+    sent = CliRunner().invoke(app, ["alerts", "test", str(config), *setting])
+    assert (sent.exit_code, sent.stdout) == (0, "delivered\n")
+    assert receiver.got[0]["id"].endswith("/end/test")
+    receiver.status = 403
+    refused = CliRunner().invoke(app, ["alerts", "test", str(config), *setting])
+    assert refused.exit_code == 1 and "the webhook answered 403" in refused.stderr
