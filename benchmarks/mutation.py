@@ -83,7 +83,7 @@ GUARDS = (
         (
             Patch(
                 "controller/ledger/decisions/membership.py",
-                "    if d.state.phase is Phase.SUSPENDED and worker.leaving:\n",
+                "    if d.state.phase is Phase.SUSPENDED:\n",
                 "    if False:\n",
             ),
         ),

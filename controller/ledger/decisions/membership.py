@@ -86,7 +86,7 @@ def declare_dead(d: Decider, c: cmd.DeclareDead, now: float) -> None:
     event: ev.WorkerDied | ev.WorkerChanged = ev.WorkerDied(
         c.worker_id, c.incarnation, c.how, c.detail
     )
-    if d.state.phase is Phase.SUSPENDED and worker.leaving:
+    if d.state.phase is Phase.SUSPENDED:
         # The whole fleet ends now: however this worker did, it is no fault.
         event = ev.WorkerChanged(
             c.worker_id, c.incarnation, Lifecycle.STOPPED, Version(-1), Version(-1)

@@ -91,6 +91,14 @@ def test_a_stop_is_no_fault_however_its_workers_end(stage: SuspendStage) -> None
     assert all(not t.failures for t in run.state.tasks.records.values())
 
 
+def test_a_worker_that_was_still_starting_at_a_stop_is_no_fault_either() -> None:
+    run = stepping()
+    suspend(run, "at_once")
+    run.register("p2")
+    run.die("p2", "exit")
+    assert faults(run) == []
+
+
 def test_going_on_redoes_nothing_that_the_checkpoint_covers() -> None:
     run = stepping()
     suspend(run)
