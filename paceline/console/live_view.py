@@ -15,11 +15,13 @@ from rich.text import Text
 
 from paceline.console.status_tables import fleet_table, headline, progress_table
 from paceline.console.terminal import printable
-from paceline.run_view.eta import Progress, duration
+from paceline.run_view.eta import WIDTH, Progress, duration
 from paceline.v1 import admin_pb2
 
 EVENTS_SHOWN = 8
 LEAST_PROCESSES = 2
+AROUND_BARS = 48
+"""Columns for the rest of the line: its name, the range of rewards and the time left."""
 PLAIN_EVERY_S = 2.0
 """Shortest interval between two lines about steps, without a terminal."""
 
@@ -123,7 +125,7 @@ def fitted(
     room = out.size.height
     most = min(room, len(status.controllers) + len(status.workers)) if status is not None else 0
     while True:
-        drawn = picture(status, progress, events, most)
+        drawn = picture(status, progress, events, most, out.size.width)
         over = len(out.render_lines(drawn, pad=False)) - room
         if over <= 0 or (len(events) <= 1 and most <= LEAST_PROCESSES):
             return drawn
@@ -138,14 +140,20 @@ def picture(
     progress: Progress,
     events: Iterable[tuple[float, str]],
     processes: int | None = None,
+    width: int = 150,
 ) -> Group:
     """The whole view: progress, rewards, processes and the last events (Unix seconds, text).
 
-    ``processes``: lines for processes, at most.
+    ``processes``: lines for processes, at most. ``width``: columns; the bars leave room for the time
+    left.
     """
     parts: list[RenderableType] = []
     if status is not None:
-        learning = Text.assemble(("learning ", "dim"), progress.line(status), no_wrap=True)
+        learning = Text.assemble(
+            ("learning ", "dim"),
+            progress.line(status, max(8, min(WIDTH, width - AROUND_BARS))),
+            no_wrap=True,
+        )
         parts += [
             Text(headline(status), style="bold", no_wrap=True),
             ProgressBar(total=max(1, status.total_steps), completed=status.step),

@@ -116,8 +116,8 @@ def headline(status: admin_pb2.StatusReply) -> str:
     """One line: phase, step, version, mesh epoch and leader."""
     line = (
         f"{status.run_name or status.run_id}: {status.phase}, step {status.step}/{status.total_steps}"
-        f", version {status.version}, mesh epoch {status.mesh_epoch}, leader {status.leader or '-'}"
-        f" (term {status.term})"
+        f", leader {status.leader or '-'} (term {status.term})"
+        f", version {status.version}, mesh epoch {status.mesh_epoch}"
     )
     return printable(f"{line}: {status.reason}" if status.reason else line)
 

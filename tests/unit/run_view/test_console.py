@@ -157,3 +157,16 @@ def test_the_token_is_shown_to_a_terminal_whole_and_never_to_a_log() -> None:
     console.close()
     assert link in out.getvalue()
     assert not open_console(Console(file=io.StringIO())).private
+
+
+def test_a_small_terminal_shows_the_term_and_the_time_left() -> None:
+    progress = Progress()
+    for step in range(1, 60):
+        progress.add(step, {"reward_mean": 1.0 / step, "step_s": 3600.0})
+    now = status(59)
+    now.total_steps = 1000
+    out = io.StringIO()
+    small = Console(file=out, force_terminal=True, width=80, height=24)
+    small.print(fitted(small, now, progress, [(time.time(), "an event")]))
+    assert "term 1795234359712" in out.getvalue()
+    assert " left" in out.getvalue()
