@@ -14,6 +14,8 @@ EXAMPLES: dict[str, Any] = {
     "controller_id": "controller-0",
     "desired": {"policy": 2, "rollout": 4},
     "dropped": {"uninformative": 8, "stale": 1},
+    "changed": {"train.lr": {"old": 1e-6, "new": 5e-7, "step": 41}},
+    "changes": {"train.lr": {"old": 1e-6, "new": 5e-7, "step": 41}},
     "evals": [{"step": 40, "version": 40, "t": 1763711955.0, "eval_reward_mean": 0.58}],
     "fields": {"worker_id": "policy-1", "how": "exit"},
     "group_id": "t17",
@@ -23,6 +25,9 @@ EXAMPLES: dict[str, Any] = {
     "last-event-id": EVENT_ID,
     "leader": "controller-0",
     "metrics": {"reward_mean": 0.62, "loss": -0.013},
+    "new": 5e-7,
+    "old": 1e-6,
+    "settings": {"train.lr": 5e-7},
     "names": ["loss", "reward_mean"],
     "next": EVENT_ID,
     "owner": "rollout-0",
@@ -103,6 +108,8 @@ def _example(schema: dict[str, Any], named: dict[str, Any], name: str = "") -> A
         return _example(schema["anyOf"][0], named, name)
     if name == "since":  # a step, or an event
         return 40 if schema["type"] == "integer" else EVENT_ID
+    if "type" not in schema:  # any JSON value: that of a setting
+        return EXAMPLES[name]
     kind, default = TYPES[schema["type"]]
     if isinstance(EXAMPLES.get(name), kind):
         return EXAMPLES[name]
