@@ -46,3 +46,10 @@ def test_each_file_and_test_that_the_kill_matrix_names_exists() -> None:
     for start in set(re.findall(r"`([a-z]+(?:_[a-z]+)+)…?(?:\[\w*-?\w*\])?`", matrix)):
         if not start.startswith("test_"):
             assert f"def test_{start}" in everything, f"no test_{start}..."
+
+
+def test_each_test_that_the_security_page_names_exists() -> None:
+    everything = "\n".join(TESTS.values())
+    named = re.findall(r"`(test_\w+)`", (ROOT / "docs" / "security.md").read_text())
+    assert len(named) > 20
+    assert [name for name in named if f"def {name}(" not in everything] == []

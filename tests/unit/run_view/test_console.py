@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from paceline.cli.samples import _text
 from paceline.cli.up import _print_outcome
 from paceline.console.live_view import LiveConsole, PlainConsole, fitted, open_console
 from paceline.rpc.auth import dashboard_link
@@ -170,3 +171,21 @@ def test_a_small_terminal_shows_the_term_and_the_time_left() -> None:
     small.print(fitted(small, now, progress, [(time.time(), "an event")]))
     assert "term 1795234359712" in out.getvalue()
     assert " left" in out.getvalue()
+
+
+def test_control_sequences_of_samples_reach_no_terminal() -> None:
+    hostile = "\x1b]0;owned\x07\x1b[2J\x9b31m\r\u202e"
+    completion = {
+        "reward": 1.0,
+        "reward_components": {},
+        "versions": [],
+        "token_count": 1,
+        "finish_reason": "stop",
+        "text": hostile,
+    }
+    counts = {"reward_mean": 1.0, "reward_std": 0.0, "tokens": 1, "staleness": 0, "step": 1}
+    counts |= {"dataset_row": 0, "epoch": 0, "attempt": 1, "min_version": 0, "max_version": 0}
+    names = {"group_id": "t1", "state": "ready", "owner": "rollout-0", "prompt": hostile}
+    shown = _text({**counts, **names, "completions": [completion]})
+    assert all(c == "\n" or c.isprintable() for c in shown)
+    assert "owned" in shown, "it is shown, and does nothing"
