@@ -51,6 +51,7 @@ _START = {
     "controller": "host port leader_lease_s snapshot_every max_message_mb",
     "rest": "enabled host port",
     "archive": "enabled step_mb max_mb",
+    "alerts": "webhook_file command on stall_s reward_drop disk_free_gb",
     "metrics": "sinks project wandb_entity wandb_mode mlflow_uri",
     "telemetry": "otlp_endpoint share",
     "auth": "token_file tls_cert tls_key tls_ca",

@@ -21,6 +21,7 @@ from paceline.config.schema import Config
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2
 
+TOKEN = "of-the-run"
 STORES = [RedisAway("Connection refused"), OSError(5, "Input/output error"), TimeoutError()]
 
 
@@ -29,10 +30,10 @@ async def serving(handlers: dict[str, Any], leader: Any = None) -> AsyncIterator
     """``leader``: what the controller that serves takes for its own."""
     server = grpc.aio.server()
     controller = SimpleNamespace(leader=leader, hint="")
-    server.add_generic_rpc_handlers((Services(controller, handlers, None),))
+    server.add_generic_rpc_handlers((Services(controller, handlers, TOKEN),))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
-    control = ControlPlane([f"127.0.0.1:{port}"])
+    control = ControlPlane([f"127.0.0.1:{port}"], token=TOKEN)
     try:
         yield control
     finally:
