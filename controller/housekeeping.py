@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redis.exceptions import RedisError
 
@@ -17,6 +17,7 @@ from controller.context import ControllerContext
 from controller.errors import NotLeading
 from controller.export.alert_thread import RunPace
 from controller.export.exporters import FINISH_S
+from controller.export.sample_archiver import SampleArchiver
 from controller.ledger import Ledger
 from controller.ledger.enums import Phase
 from controller.ledger.events import StepCommitted, TaskDropped, from_json, record_of
@@ -25,9 +26,6 @@ from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import START, Deposed, LedgerSnapshot, Position
 from controller.store.payloads import Ref
 from paceline.process.structured_log import event
-
-if TYPE_CHECKING:
-    from controller.export.sample_archiver import SampleArchiver
 
 log = logging.getLogger(__name__)
 

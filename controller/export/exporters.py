@@ -9,21 +9,19 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redis.exceptions import RedisError
 
 from controller.export.alert_thread import AlertThread, RunPace
 from controller.export.otel_traces import Traces
+from controller.export.sample_archiver import SampleArchiver
 from controller.store.journal import START, Journal
 from controller.store.payloads import PayloadStore
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
 from paceline.sinks.registry import external_run, sink_maker
 from paceline.sinks.sink_thread import SinkThread
-
-if TYPE_CHECKING:
-    from controller.export.sample_archiver import SampleArchiver
 
 log = logging.getLogger(__name__)
 
@@ -53,9 +51,6 @@ class Exporters:
         self.alerts: AlertThread | None = None
         self.archive: SampleArchiver | None = None
         if config.archive.enabled:
-            # Here, because it imports the REST schemas, and the simulator starts without them.
-            from controller.export.sample_archiver import SampleArchiver
-
             self.archive = SampleArchiver(config.archive, run_dir, payloads, may_write=may_write)
 
     def start(self, started_t: float, progress: Callable[[], RunPace]) -> None:

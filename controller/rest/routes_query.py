@@ -25,9 +25,9 @@ from controller.rest.archived_groups import ArchivedGroups
 from controller.rest.data_flow import bottleneck, flow
 from controller.rest.dropped_groups import DroppedGroups
 from controller.rest.problem_details import Problem, documented
+from controller.rest.query_parameters import MOST_STEP, StepNumber
 from controller.rest.redaction import Redactor
 from controller.rest.run_index import RunIndex
-from controller.rest.schemas import MOST_STEP, StepNumber
 from controller.rest.step_rate import StepRate
 from controller.status import controllers_of, status_of, status_view
 from paceline.ids import Version

@@ -14,13 +14,8 @@ from controller.ledger.group_views import step_of_task
 from controller.ledger.state import State
 from controller.rest.group_replies import detailed, summary_of
 from controller.rest.problem_details import Problem
-from controller.rest.schemas import (
-    GroupReply,
-    GroupsReply,
-    GroupSummary,
-    Reward,
-    StepNumber,
-)
+from controller.rest.query_parameters import Reward, StepNumber
+from controller.rest.schemas import GroupReply, GroupsReply, GroupSummary
 from controller.store.payloads import PayloadStore
 from paceline.ids import Step, TaskId
 

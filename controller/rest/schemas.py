@@ -9,16 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
 
 from controller.ledger.settings import SettingChange
 from controller.ledger.views import StatusView, TaskCounts
 from paceline.run_view.event_history import DOCUMENTED, ListedEvent, SavedCheckpoint
-
-MOST_STEP = 1 << 53
-StepNumber = Annotated[int, Query(ge=0, le=MOST_STEP)]
-Reward = Annotated[float, Query(allow_inf_nan=False)]
 
 
 class Reply(BaseModel):
