@@ -73,6 +73,7 @@ class Housekeeping:
 
     def begin(self, before: Position) -> None:
         """The term is in the journal, behind ``before``."""
+        self.files.start()
         self.exporters.start(self._ledger.state.started_t, self._progress)
         if (archive := self.exporters.archive) is not None:
             archive.start(self._term)
@@ -90,7 +91,13 @@ class Housekeeping:
         """Something that goes on by itself, until the term ends."""
         task = asyncio.create_task(coro)
         self.chores[task] = None
-        task.add_done_callback(self.chores.pop)
+        task.add_done_callback(self._chore_done)
+
+    def _chore_done(self, task: asyncio.Task[None]) -> None:
+        del self.chores[task]
+        if not task.cancelled() and (error := task.exception()) is not None:
+            what = getattr(task.get_coro(), "__qualname__", "")
+            log.error("a chore failed what=%s", what, exc_info=error)
 
     # ---- run files and sinks ------------------------------------------------------------------
 

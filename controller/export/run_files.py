@@ -26,7 +26,7 @@ Item = tuple[str, float, Sequence[Mapping[str, Any]]]
 
 
 class RunFiles:
-    """Feeds a ``RunFileWriter``. A disk that fails is logged once and never stops the run."""
+    """Feeds a ``RunFileWriter`` from ``start`` on. A disk that fails is logged once and never stops the run."""
 
     def __init__(self, run_dir: Path, *, may_write: Callable[[], bool]) -> None:
         """``may_write`` returns whether this process still leads: a deposed leader that wakes up
@@ -41,6 +41,10 @@ class RunFiles:
         self._idle = threading.Event()
         self._opened: concurrent.futures.Future[str | None] = concurrent.futures.Future()
         self._thread = threading.Thread(target=self._serve, name="run-files", daemon=True)
+
+    def start(self) -> None:
+        """Opens the files, which takes them from an earlier leader: call it once the term is in the journal.
+        A controller that does not know yet that it is deposed would take them from its successor."""
         self._thread.start()
 
     async def opened(self) -> str | None:
@@ -61,7 +65,8 @@ class RunFiles:
     def close(self, timeout_s: float = 5.0) -> None:
         """Writes what was taken, if this process still may, then closes the files."""
         self._closing.set()
-        self._thread.join(timeout_s)
+        if self._thread.ident is not None:
+            self._thread.join(timeout_s)
 
     def _serve(self) -> None:
         try:
@@ -94,5 +99,15 @@ class RunFiles:
                 if not self._failed:
                     log.error("run files cannot be written error=%s", error)
                 self._failed = True
+        self._keep_place(recorder)
         if not self._items:
             self._idle.set()
+
+    def _keep_place(self, recorder: RunFileWriter) -> None:
+        try:
+            if self._may_write() and recorder.keep_place():
+                log.warning("run files were taken by a deposed leader, and are put back")
+        except OSError as error:
+            if not self._failed:
+                log.error("run files cannot be put back error=%s", error)
+            self._failed = True

@@ -46,6 +46,7 @@ class Session:
 
 
 class NoRunFiles:
+    def start(self) -> None: ...
     async def opened(self) -> str | None:
         return None
 

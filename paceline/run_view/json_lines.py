@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -20,23 +21,41 @@ class JsonLinesFile:
 
     Opening copies the file up to its last complete line into a new file that replaces it. A torn
     last line disappears, and an earlier owner that wakes up after it was declared dead writes into
-    an unlinked file.
+    an unlinked file. If that owner wakes up in the middle of opening, it replaces the file of its
+    successor: the successor calls ``keep_place``.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
-        kept = _complete_lines(path)
-        fresh = path.with_name(f".{path.name}.{os.getpid()}")
-        fresh.write_bytes(kept)
-        self._file = fresh.open("ab", buffering=0)
-        fresh.replace(path)
+        self._file = self._replace(_complete_lines(path))
 
     def append(self, line: Mapping[str, Any]) -> None:
         self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
 
+    def keep_place(self) -> bool:
+        """Puts this file back at its path if another lies there or none; whether that was so. Only the
+        owner may call it."""
+        try:
+            if os.path.samestat(self.path.stat(), os.fstat(self._file.fileno())):
+                return False
+        except FileNotFoundError:
+            pass
+        self._file.seek(0)
+        lost = self._file
+        self._file = self._replace(lost.readall())
+        lost.close()
+        return True
+
     def close(self) -> None:
         self._file.close()
+
+    def _replace(self, content: bytes) -> io.FileIO:
+        fresh = self.path.with_name(f".{self.path.name}.{os.getpid()}")
+        fresh.write_bytes(content)
+        file = fresh.open("a+b", buffering=0)
+        fresh.replace(self.path)
+        return file
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:

@@ -69,6 +69,11 @@ class RunFileWriter:
         if kind == "StepCommitted":
             self._counts.clear()
 
+    def keep_place(self) -> bool:
+        """Puts the files of this writer back at their paths; whether others lay there."""
+        back = [file.keep_place() for file in (self._events, self._metrics)]
+        return any(back)
+
     def close(self) -> None:
         self._events.close()
         self._metrics.close()

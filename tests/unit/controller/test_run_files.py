@@ -1,4 +1,4 @@
-"""Run files that cannot be written cost the run its files, and nothing else."""
+"""Run files: whose they are if leaders follow closely, and that a disk that fails costs nothing else."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import asyncio
 from pathlib import Path
 
 from controller.export.run_files import RunFiles
+from paceline.run_view.json_lines import read_lines
+from paceline.run_view.run_file_writer import RunFileWriter
 
 
 async def test_files_that_cannot_be_opened_do_not_fill_the_memory(tmp_path: Path) -> None:
     (tmp_path / "events.jsonl").mkdir()  # in the way
     files = RunFiles(tmp_path, may_write=lambda: True)
+    files.start()
     files.record("1-0", 1.0, [{"type": "RunStarted"}])
     async with asyncio.timeout(10):
         assert await files.opened() is None
@@ -19,3 +22,53 @@ async def test_files_that_cannot_be_opened_do_not_fill_the_memory(tmp_path: Path
     assert len(files._items) == 0
     assert await files.written(), "nothing is left to write"
     files.close()
+
+
+ENDED = {"type": "RunFinished", "text": "run finished"}
+
+
+def positions(directory: Path) -> list[str]:
+    return [str(line["position"]) for line in read_lines(directory / "events.jsonl")]
+
+
+async def test_a_leader_that_never_began_takes_no_files_from_its_successor(tmp_path: Path) -> None:
+    """Two controllers deposed each other at the start of a run, and its files stayed empty."""
+    successor = RunFiles(tmp_path, may_write=lambda: True)
+    successor.start()
+    await successor.opened()
+    deposed = RunFiles(tmp_path, may_write=lambda: False)
+    deposed.close()
+    assert not deposed._thread.is_alive()
+    successor.record("1-0", 1.0, [ENDED])
+    successor.close()
+    assert positions(tmp_path) == ["1-0"]
+
+
+async def test_files_that_a_deposed_leader_took_are_put_back(tmp_path: Path) -> None:
+    """It was stopped in the middle of opening them, and woke up when its successor had opened them."""
+    leader = RunFiles(tmp_path, may_write=lambda: True)
+    leader.start()
+    leader.record("1-0", 1.0, [ENDED])
+    assert await leader.written(60)
+    deposed = RunFileWriter(tmp_path)
+    leader.record("2-0", 2.0, [ENDED])
+    assert await leader.written(60)
+    assert positions(tmp_path) == ["1-0", "2-0"]
+    deposed.record("3-0", 3.0, ENDED)
+    deposed.close()
+    leader.close()
+    assert positions(tmp_path) == ["1-0", "2-0"]
+
+
+async def test_a_deposed_leader_puts_no_files_back(tmp_path: Path) -> None:
+    leads = True
+    deposed = RunFiles(tmp_path, may_write=lambda: leads)
+    deposed.start()
+    deposed.record("1-0", 1.0, [ENDED])
+    assert await deposed.written(60)
+    leads = False
+    successor = RunFileWriter(tmp_path)
+    successor.record("2-0", 2.0, ENDED)
+    deposed.close()
+    successor.close()
+    assert positions(tmp_path) == ["1-0", "2-0"]
