@@ -58,8 +58,10 @@ def test_a_meeting_expires_by_itself(url: str) -> None:
 
 def test_redis_away_is_waited_out(tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("away")
+    # A worker may use keys of meetings only.
+    key = "paceline:away:rdv:mesh:1:0"
     endpoint = ensure_redis(directory, RedisConfig())
-    meeting = meet(endpoint.url, "away", timeout_s=30)
+    meeting = meet(endpoint.worker_url, key, timeout_s=30)
     meeting.put("before", b"1")
     server = psutil.Process(endpoint.pid)
     server.kill()
@@ -69,7 +71,7 @@ def test_redis_away_is_waited_out(tmp_path_factory: pytest.TempPathFactory) -> N
     reader.start()
     try:
         endpoint = ensure_redis(directory, RedisConfig())
-        meet(endpoint.url, "away").put("after", b"2")
+        meet(endpoint.worker_url, key).put("after", b"2")
         reader.join(timeout=60)
         assert found == [b"1", b"2"]
     finally:
