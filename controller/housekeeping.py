@@ -68,7 +68,7 @@ class Housekeeping:
         self._held_lines: list[CommitBatch] | None = []
         """Batches to be written once the lines before them are; None: those are."""
         self._obsolete: list[Ref] = []
-        """Payloads that the newest durable entry makes needless."""
+        """Payloads that the newest durable entry makes needless, until they are deleted."""
         self._deleting = False
 
     def begin(self, before: Position) -> None:
@@ -209,9 +209,12 @@ class Housekeeping:
     async def _delete_obsolete(self) -> None:
         try:
             while self._obsolete:
-                refs, self._obsolete = self._obsolete, []
+                # They stay in the list meanwhile: if the process ends before they are safe, ``finish`` has
+                # its turn with them.
+                refs = list(self._obsolete)
                 await self._until_safe()
                 await self._delete(refs)
+                del self._obsolete[: len(refs)]
         finally:
             self._deleting = False
 

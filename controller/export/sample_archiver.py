@@ -64,6 +64,7 @@ class SampleArchiver:
         self._queue: queue.SimpleQueue[Rows | threading.Event | None] = queue.SimpleQueue()
         """Rows; an event to set once those before it are written; None to end."""
         self._reading: set[asyncio.Task[None]] = set()
+        self._closing = False
         self._thread: threading.Thread | None = None
 
     def start(self, term: int) -> None:
@@ -90,7 +91,7 @@ class SampleArchiver:
         if groups:
             reading = asyncio.create_task(self._read(groups, t))
             self._reading.add(reading)
-            reading.add_done_callback(self._reading.discard)
+            reading.add_done_callback(self._read_done)
 
     def drop(self, state: State, dropped: Mapping[str, Any], t: float) -> None:
         """A group that is not trained: its facts. ``dropped``: the event, as it is journalled."""
@@ -118,18 +119,29 @@ class SampleArchiver:
         then."""
         if self._reading:
             await asyncio.wait(set(self._reading), timeout=WRITTEN_S)
+        if self._closing:
+            # The thread ends, and takes nothing more from the queue.
+            await asyncio.to_thread(self.join, WRITTEN_S)
+            return
         on_disk = threading.Event()
         self._queue.put(on_disk)
         await asyncio.to_thread(on_disk.wait, WRITTEN_S)
 
     def begin_close(self) -> None:
-        """Returns at once: what was read is written."""
-        self._queue.put(None)
+        """Returns at once: what is read and what was read is written, then the thread ends."""
+        self._closing = True
+        if not self._reading:
+            self._queue.put(None)
 
     def join(self, timeout_s: float) -> bool:
         if self._thread is not None:
             self._thread.join(timeout_s)
         return self._thread is None or not self._thread.is_alive()
+
+    def _read_done(self, reading: asyncio.Task[None]) -> None:
+        self._reading.discard(reading)
+        if self._closing and not self._reading:
+            self._queue.put(None)
 
     async def _read(self, groups: Sequence[GroupSummary], t: float) -> None:
         size = sum(group.tokens for group in groups) * _TOKEN_BYTES

@@ -1,0 +1,64 @@
+"""Sample archiver at the end of a run: what is being read is written, and nobody waits for a thread that ended."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controller.export import sample_archiver
+from controller.export.sample_archiver import SampleArchiver
+from controller.store.payloads import Ref
+from paceline.config.schema import ArchiveConfig
+from paceline.ids import Step
+from paceline.run_view.sample_archive import archived_steps
+from tests.fixtures.ledgers import Driven
+
+
+class SlowPayloads:
+    """None is there, which is told once ``answer`` is set."""
+
+    def __init__(self) -> None:
+        self.answer = asyncio.Event()
+
+    async def get(self, refs: Sequence[Ref]) -> list[bytes | None]:
+        await self.answer.wait()
+        return [None] * len(refs)
+
+
+def started(run_dir: Path, payloads: Any) -> SampleArchiver:
+    archiver = SampleArchiver(ArchiveConfig(), run_dir, payloads, may_write=lambda: True)
+    archiver.start(1)
+    return archiver
+
+
+async def test_a_step_that_is_read_when_the_run_ends_is_archived(tmp_path: Path) -> None:
+    driven = Driven()
+    driven.policy("p0")
+    driven.rollout("r0")
+    driven.train()
+    payloads = SlowPayloads()
+    archiver = started(tmp_path, payloads)
+    archiver.keep(driven.state, Step(1), 1.0)
+    await asyncio.sleep(0)
+    archiver.begin_close()
+    payloads.answer.set()
+    await archiver.written()
+    assert not archiver._reading
+    assert await asyncio.to_thread(archiver.join, 60)
+    assert [step for steps in archived_steps(tmp_path) for step in steps] == [1]
+
+
+async def test_a_deletion_does_not_wait_for_an_archive_that_is_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The payloads of a run that had ended stayed for half a minute, or for ever if its controllers ended."""
+    monkeypatch.setattr(sample_archiver, "WRITTEN_S", 90.0)
+    archiver = started(tmp_path, SlowPayloads())
+    archiver.begin_close()
+    assert await asyncio.to_thread(archiver.join, 60)
+    async with asyncio.timeout(60):
+        await archiver.written()
