@@ -18,7 +18,7 @@ from controller.ledger.decisions.settings import problem_of
 from controller.ledger.facts import values
 from controller.ledger.settings import SettingChange
 from controller.ledger.state import State
-from paceline.config.load import ConfigError, changeable, changed_config
+from paceline.config.load import ConfigError, changeable, changed_config, unknown_setting
 from paceline.config.schema import Config
 from paceline.config.setting_rules import problem_of_change, refusal
 from paceline.ids import Step
@@ -58,7 +58,7 @@ class RunSettings:
     ) -> ChangeSettings:
         """Raises CommandRefused with the way that works."""
         for name in asked:
-            if why := refusal(name):
+            if why := unknown_setting(name) or refusal(name):
                 raise CommandRefused(RefusalCode.INVALID, why)
         if not asked:
             raise CommandRefused(RefusalCode.INVALID, "name a setting to change")

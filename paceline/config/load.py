@@ -112,9 +112,18 @@ def _digest(config: Config, rules: Sequence[Rule]) -> tuple[str, str]:
 def parse_setting(text: str, option: str = "--set ") -> tuple[str, Any]:
     """Dotted name and value of ``section.field=value``. Raises ConfigError with the remedy."""
     field, value = _parse_override(text, option)
-    if field not in FIELDS:
-        raise ConfigError(f"{option}{text}: {'.'.join(field)} is not a setting. {_suggest(field)}")
-    return ".".join(field), value
+    name = ".".join(field)
+    if why := unknown_setting(name):
+        raise ConfigError(f"{option}{text}: {why}")
+    return name, value
+
+
+def unknown_setting(name: str) -> str:
+    """That ``name`` is no setting, with what was probably meant; empty if it is one."""
+    field = tuple(name.split("."))
+    if field in FIELDS:
+        return ""
+    return f"{name[:128] or 'an empty name'} is not a setting. {_suggest(field)}"
 
 
 def changed_config(config: Config, settings: Mapping[str, Any]) -> Config:
@@ -214,15 +223,14 @@ def _describe(error: ErrorDetails, places: _Places) -> str:
 
 
 def _suggest(field: Field) -> str:
-    leaf = field[-1]
-    elsewhere = [section for section, name in FIELDS if name == leaf]
-    if len(field) == 1:
+    section, leaf = field[0], field[-1]
+    elsewhere = [known for known, name in FIELDS if name == leaf]
+    if len(field) == 1 or section not in SECTIONS:
         if elsewhere:
             return f"Did you mean {elsewhere[0]}.{leaf}? Put it under [{elsewhere[0]}]"
-        if close := difflib.get_close_matches(leaf, SECTIONS, 1, 0.6):
+        if close := difflib.get_close_matches(section, SECTIONS, 1, 0.6):
             return f"Did you mean [{close[0]}]?"
         return f"The sections are {', '.join(SECTIONS)}"
-    section = field[0]
     siblings = list(SECTIONS[section].model_fields)
     close = difflib.get_close_matches(leaf, siblings, 1, 0.7)
     if not close and elsewhere:

@@ -297,6 +297,11 @@ async def test_settings_change_and_are_shown_and_marked(
     fixed = {"settings": {"rollout.temperature": 0.5}}
     refused = await leader.post("/api/v1/settings", json=fixed, headers=headers)
     assert_problem(refused, 422, "--from CHECKPOINT")
+    for name, said in (("", "an empty name"), ("train.lrr", "Did you mean train.lr?")):
+        refused = await leader.post(
+            "/api/v1/settings", json={"settings": {name: 1}}, headers=headers
+        )
+        assert_problem(refused, 422, said)
 
 
 async def test_who_pages_through_events_leaps_over_none(leader: httpx.AsyncClient) -> None:

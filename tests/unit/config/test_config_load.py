@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from paceline.config import Config, ConfigError, fleet_digest, load_config, to_toml
 from paceline.config.lines import field_lines
+from paceline.config.load import unknown_setting
 
 MINIMAL = '[model]\npath = "m"\n\n[data]\npath = "d"\n'
 
@@ -106,6 +107,25 @@ def test_a_refusal_names_field_place_and_remedy(
     tmp_path: Path, text: str, overrides: tuple[str, ...], said: str
 ) -> None:
     assert said in refusal(tmp_path, text, *overrides)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("", "an empty name is not a setting. The sections are run, model"),
+        ("train", "train is not a setting"),
+        ("lr", "Did you mean train.lr?"),
+        ("train.lrr", "Did you mean train.lr?"),
+        ("train.lr.x", "train.lr.x is not a setting. Settings of [train]"),
+        ("trian.lr", "Did you mean train.lr?"),
+        ("trian.x", "Did you mean [train]?"),
+        ("nowhere." * 1000, "The sections are run, model"),
+    ],
+)
+def test_a_name_that_is_no_setting_is_said_with_what_was_meant(name: str, said: str) -> None:
+    why = unknown_setting(name)
+    assert said in why and len(why) < 1000
+    assert not unknown_setting("train.lr")
 
 
 def test_an_environment_that_scores_needs_no_answers(tmp_path: Path) -> None:
