@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from paceline.cli.common import SetOption
+from paceline.cli.common import ConfigArgument, JsonOption, SetOption, print_json
 from paceline.errors import BadInput
 
 alerts = typer.Typer(
@@ -24,8 +22,9 @@ def _group() -> None:
 
 @alerts.command()
 def test(
-    config: Annotated[Path, typer.Argument(metavar="CONFIG", help="Configuration of the run.")],
+    config: ConfigArgument,
     overrides: SetOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Send a test alert to the webhook and the command of [alerts].
 
@@ -46,9 +45,15 @@ def test(
             f"{config}: [alerts] names no receiver. Set alerts.webhook_file or alerts.command"
         )
     alert = Alert("end", "test", "this is a test of the run's alerts", time.time())
+    problem = None
     try:
         delivery.send(alert.message(loaded.run.name))
     except NotDelivered as why:
-        typer.echo(f"not delivered: {why}", err=True)
-        raise typer.Exit(1) from None
-    typer.echo("delivered")
+        problem = str(why)
+    if as_json:
+        print_json({"delivered": problem is None, "problem": problem})
+    elif problem is None:
+        typer.echo("delivered")
+    else:
+        typer.echo(f"not delivered: {problem}", err=True)
+    raise typer.Exit(0 if problem is None else 1)
