@@ -5,8 +5,8 @@ the advantages, the packing and the optimizer are those of a run; only the fleet
 
 The engine samples from the trainer's weights plus noise of NOISE times their own spread, other noise
 after every step. It then often draws tokens of bad samples that the trainer is surer of than the engine
-was: their ratio is large, and the clip does not bound it where the advantage is negative. The default
-loss so unlearns what it has learned. Ends: default loss 0.42 to 0.57 and token mask 0.96 to 0.99, six seeds
+was: their ratio is large, and without the dual clip nothing bounds it if the advantage is negative. The plain
+loss so unlearns what it has learned. Ends: plain loss 0.42 to 0.57 and token mask 0.96 to 0.99, six seeds
 each; with bounds of 0.2 and 5 instead, 0.45 to 0.63; truncated importance sampling above 0.99, three.
 
 Two things this setting does not show. Masking by sequence is no help alone (0.41 to 0.45), as the geometric
@@ -42,13 +42,13 @@ async def train(model: Path, noise: float, **changes: Any) -> Learned:
     return await train_against(model, sevens, noise=noise, steps=STEPS, lr=LR, **changes)
 
 
-async def test_without_noise_the_default_loss_learns(model: Path) -> None:
+async def test_without_noise_the_plain_loss_learns(model: Path) -> None:
     learned = await train(model, 0.0, **PLAIN)
     assert max(learned.gap) < 1e-3
     assert learned.end > 0.9
 
 
-async def test_a_perturbed_engine_makes_the_default_loss_visibly_worse(model: Path) -> None:
+async def test_a_perturbed_engine_makes_the_plain_loss_visibly_worse(model: Path) -> None:
     learned = await train(model, NOISE, **PLAIN)
     assert learned.end < 0.75
 
