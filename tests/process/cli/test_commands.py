@@ -271,7 +271,8 @@ def test_a_finished_run_is_not_run_again(config: Path, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     (run_dir / "summary.json").write_text('{"status": "finished", "steps": 5}')
-    shown = paceline("up", str(config), "--run-dir", str(run_dir))
+    steps = ("--set", "train.steps=5")
+    shown = paceline("up", str(config), *steps, "--run-dir", str(run_dir))
     assert shown.returncode == 2
     assert "is finished (5 steps)" in shown.stderr
     assert "--fresh" in shown.stderr

@@ -15,6 +15,7 @@ from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.payloads import RedisPayloads
 from controller.store.redis_keys import Keys
+from paceline.config.setting_rules import with_settings
 from paceline.redis.client import connect
 from paceline.rpc.client import RequestRefused
 from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2, worker_pb2
@@ -296,12 +297,22 @@ def _bad_requests(caller: common_pb2.Caller) -> list[tuple[str, object]]:
 
 async def test_config_that_differs_is_refused_by_the_names_of_its_fields(tmp_path: Path) -> None:
     with running_controllers(tmp_path, 1) as controllers:
-        other = config_of(controllers)
-        other = other.model_copy(update={"train": other.train.model_copy(update={"lr": 0.5})})
+        config = config_of(controllers)
+        other = with_settings(config, {"rollout.temperature": 0.5, "train.lr": 0.5})
         worker = FakeRollout(other, addresses(controllers), "rollout-0")
-        with pytest.raises(RequestRefused, match=r"train\.lr is 1e-06 in the run, 0\.5 here"):
+        said = r"differs from the run's: rollout\.temperature is 1\.0 in the run, 0\.5 here\. Start"
+        with pytest.raises(RequestRefused, match=said):
             await worker.start()
         await worker.control.close()
+
+
+async def test_config_that_differs_in_live_settings_is_accepted(tmp_path: Path) -> None:
+    """Their values come with each lease and plan, whatever a worker's own file says."""
+    with running_controllers(tmp_path, 1) as controllers:
+        other = with_settings(config_of(controllers), {"train.lr": 0.5, "rollout.top_p": 0.5})
+        worker = FakeRollout(other, addresses(controllers), "rollout-0")
+        await worker.start()
+        await worker.stop()
 
 
 async def test_events_after_a_position_that_is_none_are_refused(tmp_path: Path) -> None:
