@@ -67,7 +67,7 @@ def test_a_worker_refused_for_good_ends_instead_of_joining_for_ever(tmp_path) ->
     (tmp_path / "run.toml").write_text(to_toml(config))
     groups = [random_groups(2, group_size=2, seed=1, first=0, vocab=15)]
     with throwaway_redis(tmp_path) as url:
-        controller = Refuser(url, str(tmp_path), groups, 1)
+        controller = Refuser(url, str(tmp_path), groups, 1, config.train)
         try:
             done = subprocess.run(
                 [

@@ -10,6 +10,7 @@ import pytest
 
 from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.v1 import common_pb2, rollout_pb2
+from paceline.weights.weight_link import WeightLink
 from rollout_worker import weight_receiver
 from rollout_worker.tasks.held_tasks import HeldTasks, Stage
 from rollout_worker.weight_receiver import WeightReceiver
@@ -52,9 +53,7 @@ class Receiving:
         receiver._on_weights = lambda staged: self.loaded.append(staged.version)
         receiver._evaluating = self.ask
         receiver._formed = lambda link, has: None
-        self.link: Any = SimpleNamespace(
-            newest=None, peer="policy-0", epoch=1, withdrawn=threading.Event()
-        )
+        self.link = WeightLink(1, "policy-0")
         self.thread = threading.Thread(target=self.run, args=(receiver,), daemon=True)
         self.thread.start()
 
