@@ -355,6 +355,8 @@ class Oracle:
 
     def _on_RunSuspended(self, e: ev.RunSuspended) -> None:
         self.counts["stops for now"] += 1
+        # Whoever is there is asked to leave, and still is if the run goes on before it has left.
+        self.leaving.update(self.living)
         if self.open is not None:
             raise Violation(f"the run stopped for now with step {self.open.step} open")
 
