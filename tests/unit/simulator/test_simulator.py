@@ -17,6 +17,7 @@ import pytest
 
 from controller.ledger import Ledger
 from controller.ledger import events as ev
+from controller.simulator.crash_points import run_crash_points
 from controller.simulator.faults import (
     draw_shape,
     flip_bit_of_checkpoint,
@@ -113,6 +114,9 @@ def test_every_event_survives_the_journals_json_exactly() -> None:
     ]
     for seed in range(60):
         events.extend(e for entry in run_schedule(seed).redis.entries for e in entry.events)
+    # Their settings change, and they are extended.
+    for seed in (10, 13):
+        events.extend(e for entry in run_crash_points(seed).redis.entries for e in entry.events)
     for event in events:
         assert ev.from_json(json.loads(json.dumps(ev.to_json(event)))) == event
     assert {type(event).__name__ for event in events} == set(ev.TYPES)
