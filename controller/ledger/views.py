@@ -219,6 +219,10 @@ def plan(
     rank = mesh.rank(worker_id, incarnation) if mesh is not None else -1
     if mesh is None or mesh.epoch != mesh_epoch or rank < 0:
         return PlanState.EPOCH_OVER, None
+    if state_version < mesh.state_version:
+        # Who forms an epoch holds its state. This replica formed one whose number was lost with the end
+        # of the journal and is given again.
+        return PlanState.EPOCH_OVER, None
     step = state.steps.open
     if step is None or state_version != step.version:
         return PlanState.WAIT, None

@@ -373,6 +373,21 @@ def test_the_last_holder_of_the_state_drains_only_once_another_has_it() -> None:
     assert run.state.versions.rollbacks == 0
 
 
+def test_a_replica_of_an_epoch_that_the_journal_lost_is_sent_out_of_the_one_with_its_number() -> (
+    None
+):
+    """Else it would wait for a plan for ever: it takes the new epoch for the one that it has formed."""
+    run = fleet("p0")
+    run.train()
+    run.die("p0")
+    run.policy("p1")
+    mesh = run.state.fleet.mesh
+    assert mesh.restore and mesh.state_version == 2
+    who = ("p1", run.current["p1"], mesh.epoch)
+    assert views.plan(run.state, *who, 2)[0] == "open"
+    assert views.plan(run.state, *who, 1)[0] == "epoch_over"
+
+
 def test_a_failed_collective_ends_the_epoch_for_all_and_kills_nobody() -> None:
     run = fleet("p0", "p1")
     run.fill("r0", 4)
