@@ -51,7 +51,8 @@ function showRun(run) {
   put($("do-pause"), run.phase === "paused" ? "Resume" : "Pause");
   for (const id of ["do-pause", "do-checkpoint", "do-stop"]) $(id).disabled = over;
   const changed = Object.entries(run.changed).map(
-    ([name, c]) => `${name} ${JSON.stringify(c.old)} → ${JSON.stringify(c.new)} from step ${c.step}`,
+    ([name, c]) =>
+      `${name} ${JSON.stringify(c.old)} → ${JSON.stringify(c.new)} from step ${c.step}`,
   );
   put($("changed"), changed.length ? `Changed since the start: ${changed.join("; ")}` : "");
   $("changed").hidden = !changed.length;

@@ -125,7 +125,9 @@ function showGroup(g) {
   const facts = [
     `reward ${g.reward_mean.toFixed(3)} ± ${g.reward_std.toFixed(3)}`,
     `${plural(g.staleness, "step")} stale`,
-    ...(g.generate_s ? [`generated in ${seconds(g.generate_s)}, scored in ${seconds(g.reward_s)}`] : []),
+    ...(g.generate_s
+      ? [`generated in ${seconds(g.generate_s)}, scored in ${seconds(g.reward_s)}`]
+      : []),
     `by ${g.owner}`,
     `row ${g.dataset_row}, epoch ${g.epoch}`,
   ];
