@@ -123,7 +123,7 @@ class Controllers:
             controller.process.terminate()
         for controller in living:
             try:
-                controller.process.wait(10)
+                controller.process.wait(60)
             except subprocess.TimeoutExpired:
                 controller.kill()
         stop_redis(self.run_dir)

@@ -210,7 +210,7 @@ class _Child:
         # Old groups are dropped in the background.
         for thread in threading.enumerate():
             if thread.name == "mesh-drop":
-                thread.join(20)
+                thread.join(60)
         me = psutil.Process()
         return {
             "threads": me.num_threads(),

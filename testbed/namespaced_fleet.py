@@ -134,7 +134,7 @@ class NamespacedFleet(Fleet):
             process.terminate()
         for process in self._processes:
             try:
-                process.wait(20)
+                process.wait(60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

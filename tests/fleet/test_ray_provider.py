@@ -328,7 +328,7 @@ async def placed_or_more(provider: RayProvider, count: int) -> None:
     raise AssertionError(f"never {count} running")
 
 
-async def _until(condition: Callable[[], object], limit_s: float = 20.0) -> None:
+async def _until(condition: Callable[[], object], limit_s: float = 120.0) -> None:
     deadline = time.monotonic() + limit_s
     while not condition():
         assert time.monotonic() < deadline, "it never became true"

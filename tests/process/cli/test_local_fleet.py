@@ -316,7 +316,7 @@ async def test_a_child_that_ended_unheard_is_not_signalled(tmp_path: Path) -> No
     # asyncio's own thread reaps it while the event loop does nothing.
     for thread in threading.enumerate():
         if thread.name.startswith("asyncio-waitpid"):
-            thread.join(10)
+            thread.join(60)
     assert not psutil.pid_exists(child.pid)
     assert child.running, "not heard of yet"
     await end_all([child], 5.0)
@@ -352,7 +352,7 @@ def test_leftovers_of_a_killed_supervisor_are_ended(tmp_path: Path) -> None:
     record.write(tmp_path)
     assert end_leftovers(tmp_path) == [identity]
     assert not identity.alive()
-    left.wait(10)
+    left.wait(60)
 
 
 def test_one_supervisor_a_run_directory(tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def test_top_redraws_on_a_terminal_and_ends_with_ctrl_c(fleet: Controllers) -> N
                     break
             except OSError:  # how a terminal says that nobody writes to it any more
                 break
-        assert process.wait(20) == 130
+        assert process.wait(60) == 130
     finally:
         process.kill()
         process.wait()

@@ -196,7 +196,7 @@ async def test_a_new_leader_continues_the_run_files_without_gap_or_repeat(tmp_pa
             done = policies[0].timings.steps
             await until(lambda: policies[0].timings.steps >= done + 5)
         controllers.started[1].process.terminate()
-        controllers.started[1].process.wait(10)
+        controllers.started[1].process.wait(60)
         lines = (controllers.run_dir / "metrics.jsonl").read_text().splitlines()
         steps = [json.loads(line)["step"] for line in lines]
         assert steps == list(range(1, len(steps) + 1)) and len(steps) >= done + 5

@@ -150,4 +150,4 @@ def test_a_collector_that_is_not_there_delays_nobody(tmp_path: Path) -> None:
         asyncio.run(train(controllers, 3))
         process = controllers.started[0].process
         process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(60) == 0

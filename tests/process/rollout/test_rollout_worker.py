@@ -259,7 +259,7 @@ async def test_weights_that_arrive_while_leaving_do_not_hold_the_worker_up(play:
                 target=worker.loading.on_weights, args=[StagedWeights(4, {})], daemon=True
             )
             thread.start()
-            thread.join(3)
+            thread.join(60)
             handed_over.append(not thread.is_alive())
 
         assert worker.receiver is not None

@@ -78,4 +78,4 @@ def test_a_new_leader_goes_on_and_bad_sinks_delay_nobody(tmp_path: Path) -> None
         # A process with a sink that never comes back still ends when it is told to.
         last = controllers.started[1]
         last.process.terminate()
-        assert last.process.wait(10) == 0
+        assert last.process.wait(60) == 0

@@ -34,7 +34,7 @@ def test_weights_given_up_while_they_are_staged_are_not_kept(
     rank, go_on = Rank(), threading.Event()
 
     def slow(description: str) -> dict[str, torch.Tensor]:
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return {"weight": torch.zeros(1)}
 
     monkeypatch.setattr(worker_extension, "read", slow)

@@ -50,7 +50,7 @@ class ReceivingEnd:
         )
 
     def _take(self, weights: StagedWeights) -> None:
-        self.engine_free.wait(20)
+        self.engine_free.wait(60)
         self.staged.put(weights)
 
     def next_version(self, timeout_s: float = 60.0) -> int:

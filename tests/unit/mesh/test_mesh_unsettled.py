@@ -90,4 +90,4 @@ def test_nothing_is_started_on_a_mesh_that_did_not_settle(side: Side) -> None:
 def wait_until_dropped() -> None:
     for thread in threading.enumerate():
         if thread.name == "mesh-drop":
-            thread.join(10)
+            thread.join(60)

@@ -38,5 +38,5 @@ def test_stopped_that_overtakes_the_answer_finished_is_not_slept_through():
     worker.idle_since = 0.0
     turn = threading.Thread(target=worker.next_plan, args=(1,), daemon=True)
     turn.start()
-    turn.join(5)
+    turn.join(60)
     assert not turn.is_alive()

@@ -57,6 +57,6 @@ def test_a_failure_is_reported_again_until_another_epoch_is_named(
 
     turns = threading.Thread(target=follow, daemon=True)
     turns.start()
-    turns.join(5)
+    turns.join(60)
     assert not turns.is_alive(), "both ends wait for each other"
     assert control.said == [7, 7, 7]
