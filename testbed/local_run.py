@@ -168,12 +168,12 @@ class Up:
                 pass
 
 
-def paceline(*arguments: str) -> subprocess.CompletedProcess[str]:
+def paceline(*arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
     """One command, to its end."""
     return subprocess.run(
         [sys.executable, "-m", "paceline", *arguments],
         capture_output=True,
         text=True,
-        cwd=ROOT,
+        cwd=cwd,
         timeout=120,
     )

@@ -53,6 +53,8 @@ class RolloutController(
         self.verdict: int | None = None
         """Instead of ACCEPTED."""
         self._to_lease: list[rollout_pb2.Lease] = []
+        self._answered: tuple[tuple[int, int], list[rollout_pb2.Lease]] = ((0, 0), [])
+        """Incarnation and number of the newest lease request, and its tasks."""
         self._changed = asyncio.Event()
         self._seq = 0
 
@@ -127,6 +129,10 @@ class RolloutController(
     async def LeaseTasks(self, request: Any, context: Any) -> rollout_pb2.LeaseReply:
         self.lease_requests.append(request)
         await self._fenced(request, context)
+        asked = request.caller.incarnation, request.lease_seq
+        if asked == self._answered[0]:
+            # The reply was lost, or the call was given up meanwhile.
+            return rollout_pb2.LeaseReply(leases=self._answered[1])
         try:
             async with asyncio.timeout(request.wait_s):
                 while not self._to_lease:
@@ -136,7 +142,9 @@ class RolloutController(
             return rollout_pb2.LeaseReply(empty_reason=rollout_pb2.EMPTY_REASON_STALENESS)
         # An incarnation that was declared dead meanwhile gets nothing.
         await self._fenced(request, context)
-        leases, self._to_lease = self._to_lease[: request.max_tasks], []
+        count = request.max_tasks
+        leases, self._to_lease = self._to_lease[:count], self._to_lease[count:]
+        self._answered = asked, leases
         return rollout_pb2.LeaseReply(leases=leases)
 
     async def SubmitGroups(self, request: Any, context: Any) -> rollout_pb2.SubmitReply:

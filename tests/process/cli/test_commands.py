@@ -321,8 +321,8 @@ def test_a_run_that_has_ended_is_followed_to_its_end(
         assert "is not running: finished after 5 steps" in str(refused.exception)
 
 
-def test_admin_requests_need_a_target() -> None:
-    shown = paceline("pause")
+def test_admin_requests_need_a_target(tmp_path: Path) -> None:
+    shown = paceline("pause", cwd=tmp_path)  # a directory without runs/
     assert shown.returncode == 2
     assert "--run-dir" in shown.stderr
 

@@ -259,14 +259,13 @@ async def test_a_leader_fetches_stacks_through_a_session_and_refuses_a_strangers
         async with working_fleet(controllers):
             await until(lambda: leads(controllers))
 
-            async def fetched() -> Any:
+            async def fetched() -> bool:
                 request = admin_pb2.StacksRequest(worker_id="rollout-0")
-                return (await control.call("AdminService.GetStacks", request, 30.0)).stacks
+                text = (await control.call("AdminService.GetStacks", request, 30.0)).stacks
+                return all(part in text for part in ("Thread MainThread", "Task ", "lease"))
 
             # The worker is this test's own process, whose command line names no worker: no signal.
             await until(fetched)
-            text = await fetched()
-            assert "Thread MainThread" in text and "Task " in text and "lease" in text
             done = await asyncio.to_thread(
                 paceline, "stacks", "rollout-9", "--run-dir", str(controllers.run_dir)
             )

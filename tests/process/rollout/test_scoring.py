@@ -365,7 +365,9 @@ async def test_what_a_reward_started_ends_with_a_worker_that_is_killed(
     mark = f"child-{tmp_path.name}"
     command = [sys.executable, "-c", WORKER, f"{module}:by_word", mark]
     worker = await asyncio.create_subprocess_exec(*command)
-    await until(lambda: len(_processes(mark)) == 2, 120.0)  # the worker, and what the reward started
+    await until(
+        lambda: len(_processes(mark)) == 2, 120.0
+    )  # the worker, and what the reward started
     worker.kill()
     await worker.wait()
     await until(lambda: _processes(mark) == [])

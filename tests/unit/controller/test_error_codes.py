@@ -77,7 +77,7 @@ async def test_a_store_that_stays_away_is_no_refusal() -> None:
 
     async with serving({"AdminService.GetStatus": get_status}) as control:
         with pytest.raises(ControlPlaneUnavailable, match="Connection refused"):
-            await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), 3.0)
+            await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), 10.0)
 
 
 @pytest.mark.parametrize(
