@@ -55,8 +55,8 @@ class Guard:
 
 LEASING = "controller/ledger/decisions/leases.py"
 STEPPING = "controller/ledger/decisions/steps.py"
-TASKS = "controller/ledger/tasks.py"
-TOKEN_AGES = "controller/ledger/token_ages.py"
+TASKS = "controller/ledger/state/tasks.py"
+TOKEN_AGES = "controller/ledger/state/token_ages.py"
 TASK_TESTS = "tests/unit/ledger/test_ledger_tasks.py"
 AGE_TESTS = "tests/unit/ledger/test_token_age.py"
 DIVERGED_TESTS = "tests/unit/ledger/test_diverged_checkpoints.py"
@@ -252,7 +252,7 @@ GUARDS = (
         "groups are forgotten only once the replicas agree on the checkpoint that covers them",
         (
             Patch(
-                "controller/ledger/versions.py",
+                "controller/ledger/state/versions.py",
                 "return not checkpoint.digest or checkpoint.digest == "
                 "self.digests.get(checkpoint.version)",
                 "return True",
@@ -444,7 +444,7 @@ GUARDS = (
         "a sample that began long ago goes on with its tokens after the death of its owner",
         (
             Patch(
-                "controller/ledger/views.py",
+                "controller/ledger/views/views.py",
                 "deciding = newest if state.run.trains_late else oldest",
                 "deciding = oldest",
             ),
@@ -456,7 +456,9 @@ GUARDS = (
         "a replica of an epoch that was lost with the end of the journal does not wait in the new one",
         (
             Patch(
-                "controller/ledger/views.py", "if state_version < mesh.state_version:", "if False:"
+                "controller/ledger/views/views.py",
+                "if state_version < mesh.state_version:",
+                "if False:",
             ),
         ),
         (STEP_TESTS,),
@@ -466,7 +468,7 @@ GUARDS = (
         "the totals of a step leave out the tokens that are masked for their age",
         (
             Patch(
-                "controller/ledger/views.py",
+                "controller/ledger/views/views.py",
                 "sum(trained_tokens(state, g, step.step) for g in groups)",
                 "sum(g.tokens for g in groups)",
             ),

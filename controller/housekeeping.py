@@ -21,7 +21,7 @@ from controller.export.sample_archiver import SampleArchiver
 from controller.ledger import Ledger
 from controller.ledger.enums import Phase
 from controller.ledger.events import StepCommitted, TaskDropped, from_json, record_of
-from controller.ledger.views import live_payloads, running_attempts
+from controller.ledger.views.views import live_payloads, running_attempts
 from controller.store.group_commit import CommitBatch, GroupCommit
 from controller.store.journal import START, Deposed, LedgerSnapshot, Position
 from controller.store.payloads import Ref

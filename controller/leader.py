@@ -38,7 +38,7 @@ from controller.fleet.stack_requests import StackRequests
 from controller.housekeeping import Housekeeping
 from controller.ledger.commands import BeginTerm, Command, CommandRefused
 from controller.ledger.events import GroupAccepted, RunFailed, RunFinished, StepCommitted
-from controller.ledger.fleet import Worker
+from controller.ledger.state.fleet import Worker
 from controller.long_poll import LongPolls
 from controller.proto_encoding import directive_of
 from controller.run_settings import RunSettings

@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from google.protobuf.message import Message
 
-from controller.ledger import views
 from controller.ledger.enums import DesiredLifecycle, PlanState, Role
 from controller.ledger.facts import Member
-from controller.ledger.state import State
+from controller.ledger.state.state import State
+from controller.ledger.views import views
 from paceline.ids import MeshEpoch, TaskId, Version
 from paceline.v1 import common_pb2, policy_pb2, worker_pb2
 

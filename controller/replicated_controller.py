@@ -26,7 +26,7 @@ from controller.errors import NotLeading
 from controller.fleet.without_session import WithoutSession
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused
-from controller.ledger.state import State
+from controller.ledger.state.state import State
 from controller.long_poll import WakeUps
 from controller.run_settings import RunSettings
 from controller.store.journal import Deposed, JournalGap

@@ -16,8 +16,8 @@ from controller.ledger.commands import (
 )
 from controller.ledger.decisions.settings import problem_of
 from controller.ledger.facts import values
-from controller.ledger.settings import SettingChange
-from controller.ledger.state import State
+from controller.ledger.state.settings import SettingChange
+from controller.ledger.state.state import State
 from paceline.config.load import ConfigError, changeable, changed_config, unknown_setting
 from paceline.config.schema import Config
 from paceline.config.setting_rules import problem_of_change, refusal

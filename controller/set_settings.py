@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from controller.ledger.settings import SettingChange
+from controller.ledger.state.settings import SettingChange
 from controller.replicated_controller import Controller
 
 

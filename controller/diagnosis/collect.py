@@ -20,7 +20,7 @@ from controller.diagnosis.evidence import (
 )
 from controller.fleet.flow_measurement import pace_of
 from controller.leader import Leader
-from controller.ledger.fleet import Worker
+from controller.ledger.state.fleet import Worker
 from controller.proto_encoding import ROLES
 from controller.replicated_controller import Controller
 from controller.status import trouble_of

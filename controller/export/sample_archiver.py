@@ -18,8 +18,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from controller.ledger.group_views import place_of
-from controller.ledger.state import State
+from controller.ledger.state.state import State
+from controller.ledger.views.group_views import place_of
 from controller.rest.group_replies import detailed, summary_of
 from controller.rest.schemas import GroupSummary
 from controller.store.payloads import PayloadStore

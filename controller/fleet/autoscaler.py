@@ -17,7 +17,7 @@ from controller.fleet.flow_measurement import pace_of, reports_of, shares_of
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, Role, Scale
 from controller.ledger.enums import Phase
-from controller.ledger.state import State
+from controller.ledger.state.state import State
 from controller.store.journal import Deposed
 from paceline.config.schema import FleetConfig
 from paceline.process.structured_log import event

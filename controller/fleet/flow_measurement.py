@@ -10,8 +10,8 @@ from controller.fleet.flow_shares import FlowShares
 from controller.leader import Leader
 from controller.ledger.decisions.leases import admissible
 from controller.ledger.enums import Role
-from controller.ledger.fleet import Worker
-from controller.ledger.state import State
+from controller.ledger.state.fleet import Worker
+from controller.ledger.state.state import State
 from paceline.v1 import worker_pb2
 
 Reports = Sequence[tuple[Worker, worker_pb2.Report]]

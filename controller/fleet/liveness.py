@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from controller.ledger import Ledger
 from controller.ledger.commands import Command, DeclareDead, ExpireLease, FormMesh
 from controller.ledger.enums import DeathCause
-from controller.ledger.state import State
+from controller.ledger.state.state import State
 from paceline.config.schema import FleetConfig
 from paceline.ids import TaskId
 from paceline.v1 import worker_pb2

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from controller.ledger.decisions.standby_workers import missing_at_work
 from controller.ledger.enums import Kind
-from controller.ledger.standby_workers import missing_at_work
-from controller.ledger.state import State
-from controller.ledger.tasks import TaskState
-from controller.ledger.token_ages import too_old, trained_tokens
+from controller.ledger.state.state import State
+from controller.ledger.state.tasks import TaskState
+from controller.ledger.state.token_ages import too_old, trained_tokens
 from paceline.ids import Step, TaskId
 
 

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 from controller.ledger import commands as cmd
-from controller.ledger import standby_workers
 from controller.ledger.codec import decode, encode
 from controller.ledger.decisions import (
     leases,
@@ -22,13 +21,14 @@ from controller.ledger.decisions import (
     rejections,
     run,
     settings,
+    standby_workers,
     steps,
 )
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.enums import Phase
 from controller.ledger.events import Event
 from controller.ledger.invariants import check, check_counts
-from controller.ledger.state import State
+from controller.ledger.state.state import State
 from paceline.ids import TaskId
 from paceline.refusal_code import RefusalCode
 

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 
 from controller.diagnosis.bottleneck import bottleneck_of
 from controller.fleet.flow_measurement import pace_of
-from controller.ledger import views
-from controller.ledger.age_metrics import RESPONSE_TOKENS, token_ages_of
 from controller.ledger.commands import Role
-from controller.ledger.group_views import staleness_of
-from controller.ledger.state import State
+from controller.ledger.state.state import State
+from controller.ledger.views import views
+from controller.ledger.views.age_metrics import RESPONSE_TOKENS, token_ages_of
+from controller.ledger.views.group_views import staleness_of
 from controller.replicated_controller import Controller
 from controller.rest.schemas import AgesReply, FlowReply
 from controller.status import trouble_of

@@ -7,9 +7,9 @@ from statistics import fmean, pstdev
 import numpy as np
 
 from controller.ledger.facts import GroupFacts
-from controller.ledger.group_views import place_of, staleness_of
-from controller.ledger.state import State
-from controller.ledger.tasks import Task
+from controller.ledger.state.state import State
+from controller.ledger.state.tasks import Task
+from controller.ledger.views.group_views import place_of, staleness_of
 from controller.rest.schemas import CompletionReply, GroupReply, GroupSummary
 from paceline.ids import Step
 from paceline.v1 import rollout_pb2

@@ -12,8 +12,8 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from controller.ledger import views
-from controller.ledger.age_metrics import token_ages_of
+from controller.ledger.views import views
+from controller.ledger.views.age_metrics import token_ages_of
 from controller.replicated_controller import Controller
 from controller.rest.step_rate import StepRate
 from controller.status import status_of

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Path, Query
 from starlette.responses import Response
 
-from controller.ledger import views
-from controller.ledger.state import State
-from controller.ledger.versions import Checkpoint
+from controller.ledger.state.state import State
+from controller.ledger.state.versions import Checkpoint
+from controller.ledger.views import views
 from controller.replicated_controller import Controller
 from controller.rest import samples, schemas
 from controller.rest.archived_groups import ArchivedGroups

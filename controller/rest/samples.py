@@ -8,10 +8,10 @@ from typing import Literal
 
 from google.protobuf.message import DecodeError
 
-from controller.ledger import views
 from controller.ledger.commands import Kind
-from controller.ledger.group_views import step_of_task
-from controller.ledger.state import State
+from controller.ledger.state.state import State
+from controller.ledger.views import views
+from controller.ledger.views.group_views import step_of_task
 from controller.rest.group_replies import detailed, summary_of
 from controller.rest.problem_details import Problem
 from controller.rest.query_parameters import Reward, StepNumber

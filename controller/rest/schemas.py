@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from controller.ledger.settings import SettingChange
-from controller.ledger.views import StatusView, TaskCounts
+from controller.ledger.state.settings import SettingChange
+from controller.ledger.views.views import StatusView, TaskCounts
 from paceline.run_view.event_history import DOCUMENTED, ListedEvent, SavedCheckpoint
 
 

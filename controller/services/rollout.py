@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from controller.leader import Leader
-from controller.ledger import views
 from controller.ledger.commands import AcceptGroup, LeaseResult, LeaseTasks, ReturnTask, Verdict
 from controller.ledger.enums import EmptyReason, Kind, ReturnKind, VerdictCode
 from controller.ledger.events import Topic
+from controller.ledger.views import views
 from controller.proto_encoding import wire_values
 from controller.replicated_controller import Controller
 from controller.services.validation import (

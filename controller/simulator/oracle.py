@@ -16,10 +16,10 @@ from typing import Any
 from controller.ledger import Ledger
 from controller.ledger import events as ev
 from controller.ledger.commands import GroupFacts, Kind, LeasedTask, RunSpec
-from controller.ledger.coverage_report import coverage_of
 from controller.ledger.enums import DropReason, GroupFault
 from controller.ledger.facts import SpecChange, values
-from controller.ledger.tasks import SUSPECT_DEATHS
+from controller.ledger.state.tasks import SUSPECT_DEATHS
+from controller.ledger.views.coverage_report import coverage_of
 from controller.simulator.age_oracle import (
     Ages,
     ages_of,

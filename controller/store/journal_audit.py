@@ -23,12 +23,12 @@ from typing import Any
 import redis
 
 from controller.ledger import BrokenInvariant, Ledger
-from controller.ledger.coverage import Spans, contains
-from controller.ledger.coverage_report import CoverageReport, coverage_of
 from controller.ledger.enums import Kind
 from controller.ledger.events import TasksLeased, from_json
-from controller.ledger.tasks import ordinal_of
-from controller.ledger.views import counts, live_payloads
+from controller.ledger.state.coverage import Spans, contains
+from controller.ledger.state.tasks import ordinal_of
+from controller.ledger.views.coverage_report import CoverageReport, coverage_of
+from controller.ledger.views.views import counts, live_payloads
 from controller.store.journal import START, Entry, check_format, decode_entry, order
 from controller.store.payloads import FilePayloads
 from controller.store.redis_keys import Keys

@@ -22,8 +22,8 @@ from redis.exceptions import OutOfMemoryError, RedisError, ResponseError
 from controller.errors import NotLeading
 from controller.ledger.commands import LeasedTask
 from controller.ledger.events import EvalTaskDone, Event, GroupAccepted, TaskDropped
-from controller.ledger.state import State
-from controller.ledger.views import may_continue, unfinished
+from controller.ledger.state.state import State
+from controller.ledger.views.views import may_continue, unfinished
 from controller.store.partial_store import NOTHING, Kept, Partial, PartialStore
 from paceline.ids import TaskId, Version
 from paceline.process.structured_log import event

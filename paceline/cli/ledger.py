@@ -16,7 +16,7 @@ from paceline.errors import BadInput
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from controller.ledger.coverage_report import CoverageReport
+    from controller.ledger.views.coverage_report import CoverageReport
     from controller.store.journal_audit import Report
     from paceline.config.schema import RedisConfig
 

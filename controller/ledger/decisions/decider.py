@@ -6,8 +6,8 @@ from typing import Protocol
 
 from controller.ledger.commands import CommandRefused
 from controller.ledger.events import Event
-from controller.ledger.fleet import Worker
-from controller.ledger.state import State
+from controller.ledger.state.fleet import Worker
+from controller.ledger.state.state import State
 from paceline.refusal_code import RefusalCode
 
 

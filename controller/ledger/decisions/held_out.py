@@ -8,8 +8,8 @@ from __future__ import annotations
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.enums import Phase
-from controller.ledger.state import State
-from controller.ledger.versions import Checkpoint
+from controller.ledger.state.state import State
+from controller.ledger.state.versions import Checkpoint
 
 EARLY_STOP = "early-stopping"
 """Request id of the stop."""

@@ -32,12 +32,12 @@ from controller.ledger.enums import (
     Role,
     VerdictCode,
 )
-from controller.ledger.evals import MIXED
 from controller.ledger.facts import GroupFacts, LeasedTask
-from controller.ledger.fleet import Worker
-from controller.ledger.state import State
-from controller.ledger.tasks import Task, TaskState
-from controller.ledger.token_ages import too_old
+from controller.ledger.state.evals import MIXED
+from controller.ledger.state.fleet import Worker
+from controller.ledger.state.state import State
+from controller.ledger.state.tasks import Task, TaskState
+from controller.ledger.state.token_ages import too_old
 from paceline.dataset.row_sampler import task_row, task_seed
 from paceline.ids import Step, TaskId, Version
 from paceline.refusal_code import RefusalCode

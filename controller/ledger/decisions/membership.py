@@ -14,6 +14,7 @@ from controller.ledger.decisions.decider import Decider
 from controller.ledger.decisions.leases import release
 from controller.ledger.decisions.mesh import assign_link, lose_member
 from controller.ledger.decisions.rejections import blame, drop_from_step
+from controller.ledger.decisions.standby_workers import desired_spares
 from controller.ledger.enums import (
     LIFECYCLE_TRANSITIONS,
     DeathCause,
@@ -25,9 +26,8 @@ from controller.ledger.enums import (
     Role,
 )
 from controller.ledger.facts import WorkerSpec, values
-from controller.ledger.fleet import Worker
 from controller.ledger.scale_limits import bounds_of
-from controller.ledger.standby_workers import desired_spares
+from controller.ledger.state.fleet import Worker
 from paceline.ids import Version
 from paceline.refusal_code import RefusalCode
 

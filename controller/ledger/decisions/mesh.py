@@ -16,7 +16,7 @@ from controller.ledger.decisions.decider import Decider
 from controller.ledger.decisions.steps import reshard
 from controller.ledger.enums import DropReason, MeshEnd, Phase, Role
 from controller.ledger.facts import LinkSpec, Member
-from controller.ledger.fleet import Worker
+from controller.ledger.state.fleet import Worker
 from paceline.ids import MeshEpoch, Version
 
 

@@ -18,8 +18,8 @@ from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.enums import GroupFault, MeshEnd
-from controller.ledger.fleet import Worker
-from controller.ledger.tasks import Task
+from controller.ledger.state.fleet import Worker
+from controller.ledger.state.tasks import Task
 
 MOST_REJECTIONS = 20
 """A run fails after so many attempts in a row at a step that a group had to leave: a fault that every

@@ -14,11 +14,11 @@ from controller.ledger.decisions.mesh import leave_step, roll_back
 from controller.ledger.decisions.rejections import MOST_REJECTIONS
 from controller.ledger.decisions.settings import take_over_config
 from controller.ledger.enums import DropReason, MeshEnd, Phase, SuspendStage, VerdictCode
-from controller.ledger.evals import EvalRound
 from controller.ledger.facts import CHANGEABLE
 from controller.ledger.scale_limits import problem_of, within
-from controller.ledger.state import State
-from controller.ledger.tasks import TaskState
+from controller.ledger.state.evals import EvalRound
+from controller.ledger.state.state import State
+from controller.ledger.state.tasks import TaskState
 from paceline.ids import Step
 from paceline.refusal_code import RefusalCode
 

@@ -14,7 +14,7 @@ from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.enums import Phase
 from controller.ledger.facts import SpecChange, values
-from controller.ledger.state import State
+from controller.ledger.state.state import State
 from paceline.ids import Step
 from paceline.refusal_code import RefusalCode
 

@@ -15,11 +15,11 @@ from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.enums import MeshEnd, Phase, Role, VoteOutcome
 from controller.ledger.facts import GroupFacts, StepTerms
-from controller.ledger.fleet import Mesh, Worker
-from controller.ledger.metrics import step_metrics
-from controller.ledger.state import State
-from controller.ledger.steps import OpenStep, assign_shards
-from controller.ledger.token_ages import too_old
+from controller.ledger.state.fleet import Mesh, Worker
+from controller.ledger.state.state import State
+from controller.ledger.state.steps import OpenStep, assign_shards
+from controller.ledger.state.token_ages import too_old
+from controller.ledger.views.metrics import step_metrics
 from paceline.ids import Step, TaskId, Version
 from paceline.refusal_code import RefusalCode
 

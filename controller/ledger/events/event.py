@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, TypeVar, dataclass_transform
 
-from controller.ledger.state import State
+from controller.ledger.state.state import State
 
 
 class Topic(StrEnum):

@@ -16,8 +16,8 @@ from controller.ledger.events.event import (
     reason_in_words,
 )
 from controller.ledger.facts import LinkSpec, MeshSpec, WorkerSpec, values
-from controller.ledger.fleet import Failures, Mesh, Worker
-from controller.ledger.state import State
+from controller.ledger.state.fleet import Failures, Mesh, Worker
+from controller.ledger.state.state import State
 from paceline.ids import MeshEpoch, Version
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from controller.ledger.enums import Phase, SuspendStage
 from controller.ledger.events.event import LEASES, Event, Severity, Topic, counts_in_words, event
 from controller.ledger.facts import RunSpec, SpecChange, values
-from controller.ledger.state import State
+from controller.ledger.state.state import State
 from paceline.ids import Step
 
 _ALL = frozenset(Topic)

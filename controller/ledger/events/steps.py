@@ -9,11 +9,11 @@ from dataclasses import replace
 from controller.ledger.enums import DropReason
 from controller.ledger.events.event import LEASES, Event, Severity, Topic, event
 from controller.ledger.facts import Ballot, StepSpec, values
-from controller.ledger.fleet import Failures
-from controller.ledger.state import State
-from controller.ledger.steps import Blame, Commit, OpenStep, Vote
-from controller.ledger.tasks import TaskState
-from controller.ledger.versions import Checkpoint
+from controller.ledger.state.fleet import Failures
+from controller.ledger.state.state import State
+from controller.ledger.state.steps import Blame, Commit, OpenStep, Vote
+from controller.ledger.state.tasks import TaskState
+from controller.ledger.state.versions import Checkpoint
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 
 

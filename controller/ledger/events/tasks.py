@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from controller.ledger.enums import ROUTINE_DROPS, GroupFault, Kind, VerdictCode
-from controller.ledger.evals import EvalRound
 from controller.ledger.events.event import LEASES, Event, Severity, Topic, event, reason_in_words
 from controller.ledger.facts import GroupFacts, LeasedTask
-from controller.ledger.state import State
-from controller.ledger.tasks import Task, TaskState
+from controller.ledger.state.evals import EvalRound
+from controller.ledger.state.state import State
+from controller.ledger.state.tasks import Task, TaskState
 from paceline.ids import Step, TaskId, Version
 
 

@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import TypeAdapter
 
 from controller.fleet.autoscale_policy import Proposal, WorkerCounts
-from controller.ledger import views
-from controller.ledger.state import State
-from controller.ledger.versions import Checkpoint
+from controller.ledger.state.state import State
+from controller.ledger.state.versions import Checkpoint
+from controller.ledger.views import views
 from controller.rest import routes_why, schemas
 from controller.rest.prometheus import PrometheusMetrics
 from controller.rest.redaction import Redactor

@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from controller.ledger import Ledger, views
+from controller.ledger import Ledger
 from controller.ledger import commands as cmd
-from controller.ledger.tasks import SUSPECT_DEATHS
+from controller.ledger.state.tasks import SUSPECT_DEATHS
+from controller.ledger.views import views
 from controller.simulator.cluster import Shape
 from controller.simulator.world import World
 from tests.fixtures.ledgers import Driven, facts

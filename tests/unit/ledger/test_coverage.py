@@ -7,9 +7,9 @@ import json
 import pytest
 
 from controller.ledger import Ledger
-from controller.ledger.coverage import add, contains, count
-from controller.ledger.coverage_report import coverage_of
-from controller.ledger.state import State
+from controller.ledger.state.coverage import add, contains, count
+from controller.ledger.state.state import State
+from controller.ledger.views.coverage_report import coverage_of
 from paceline.dataset.row_sampler import task_row
 from tests.fixtures.ledgers import Driven
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from controller.ledger import Ledger, views
+from controller.ledger import Ledger
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
+from controller.ledger.views import views
 from tests.fixtures.ledgers import Driven, facts, group
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger import views
-from controller.ledger.steps import assign_shards
+from controller.ledger.state.steps import assign_shards
+from controller.ledger.views import views
 from tests.fixtures.ledgers import Driven
 
 

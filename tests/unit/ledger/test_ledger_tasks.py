@@ -6,8 +6,8 @@ import pytest
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger import views
-from controller.ledger.tasks import TRANSITIONS, TaskState
+from controller.ledger.state.tasks import TRANSITIONS, TaskState
+from controller.ledger.views import views
 from paceline.dataset.row_sampler import task_row, task_seed
 from tests.fixtures.ledgers import Driven, group
 

@@ -7,7 +7,7 @@ import pytest
 from controller.ledger import Ledger
 from controller.ledger import commands as cmd
 from controller.ledger.events import MeshBroken
-from controller.ledger.fleet import HOLDER_S, JOINER_S, TRIES
+from controller.ledger.state.fleet import HOLDER_S, JOINER_S, TRIES
 from tests.fixtures.ledgers import Driven
 
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from controller.ledger import Ledger, views
+from controller.ledger import Ledger
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger.coverage_report import coverage_of
 from controller.ledger.facts import SpecChange, values
 from controller.ledger.learning_rate import LearningRate
-from controller.ledger.token_ages import oldest_step, trained_tokens
+from controller.ledger.state.token_ages import oldest_step, trained_tokens
+from controller.ledger.views import views
+from controller.ledger.views.coverage_report import coverage_of
 from paceline.ids import MeshEpoch, Version
 from tests.fixtures.ledgers import Driven, facts
 

@@ -10,7 +10,7 @@ import pytest
 from controller.ledger import commands as cmd
 from controller.ledger.decisions.membership import _next_lifecycle
 from controller.ledger.enums import LIFECYCLE_TRANSITIONS, PHASE_TRANSITIONS, Lifecycle, Phase
-from controller.ledger.state import State
+from controller.ledger.state.state import State
 from tests.fixtures.ledgers import Driven
 
 MACHINES: list[tuple[Any, Any, set[Any]]] = [

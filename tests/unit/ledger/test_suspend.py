@@ -6,9 +6,9 @@ import pytest
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger import views
 from controller.ledger.enums import SuspendStage
 from controller.ledger.events import Severity
+from controller.ledger.views import views
 from tests.fixtures.ledgers import Driven
 
 

@@ -9,9 +9,9 @@ import pytest
 
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger import views
 from controller.ledger.codec import decode, encode
 from controller.ledger.facts import GroupFacts, RunSpec
+from controller.ledger.views import views
 from paceline.ids import TaskId
 from tests.fixtures.ledgers import Driven, facts, group
 

@@ -46,9 +46,9 @@ VERB = re.compile(
 )
 """Openings with a verb and its object. "Leases of tasks", "Read model" and "Stop strings" are nouns."""
 NAMED_TWICE_ON_PURPOSE: dict[str, set[str]] = {
-    "Worker": {"controller/ledger/fleet.py", "controller/rest/schemas.py"},
-    "VersionEpoch": {"controller/ledger/versions.py", "controller/rest/schemas.py"},
-    "Checkpoint": {"controller/ledger/versions.py", "controller/rest/schemas.py"},
+    "Worker": {"controller/ledger/state/fleet.py", "controller/rest/schemas.py"},
+    "VersionEpoch": {"controller/ledger/state/versions.py", "controller/rest/schemas.py"},
+    "Checkpoint": {"controller/ledger/state/versions.py", "controller/rest/schemas.py"},
 }
 """One idea in the ledger and in the answers of the REST interface."""
 

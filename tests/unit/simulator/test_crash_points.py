@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 
 from controller.ledger.decisions import leases
-from controller.ledger.state import State
-from controller.ledger.tasks import Task
+from controller.ledger.state.state import State
+from controller.ledger.state.tasks import Task
 from controller.simulator.crash_points import ROLES, run_crash_points
 from controller.simulator.oracle import Violation
 

@@ -10,14 +10,15 @@ import pytest
 from controller.fleet.liveness import Liveness
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
-from controller.ledger import invariants, standby_workers, views
+from controller.ledger import invariants
 from controller.ledger import ledger as ledger_module
-from controller.ledger.decisions import leases, membership, rejections, steps
+from controller.ledger.decisions import leases, membership, rejections, standby_workers, steps
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.facts import RunSpec
-from controller.ledger.steps import StepBook, assign_shards
-from controller.ledger.tasks import Task
-from controller.ledger.versions import Versions
+from controller.ledger.state.steps import StepBook, assign_shards
+from controller.ledger.state.tasks import Task
+from controller.ledger.state.versions import Versions
+from controller.ledger.views import views
 from controller.simulator.faults import run_schedule
 from controller.store.group_commit import GroupCommit
 

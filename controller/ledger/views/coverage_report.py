@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from controller.ledger.coverage import Tally
 from controller.ledger.enums import Kind
-from controller.ledger.state import State
-from controller.ledger.tasks import TaskState, ordinal_of
-from controller.ledger.token_ages import masked_groups
+from controller.ledger.state.coverage import Tally
+from controller.ledger.state.state import State
+from controller.ledger.state.tasks import TaskState, ordinal_of
+from controller.ledger.state.token_ages import masked_groups
 from paceline.dataset.row_sampler import task_row
 
 ROWS_NAMED = 20

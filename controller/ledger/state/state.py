@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from controller.ledger.codec import TRANSIENT
 from controller.ledger.enums import PHASE_TRANSITIONS, Phase
-from controller.ledger.evals import Evals
 from controller.ledger.facts import RunSpec
-from controller.ledger.fleet import Fleet
-from controller.ledger.settings import Settings
-from controller.ledger.steps import StepBook
-from controller.ledger.tasks import TaskBook
-from controller.ledger.token_ages import masked_groups
-from controller.ledger.versions import Versions
+from controller.ledger.state.evals import Evals
+from controller.ledger.state.fleet import Fleet
+from controller.ledger.state.settings import Settings
+from controller.ledger.state.steps import StepBook
+from controller.ledger.state.tasks import TaskBook
+from controller.ledger.state.token_ages import masked_groups
+from controller.ledger.state.versions import Versions
 from paceline.ids import Step, TaskId, Version
 
 _REQUESTS_KEPT = 256

@@ -17,7 +17,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from controller.ledger.coverage import Coverage
 from controller.ledger.enums import (
     DROPPED_FOR_AGE,
     DropReason,
@@ -26,6 +25,7 @@ from controller.ledger.enums import (
     VerdictCode,
 )
 from controller.ledger.facts import GroupFacts, LeasedTask
+from controller.ledger.state.coverage import Coverage
 from paceline.ids import Step, TaskId
 
 _OUTCOMES_KEPT = 4096

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from controller.ledger.state import State
-from controller.ledger.tasks import Task
+from controller.ledger.state.state import State
+from controller.ledger.state.tasks import Task
 from paceline.dataset.row_sampler import task_row
 from paceline.ids import Step, TaskId
 

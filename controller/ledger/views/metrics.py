@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from controller.ledger.age_metrics import age_metrics
 from controller.ledger.facts import GroupFacts, StatValue
-from controller.ledger.state import State
-from controller.ledger.steps import Vote
-from controller.ledger.token_ages import trained_tokens
+from controller.ledger.state.state import State
+from controller.ledger.state.steps import Vote
+from controller.ledger.state.token_ages import trained_tokens
+from controller.ledger.views.age_metrics import age_metrics
 
 RATIO_SQUARE = "ratio_square"
 """Statistic of votes, sum of squares of the importance weights. With their sum it gives ess, the effective

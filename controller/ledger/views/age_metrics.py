@@ -10,9 +10,9 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from controller.ledger.enums import DROPPED_FOR_AGE, DropReason
 from controller.ledger.facts import GroupFacts
-from controller.ledger.state import State
-from controller.ledger.tasks import GroupSizes
-from controller.ledger.token_ages import is_late, token_age, token_ages, trained_tokens
+from controller.ledger.state.state import State
+from controller.ledger.state.tasks import GroupSizes
+from controller.ledger.state.token_ages import is_late, token_age, token_ages, trained_tokens
 from paceline.ids import Step
 
 AGE_BUCKETS = {0: "0", 1: "1", 2: "2", 4: "3_4", 8: "5_8", 16: "9_16", 32: "17_32"}

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 
 from controller.ledger.enums import DesiredLifecycle, Kind, Phase, PlanState, Role
 from controller.ledger.facts import Member, MeshSpec
-from controller.ledger.fleet import Worker
-from controller.ledger.state import State
-from controller.ledger.tasks import TaskState
-from controller.ledger.token_ages import oldest_step, trained_tokens
-from controller.ledger.versions import VersionEpoch
+from controller.ledger.state.fleet import Worker
+from controller.ledger.state.state import State
+from controller.ledger.state.tasks import TaskState
+from controller.ledger.state.token_ages import oldest_step, trained_tokens
+from controller.ledger.state.versions import VersionEpoch
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 
 Ref = tuple[TaskId, int]

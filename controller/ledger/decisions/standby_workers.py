@@ -11,8 +11,8 @@ from __future__ import annotations
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.events import SpareSet
-from controller.ledger.fleet import Worker
-from controller.ledger.state import State
+from controller.ledger.state.fleet import Worker
+from controller.ledger.state.state import State
 
 
 def desired_spares(state: State) -> int:

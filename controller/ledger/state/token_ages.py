@@ -20,7 +20,7 @@ from controller.ledger.facts import GroupFacts
 from paceline.ids import Step
 
 if TYPE_CHECKING:
-    from controller.ledger.state import State
+    from controller.ledger.state.state import State
 
 
 def token_ages(s: State, group: GroupFacts, step: Step) -> list[tuple[int, int]]:

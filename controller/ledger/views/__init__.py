@@ -1,0 +1,1 @@
+"""Views of the ledger: directives, plans, metrics and reports. Pure functions of the state."""
