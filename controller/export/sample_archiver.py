@@ -20,7 +20,7 @@ from typing import Any
 
 from controller.ledger.state.state import State
 from controller.ledger.views.group_views import place_of
-from controller.rest.group_replies import detailed, summary_of
+from controller.rest.replies.group_replies import detailed, summary_of
 from controller.rest.schemas import GroupSummary
 from controller.store.payloads import PayloadStore
 from paceline.config.schema import ArchiveConfig

@@ -10,13 +10,16 @@ from starlette.responses import FileResponse, Response
 from starlette.staticfiles import StaticFiles
 
 from controller.replicated_controller import Controller
-from controller.rest import openapi, problem_details, routes_command, routes_query, routes_why, sse
+from controller.rest import openapi, problem_details, sse
 from controller.rest.auth import RestAuth
 from controller.rest.problem_details import Problem, documented
 from controller.rest.prometheus import PrometheusMetrics
+from controller.rest.replies.step_rate import StepRate
+from controller.rest.routes import command as routes_command
+from controller.rest.routes import query as routes_query
+from controller.rest.routes import why as routes_why
 from controller.rest.run_index import RunIndex
 from controller.rest.sse import EventStreams
-from controller.rest.step_rate import StepRate
 from controller.status import trouble_of
 
 STATIC = Path(__file__).parent / "static"

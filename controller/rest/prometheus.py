@@ -15,7 +15,7 @@ from prometheus_client.registry import Collector
 from controller.ledger.views import views
 from controller.ledger.views.age_metrics import token_ages_of
 from controller.replicated_controller import Controller
-from controller.rest.step_rate import StepRate
+from controller.rest.replies.step_rate import StepRate
 from controller.status import status_of
 from paceline.v1 import common_pb2
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from redis.exceptions import RedisError
 
-from controller.rest import samples
-from controller.rest.archived_groups import ArchivedGroups
 from controller.rest.problem_details import Problem
+from controller.rest.replies.archived_groups import ArchivedGroups
+from controller.rest.routes import samples
 from controller.rest.schemas import GroupReply
 from controller.store.journal import Journal
 from controller.store.ledger_follower import LedgerFollower

@@ -21,10 +21,11 @@ from controller.fleet.autoscale_policy import Proposal, WorkerCounts
 from controller.ledger.state.state import State
 from controller.ledger.state.versions import Checkpoint
 from controller.ledger.views import views
-from controller.rest import routes_why, schemas
+from controller.rest import schemas
 from controller.rest.prometheus import PrometheusMetrics
 from controller.rest.redaction import Redactor
-from controller.rest.routes_query import kept_checkpoints, provider_trouble_of
+from controller.rest.routes import why as routes_why
+from controller.rest.routes.query import kept_checkpoints, provider_trouble_of
 from controller.rest.run_index import RunIndex
 from controller.store.journal import Journal
 from controller.store.payloads import RedisPayloads

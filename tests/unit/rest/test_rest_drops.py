@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from controller.rest.dropped_groups import MOST, DroppedGroups
+from controller.rest.replies.dropped_groups import MOST, DroppedGroups
 from controller.store.journal import Entry, Position
 
 

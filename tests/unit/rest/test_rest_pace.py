@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from controller.rest.data_flow import bottleneck
-from controller.rest.step_rate import STALLED_S, StepRate
+from controller.rest.replies.data_flow import bottleneck
+from controller.rest.replies.step_rate import STALLED_S, StepRate
 from paceline.run_view.curves import MetricStore
 from tests.fixtures.ledgers import Driven
 

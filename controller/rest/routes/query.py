@@ -20,15 +20,16 @@ from controller.ledger.state.state import State
 from controller.ledger.state.versions import Checkpoint
 from controller.ledger.views import views
 from controller.replicated_controller import Controller
-from controller.rest import samples, schemas
-from controller.rest.archived_groups import ArchivedGroups
-from controller.rest.data_flow import bottleneck, flow
-from controller.rest.dropped_groups import DroppedGroups
+from controller.rest import schemas
 from controller.rest.problem_details import Problem, documented
-from controller.rest.query_parameters import MOST_STEP, StepNumber
 from controller.rest.redaction import Redactor
+from controller.rest.replies.archived_groups import ArchivedGroups
+from controller.rest.replies.data_flow import bottleneck, flow
+from controller.rest.replies.dropped_groups import DroppedGroups
+from controller.rest.replies.step_rate import StepRate
+from controller.rest.routes import samples
+from controller.rest.routes.query_parameters import MOST_STEP, StepNumber
 from controller.rest.run_index import RunIndex
-from controller.rest.step_rate import StepRate
 from controller.status import controllers_of, status_of, status_view
 from paceline.ids import Version
 from paceline.rpc.messages import as_dict

@@ -12,9 +12,9 @@ from controller.ledger.commands import Kind
 from controller.ledger.state.state import State
 from controller.ledger.views import views
 from controller.ledger.views.group_views import step_of_task
-from controller.rest.group_replies import detailed, summary_of
 from controller.rest.problem_details import Problem
-from controller.rest.query_parameters import Reward, StepNumber
+from controller.rest.replies.group_replies import detailed, summary_of
+from controller.rest.routes.query_parameters import Reward, StepNumber
 from controller.rest.schemas import GroupReply, GroupsReply, GroupSummary
 from controller.store.payloads import PayloadStore
 from paceline.ids import Step, TaskId

@@ -15,8 +15,8 @@ from typing import Any
 from redis.exceptions import RedisError
 
 from controller.replicated_controller import Controller
-from controller.rest.group_replies import FACTS
 from controller.rest.redaction import Redactor
+from controller.rest.replies.group_replies import FACTS
 from controller.rest.schemas import GroupSummary
 from controller.store.journal import START
 

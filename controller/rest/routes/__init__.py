@@ -1,0 +1,1 @@
+"""Routes of the REST interface, and the parameters of their requests."""
