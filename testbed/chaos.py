@@ -41,7 +41,7 @@ def chaos(
 
     Example: python -m testbed.chaos --run-dir runs/demo --seed 7 --minutes 5
     """
-    from paceline.run_view.fleet_file import FleetRecord
+    from paceline.run_view.files.fleet_file import FleetRecord
     from paceline.run_view.summary import read_summary
     from testbed.fault_schedule import Mayhem, plan
 

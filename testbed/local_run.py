@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from paceline.run_view.fleet_file import FleetRecord, ProcessId
+from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 from testbed.tiny_model import make_tiny_model
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 from paceline.config.load import ConfigError
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
-from paceline.run_view.sample_spans import SampleSpans, Span
+from paceline.run_view.events.sample_spans import SampleSpans, Span
 
 log = logging.getLogger(__name__)
 

@@ -27,7 +27,7 @@ from paceline.config.schema import ArchiveConfig
 from paceline.dataset.row_sampler import mix
 from paceline.ids import Step, TaskId
 from paceline.process.structured_log import event
-from paceline.run_view.sample_archive import ArchiveWriter, archived_steps
+from paceline.run_view.files.sample_archive import ArchiveWriter, archived_steps
 
 log = logging.getLogger(__name__)
 

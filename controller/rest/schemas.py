@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.views.views import StatusView, TaskCounts
-from paceline.run_view.event_history import DOCUMENTED, ListedEvent, SavedCheckpoint
+from paceline.run_view.events.event_history import DOCUMENTED, ListedEvent, SavedCheckpoint
 
 
 class Reply(BaseModel):

@@ -47,7 +47,7 @@ def scale(
 
     Example: paceline scale policy=3 rollout=4 --run-dir runs/demo
     """
-    from paceline.run_view.fleet_file import supervisor_gone
+    from paceline.run_view.files.fleet_file import supervisor_gone
 
     fields = {"desired": _counts(counts), "expected": _counts(expected or [], "--expected: ")}
     _ask("Scale", fields, as_json, target)
@@ -113,7 +113,7 @@ async def _left(
     control: ControlPlane, worker_id: str, limit_s: float, incarnation: int = 0
 ) -> bool:
     """True if that process (0: the one that has the id now) leaves within ``limit_s`` seconds."""
-    from paceline.run_view.event_follower import leader_status
+    from paceline.run_view.events.event_follower import leader_status
 
     deadline = time.monotonic() + limit_s
     while True:
@@ -169,7 +169,7 @@ def checkpoint(
 
 
 async def _checkpoint_step(control: ControlPlane) -> int:
-    from paceline.run_view.event_follower import leader_status
+    from paceline.run_view.events.event_follower import leader_status
 
     return int((await leader_status(control, ANSWER_LIMIT_S)).checkpoint_step)
 

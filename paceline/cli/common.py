@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from paceline.errors import BadInput
-from paceline.run_view.run_file_writer import finite
+from paceline.run_view.files.run_file_writer import finite
 
 if TYPE_CHECKING:
     from paceline.config.schema import AuthConfig, Config

@@ -27,11 +27,11 @@ def status(target: Target, as_json: JsonOption = False) -> None:
 
     Example: paceline status --run-dir runs/demo --json
     """
-    from paceline.run_view.event_follower import leader_status
+    from paceline.run_view.events.event_follower import leader_status
 
     reply = target.ask(lambda control: leader_status(control, ANSWER_LIMIT_S))
     from paceline.rpc.auth import dashboard_link, read_token
-    from paceline.run_view.fleet_file import supervisor_gone
+    from paceline.run_view.files.fleet_file import supervisor_gone
 
     alone = supervisor_gone(target.run_dir) if target.run_dir is not None else ""
     if as_json:

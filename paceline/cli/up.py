@@ -14,7 +14,7 @@ from paceline.errors import BadInput
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
-    from paceline.run_view.fleet_file import FleetRecord
+    from paceline.run_view.files.fleet_file import FleetRecord
 
 
 def up(
@@ -106,7 +106,7 @@ def _check(settings: Config, directory: Path, fresh: bool) -> None:
 def _fleet_left(settings: Config, directory: Path) -> FleetRecord:
     """Record of the fleet in ``directory``, which runs without its supervisor. Raises BadInput."""
     from paceline.cli.common import run_config
-    from paceline.run_view.fleet_file import FleetRecord
+    from paceline.run_view.files.fleet_file import FleetRecord
 
     record = FleetRecord.read(directory)
     known = {p.name for p in record.processes if p.role == "controller"} if record else set()

@@ -13,7 +13,7 @@ from paceline.redis.server import REDIS_OUT_OF_REACH, NoRedis, ensure_redis, fin
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.auth import AuthError, client_root, read_token
 from paceline.rpc.ports import free_ports, taken_ports
-from paceline.run_view.fleet_file import FleetRecord
+from paceline.run_view.files.fleet_file import FleetRecord
 
 LAST_PORT = 65535
 COMMAND_LIMIT_S = 10.0

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from paceline.run_view.curves import MetricStore
-from paceline.run_view.event_history import EventHistory, is_listed
-from paceline.run_view.file_tail import FileTail
-from paceline.run_view.json_lines import read_lines
-from paceline.run_view.run_file_writer import metrics_row
+from paceline.run_view.events.event_history import EventHistory, is_listed
+from paceline.run_view.files.file_tail import FileTail
+from paceline.run_view.files.json_lines import read_lines
+from paceline.run_view.files.run_file_writer import metrics_row
 
 MOST_EVALS = 20_000
 

@@ -19,8 +19,8 @@ from typing import Any
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.rpc.rest_client import RestReader, RestRefused, RestUnavailable
 from paceline.run_view.eta import Progress
-from paceline.run_view.event_follower import GONE_S, answers, follow_events
-from paceline.run_view.event_history import is_listed, text_of
+from paceline.run_view.events.event_follower import GONE_S, answers, follow_events
+from paceline.run_view.events.event_history import is_listed, text_of
 from paceline.run_view.run_records import RunRecords
 from paceline.run_view.summary import read_summary
 from paceline.v1 import admin_pb2

@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from paceline.run_view.json_lines import DamagedFile
-from paceline.run_view.run_end import run_end
+from paceline.run_view.events.run_end import run_end
+from paceline.run_view.files.json_lines import DamagedFile
 from paceline.run_view.run_records import RunRecords
 from paceline.run_view.summary import read_summary, summarise
 
@@ -130,7 +130,7 @@ def _places(directory: Path, depth: int) -> Iterator[Path]:
 
 def _is_running(path: Path) -> bool:
     """Whether a process of this machine's fleet, or a controller started by hand, is alive."""
-    from paceline.run_view.fleet_file import FleetRecord
+    from paceline.run_view.files.fleet_file import FleetRecord
 
     record = FleetRecord.read(path)
     if record is not None:

@@ -7,7 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from paceline.run_view.curves import HEAD
-from paceline.run_view.file_tail import FileTail
+from paceline.run_view.files.file_tail import FileTail
 from paceline.sinks.base import Point, curve_name
 
 EVALS_PER_VERSION = 64

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from paceline.run_view.fleet_file import ProcessId
+from paceline.run_view.files.fleet_file import ProcessId
 
 UNSEEN = -1000
 """Exit code of an adopted process: the system reports it only to the parent."""

@@ -26,8 +26,8 @@ from paceline.config.schema import Config
 from paceline.providers.base import desired_of
 from paceline.redis.leader_lease import release_dead
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
-from paceline.run_view.event_follower import leader_status
-from paceline.run_view.fleet_file import FleetRecord, ProcessId, ProcessRecord
+from paceline.run_view.events.event_follower import leader_status
+from paceline.run_view.files.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.supervisor.child import UNSEEN, Adopted, Child, ChildSpec, end_all
 from paceline.supervisor.launch import Launcher
 from paceline.supervisor.restarts import GiveUp, Leave, Restart, RestartPolicy

@@ -15,7 +15,7 @@ from pathlib import Path
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.process.private_files import new_private_directory
-from paceline.run_view.fleet_file import FleetRecord, ProcessId
+from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 
 OWN_ENTRIES = (
     *("redis", "controllers", "logs", "checkpoints", "export"),

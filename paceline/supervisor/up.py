@@ -30,11 +30,11 @@ from paceline.process.user_code import python_module
 from paceline.redis.server import NoRedis, ensure_redis, stop_redis
 from paceline.rpc.auth import dashboard_link, own_token, read_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
-from paceline.run_view.event_follower import leader_status
-from paceline.run_view.event_history import text_of
-from paceline.run_view.file_tail import FileTail
-from paceline.run_view.fleet_file import FleetRecord, ProcessId
-from paceline.run_view.run_end import run_end
+from paceline.run_view.events.event_follower import leader_status
+from paceline.run_view.events.event_history import text_of
+from paceline.run_view.events.run_end import run_end
+from paceline.run_view.files.file_tail import FileTail
+from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 from paceline.run_view.run_records import RunRecords
 from paceline.run_view.summary import summarise, write_summary
 from paceline.supervisor.child import Child, ChildSpec, until_gone

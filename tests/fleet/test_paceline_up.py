@@ -16,7 +16,7 @@ import pytest
 from paceline.config.schema import RedisConfig
 from paceline.redis.server import ensure_redis, stop_redis
 from paceline.rpc.ports import free_ports
-from paceline.run_view.fleet_file import FleetRecord
+from paceline.run_view.files.fleet_file import FleetRecord
 from testbed.local_run import ROOT, Up, paceline, write_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.run_view.fleet_file import FleetRecord, ProcessId, ProcessRecord
+from paceline.run_view.files.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from testbed.fault_schedule import Fault, Mayhem, Target, pick, plan, send, targets
 from testbed.local_run import ROOT
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from controller.rest.schemas import GroupReply, GroupSummary
-from paceline.run_view.sample_archive import ArchiveReader
+from paceline.run_view.files.sample_archive import ArchiveReader
 
 
 class ArchivedGroups:

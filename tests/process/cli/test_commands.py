@@ -25,7 +25,7 @@ from paceline.rpc.auth import AuthError
 from paceline.rpc.client import ControlPlaneUnavailable, RequestRefused
 from paceline.rpc.ports import free_ports
 from paceline.rpc.rest_client import RestRefused, RestUnavailable
-from paceline.run_view.json_lines import DamagedFile
+from paceline.run_view.files.json_lines import DamagedFile
 from policy_worker.checkpoint.export import ExportError
 
 

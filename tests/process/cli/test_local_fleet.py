@@ -21,7 +21,7 @@ from paceline.config import Config
 from paceline.console.live_view import open_console
 from paceline.errors import BadInput
 from paceline.rpc.client import ControlPlane
-from paceline.run_view.fleet_file import FleetRecord, ProcessId, ProcessRecord
+from paceline.run_view.files.fleet_file import FleetRecord, ProcessId, ProcessRecord
 from paceline.supervisor.child import Child, ChildSpec, end_all
 from paceline.supervisor.local import LocalFleet
 from paceline.supervisor.run_dir_lock import clear, end_leftovers, locked

@@ -12,7 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from paceline.cli import app
-from paceline.run_view.run_end import run_end
+from paceline.run_view.events.run_end import run_end
 from paceline.run_view.runs import read_run
 
 

@@ -21,7 +21,7 @@ from typer.testing import CliRunner
 from paceline.cli import app
 from paceline.rpc.auth import TOKEN_FILE
 from paceline.rpc.client import ControlPlane
-from paceline.run_view.event_follower import follow_events
+from paceline.run_view.events.event_follower import follow_events
 from testbed.controller_processes import Controllers
 from testbed.controllers import addresses, control_of, running_controllers, status, until
 from testbed.local_run import ROOT, paceline

@@ -12,7 +12,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from paceline.cli import app
-from paceline.run_view.sample_archive import ArchiveReader
+from paceline.run_view.files.sample_archive import ArchiveReader
 from testbed.controllers import running_controllers
 from tests.fixtures.rest import train
 

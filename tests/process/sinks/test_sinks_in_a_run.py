@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from paceline.run_view.json_lines import read_lines
+from paceline.run_view.files.json_lines import read_lines
 from testbed.controller_processes import Controllers
 from testbed.controllers import running_controllers, until, working_fleet
 from tests.fakes.scripted_sinks import recorded

@@ -6,8 +6,8 @@ import asyncio
 from pathlib import Path
 
 from controller.export.run_files import RunFiles
-from paceline.run_view.json_lines import read_lines
-from paceline.run_view.run_file_writer import RunFileWriter
+from paceline.run_view.files.json_lines import read_lines
+from paceline.run_view.files.run_file_writer import RunFileWriter
 
 
 async def test_files_that_cannot_be_opened_do_not_fill_the_memory(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from controller.export.sample_archiver import SampleArchiver
 from controller.store.payloads import Ref
 from paceline.config.schema import ArchiveConfig
 from paceline.ids import Step
-from paceline.run_view.sample_archive import archived_steps
+from paceline.run_view.files.sample_archive import archived_steps
 from tests.fixtures.ledgers import Driven
 
 

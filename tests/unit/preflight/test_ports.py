@@ -12,7 +12,7 @@ import pytest
 from paceline.config.schema import Config
 from paceline.preflight.network import ports as check_ports
 from paceline.rpc.ports import free_ports
-from paceline.run_view.fleet_file import FleetRecord, ProcessId, ProcessRecord
+from paceline.run_view.files.fleet_file import FleetRecord, ProcessId, ProcessRecord
 
 
 def test_ports_are_out_of_reach_of_outgoing_connections():

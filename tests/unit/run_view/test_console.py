@@ -15,7 +15,7 @@ from paceline.console.live_view import LiveConsole, PlainConsole, fitted, open_c
 from paceline.rpc.auth import dashboard_link
 from paceline.rpc.messages import as_dict
 from paceline.run_view.eta import Progress
-from paceline.run_view.event_history import text_of
+from paceline.run_view.events.event_history import text_of
 from paceline.v1 import admin_pb2, common_pb2
 
 

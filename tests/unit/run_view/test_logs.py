@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 
 from paceline.cli import app
 from paceline.errors import BadInput
-from paceline.run_view.fleet_file import FleetRecord, ProcessId
-from paceline.run_view.log_files import BLOCK, last_lines, log_files, new_lines
+from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
+from paceline.run_view.files.log_files import BLOCK, last_lines, log_files, new_lines
 
 
 def logs(*arguments: str) -> Result:

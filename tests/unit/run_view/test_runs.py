@@ -13,7 +13,7 @@ from typer.testing import CliRunner, Result
 
 from paceline.cli import app
 from paceline.errors import BadInput
-from paceline.run_view.fleet_file import FleetRecord, ProcessId
+from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 from paceline.run_view.runs import find_runs
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from paceline.run_view import sample_archive
-from paceline.run_view.sample_archive import ArchiveReader, ArchiveWriter, archived_steps
+from paceline.run_view.files import sample_archive
+from paceline.run_view.files.sample_archive import ArchiveReader, ArchiveWriter, archived_steps
 
 
 def row(group_id: str, step: int, attempt: int = 1, **values: Any) -> dict[str, Any]:

@@ -5,7 +5,12 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from paceline.run_view.fleet_file import FleetRecord, ProcessId, ProcessRecord, supervisor_gone
+from paceline.run_view.files.fleet_file import (
+    FleetRecord,
+    ProcessId,
+    ProcessRecord,
+    supervisor_gone,
+)
 
 HERE = ProcessId.of(os.getpid())
 GONE = ProcessId(1, 0.0)

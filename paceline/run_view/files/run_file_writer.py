@@ -19,8 +19,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.run_view.event_history import Key, is_listed, position_key
-from paceline.run_view.json_lines import JsonLinesFile, read_lines
+from paceline.run_view.events.event_history import Key, is_listed, position_key
+from paceline.run_view.files.json_lines import JsonLinesFile, read_lines
 
 
 class RunFileWriter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from paceline.run_view.json_lines import read_lines
+from paceline.run_view.files.json_lines import read_lines
 
 _ENDS = {"RunFinished": "finished", "RunFailed": "failed", "RunSuspended": "interrupted"}
 

@@ -1,0 +1,1 @@
+"""Files of a run: event and metric lines, logs, the fleet and the sample archive."""
