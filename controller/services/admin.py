@@ -109,7 +109,7 @@ async def scale(controller: Controller, request: admin_pb2.ScaleRequest) -> admi
     command = Scale(request_id, dict(request.desired), dict(request.expected))
     reply = await _admin(controller, command)
     if reply.accepted:
-        reply.message += f"; {who_scales(controller.config.fleet.provider)}"
+        reply.message += f"; {who_scales(controller.config.fleet.provider, controller.run_dir)}"
     return reply
 
 

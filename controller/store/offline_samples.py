@@ -26,9 +26,11 @@ async def kept_groups(
     wanted: samples.Filter,
     sort: str,
     limit: int,
+    text: str | None = None,
 ) -> dict[str, Any]:
     """``groups``, each as in ``GET groups/{id}``, and ``total``, their number before the limit: those in
-    the payload store and those in the archive of ``run_dir``.
+    the payload store and those in the archive of ``run_dir``. With ``text`` only archived groups that have
+    it in their prompt or in a completion.
 
     Raises NoRedis if the journal cannot be read.
     """
@@ -40,12 +42,10 @@ async def kept_groups(
         payloads: PayloadStore = FilePayloads(Path(where)) if where else RedisPayloads(client, keys)
         replica = await LedgerFollower.load(Journal(client, keys, payloads))
         state = replica.ledger.state
-        found = samples.listed(
-            archive.beside(samples.kept_groups(state), dropped=wanted.row is not None),
-            wanted,
-            sort,
-            limit,
-        )
+        groups = archive.beside(samples.kept_groups(state), dropped=wanted.row is not None)
+        if text is not None:
+            groups = archive.with_text(groups, text)
+        found = samples.listed(groups, wanted, sort, limit)
         details = []
         for summary in found.groups:
             try:
@@ -64,10 +64,15 @@ async def kept_groups(
         await client.aclose()
 
 
-def archived_groups(run_dir: Path, wanted: samples.Filter, sort: str, limit: int) -> dict[str, Any]:
+def archived_groups(
+    run_dir: Path, wanted: samples.Filter, sort: str, limit: int, text: str | None = None
+) -> dict[str, Any]:
     """As ``kept_groups``, from the archive alone: the journal is gone or cannot be read."""
     archive = ArchivedGroups(run_dir)
-    found = samples.listed(archive.beside([], dropped=wanted.row is not None), wanted, sort, limit)
+    groups = archive.beside([], dropped=wanted.row is not None)
+    if text is not None:
+        groups = archive.with_text(groups, text)
+    found = samples.listed(groups, wanted, sort, limit)
     details = [archive.group(summary.group_id) for summary in found.groups]
     return {
         "groups": [group.model_dump(mode="json") for group in details if group is not None],

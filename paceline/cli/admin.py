@@ -39,20 +39,16 @@ def scale(
 ) -> None:
     """Change the desired number of workers of a running fleet.
 
-    The fleet's provider (fleet.provider) starts or drains workers until their number is the desired
-    one; the answer says which.
+    The answer says who starts or drains workers until their number is the desired one: `paceline up`,
+    a provider (fleet.provider), or nobody, and then what to do.
 
     A script that has read the numbers first passes them as --expected: the command then changes
     nothing if another user, or the autoscaler, has changed them since.
 
     Example: paceline scale policy=3 rollout=4 --run-dir runs/demo
     """
-    from paceline.run_view.files.fleet_file import supervisor_gone
-
     fields = {"desired": _counts(counts), "expected": _counts(expected or [], "--expected: ")}
     _ask("Scale", fields, as_json, target)
-    if target.run_dir is not None and (alone := supervisor_gone(target.run_dir)):
-        typer.echo(f"warning: {alone}", err=True)
 
 
 def _counts(items: list[str], option: str = "") -> dict[str, int]:

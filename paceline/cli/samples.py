@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from paceline.rpc.rest_client import RestReader
 
 ANSWER_S = 5.0
+MOST_TEXT = 256
+"""Longest text that the REST interface searches for."""
 
 
 class Sort(StrEnum):
@@ -58,6 +60,13 @@ def samples(
             min=0, help="Only groups of this row of the data set, over all epochs and attempts."
         ),
     ] = None,
+    grep: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Only groups with this text in the prompt or in a completion, in upper or lower case.",
+        ),
+    ] = None,
     sort: Annotated[
         Sort, typer.Option(help="Order by mean reward, length, age or staleness.")
     ] = Sort.recent,
@@ -66,13 +75,20 @@ def samples(
     """Print recent prompts, their completions, and the reward of each.
 
     Samples that a checkpoint covers, and those of a run that is not running, come from the run's archive
-    (`[archive]` in the configuration): it keeps the newest ones within its size limit.
+    (`[archive]` in the configuration): it keeps the newest ones within its size limit. --grep searches
+    the archive alone, which has a group a minute after it was trained at the latest.
 
     Example: paceline samples --run-dir runs/demo --sort worst --limit 3
 
     Example: paceline samples --run-dir runs/demo --row 17 --sort oldest --limit 50
+
+    Example: paceline samples --run-dir runs/demo --grep "I cannot"
     """
+    if grep is not None and not 0 < len(grep) <= MOST_TEXT:
+        raise BadInput(f"--grep: give 1 to {MOST_TEXT} characters")
     query = {"limit": limit, "step": step, "row": row, "sort": ORDER.get(sort, str(sort))}
+    if grep is not None:
+        query["grep"] = grep
     found = _from_controllers(target, query)
     if found is None:
         assert target.run_dir is not None
@@ -85,8 +101,9 @@ def samples(
     if not found["groups"]:
         of_step = "" if step is None else f" of step {step}"
         of_row = "" if row is None else f" of row {row}"
+        with_text = "" if grep is None else f" with {grep!r}"
         typer.echo(
-            f"no samples{of_step}{of_row}: there are none yet, or archive.enabled was false or "
+            f"no samples{of_step}{of_row}{with_text}: there are none yet, or archive.enabled was false or "
             "archive.max_mb too small to keep them"
         )
     elif found["total"] > len(found["groups"]):
@@ -150,7 +167,7 @@ def _from_journal(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:
 
     name = run_config(run_dir).run.name
     chosen = Filter(step=query["step"], row=query["row"])
-    how = chosen, query["sort"], query["limit"]
+    how = chosen, query["sort"], query["limit"], query.get("grep")
     try:
         with redis_of(run_dir) as url:
             return asyncio.run(kept_groups(url, name, run_dir, *how))

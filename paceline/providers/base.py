@@ -14,7 +14,9 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
+from paceline.run_view.files.fleet_file import FleetRecord, supervisor_gone
 from paceline.v1 import admin_pb2, common_pb2
 
 ROLES = ("policy", "rollout")
@@ -26,17 +28,29 @@ Drain = Callable[[admin_pb2.WorkerStatus], Awaitable[None]]
 """Asks one worker to leave without lowering the desired number. Idempotent for one process."""
 
 
-def who_scales(provider: str) -> str:
+def who_scales(provider: str, run_dir: Path) -> str:
     """Who starts and ends workers until their number is the desired one, for an answer to a user."""
     match provider:
         case "local":
-            return "`paceline up` starts or drains workers; without it, start them yourself"
+            return _who_scales_here(run_dir)
         case "none":
             return (
                 "surplus workers are drained; start missing ones yourself (fleet.provider is none)"
             )
         case _:
             return f"the {provider} provider starts or drains workers"
+
+
+def _who_scales_here(run_dir: Path) -> str:
+    """The supervisor, which runs on the machine of the controllers, or nobody."""
+    record = FleetRecord.read(run_dir)
+    if record is not None and record.supervisor.alive():
+        return f"`paceline up` (pid {record.supervisor.pid}) starts or drains workers"
+    remedy = supervisor_gone(run_dir) or (
+        "The processes were started by hand: start missing workers with `paceline policy` or "
+        "`paceline rollout`, end surplus ones with `paceline drain WORKER`, or set fleet.provider"
+    )
+    return f"nobody starts or drains workers. {remedy}"
 
 
 class Trouble(Exception):

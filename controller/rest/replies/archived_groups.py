@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from controller.rest.schemas import GroupReply, GroupSummary
+from paceline.run_view.archive_search import ArchiveSearch
 from paceline.run_view.files.sample_archive import ArchiveReader
 
 
@@ -14,6 +15,7 @@ class ArchivedGroups:
 
     def __init__(self, run_dir: Path) -> None:
         self._reader = ArchiveReader(run_dir)
+        self._search = ArchiveSearch(run_dir)
 
     def beside(self, kept: Iterable[GroupSummary], *, dropped: bool = False) -> list[GroupSummary]:
         """``kept``, the groups that are still stored whole, and the archived ones that are not in it;
@@ -26,6 +28,11 @@ class ArchivedGroups:
             if (row["group_id"], row["attempt"]) not in there:
                 found.append(GroupSummary.model_validate(_known(row)))
         return found
+
+    def with_text(self, found: Iterable[GroupSummary], text: str) -> list[GroupSummary]:
+        """Those of ``found`` that have ``text`` in their archived prompt or in a completion."""
+        matches = self._search.groups_with(text)
+        return [group for group in found if (group.group_id, group.attempt) in matches]
 
     def group(self, group_id: str) -> GroupReply | None:
         row = self._reader.group(group_id)

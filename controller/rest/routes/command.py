@@ -24,6 +24,7 @@ from controller.rest import schemas
 from controller.rest.problem_details import documented, respond
 from controller.set_settings import set_settings
 from controller.store.journal import Deposed
+from paceline.providers.base import who_scales
 
 PATIENCE_S = 10.0
 REFUSALS = {"unknown": 404, "invalid": 422}
@@ -79,7 +80,9 @@ def router(controller: Controller) -> APIRouter:
     async def scale(body: schemas.ScaleBody) -> schemas.Done:
         desired = body.model_dump(include={"policy", "rollout"}, exclude_none=True)
         expected = body.expected.model_dump(exclude_none=True) if body.expected else {}
-        return await decide(Scale(_id(body), desired, expected))
+        done = await decide(Scale(_id(body), desired, expected))
+        who = who_scales(controller.config.fleet.provider, controller.run_dir)
+        return done.model_copy(update={"message": f"{done.message}; {who}"})
 
     @routes.post(
         "/workers/{worker_id}/drain",

@@ -28,7 +28,7 @@ from controller.rest.replies.data_flow import bottleneck, flow
 from controller.rest.replies.dropped_groups import DroppedGroups
 from controller.rest.replies.step_rate import StepRate
 from controller.rest.routes import samples
-from controller.rest.routes.query_parameters import MOST_STEP, StepNumber
+from controller.rest.routes.query_parameters import MOST_STEP, SearchText, StepNumber
 from controller.rest.run_index import RunIndex
 from controller.status import controllers_of, status_of, status_view
 from paceline.ids import Version
@@ -155,6 +155,7 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
         reason: Annotated[
             str | None, Query(max_length=256, description="Only groups dropped for this reason")
         ] = None,
+        grep: SearchText | None = None,
     ) -> schemas.GroupsReply:
         if chosen.state != "dropped" and reason is None:
             kept = samples.kept_groups(controller.state)
@@ -162,6 +163,8 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
         else:
             dropped = await drops.recent(reason)
             found = [group for group in dropped if group.sequences or not chosen.by_content]
+        if grep is not None:
+            found = await asyncio.to_thread(archive.with_text, found, grep)
         return samples.listed(found, chosen, sort, limit)
 
     @routes.get(

@@ -11,4 +11,13 @@ from fastapi import Query
 
 MOST_STEP = 1 << 53
 StepNumber = Annotated[int, Query(ge=0, le=MOST_STEP)]
+SearchText = Annotated[
+    str,
+    Query(
+        min_length=1,
+        max_length=256,
+        description="Only groups with this text in the prompt or in a completion, in upper or lower case. "
+        "The sample archive is searched: a trained group is in it after a minute at most.",
+    ),
+]
 Reward = Annotated[float, Query(allow_inf_nan=False)]

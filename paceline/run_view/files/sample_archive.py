@@ -143,9 +143,14 @@ class ArchiveReader:
         return rows
 
 
+def archive_files(run_dir: Path) -> list[Path]:
+    """By age: what a later leader wrote counts as newer."""
+    return _by_age(run_dir / FOLDER)
+
+
 def archived_steps(run_dir: Path) -> Iterator[range]:
     """The steps that the files hold, by their names."""
-    for path in _by_age(run_dir / FOLDER):
+    for path in archive_files(run_dir):
         first, last, *_ = path.stem.split("-")
         yield range(int(first), int(last) + 1)
 

@@ -64,9 +64,19 @@ def test_no_group_of_a_covered_step_is_lost_with_a_leader_nor_listed_twice(tmp_p
         assert {group["dataset_row"] for group in line["groups"]} == {row}
         expected = [g["group_id"] for g in found["groups"] if g["dataset_row"] == row]
         assert [g["group_id"] for g in line["groups"] if g["state"] != "dropped"] == expected
+        # A text of one prompt, which has its group's name.
+        text = f"PROMPT OF {first['group_id']} "
+        told = asked("samples", "--grep", text, *target)
+        assert [group["group_id"] for group in told["groups"]] == [first["group_id"]]
+        none = CliRunner().invoke(app, ["samples", "--grep", "no such text", *target])
+        assert "no samples with 'no such text'" in none.stdout
     # Controllers and Redis are stopped now.
     after = asked("samples", "--limit", "500", "--sort", "oldest", *target)
     assert steps_of(after) >= set(range(1, 10))
+    told = asked("samples", "--grep", text, *target)
+    assert [(group["group_id"], group["prompt"]) for group in told["groups"]] == [
+        (first["group_id"], first["prompt"])
+    ]
     archived = ArchiveReader(controllers.run_dir).groups()
     assert {group["step"] for group in archived if group["state"] == "trained"} >= set(range(1, 9))
 

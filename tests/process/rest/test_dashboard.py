@@ -198,6 +198,22 @@ def test_groups_are_found_by_their_length(served: Controllers, page: Any) -> Non
     assert {row[4] for row in rows_of(page, "groups-table")} == {f"{longest:,}"}
 
 
+def test_groups_are_found_by_their_text(served: Controllers, page: Any) -> None:
+    url = rest_url(served)
+    open_page(page, url, "samples")
+    wait(lambda: rows_of(page, "groups-table"), "no groups")
+    fill = (
+        "const e = document.getElementById('groups-text'); e.value = arguments[0];"
+        "e.dispatchEvent(new Event('input'))"
+    )
+    page.execute_script(fill, "Prompt of t1 ")
+    # The archive has a group a minute after its training at the latest.
+    wait(lambda: [r[0] for r in rows_of(page, "groups-table")] == ["t1"], "t1 is not found", 120)
+    page.execute_script(fill, "no such text")
+    wait(lambda: "No group matches" in text(page, "groups-count"), "groups without it are listed")
+    assert errors_of(page) == []
+
+
 def test_dropped_groups_are_listed_by_reason(served: Controllers, page: Any) -> None:
     url = rest_url(served)
     errors_of(page)

@@ -25,7 +25,7 @@ const PARTS = [
 const picture = drawPipeline();
 
 function drawPipeline() {
-  const root = svg("svg", { viewBox: "0 0 1000 190", "aria-hidden": "true" });
+  const root = svg("svg", { viewBox: "0 0 982 190", "aria-hidden": "true" });
   const role = { class: "role", y: 14, width: 170, height: 162, rx: 10 };
   root.append(svg("rect", { ...role, x: 206 }), svg("rect", { ...role, x: 606 }));
   const caption = (x, y) => svg("text", { x, y, class: "soft mid" });

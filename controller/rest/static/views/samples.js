@@ -13,6 +13,7 @@ const FILTERS = {
   "groups-most": "max_tokens",
   "groups-step": "step",
   "groups-row": "row",
+  "groups-text": "grep",
 };
 const SHADINGS = {
   logprob: "by log-prob: strongest where least likely",
@@ -27,6 +28,8 @@ let chosenRow = null; // its row when it was last listed
 let shownQuery = "";
 let shading = "logprob";
 
+// A fact of a line of facts is not cut at the line's end.
+const unbroken = (text) => text.replaceAll(" ", "\u00a0");
 const measured = (g, text) => (g.sequences ? text() : "–");
 
 function versionsText(g) {
@@ -140,7 +143,7 @@ function showGroup(g) {
     showGroup(g);
   });
   label.append(select);
-  head.append(make("h2", "", g.group_id), make("span", "facts", facts.join("   ")), label);
+  head.append(make("h2", "", g.group_id), make("span", "facts", facts.map(unbroken).join("   ")), label);
   const list = make("div", "completions");
   list.append(...g.completions.map(completion));
   const prompt = make("pre", "prompt", g.prompt || NO_TEXT);
@@ -199,10 +202,10 @@ function partsText(c) {
   const advantage = `${c.advantage >= 0 ? "+" : "−"}${Math.abs(c.advantage).toFixed(2)}`;
   return [
     ...Object.entries(c.reward_components).map(([name, v]) => `${name} ${number(v)}`),
-    `advantage ${advantage}`,
-    `${whole(c.token_count)} tokens`,
+    unbroken(`advantage ${advantage}`),
+    unbroken(`${whole(c.token_count)} tokens`),
     c.finish_reason,
-    versions.length > 1 ? `versions ${versions.join(" → ")}` : `version ${versions[0] ?? "?"}`,
+    versions.length > 1 ? `versions\u00a0${versions.join(" → ")}` : `version ${versions[0] ?? "?"}`,
   ].join("   ");
 }
 
