@@ -18,9 +18,9 @@ from paceline.process.private_files import new_private_directory
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 
 OWN_ENTRIES = (
-    *("redis", "controllers", "logs", "checkpoints", "export"),
+    *("redis", "controllers", "logs", "checkpoints", "export", "samples", "stacks"),
     *("tensorboard", "wandb", "mlflow"),
-    *("events.jsonl", "metrics.jsonl", "summary.json", "fleet.json", "config.toml"),
+    *("events.jsonl", "metrics.jsonl", "summary.json", "fleet.json", "config.toml", "alerts.json"),
 )
 """What a run makes in its directory; nothing else in there is ever removed."""
 PATIENCE_S = 10.0

@@ -362,7 +362,12 @@ def test_one_supervisor_a_run_directory(tmp_path: Path) -> None:
 
 def test_fresh_removes_what_a_run_made_and_nothing_else(tmp_path: Path) -> None:
     (tmp_path / "checkpoints" / "step-1").mkdir(parents=True)
-    (tmp_path / "summary.json").write_text("{}")
+    # Samples of an earlier run would be shown beside those of the new one, and count as archived; the
+    # position of its alerts would skip events.
+    for name in ("samples", "stacks"):
+        (tmp_path / name).mkdir()
+    for name in ("summary.json", "alerts.json"):
+        (tmp_path / name).write_text("{}")
     (tmp_path / "notes.txt").write_text("mine")
     clear(settings(), tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
