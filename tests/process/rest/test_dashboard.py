@@ -200,6 +200,7 @@ def test_groups_are_found_by_their_length(served: Controllers, page: Any) -> Non
 
 def test_groups_are_found_by_their_text(served: Controllers, page: Any) -> None:
     url = rest_url(served)
+    errors_of(page)
     open_page(page, url, "samples")
     wait(lambda: rows_of(page, "groups-table"), "no groups")
     fill = (

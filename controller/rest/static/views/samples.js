@@ -205,7 +205,7 @@ function partsText(c) {
     unbroken(`advantage ${advantage}`),
     unbroken(`${whole(c.token_count)} tokens`),
     c.finish_reason,
-    versions.length > 1 ? `versions\u00a0${versions.join(" → ")}` : `version ${versions[0] ?? "?"}`,
+    versions.length > 1 ? `versions\u00a0${versions.join(" → ")}` : `version\u00a0${versions[0] ?? "?"}`,
   ].join("   ");
 }
 
