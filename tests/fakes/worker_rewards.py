@@ -13,6 +13,12 @@ async def gated(completion: str) -> float:
     return 1.0
 
 
+async def never(completion: str) -> float:
+    """Waits without end."""
+    await asyncio.Event().wait()
+    return 1.0
+
+
 def broken(completion: str) -> float:
     raise KeyError("no verdict")
 

@@ -39,6 +39,15 @@ async def test_every_replica_uses_a_changed_setting_from_the_same_step_on_across
             await until(lambda: policies[0].timings.steps >= 2)
             dry = await command(controllers, "set", "train.lr=5e-4", "--dry-run", "--json")
             assert json.loads(dry.stdout)["changes"][0]["new"] == 5e-4, dry.output
+            limits = ["rollout.environment_timeout_s=45", "reward.timeout_s=15"]
+            done = await command(controllers, "set", *limits)
+            assert done.exit_code == 0, done.output
+            await until(
+                lambda: any(
+                    (r.settings.environment_timeout_s, r.settings.reward_timeout_s) == (45, 15)
+                    for r in rollouts
+                )
+            )
             done = await command(controllers, "set", "train.lr=5e-4", "rollout.top_p=0.9")
             assert "train.lr 0.001 -> 0.0005" in done.stdout, done.output
             await until(lambda: all(p.rates and p.rates[max(p.rates)] == 5e-4 for p in policies))
@@ -51,7 +60,10 @@ async def test_every_replica_uses_a_changed_setting_from_the_same_step_on_across
                 assert policies[0].rates[step] == policies[1].rates[step]
             control = control_of(controllers)
             changed = {c.name: (c.old, c.new) for c in (await status(control)).changed}
-            assert changed == {"train.lr": ("0.001", "0.0005"), "rollout.top_p": ("1.0", "0.9")}
+            assert changed["train.lr"] == ("0.001", "0.0005")
+            assert changed["rollout.top_p"] == ("1.0", "0.9")
+            assert changed["reward.timeout_s"][1] == "15.0"
+            assert changed["rollout.environment_timeout_s"][1] == "45.0"
             await control.close()
             shown = await command(controllers, "status")
             assert "train.lr 0.001 -> 0.0005" in shown.stdout

@@ -428,6 +428,40 @@ async def test_an_environment_out_of_time_is_a_reason_of_its_own(model: Path) ->
         assert "0.1 s" in refused.detail
 
 
+async def test_time_limits_that_change_while_the_worker_runs_are_those_of_the_lease(
+    model: Path,
+) -> None:
+    """Its configuration has others, of the time of its start."""
+
+    async def waits(task: EnvironmentTask, sample: Sample) -> float:
+        await sample(task.prompt)
+        await asyncio.Event().wait()
+        return 1.0
+
+    async def unscored(task: EnvironmentTask, sample: Sample) -> None:
+        await sample(task.prompt)
+
+    lease = lease_of()
+    lease.settings.CopyFrom(
+        rollout_pb2.TaskSettings(
+            max_tokens=40,
+            top_p=1.0,
+            max_turns=8,
+            environment_timeout_s=0.125,
+            reward_timeout_s=0.25,
+        )
+    )
+    async with staged(model, waits, lambda prompt: "a", environment_timeout_s=3600.0) as stage:
+        refused = await stage.refusal(lease)
+        assert refused.reason == "environment_timeout" and "0.125 s" in refused.detail
+
+    lease.settings.environment_timeout_s = 3600.0
+    reward = {"functions": ["tests.fakes.worker_rewards:never"], "timeout_s": 3600.0}
+    async with staged(model, unscored, lambda prompt: "a", reward=reward) as stage:
+        refused = await stage.refusal(lease)
+        assert refused.reason == "reward_timeout" and "0.25 s" in refused.detail
+
+
 async def test_the_time_of_the_model_is_not_the_environments(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
