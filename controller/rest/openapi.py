@@ -18,6 +18,7 @@ EXAMPLES: dict[str, Any] = {
     "changes": {"train.lr": {"old": 1e-6, "new": 5e-7, "step": 41}},
     "evals": [{"step": 40, "version": 40, "t": 1763711955.0, "eval_reward_mean": 0.58}],
     "fields": {"worker_id": "policy-1", "how": "exit"},
+    "grep": "I cannot",
     "group_id": "t17",
     "host": "gpu-7",
     "id": EVENT_ID,

@@ -143,7 +143,11 @@ function showGroup(g) {
     showGroup(g);
   });
   label.append(select);
-  head.append(make("h2", "", g.group_id), make("span", "facts", facts.map(unbroken).join("   ")), label);
+  head.append(
+    make("h2", "", g.group_id),
+    make("span", "facts", facts.map(unbroken).join("   ")),
+    label,
+  );
   const list = make("div", "completions");
   list.append(...g.completions.map(completion));
   const prompt = make("pre", "prompt", g.prompt || NO_TEXT);
@@ -205,7 +209,9 @@ function partsText(c) {
     unbroken(`advantage ${advantage}`),
     unbroken(`${whole(c.token_count)} tokens`),
     c.finish_reason,
-    versions.length > 1 ? `versions\u00a0${versions.join(" → ")}` : `version\u00a0${versions[0] ?? "?"}`,
+    versions.length > 1
+      ? `versions\u00a0${versions.join(" → ")}`
+      : `version\u00a0${versions[0] ?? "?"}`,
   ].join("   ");
 }
 
