@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from paceline.run_view.files import sample_archive
 from paceline.run_view import archive_search
 from paceline.run_view.archive_search import ArchiveSearch
+from paceline.run_view.files import sample_archive
 from paceline.run_view.files.sample_archive import ArchiveWriter
 
 
