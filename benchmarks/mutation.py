@@ -103,6 +103,32 @@ GUARDS = (
         "deposed_leader",
     ),
     Guard(
+        "release",
+        "a lease that was released is not renewed",
+        (
+            Patch(
+                "controller/store/election.py",
+                "            if self.released:\n                return False\n",
+                "",
+            ),
+        ),
+        (FENCE_TESTS,),
+        "released_is_never",
+    ),
+    Guard(
+        "lease-when-full",
+        "a Redis at its memory limit renews a lease that has run out",
+        (
+            Patch(
+                "controller/store/election.py",
+                "if redis.call('PEXPIRE', KEYS[1], ARGV[2]) == 0 then\n",
+                "if not holder or redis.call('PEXPIRE', KEYS[1], ARGV[2]) == 0 then\n",
+            ),
+        ),
+        (FENCE_TESTS,),
+        "while_redis_is_full",
+    ),
+    Guard(
         "batch-key",
         "an append whose answer was lost is recognised",
         (
@@ -511,8 +537,10 @@ GUARDS = (
                 "    cursor = state.tasks.cursor + state.terms - 1\n    new = range(",
             ),
         ),
-        ("tests/unit/simulator/test_crash_points.py",),
-        "no_row_is_skipped",
+        (
+            "tests/unit/simulator/test_crash_points.py::"
+            "test_no_row_is_skipped_or_trained_twice_at_any_crash_and_resume_point[0]",
+        ),
     ),
     Guard(
         "replay-lr",

@@ -163,7 +163,7 @@ class Housekeeping:
     async def finish(self) -> None:
         """Gives the sinks of a run that has ended their time, and deletes its last payloads."""
         if self._outcome is not None:
-            if self._obsolete and await self._is_safe(self._group_commit.at.number):
+            if self._obsolete and await self._is_last(self._group_commit.at.number):
                 await self._delete(self._obsolete)
             await asyncio.to_thread(self.exporters.join, FINISH_S)
             if self.exporters.alerts is not None:
@@ -232,16 +232,27 @@ class Housekeeping:
 
     async def _is_safe(self, number: int) -> bool:
         """Whether the journal of this leader holds entry ``number``, and a replica of Redis holds it too."""
-        stores = self._context.stores
         try:
-            if not await self._context.survives_failover():
-                return False
-            # A failover may have lost the entry already: then this leader is about to find out.
-            if (await stores.journal.head()).number < number:
-                return False
-            return await stores.election.renew(self._term)
+            return await self._survives(number) and await self._context.stores.election.renew(
+                self._term
+            )
         except (RedisError, OSError, Deposed):
             return False
+
+    async def _is_last(self, number: int) -> bool:
+        """The same of a leader that has released its lease: nobody has led since."""
+        try:
+            return await self._survives(number) and await self._context.stores.election.is_newest(
+                self._term
+            )
+        except (RedisError, OSError, Deposed):
+            return False
+
+    async def _survives(self, number: int) -> bool:
+        if not await self._context.survives_failover():
+            return False
+        # A failover may have lost the entry already: then this leader is about to find out.
+        return (await self._context.stores.journal.head()).number >= number
 
     async def _delete(self, refs: Sequence[Ref]) -> None:
         if self.exporters.archive is not None:

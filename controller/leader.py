@@ -49,6 +49,7 @@ from controller.store.ledger_follower import LedgerFollower
 from controller.store.partial_rollouts import PartialRollouts
 from controller.store.payloads import Ref
 from paceline.process.structured_log import event
+from paceline.redis.trouble import log_fields, trouble_of
 from paceline.v1 import admin_pb2, worker_pb2
 
 log = logging.getLogger(__name__)
@@ -117,9 +118,6 @@ class Leader:
         self._ended: Exception | None = None
         self._spoilt = asyncio.Event()
         """The ledger in memory is no longer what the journal says."""
-        self._at_the_lease = asyncio.Lock()
-        self._let_go = False
-        """The lease is given up."""
         self._begun = False
         """The run and the term are in the ledger: until then nobody's command may be decided."""
 
@@ -278,15 +276,15 @@ class Leader:
         while True:
             await asyncio.sleep(lease_s / 4)
             try:
-                async with asyncio.timeout(lease_s), self._at_the_lease:
-                    if self._let_go:
+                async with asyncio.timeout(lease_s):
+                    if self.election.released:
                         return
                     if not await self.election.renew(self.term):
                         raise Deposed("the lease is another controller's")
             except (RedisError, OSError, TimeoutError) as error:
                 if not self.election.holds_lease and not lapsed:
                     lapsed = True
-                    event(log, "lease lapsed", why=type(error).__name__, level=logging.WARNING)
+                    event(log, "lease lapsed", logging.WARNING, **log_fields(trouble_of(error)))
                     # Workers must not hang on a controller that may already be succeeded.
                     self.sessions.close_all()
                     self.long_polls.wake_all()
@@ -319,10 +317,7 @@ class Leader:
             async with asyncio.timeout(1.0):
                 await self.group_commit.durable()
                 await self.housekeeping.hand_over()
-                async with self._at_the_lease:
-                    # A renewal that came after it would take the lease again, for nobody.
-                    self._let_go = True
-                    await self.election.release()
+                await self.election.release()
         except (RedisError, OSError, TimeoutError) as error:
             event(log, "lease not released", why=type(error).__name__, level=logging.WARNING)
         await self.housekeeping.finish()

@@ -35,6 +35,7 @@ from paceline.errors import BadInput
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.redis.server import NoRedis, ensure_redis
+from paceline.redis.trouble import log_fields, trouble_of
 from paceline.refusal_code import RefusalCode
 
 log = logging.getLogger(__name__)
@@ -127,7 +128,7 @@ class Controller:
                 except Deposed as why:
                     event(log, "stepping down", why=str(why), level=logging.WARNING)
                 except (RedisError, OSError, JournalGap) as error:
-                    self._say_trouble(f"waiting for Redis ({type(error).__name__})")
+                    self._say_trouble(trouble_of(error))
                     await self._revive_redis()
                     await asyncio.sleep(0.1)
         finally:
@@ -240,5 +241,5 @@ class Controller:
         if trouble and not self.trouble:
             self._trouble_since = self.clock.monotonic()
         if trouble and trouble != self.trouble:
-            event(log, "standby cut off", why=trouble, level=logging.WARNING)
+            event(log, "standby cut off", logging.WARNING, **log_fields(trouble))
         self.trouble = trouble

@@ -5,6 +5,7 @@ from __future__ import annotations
 from controller.diagnosis.diagnosis import Culprit, CulpritKind, Diagnosis, Urgency, seconds
 from controller.diagnosis.evidence import Evidence
 from paceline.process.waits import WaitKind
+from paceline.redis.trouble import FULL, remedy_of
 
 STORE_S = 1.0
 """An append takes milliseconds."""
@@ -17,12 +18,9 @@ def redis(e: Evidence) -> Diagnosis | None:
     if "Redis" not in e.trouble and slow_s < STORE_S:
         return None
     stopped = e.redis_kernel is not None and e.redis_kernel.stopped
-    if "full" in e.trouble:
-        because = "which is full and refuses writes"
-        remedy = (
-            "Give it more memory (redis.maxmemory_mb, or maxmemory of your own server); "
-            "controller.payload_dir moves the payloads out of it"
-        )
+    if remedy := remedy_of(e.trouble):
+        full = e.trouble == FULL
+        because = "which is full and refuses writes" if full else "which cannot write to its disk"
     elif stopped:
         because, remedy = "which is stopped", f"Continue it: kill -CONT {e.redis_pid}"
     else:

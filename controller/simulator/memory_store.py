@@ -280,6 +280,9 @@ class MemoryElection(Election):
     async def _delete(self) -> None:
         await self._link.call(self._link.redis.release, self._identity)
 
+    async def is_newest(self, term: int) -> bool:
+        return await self._link.call(lambda: self._link.redis.term == term)
+
     async def holder(self) -> tuple[LeaderIdentity | None, float]:
         holder, left_s = await self._link.call(self._link.redis.lease)
         return LeaderIdentity.from_json(holder) if holder else None, left_s

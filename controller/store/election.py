@@ -5,12 +5,15 @@
 - A new term is the Redis clock in milliseconds, or the highest known term plus one if that is
   larger. A Sentinel failover may lose the newest term, and a term must never be granted twice.
 - A leader measures its lease with its own monotonic clock, and does not act after ``lease_until``.
+- A lease that was released stays released, whatever renewals are under way then.
+- A Redis at its memory limit grants and renews the lease (a hundred bytes), too.
 - If a leader's lease expired while Redis did not answer, and no other term was granted since, nobody
   else has written. The leader then continues in its term.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from typing import Any
 
@@ -33,6 +36,8 @@ local written = tonumber(redis.call('HGET', KEYS[3], 'term') or '0')
 local known = tonumber(ARGV[3])
 term = math.max(term, granted + 1, written + 1, known + 1)
 local text = string.format('%.0f', term)
+-- A server at its memory limit refuses SET as the first write of a script, and accepts it after a DEL.
+redis.call('DEL', KEYS[1])
 redis.call('SET', KEYS[2], text)
 redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 return text
@@ -43,8 +48,9 @@ _RENEW = Script("""
 if redis.call('GET', KEYS[2]) ~= ARGV[3] then return 0 end
 local holder = redis.call('GET', KEYS[1])
 if holder and holder ~= ARGV[1] then return 0 end
--- A server at its memory limit refuses SET and still accepts PEXPIRE.
-if not holder or redis.call('PEXPIRE', KEYS[1], ARGV[2]) == 0 then
+-- PEXPIRE also if the lease has run out: a server at its memory limit refuses SET as the first write of a
+-- script, and accepts it after a PEXPIRE.
+if redis.call('PEXPIRE', KEYS[1], ARGV[2]) == 0 then
   redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
 end
 return 1
@@ -71,6 +77,10 @@ class Election:
         self._identity = identity.to_json()
         self._lease_s = lease_s
         self._lease_ms = max(1, round(lease_s * 1000))
+        self.released = False
+        """The lease was given up. Nobody renews it."""
+        self._one_request = asyncio.Lock()
+        """A renewal that overtook a release would take the lease again, for nobody."""
         self.lease_until = 0.0
         """On this process's monotonic clock. Counted from before the request was sent, so it ends no
         later than the lease in Redis."""
@@ -80,15 +90,19 @@ class Election:
         began = self._clock.monotonic()
         term = await self._grant(known_term)
         if term is not None:
+            self.released = False
             self.lease_until = began + self._lease_s
         return term
 
     async def renew(self, term: int) -> bool:
-        """Extends the lease; False if another term was granted or another process holds it."""
-        began = self._clock.monotonic()
-        kept = await self._extend(term)
-        self.lease_until = began + self._lease_s if kept else 0.0
-        return kept
+        """Extends the lease; False if another term was granted, another process holds it, or it was released."""
+        async with self._one_request:
+            if self.released:
+                return False
+            began = self._clock.monotonic()
+            kept = await self._extend(term)
+            self.lease_until = began + self._lease_s if kept else 0.0
+            return kept
 
     @property
     def holds_lease(self) -> bool:
@@ -96,8 +110,10 @@ class Election:
 
     async def release(self) -> None:
         """Deletes the lease, so that a standby takes over at once."""
-        self.lease_until = 0.0
-        await self._delete()
+        async with self._one_request:
+            self.released = True
+            self.lease_until = 0.0
+            await self._delete()
 
     # ---- Redis ----------------------------------------------------------------------------
 

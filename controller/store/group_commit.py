@@ -24,6 +24,7 @@ from controller.store.journal import Journal, Position, RedisFull
 from controller.store.payloads import Ref
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
+from paceline.redis.trouble import log_fields, trouble_of
 
 log = logging.getLogger(__name__)
 
@@ -147,10 +148,8 @@ class GroupCommit:
                     events=batch.json,
                     payloads=batch.payloads,
                 )
-            except RedisFull:
-                self._stall("paused: Redis full")
-            except (RedisError, OSError) as error:
-                self._stall(f"waiting for Redis ({type(error).__name__})")
+            except (RedisFull, RedisError, OSError) as error:
+                self._stall(trouble_of(error))
             else:
                 self._resume()
                 took_s = time.monotonic() - began
@@ -168,7 +167,7 @@ class GroupCommit:
 
     def _stall(self, trouble: str) -> None:
         if self.trouble != trouble:
-            event(log, "appends do not go through", why=trouble, level=logging.WARNING)
+            event(log, "appends do not go through", logging.WARNING, **log_fields(trouble))
         self.trouble = trouble
         self._flowing.clear()
 

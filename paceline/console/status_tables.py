@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from paceline.console.terminal import printable
+from paceline.redis.trouble import remedy_of
 from paceline.run_view.summary import TIME_SPLIT
 from paceline.v1 import admin_pb2, common_pb2
 
@@ -119,7 +120,8 @@ def headline(status: admin_pb2.StatusReply) -> str:
         f", leader {status.leader or '-'} (term {status.term})"
         f", version {status.version}, mesh epoch {status.mesh_epoch}"
     )
-    return printable(f"{line}: {status.reason}" if status.reason else line)
+    reason = status.reason or remedy_of(status.phase)
+    return printable(f"{line}: {reason}" if reason else line)
 
 
 def _counts(counts: Mapping[str, int]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from redis.exceptions import OutOfMemoryError, RedisError
 
 from controller.store.election import Election
 from controller.store.journal import Deposed, Journal, JournalGap, LedgerSnapshot, Position
@@ -18,10 +19,12 @@ from controller.store.payloads import FilePayloads, RedisPayloads
 from controller.store.redis_keys import Keys
 from paceline.config.schema import Config
 from paceline.errors import BadInput
-from paceline.redis.client import connect, parse_sentinel
+from paceline.redis.client import connect, connect_sync, parse_sentinel
 from paceline.redis.leader_lease import LeaderIdentity, living_leader, release_dead
+from paceline.redis.trouble import UNWRITABLE, remedy_of, trouble_of
 from paceline.supervisor.run_dir_lock import check_no_leader, clear
 from testbed.controllers import until
+from testbed.full_redis import full_redis
 from testbed.redis_process import throwaway_redis
 
 KEYS = Keys("r")
@@ -233,3 +236,49 @@ async def test_a_second_fleet_neither_joins_nor_wipes_out_a_run_that_another_one
         assert (tmp_path / "summary.json").exists()
     await asyncio.to_thread(clear, config, tmp_path)
     assert not await redis.exists(KEYS.term)
+
+
+async def test_a_lease_is_renewed_and_taken_while_redis_is_full(redis: Any, url: str) -> None:
+    a = candidate(redis, "a")
+    term = await a.acquire(0)
+    assert term is not None
+    await redis.config_set("maxmemory", 24 << 20)
+    try:
+        with connect_sync(url) as client, full_redis(client):
+            with pytest.raises(OutOfMemoryError):
+                await redis.set("any", "x")
+            assert await a.renew(term)
+            await redis.delete(KEYS.leader)
+            assert await a.renew(term), "its lease had run out"
+            assert (await a.holder())[0] is not None
+            await a.release()
+            second = await candidate(redis, "b").acquire(term)
+            assert second is not None and second > term
+    finally:
+        await redis.config_set("maxmemory", 0)
+
+
+async def test_a_lease_that_was_released_is_never_renewed(redis: Any) -> None:
+    """Housekeeping asks for it at the end of a run: nobody would lead until the lease runs out."""
+    a = candidate(redis, "a")
+    term = await a.acquire(0)
+    assert term is not None
+    # The renewal is on its way as the lease is released.
+    await asyncio.gather(a.renew(term), a.release())
+    assert not await a.renew(term)
+    assert await redis.get(KEYS.leader) is None
+    assert not a.holds_lease
+    assert await a.acquire(term) is not None and await redis.get(KEYS.leader), "a new term"
+
+
+async def test_a_full_disk_under_redis_is_named(redis: Any) -> None:
+    a = candidate(redis, "a")
+    term = await a.acquire(0)
+    assert term is not None
+    with pytest.raises(RedisError) as refused:
+        # As the server says it within a script.
+        await redis.eval(
+            "return redis.error_reply('MISCONF Errors writing to the AOF file: No space left on device')",
+            0,
+        )
+    assert trouble_of(refused.value) == UNWRITABLE and "RUN_DIR/redis" in remedy_of(UNWRITABLE)

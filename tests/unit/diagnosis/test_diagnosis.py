@@ -220,6 +220,7 @@ def test_an_engine_that_makes_no_token_is_named_and_a_long_generation_is_not() -
     ("trouble", "kernel", "words"),
     [
         ("paused: Redis full", None, "full"),
+        ("paused: Redis cannot write to its disk", None, "cannot write to its disk"),
         ("waiting for Redis (TimeoutError)", STOPPED, "stopped"),
         ("waiting for Redis (ConnectionError)", None, "does not answer (ConnectionError)"),
     ],
