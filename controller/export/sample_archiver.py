@@ -5,6 +5,9 @@
 A file is written when there is enough for it, after a minute, before payloads are deleted, and when the term
 ends. A new leader archives again the steps that are in no file and that no checkpoint covers. So the death of a
 leader loses at most the covered steps that it was just writing.
+
+Memory: steps are read one after the other, and payloads in slices of at most 8 MiB (a larger group alone), each
+turned into text at once. Rows that wait for the file have the text of archive.step_mb a step.
 """
 
 from __future__ import annotations
@@ -39,8 +42,6 @@ WRITTEN_S = 30.0
 """Longest wait of a deletion of payloads for the archive to read them, and to write them."""
 _TOKEN_BYTES = 12
 """About what a token takes in a payload: id, log-prob and text."""
-_READ_GROUPS = 16
-"""Payloads read at a time."""
 
 Rows = list[dict[str, Any]]
 
@@ -64,6 +65,7 @@ class SampleArchiver:
         self._queue: queue.SimpleQueue[Rows | threading.Event | None] = queue.SimpleQueue()
         """Rows; an event to set once those before it are written; None to end."""
         self._reading: set[asyncio.Task[None]] = set()
+        self._one_step = asyncio.Lock()
         self._closing = False
         self._thread: threading.Thread | None = None
 
@@ -146,19 +148,20 @@ class SampleArchiver:
     async def _read(self, groups: Sequence[GroupSummary], t: float) -> None:
         size = sum(group.tokens for group in groups) * _TOKEN_BYTES
         share = (self._config.step_mb << 20) / max(size, 1)
-        rows: Rows = []
-        for start in range(0, len(groups), _READ_GROUPS):
-            chunk = groups[start : start + _READ_GROUPS]
-            # By number, not by size: else long completions would be missing.
-            wanted = [g for g in chunk if mix(int(g.group_id[1:])) / 2**64 < share]
-            refs = [(TaskId(group.group_id), group.attempt) for group in wanted]
+        # By number, not by size: else long completions would be missing.
+        wanted = [g for g in groups if mix(int(g.group_id[1:])) / 2**64 < share]
+        refs = [(TaskId(group.group_id), group.attempt) for group in wanted]
+        rows = {group.group_id: {**group.model_dump(mode="json"), "t": t} for group in groups}
+        async with self._one_step:
             try:
-                found = dict(zip(refs, await self._payloads.get(refs), strict=True))
+                number = 0
+                async for payload in self._payloads.stream(refs):
+                    group, number = wanted[number], number + 1
+                    if payload is not None:
+                        rows[group.group_id] |= await asyncio.to_thread(_content, group, payload)
             except Exception as error:
                 event(log, "samples not archived", logging.WARNING, why=str(error))
-                found = {}
-            rows += await asyncio.to_thread(_rows, chunk, found, t)
-        self._queue.put(rows)
+            self._queue.put(list(rows.values()))
 
     def _serve(self, writer: ArchiveWriter) -> None:
         rows: Rows = []
@@ -199,18 +202,10 @@ class SampleArchiver:
         return failed
 
 
-def _rows(
-    groups: Sequence[GroupSummary], payloads: Mapping[tuple[TaskId, int], bytes | None], t: float
-) -> Rows:
-    rows = []
-    for group in groups:
-        row = {**group.model_dump(mode="json"), "t": t}
-        payload = payloads.get((TaskId(group.group_id), group.attempt))
-        if payload is not None:
-            whole = detailed(group, payload)
-            row["prompt"] = whole.prompt
-            row["completions"] = [
-                c.model_dump(mode="json", exclude={"tokens", "logprobs"}) for c in whole.completions
-            ]
-        rows.append(row)
-    return rows
+def _content(group: GroupSummary, payload: bytes) -> dict[str, Any]:
+    """Prompt and completions, without what only training needs."""
+    whole = detailed(group, payload)
+    completions = [
+        c.model_dump(mode="json", exclude={"tokens", "logprobs"}) for c in whole.completions
+    ]
+    return {"prompt": whole.prompt, "completions": completions}

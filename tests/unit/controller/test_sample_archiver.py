@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,15 @@ class SlowPayloads:
 
     def __init__(self) -> None:
         self.answer = asyncio.Event()
+        self.readers = self.most_readers = 0
 
-    async def get(self, refs: Sequence[Ref]) -> list[bytes | None]:
+    async def stream(self, refs: Sequence[Ref]) -> AsyncIterator[bytes | None]:
+        self.readers += 1
+        self.most_readers = max(self.most_readers, self.readers)
         await self.answer.wait()
-        return [None] * len(refs)
+        for _ in refs:
+            yield None
+        self.readers -= 1
 
 
 def started(run_dir: Path, payloads: Any) -> SampleArchiver:
@@ -62,3 +67,22 @@ async def test_a_deletion_does_not_wait_for_an_archive_that_is_closed(
     assert await asyncio.to_thread(archiver.join, 60)
     async with asyncio.timeout(60):
         await archiver.written()
+
+
+async def test_steps_are_read_one_after_the_other_and_never_all_at_once(tmp_path: Path) -> None:
+    """A new leader archives every step since the last checkpoint: 64 steps of 100 MB would be 6 GB."""
+    driven = Driven()
+    driven.policy("p0")
+    driven.rollout("r0")
+    for _ in range(3):
+        driven.train()
+    payloads = SlowPayloads()
+    archiver = started(tmp_path, payloads)
+    await archiver.resume(driven.state, 1.0)
+    await asyncio.sleep(0)
+    archiver.begin_close()
+    payloads.answer.set()
+    await archiver.written()
+    assert await asyncio.to_thread(archiver.join, 60)
+    assert sorted(step for steps in archived_steps(tmp_path) for step in steps) == [1, 2, 3]
+    assert payloads.most_readers == 1
