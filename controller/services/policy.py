@@ -152,9 +152,9 @@ async def record_checkpoint(
     if request.step < 1 or not request.path or request.size_bytes < 0:
         raise Invalid("a checkpoint has a step from 1, a path and a size")
     # The run directory may have another path on the worker's machine.
-    if not re.fullmatch(rf"(.*/)?checkpoints/step-0*{request.step}", request.path) or ".." in (
-        request.path.split("/")
-    ):
+    if not re.fullmatch(
+        rf"(.*/)?checkpoints/step-0*{request.step}(\.[\w-]+)?", request.path
+    ) or ".." in (request.path.split("/")):
         raise Invalid(f"path must end with checkpoints/step-{request.step}: {request.path[:200]!r}")
     if not 0 <= request.seconds < float("inf"):
         raise Invalid("seconds must be finite and not negative")

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from paceline.errors import BadInput
+from paceline.run_view.files.checkpoint_links import complete
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
-
-_NAME = re.compile(r"step-\d{6,}")
 
 
 def from_override(given: Path | None) -> list[str]:
@@ -26,17 +24,13 @@ def _checkpoint_of(given: Path) -> Path:
     if (given / "meta.json").is_file():
         return given.resolve()
     folder = given / "checkpoints" if (given / "checkpoints").is_dir() else given
-    found = [
-        path
-        for path in (folder.iterdir() if folder.is_dir() else ())
-        if _NAME.fullmatch(path.name) and (path / "meta.json").is_file()
-    ]
+    found = complete(folder)
     if not found:
         raise BadInput(
             f"--from: {given} is no checkpoint, and no run directory with one. Checkpoints are in "
-            "RUN_DIR/checkpoints/step-NNNNNN"
+            "RUN_DIR/checkpoints/step-NNNNNN, and the best one is RUN_DIR/checkpoints/best"
         )
-    return max(found, key=lambda path: int(path.name.removeprefix("step-"))).resolve()
+    return found[-1].resolve()
 
 
 def check_begins_elsewhere(settings: Config, directory: Path) -> str:

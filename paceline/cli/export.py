@@ -55,6 +55,7 @@ def export(
 
 
 def _checkpoint(source: Path, *, best: bool) -> Path:
+    from paceline.run_view.files.checkpoint_links import complete
     from paceline.run_view.run_records import RunRecords
 
     if not source.is_dir():
@@ -63,8 +64,7 @@ def _checkpoint(source: Path, *, best: bool) -> Path:
         if best:
             raise BadInput(f"{source}: --best needs the directory of a run, with its events.jsonl")
         # A policy worker that was started by hand may have a directory without the controller's events.
-        complete = [path.parent for path in (source / "checkpoints").glob("step-*/meta.json")]
-        return max(complete, key=lambda path: (len(path.name), path.name), default=source)
+        return next(reversed(complete(source / "checkpoints")), source)
     history = RunRecords.read(source).history
     if not history.checkpoints:
         raise BadInput(f"{source}: the run has no checkpoint yet")

@@ -3,10 +3,12 @@
     step thread      snapshot: copies of this rank's slices in host memory ─┐
     writer thread    slices ► .step-000123.<writer>/shard-*.safetensors ◄───┘  (every rank, fsync)
                      rank 0: all ranks done ► slices cover every tensor ► meta.json ► fsync
-                             ► rename to step-000123 ► fsync of the parent
+                             ► rename to step-000123.<writer> ► fsync of the parent
 
 - A directory named ``step-…`` with a ``meta.json`` is complete. At whatever instant the process dies,
   the complete checkpoints are the old ones, or the old ones and the new one.
+- <writer> is random and is never used twice, so no replica, however late, can overwrite what another wrote.
+  The ledger records the directory. The leader then links step-000123 to it.
 - Nothing in it can run code: tensors are safetensors, the rest is JSON. The files' headers describe the
   slices of each rank, so a checkpoint of any number of ranks loads into any other number, and ranks
   exchange no plan.
@@ -39,11 +41,11 @@ from paceline.errors import UserError
 from paceline.ids import Step, Version
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
+from paceline.run_view.files.checkpoint_links import META, complete, is_checkpoint_name, unlink
 from policy_worker import rng
 from policy_worker.checkpoint.atomic_directory import (
     fingerprint,
     locked_directory,
-    put_in_place,
     remove_unlocked,
 )
 from policy_worker.checkpoint.shards import (
@@ -59,8 +61,6 @@ from policy_worker.state import TrainState
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-META = "meta.json"
-_NAME = re.compile(r"step-(\d{6,})")
 _UNFINISHED = re.compile(r"\.(step-\d{6,}|trash)\..+")
 
 
@@ -107,11 +107,12 @@ class Checkpointer:
         """
         begun = time.monotonic()
         self._saves += 1
+        writer = f"{self._replica.identity}-{self._saves}"
         job = _Job(
             step=state.step,
             version=state.version,
-            writer=f"{self._replica.identity}-{self._saves}",
-            path=self._root / f"step-{state.step:06d}",
+            writer=writer,
+            path=self._root / f"step-{state.step:06d}.{writer}",
             snapshot=StateSnapshot.take(named_tensors(state), self._replica.rank),
             random=rng.capture(),
             groups=[_scalars(group) for group in state.optimizer.param_groups],
@@ -226,7 +227,7 @@ class Checkpointer:
     # -- writer thread ------------------------------------------------------------------------
 
     def _write(self, job: _Job) -> CheckpointInfo:
-        partial = job.path.with_name(f".{job.path.name}.{job.writer}")
+        partial = job.path.with_name(f".{job.path.name}")
         try:
             if self._replica.leads:
                 files = self._write_and_complete(job, partial)
@@ -261,7 +262,8 @@ class Checkpointer:
                 sync_directory(partial)
                 if job.abandoned.is_set():
                     raise CheckpointError(f"version {job.version} was outvoted or never committed")
-                put_in_place(partial, job.path)
+                partial.rename(job.path)
+                sync_directory(self._root)
                 return files
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
@@ -295,10 +297,11 @@ class Checkpointer:
 
     def _delete(self, paths: list[Path]) -> None:
         for path in paths:
-            if path.absolute().parent != self._root or not _NAME.fullmatch(path.name):
+            if path.absolute().parent != self._root or not is_checkpoint_name(path.name):
                 event(log, "not a checkpoint of this run, kept", logging.WARNING, path=path)
                 continue
             trash = self._root / f".trash.{path.name}-{self._replica.identity}"
+            unlink(path)
             try:
                 path.rename(trash)  # half a removal must not look like a checkpoint
                 shutil.rmtree(trash)
@@ -341,13 +344,8 @@ class _Job:
 
 
 def complete_checkpoints(run_dir: Path) -> list[Path]:
-    """Complete checkpoints under ``run_dir``, oldest step first."""
-    root = Path(run_dir) / "checkpoints"
-    found = []
-    for path in root.iterdir() if root.is_dir() else ():
-        if (match := _NAME.fullmatch(path.name)) and (path / META).is_file():
-            found.append((int(match[1]), path))
-    return [path for _, path in sorted(found)]
+    """Complete checkpoints under ``run_dir``, oldest step first: one of each step."""
+    return complete(Path(run_dir) / "checkpoints")
 
 
 def read_meta(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Writer of the run files: events.jsonl and metrics.jsonl.
+"""Writer of the run files: events.jsonl, metrics.jsonl and the links of checkpoints.
 
 The journal is the source of truth; these files are its readable record, written by the leader.
 Every line carries the journal position it came from, so the next leader continues where the last
@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.run_view.events.event_history import Key, is_listed, position_key
+from paceline.run_view.files import checkpoint_links
 from paceline.run_view.files.json_lines import JsonLinesFile, read_lines
 
 
@@ -27,6 +28,7 @@ class RunFileWriter:
     """Writes the run files of ``run_dir`` for one leader at a time."""
 
     def __init__(self, run_dir: Path) -> None:
+        self._run_dir = run_dir
         self._events = JsonLinesFile(run_dir / "events.jsonl")
         self._metrics = JsonLinesFile(run_dir / "metrics.jsonl")
         self._counts: Counter[str] = Counter()
@@ -66,6 +68,8 @@ class RunFileWriter:
                 line["counts"] = dict(self._counts)
             self._events.append(line)
             self._listed = key
+        # Also if the line was there: the leader before may have died between the two.
+        checkpoint_links.follow(self._run_dir, event)
         if kind == "StepCommitted":
             self._counts.clear()
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -110,11 +111,11 @@ def test_checkpoint_of_two_ranks_restores_into_one_bit_for_bit(runs, tmp_path):
 
 def test_checkpoint_of_one_rank_restores_into_two_bit_for_bit(runs):
     folder, _, one, _, _ = runs
-    assert read_meta(folder / "one" / "checkpoints" / f"step-{STEPS:06d}")["ranks"] == 1
+    assert read_meta(Path(one["checkpoint"]))["ranks"] == 1
     for rank in (0, 1):
         resumed = _weights(folder / "mesh", "resumed", rank)
         assert_same_bits(resumed, _weights(folder / "one", "trained"))
-    assert one["checkpoint"].endswith(f"step-{STEPS:06d}")
+    assert f"step-{STEPS:06d}." in one["checkpoint"]
 
 
 def test_runs_that_changed_their_number_of_ranks_stay_together(runs):

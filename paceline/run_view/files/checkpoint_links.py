@@ -1,0 +1,73 @@
+"""Checkpoint links: readable names for the directories that the ledger recorded.
+
+    checkpoints/step-000123.<writer>    the directory; its name is never used twice, so nobody can overwrite it
+    checkpoints/step-000123          ─► the directory that was recorded for that step
+    checkpoints/best                 ─► the one with the highest held-out reward
+
+The leader sets a link after the record is durable, and replaces it atomically. The ledger names directories,
+never links: a link that is missing or old misleads no restore.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+BEST = "best"
+_NAME = re.compile(r"step-(\d{6,})(\..+)?")
+META = "meta.json"
+
+
+def follow(run_dir: Path, event: Mapping[str, Any]) -> None:
+    """Sets the links after ``event``, a durable one. Raises OSError."""
+    kind = event.get("type")
+    if kind not in ("CheckpointRecorded", "CheckpointVoided", "BestCheckpointChosen"):
+        return
+    directory = run_dir / "checkpoints" / Path(str(event["path"])).name
+    link = directory.with_name(BEST if kind == "BestCheckpointChosen" else _link_name(directory))
+    if kind == "CheckpointVoided":
+        unlink(directory)
+    elif link != directory and (directory / META).is_file():
+        _point(link, directory.name)
+
+
+def unlink(directory: Path) -> None:
+    """Removes the links to a checkpoint that is about to be deleted."""
+    for link in (directory.with_name(_link_name(directory)), directory.with_name(BEST)):
+        with contextlib.suppress(OSError):
+            if str(link.readlink()) == directory.name:
+                link.unlink()
+
+
+def complete(directory: Path) -> list[Path]:
+    """Complete checkpoints in ``directory``, oldest step first: the link of each step, or the newest directory
+    of a step without one (nothing recorded it yet)."""
+    found: dict[int, tuple[bool, float, Path]] = {}
+    for path in directory.iterdir() if directory.is_dir() else ():
+        if (match := _NAME.fullmatch(path.name)) and (path / META).is_file():
+            candidate = (match[2] is None, path.stat().st_mtime, path)
+            found[int(match[1])] = max(candidate, found.get(int(match[1]), candidate))
+    return [found[step][2] for step in sorted(found)]
+
+
+def is_checkpoint_name(name: str) -> bool:
+    """Whether a directory or link of this name may be a checkpoint."""
+    return _NAME.fullmatch(name) is not None
+
+
+def _link_name(directory: Path) -> str:
+    return directory.name.partition(".")[0]
+
+
+def _point(link: Path, target: str) -> None:
+    partial = link.with_name(f".link.{link.name}.{os.getpid()}")
+    partial.unlink(missing_ok=True)
+    partial.symlink_to(target)
+    if link.is_dir() and not link.is_symlink():
+        # Written before checkpoints had names of their own, and abandoned by a rollback since.
+        link.rename(link.with_name(f"{link.name}.earlier-{os.getpid()}"))
+    partial.replace(link)
