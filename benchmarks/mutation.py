@@ -129,6 +129,31 @@ GUARDS = (
         "while_redis_is_full",
     ),
     Guard(
+        "best-kept",
+        "the best checkpoint is kept however many newer ones there are",
+        (
+            Patch(
+                "controller/ledger/decisions/held_out.py",
+                "c for c in s.versions.checkpoints if c.step == s.versions.best or c.step in s.evals.rounds",
+                "c for c in s.versions.checkpoints if c.step in s.evals.rounds",
+            ),
+        ),
+        ("tests/unit/ledger/test_held_out.py",),
+    ),
+    Guard(
+        "checkpoint-name",
+        "a checkpoint's directory is its writer's own",
+        (
+            Patch(
+                "policy_worker/checkpoint/checkpoint.py",
+                'path=self._root / f"step-{state.step:06d}.{writer}",',
+                'path=self._root / f"step-{state.step:06d}.one",',
+            ),
+        ),
+        ("tests/unit/policy/test_checkpoint_exactness.py",),
+        "overwrite",
+    ),
+    Guard(
         "batch-key",
         "an append whose answer was lost is recognised",
         (

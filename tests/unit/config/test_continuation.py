@@ -39,6 +39,15 @@ def test_a_run_directory_stands_for_its_newest_complete_checkpoint(tmp_path: Pat
     assert from_override(None) == []
 
 
+def test_the_best_checkpoint_stands_for_its_directory_and_not_for_the_link(tmp_path: Path) -> None:
+    """The link moves on to a better one while the new run goes on."""
+    best = checkpoint(tmp_path, 9)
+    checkpoint(tmp_path, 12)
+    link = tmp_path / "checkpoints" / "best"
+    link.symlink_to(best.name)
+    assert from_override(link) == [f"model.initial_checkpoint={json.dumps(str(best))}"]
+
+
 def test_a_directory_without_a_checkpoint_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="RUN_DIR/checkpoints/step-NNNNNN"):
         from_override(tmp_path)
