@@ -109,7 +109,7 @@ def _newest_step(run_dir: Path) -> int:
 def _judge(run_dir: Path) -> dict[str, Any]:
     """Ledger, digests and held-out reward, from the journal and the run files."""
     from controller.store.journal_audit import verify
-    from paceline.cli.ledger import redis_of
+    from paceline.cli.reports.ledger import redis_of
     from paceline.run_view.run_records import RunRecords
 
     name = run_config(run_dir).run.name

@@ -14,23 +14,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from paceline.cli import (
-    admin,
-    alerts,
-    completion,
-    config,
-    doctor,
-    events,
-    export,
-    ledger,
-    roles,
-    runs,
-    samples,
-    settings,
-    status,
-    up,
-    why,
-)
+from paceline.cli import export
+from paceline.cli.control import admin, roles, settings, up
+from paceline.cli.reports import events, ledger, runs, samples, status, why
+from paceline.cli.setup import alerts, completion, config, doctor
 from paceline.errors import UserError
 
 app = typer.Typer(

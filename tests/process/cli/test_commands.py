@@ -306,8 +306,8 @@ def test_a_run_that_has_ended_is_followed_to_its_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It said nothing for a minute, and then that no controller answers."""
-    from paceline.cli import admin
-    from paceline.cli import events as events_command
+    from paceline.cli.control import admin
+    from paceline.cli.reports import events as events_command
 
     ended_run(tmp_path)
     monkeypatch.setattr(events_command, "OVER_S", 0.1)

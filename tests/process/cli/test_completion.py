@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import app
-from paceline.cli.completion import VARIABLE
+from paceline.cli.setup.completion import VARIABLE
 
 ROOT = Path(__file__).resolve().parents[3]
 

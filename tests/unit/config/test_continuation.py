@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.cli.continuation import check_begins_elsewhere, from_override
+from paceline.cli.control.continuation import check_begins_elsewhere, from_override
 from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.run_view.summary import can_extend

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from paceline.cli.samples import _text
-from paceline.cli.up import _print_outcome
+from paceline.cli.control.up import _print_outcome
+from paceline.cli.reports.samples import _text
 from paceline.console.live_view import LiveConsole, PlainConsole, fitted, open_console
 from paceline.rpc.auth import dashboard_link
 from paceline.rpc.messages import as_dict

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.cli.admin import ANSWER_LIMIT_S
 from paceline.cli.common import JsonOption, Target, print_json, takes_target
+from paceline.cli.control.admin import ANSWER_LIMIT_S
 from paceline.errors import UserError
 
 if TYPE_CHECKING:

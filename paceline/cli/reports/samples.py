@@ -162,7 +162,7 @@ def _ask(rest: RestReader, query: dict[str, Any]) -> dict[str, Any]:
 def _from_journal(run_dir: Path, query: dict[str, Any]) -> dict[str, Any]:
     from controller.rest.routes.samples import Filter
     from controller.store.offline_samples import archived_groups, kept_groups
-    from paceline.cli.ledger import redis_of
+    from paceline.cli.reports.ledger import redis_of
     from paceline.redis.server import NoRedis
 
     name = run_config(run_dir).run.name

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from paceline.cli.common import ConfigArgument, JsonOption, RunDirOption, SetOption, print_json
-from paceline.cli.continuation import check_begins_elsewhere, from_override
+from paceline.cli.control.continuation import check_begins_elsewhere, from_override
 from paceline.errors import BadInput
 
 if TYPE_CHECKING:

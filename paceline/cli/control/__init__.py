@@ -1,0 +1,1 @@
+"""Commands that start and steer a run and its processes."""

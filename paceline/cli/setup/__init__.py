@@ -1,0 +1,1 @@
+"""Commands of the set-up: config files, checks of the machine, completion and alerts."""
