@@ -2,7 +2,7 @@
 
     python -m benchmarks.bottleneck [--cases staleness rewards] [--seconds 15]
 
-A real controller with a real Redis; workers of emulated durations (``testbed/emulated_workers.py``), so that
+A real controller with a real Redis; workers of emulated durations (``testbed/workers/emulated_workers.py``), so that
 each limit is known. A case is run as it is and then with the change that the sentence names, everything else
 equal. Rates are committed steps per second of the last ``--seconds``.
 """
@@ -23,10 +23,10 @@ from urllib.parse import urlsplit
 
 from benchmarks import runs
 from paceline.v1 import admin_pb2
-from testbed.controllers import addresses, config_of, control_of, running_controllers
-from testbed.emulated_workers import Durations, EmulatedPolicy, EmulatedRollout
-from testbed.redis_process import throwaway_redis
-from testbed.tcp_proxy import TcpProxy
+from testbed.faults.tcp_proxy import TcpProxy
+from testbed.fleets.controllers import addresses, config_of, control_of, running_controllers
+from testbed.redis.redis_process import throwaway_redis
+from testbed.workers.emulated_workers import Durations, EmulatedPolicy, EmulatedRollout
 
 GROUPS = 8
 """Of a step."""

@@ -33,7 +33,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from testbed.controller_processes import Controllers, write_config
+from testbed.fleets.controller_processes import Controllers, write_config
 
 PAYLOADS = {"16x256": 256, "16x16": 16}
 COMPLETIONS = 16
@@ -149,7 +149,7 @@ async def _load(order: dict[str, Any]) -> None:
     import psutil
 
     from paceline.config.load import load_config
-    from testbed.fake_workers import FakePolicy, FakeRollout, Timings
+    from testbed.workers.fake_workers import FakePolicy, FakeRollout, Timings
 
     config = load_config(order["config"], [])
     addresses = [order["address"]]

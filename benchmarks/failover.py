@@ -25,8 +25,8 @@ from paceline.config.load import fleet_digest
 from paceline.redis.leader_lease import release_dead
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2, common_pb2, worker_pb2
-from testbed.controller_processes import ControllerProcess, Controllers, write_config
-from testbed.controllers import config_of
+from testbed.fleets.controller_processes import ControllerProcess, Controllers, write_config
+from testbed.fleets.controllers import config_of
 
 
 def main() -> None:

@@ -26,9 +26,9 @@ import torch
 from benchmarks.runs import machine
 from paceline.v1 import worker_pb2
 from policy_worker.weight_publisher import WeightPublisher
-from testbed import weight_link_peer
-from testbed.mesh_member import Crew, Member, crew_on
-from testbed.redis_process import throwaway_redis
+from testbed.redis.redis_process import throwaway_redis
+from testbed.workers import weight_link_peer
+from testbed.workers.mesh_member import Crew, Member, crew_on
 
 MB = 1_000_000
 REDUCED_MB = (1, 8, 32)

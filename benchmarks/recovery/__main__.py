@@ -24,7 +24,7 @@ from benchmarks.recovery import table
 from benchmarks.recovery.fleet_fixtures import HOSTS, Ground
 from benchmarks.recovery.matrix import CASES
 from benchmarks.runs import RESULTS
-from testbed.network_namespaces import why_not
+from testbed.faults.network_namespaces import why_not
 
 OUT = RESULTS / "recovery.json"
 SHOWN = ("trials", "detect_median_s", "recover_median_s", "recover_p99_s", "repeated")

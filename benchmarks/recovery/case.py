@@ -8,7 +8,7 @@ from itertools import pairwise
 from typing import Any
 
 from benchmarks.recovery.fleet_fixtures import USUAL, Ground
-from testbed.fleet import Event, Fleet
+from testbed.fleets.fleet import Event, Fleet
 
 SERVE_LIMIT_S = 90.0
 """A process starts anew and loads its model, on busy cores."""

@@ -7,9 +7,9 @@ import time
 
 from benchmarks.recovery.case import Case, Trial, kind
 from benchmarks.recovery.fleet_fixtures import HOSTS
-from testbed.launched_fleet import LaunchedFleet
-from testbed.namespaced_fleet import NamespacedFleet
-from testbed.network_namespaces import HUB
+from testbed.faults.network_namespaces import HUB
+from testbed.fleets.launched_fleet import LaunchedFleet
+from testbed.fleets.namespaced_fleet import NamespacedFleet
 
 
 def leader_falls(fleet: LaunchedFleet, number: signal.Signals) -> Trial:

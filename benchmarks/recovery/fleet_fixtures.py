@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from paceline.rpc.ports import free_ports
-from testbed.external_redis import Sentinels, Server
-from testbed.launched_fleet import LaunchedFleet
-from testbed.namespaced_fleet import NamespacedFleet
-from testbed.poison_reward import KILLS
-from testbed.tcp_proxy import TcpProxy
+from testbed.faults.tcp_proxy import TcpProxy
+from testbed.fleets.launched_fleet import LaunchedFleet
+from testbed.fleets.namespaced_fleet import NamespacedFleet
+from testbed.redis.external_redis import Sentinels, Server
+from testbed.rewards.poison_reward import KILLS
 
 POISONED_EVERY = 16
 """Of the rows."""
@@ -107,7 +107,7 @@ def _poisoned(where: Path) -> Iterator[LaunchedFleet]:
         for number, row in enumerate(rows)
     ]
     path.write_text("\n".join(lines) + "\n")
-    reward = {"functions": ["testbed.poison_reward:scored"], "processes": 2}
+    reward = {"functions": ["testbed.rewards.poison_reward:scored"], "processes": 2}
     fleet = LaunchedFleet(where, data={"path": str(path)}, reward=reward)
     try:
         yield fleet

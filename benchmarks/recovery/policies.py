@@ -22,9 +22,9 @@ from benchmarks.recovery.case import (
     of_worker,
 )
 from benchmarks.recovery.fleet_fixtures import HOSTS, ONE, RANKS, THREE
-from testbed import failpoints
-from testbed.launched_fleet import LaunchedFleet
-from testbed.namespaced_fleet import CONTROLLERS, NamespacedFleet
+from testbed.faults import failpoints
+from testbed.fleets.launched_fleet import LaunchedFleet
+from testbed.fleets.namespaced_fleet import CONTROLLERS, NamespacedFleet
 
 APART_S = 5.0
 

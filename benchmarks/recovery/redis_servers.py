@@ -15,8 +15,8 @@ from benchmarks.recovery.fleet_fixtures import (
     WatchedByThree,
 )
 from paceline.redis.client import connect_sync
-from testbed.full_redis import full_redis
-from testbed.launched_fleet import LaunchedFleet
+from testbed.fleets.launched_fleet import LaunchedFleet
+from testbed.redis.full_redis import full_redis
 
 HANG_S = 30.0
 """Six leases."""

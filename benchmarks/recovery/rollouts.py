@@ -21,8 +21,8 @@ from benchmarks.recovery.case import (
     released_and_leased,
 )
 from benchmarks.recovery.fleet_fixtures import HOSTS, POISONED
-from testbed.launched_fleet import LaunchedFleet
-from testbed.namespaced_fleet import CONTROLLERS, NamespacedFleet
+from testbed.fleets.launched_fleet import LaunchedFleet
+from testbed.fleets.namespaced_fleet import CONTROLLERS, NamespacedFleet
 
 VICTIM = "rollout-1"
 STARVE_S = 7.0

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 from benchmarks.recovery.case import COMMIT, SERVE_LIMIT_S, Case, Trial, commit_after
-from testbed.launched_fleet import LaunchedFleet
-from testbed.local_run import Up
+from testbed.fleets.launched_fleet import LaunchedFleet
+from testbed.fleets.local_run import Up
 
 
 def supervisor_killed(fleet: LaunchedFleet) -> Trial:

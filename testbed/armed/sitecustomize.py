@@ -1,6 +1,6 @@
 """Signal handler of a fleet under test: SIGUSR1 arms a process to fall at a chosen instant.
 
-It is loaded by way of PYTHONPATH. Until the signal nothing in the process is changed; see ``testbed/failpoints.py``.
+It is loaded by way of PYTHONPATH. Until the signal nothing in the process is changed; see ``testbed/faults/failpoints.py``.
 """
 
 import os
@@ -9,7 +9,7 @@ import signal
 if "PACELINE_INSTANTS" in os.environ:
 
     def _arm(number, frame):
-        from testbed.failpoints import arm
+        from testbed.faults.failpoints import arm
 
         arm()
 

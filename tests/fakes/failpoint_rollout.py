@@ -26,7 +26,7 @@ from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.engine.transformers.engine import TransformersEngine
 from rollout_worker.engine.vllm import internals
 from rollout_worker.main import RolloutWorker
-from testbed.controllers import until
+from testbed.fleets.controllers import until
 
 
 class HaltingEngine(TransformersEngine):

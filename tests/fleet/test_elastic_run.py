@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from paceline.run_view.files.fleet_file import FleetRecord
-from testbed.local_run import Up, paceline, write_run
+from testbed.fleets.local_run import Up, paceline, write_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
@@ -90,7 +90,7 @@ def test_a_replica_joins_and_leaves_and_no_step_notices(start: Start) -> None:
     up = start(
         train={"steps": 5000, "checkpoint_every": 1000, "eval_every": 5000},
         # Steps that nobody waits for must not slow the newcomer's start down.
-        reward={"functions": ["testbed.slow_reward:digit_first_later"]},
+        reward={"functions": ["testbed.rewards.slow_reward:digit_first_later"]},
         fleet={"controllers": 1, "policy": 1, "rollout": 1, "policy_max": 2},
     )
     up.until(lambda: up.step() >= 1)

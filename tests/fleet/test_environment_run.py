@@ -22,9 +22,9 @@ from rollout_worker.engine.base import Completion as EngineSample
 from rollout_worker.engine.base import Finish
 from rollout_worker.environments.base import EnvironmentTask, Sample
 from rollout_worker.main import RolloutWorker
-from testbed.controllers import addresses, config_of, running_controllers, until
-from testbed.fake_workers import FakePolicy
-from testbed.local_run import Up, write_run
+from testbed.fleets.controllers import addresses, config_of, running_controllers, until
+from testbed.fleets.local_run import Up, write_run
+from testbed.workers.fake_workers import FakePolicy
 from tests.fixtures.chat_model import make_chat_model
 from tests.fixtures.engines import ENGINES, Reference, make_test_engine
 from tests.fixtures.environment_fixture import (

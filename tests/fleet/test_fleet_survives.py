@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from testbed.launched_fleet import Event, LaunchedFleet
-from testbed.local_run import Up, paceline
+from testbed.fleets.launched_fleet import Event, LaunchedFleet
+from testbed.fleets.local_run import Up, paceline
 from tests.fixtures.shared import Shared
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -32,7 +32,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[Launched
     def start() -> LaunchedFleet:
         where = tmp_path_factory.mktemp("fleet")
         # Some two steps a second: it runs for minutes, and all it trains meanwhile costs the others.
-        reward = {"functions": ["testbed.slow_reward:digit_first_later"]}
+        reward = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
         return LaunchedFleet(where, controller={"snapshot_every": 300}, reward=reward)
 
     fleet = Shared(start)
@@ -272,7 +272,14 @@ def test_a_worker_starved_to_a_tenth_is_not_evicted(fleet: LaunchedFleet, victim
 def test_seeded_chaos_breaks_no_promise(fleet: LaunchedFleet, minutes: float) -> None:
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "testbed.chaos", "--run-dir", str(fleet.run_dir), "--json"),
+            *(
+                sys.executable,
+                "-m",
+                "testbed.faults.chaos",
+                "--run-dir",
+                str(fleet.run_dir),
+                "--json",
+            ),
             "--seed",
             "11",
             "--minutes",

@@ -17,14 +17,14 @@ from paceline.config.schema import RedisConfig
 from paceline.redis.server import ensure_redis, stop_redis
 from paceline.rpc.ports import free_ports
 from paceline.run_view.files.fleet_file import FleetRecord
-from testbed.local_run import ROOT, Up, paceline, write_run
+from testbed.fleets.local_run import ROOT, Up, paceline, write_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
 Start = Callable[..., Up]
 SMALL = {"policy": 1, "rollout": 1}
 EVERYONE = {"policy-0", "policy-1", "rollout-0", "rollout-1"}
-SLOWLY = {"functions": ["testbed.slow_reward:digit_first_later"]}
+SLOWLY = {"functions": ["testbed.rewards.slow_reward:digit_first_later"]}
 """Some two steps a second: what a test does to the run comes before its end."""
 
 

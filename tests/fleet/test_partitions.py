@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.fleet import Event
-from testbed.namespaced_fleet import CONTROLLERS, NamespacedFleet
-from testbed.network_namespaces import HUB, why_not
+from testbed.faults.network_namespaces import HUB, why_not
+from testbed.fleets.fleet import Event
+from testbed.fleets.namespaced_fleet import CONTROLLERS, NamespacedFleet
 
 WHY_NOT = why_not()
 pytestmark = [

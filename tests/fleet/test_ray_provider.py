@@ -26,7 +26,7 @@ from paceline.providers.ray import Placed, RayProvider, free_names
 from paceline.redis.server import stop_redis
 from paceline.rpc.ports import free_ports
 from paceline.v1 import admin_pb2, common_pb2
-from testbed.local_run import ROOT, paceline, write_run
+from testbed.fleets.local_run import ROOT, paceline, write_run
 
 pytestmark = pytest.mark.timeout(400)
 needs_ray = pytest.mark.skipif(

@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from testbed import failpoints
-from testbed.hanging_reward import file_of
-from testbed.launched_fleet import LaunchedFleet
-from testbed.local_run import paceline
+from testbed.faults import failpoints
+from testbed.fleets.launched_fleet import LaunchedFleet
+from testbed.fleets.local_run import paceline
+from testbed.rewards.hanging_reward import file_of
 from tests.fixtures.shared import Shared
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
@@ -29,7 +29,10 @@ LEASE_S = 30.0
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared[LaunchedFleet]]:
     def start() -> LaunchedFleet:
         reward = {
-            "functions": ["testbed.hanging_reward:judge", "testbed.hanging_reward:careless"],
+            "functions": [
+                "testbed.rewards.hanging_reward:judge",
+                "testbed.rewards.hanging_reward:careless",
+            ],
             "processes": 0,
             "timeout_s": 120.0,
         }
@@ -177,7 +180,7 @@ def test_without_any_controller_the_cli_says_what_the_kernel_knows(fleet: Launch
 
 
 def reward_names() -> str:
-    return "testbed.hanging_reward:judge, testbed.hanging_reward:careless"
+    return "testbed.rewards.hanging_reward:judge, testbed.rewards.hanging_reward:careless"
 
 
 def test_every_file_of_stacks_is_private(fleet: LaunchedFleet) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from paceline.process.user_code import python_module
-from testbed.local_run import ROOT, Up, write_run
+from testbed.fleets.local_run import ROOT, Up, write_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 

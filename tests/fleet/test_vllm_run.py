@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.local_run import ROOT, Up
+from testbed.fleets.local_run import ROOT, Up
 from tests.fixtures.engines import needs_vllm
 
 pytestmark = [needs_vllm, pytest.mark.e2e, pytest.mark.timeout(600)]

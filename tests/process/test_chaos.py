@@ -1,4 +1,4 @@
-"""``testbed.chaos``: repeatable, and never a process that is not the run's own."""
+"""``testbed.faults.chaos``: repeatable, and never a process that is not the run's own."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId, ProcessRecord
-from testbed.fault_schedule import Fault, Mayhem, Target, pick, plan, send, targets
-from testbed.local_run import ROOT
+from testbed.faults.fault_schedule import Fault, Mayhem, Target, pick, plan, send, targets
+from testbed.fleets.local_run import ROOT
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def record_of(run_dir: Path, **ids: ProcessId) -> None:
 
 
 def chaos(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "testbed.chaos", *arguments]
+    command = [sys.executable, "-m", "testbed.faults.chaos", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 

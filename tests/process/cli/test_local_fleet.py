@@ -27,7 +27,7 @@ from paceline.supervisor.local import LocalFleet
 from paceline.supervisor.run_dir_lock import clear, end_leftovers, locked
 from paceline.supervisor.up import LocalRun
 from paceline.v1 import admin_pb2
-from testbed.controllers import until
+from testbed.fleets.controllers import until
 
 FOREVER = "import time; time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"

@@ -22,9 +22,9 @@ from paceline.cli import app
 from paceline.rpc.auth import TOKEN_FILE
 from paceline.rpc.client import ControlPlane
 from paceline.run_view.events.event_follower import follow_events
-from testbed.controller_processes import Controllers
-from testbed.controllers import addresses, control_of, running_controllers, status, until
-from testbed.local_run import ROOT, paceline
+from testbed.fleets.controller_processes import Controllers
+from testbed.fleets.controllers import addresses, control_of, running_controllers, status, until
+from testbed.fleets.local_run import ROOT, paceline
 from tests.fixtures.rest import HTML, train
 
 SETTINGS = {"train": {"checkpoint_every": 1000}, "fleet": {"lease_ttl_s": 3600.0}}

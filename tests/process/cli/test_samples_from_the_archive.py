@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from paceline.cli import app
 from paceline.run_view.files.sample_archive import ArchiveReader
-from testbed.controllers import running_controllers
+from testbed.fleets.controllers import running_controllers
 from tests.fixtures.rest import train
 
 SETTINGS = {

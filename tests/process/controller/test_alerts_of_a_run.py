@@ -9,9 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from testbed.controller_processes import Controllers
-from testbed.controllers import addresses, config_of, running_controllers, until
-from testbed.fake_workers import FakePolicy
+from testbed.fleets.controller_processes import Controllers
+from testbed.fleets.controllers import addresses, config_of, running_controllers, until
+from testbed.workers.fake_workers import FakePolicy
 from tests.fixtures.rest import TextRollout
 
 APPEND = "import sys; open(sys.argv[1], 'a').write(sys.stdin.read() + chr(10))"

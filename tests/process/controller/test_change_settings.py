@@ -12,15 +12,15 @@ from typer.testing import CliRunner
 
 from controller.store.journal_audit import verify
 from paceline.cli import app
-from testbed.controller_processes import Controllers
-from testbed.controllers import (
+from testbed.fleets.controller_processes import Controllers
+from testbed.fleets.controllers import (
     control_of,
     running_controllers,
     status,
     until,
     working_fleet,
 )
-from testbed.fake_workers import FakePolicy
+from testbed.workers.fake_workers import FakePolicy
 
 
 async def command(controllers: Controllers, *arguments: str) -> Any:

@@ -18,7 +18,7 @@ from paceline.redis.client import connect, connect_sync
 from paceline.redis.server import ensure_redis
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import rollout_pb2
-from testbed.controllers import (
+from testbed.fleets.controllers import (
     addresses,
     config_of,
     control_of,
@@ -27,8 +27,8 @@ from testbed.controllers import (
     until,
     working_fleet,
 )
-from testbed.fake_workers import FakeRollout
-from testbed.full_redis import full_redis
+from testbed.redis.full_redis import full_redis
+from testbed.workers.fake_workers import FakeRollout
 
 
 async def journalled(url: str) -> list[tuple[int, dict[str, Any]]]:

@@ -23,9 +23,9 @@ from paceline.redis.client import connect, connect_sync, parse_sentinel
 from paceline.redis.leader_lease import LeaderIdentity, living_leader, release_dead
 from paceline.redis.trouble import UNWRITABLE, remedy_of, trouble_of
 from paceline.supervisor.run_dir_lock import check_no_leader, clear
-from testbed.controllers import until
-from testbed.full_redis import full_redis
-from testbed.redis_process import throwaway_redis
+from testbed.fleets.controllers import until
+from testbed.redis.full_redis import full_redis
+from testbed.redis.redis_process import throwaway_redis
 
 KEYS = Keys("r")
 

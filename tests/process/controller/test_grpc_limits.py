@@ -21,8 +21,8 @@ from controller.services.validation import Invalid
 from paceline.config.load import load_config
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
-from testbed.controller_processes import write_config
-from testbed.controllers import running_controllers, status
+from testbed.fleets.controller_processes import write_config
+from testbed.fleets.controllers import running_controllers, status
 
 TOKEN = "0123456789abcdef0123"
 BODY_MB = 60

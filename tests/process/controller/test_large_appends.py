@@ -17,7 +17,7 @@ from controller.store.payloads import RedisPayloads, Ref
 from controller.store.redis_keys import Keys
 from paceline.byte_slices import slices
 from paceline.redis.client import connect
-from testbed.redis_process import throwaway_redis
+from testbed.redis.redis_process import throwaway_redis
 
 KEYS = Keys("r")
 MIB = 1 << 20

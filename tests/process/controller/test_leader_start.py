@@ -26,8 +26,8 @@ from controller.store.ledger_follower import LedgerFollower
 from controller.store.stores import redis_stores
 from paceline.config.load import load_config
 from paceline.redis.leader_lease import LeaderIdentity
-from testbed.controller_processes import write_config
-from testbed.redis_process import throwaway_redis
+from testbed.fleets.controller_processes import write_config
+from testbed.redis.redis_process import throwaway_redis
 from tests.fixtures.ledgers import Driven
 
 IDENTITY = LeaderIdentity("c", "c:1", socket.gethostname(), os.getpid(), "nonce")

@@ -15,9 +15,9 @@ from controller.store.journal_audit import verify
 from paceline.config.schema import RedisConfig
 from paceline.redis.server import ensure_redis
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
-from testbed.controller_processes import ControllerProcess, Controllers
-from testbed.controllers import control_of, running_controllers, status, until, working_fleet
-from testbed.tcp_proxy import TcpProxy
+from testbed.faults.tcp_proxy import TcpProxy
+from testbed.fleets.controller_processes import ControllerProcess, Controllers
+from testbed.fleets.controllers import control_of, running_controllers, status, until, working_fleet
 
 WAYS = ("partition", "cut")
 

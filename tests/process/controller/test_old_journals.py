@@ -22,8 +22,8 @@ from paceline.cli import app
 from paceline.errors import BadInput
 from paceline.redis.client import connect
 from paceline.run_view.runs import find_runs
-from testbed.controller_processes import write_config
-from testbed.redis_process import throwaway_redis
+from testbed.fleets.controller_processes import write_config
+from testbed.redis.redis_process import throwaway_redis
 
 KEYS = Keys("load")
 REMEDY = "Finish the run with the release that wrote it, or start a new run with --fresh"

@@ -31,9 +31,15 @@ from paceline.rpc.client import RequestRefused
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Completion, Finish
 from rollout_worker.tasks.task_messages import partial_group
-from testbed.controllers import addresses, config_of, running_controllers, until, working_fleet
-from testbed.fake_workers import FakeRollout
-from testbed.redis_process import throwaway_redis
+from testbed.fleets.controllers import (
+    addresses,
+    config_of,
+    running_controllers,
+    until,
+    working_fleet,
+)
+from testbed.redis.redis_process import throwaway_redis
+from testbed.workers.fake_workers import FakeRollout
 from tests.fixtures.ledgers import Driven
 from tests.fixtures.partial_work import partial, report
 

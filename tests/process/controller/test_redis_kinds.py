@@ -11,9 +11,9 @@ from controller.store.journal_audit import verify
 from paceline.rpc.client import ControlPlane
 from paceline.rpc.ports import free_ports
 from paceline.v1 import policy_pb2
-from testbed.controllers import running_controllers, status, until, working_fleet
-from testbed.external_redis import Sentinels, Server
-from testbed.external_redis import until as redis_until
+from testbed.fleets.controllers import running_controllers, status, until, working_fleet
+from testbed.redis.external_redis import Sentinels, Server
+from testbed.redis.external_redis import until as redis_until
 
 
 def assert_sound(url: str) -> None:

@@ -19,7 +19,7 @@ from paceline.config.setting_rules import with_settings
 from paceline.redis.client import connect
 from paceline.rpc.client import RequestRefused
 from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2, worker_pb2
-from testbed.controllers import (
+from testbed.fleets.controllers import (
     addresses,
     config_of,
     control_of,
@@ -27,7 +27,7 @@ from testbed.controllers import (
     until,
     working_fleet,
 )
-from testbed.fake_workers import FakeRollout, make_group
+from testbed.workers.fake_workers import FakeRollout, make_group
 
 LIMITS = GroupLimits(group_size=4, max_sequence_tokens=80, vocabulary=100)
 TASK = common_pb2.TaskRef(task_id="t0", attempt=1)

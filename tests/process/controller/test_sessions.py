@@ -22,8 +22,8 @@ from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRe
 from paceline.rpc.grpc_channel import LEADER_KEY, METHODS
 from paceline.rpc.session import WorkerSession
 from paceline.v1 import admin_pb2, common_pb2, policy_pb2, worker_pb2
-from testbed.controller_processes import write_config
-from testbed.controllers import (
+from testbed.fleets.controller_processes import write_config
+from testbed.fleets.controllers import (
     addresses,
     config_of,
     control_of,
@@ -32,7 +32,7 @@ from testbed.controllers import (
     until,
     working_fleet,
 )
-from testbed.fake_workers import FakePolicy, FakeRollout
+from testbed.workers.fake_workers import FakePolicy, FakeRollout
 
 
 async def directive_of(

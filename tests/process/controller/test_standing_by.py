@@ -8,7 +8,7 @@ from pathlib import Path
 from controller.store.journal_audit import verify
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2, rollout_pb2
-from testbed.controllers import (
+from testbed.fleets.controllers import (
     addresses,
     config_of,
     running_controllers,
@@ -16,7 +16,7 @@ from testbed.controllers import (
     until,
     working_fleet,
 )
-from testbed.fake_workers import FakeRollout
+from testbed.workers.fake_workers import FakeRollout
 
 
 async def test_a_waiting_spare_is_leased_a_dead_workers_tasks_across_a_failover(

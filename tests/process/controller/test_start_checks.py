@@ -17,8 +17,15 @@ import pytest
 from paceline.redis.server import stop_redis
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.v1 import admin_pb2
-from testbed.controller_processes import Controllers, write_config
-from testbed.controllers import addresses, config_of, control_of, running_controllers, status, until
+from testbed.fleets.controller_processes import Controllers, write_config
+from testbed.fleets.controllers import (
+    addresses,
+    config_of,
+    control_of,
+    running_controllers,
+    status,
+    until,
+)
 from tests.fixtures.certificates import self_signed
 
 TOKEN = "0123456789abcdef0123456789abcdef"

@@ -21,8 +21,15 @@ from paceline.redis.server import ensure_redis, stop_redis
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.grpc_channel import METHODS
 from paceline.v1 import admin_pb2, common_pb2, rollout_pb2, worker_pb2
-from testbed.controllers import addresses, config_of, control_of, running_controllers, status, until
-from testbed.fake_workers import FakePolicy, FakeRollout
+from testbed.fleets.controllers import (
+    addresses,
+    config_of,
+    control_of,
+    running_controllers,
+    status,
+    until,
+)
+from testbed.workers.fake_workers import FakePolicy, FakeRollout
 from tests.fixtures.rest import rest_url
 
 SERVER_COMMANDS = (

@@ -18,7 +18,7 @@ from controller.store.redis_keys import Keys
 from paceline.cli import app
 from paceline.redis.client import connect
 from paceline.v1 import admin_pb2, policy_pb2, rollout_pb2
-from testbed.controllers import (
+from testbed.fleets.controllers import (
     addresses,
     config_of,
     control_of,
@@ -27,7 +27,7 @@ from testbed.controllers import (
     until,
     working_fleet,
 )
-from testbed.fake_workers import FakeRollout
+from testbed.workers.fake_workers import FakeRollout
 
 
 async def test_every_group_is_trained_once_and_payloads_go_with_checkpoints(tmp_path: Path) -> None:

@@ -19,8 +19,8 @@ import pytest
 from paceline.redis.client import connect_sync
 from paceline.rpc.client import ControlPlaneUnavailable
 from paceline.v1 import admin_pb2
-from testbed.controller_processes import Controllers
-from testbed.controllers import (
+from testbed.fleets.controller_processes import Controllers
+from testbed.fleets.controllers import (
     config_of,
     control_of,
     running_controllers,
@@ -28,8 +28,8 @@ from testbed.controllers import (
     until,
     working_fleet,
 )
-from testbed.fake_workers import FakePolicy
-from testbed.full_redis import full_redis
+from testbed.redis.full_redis import full_redis
+from testbed.workers.fake_workers import FakePolicy
 from tests.fixtures.rest import rest_url
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from paceline.weights.tensor_checksum import weights_digest
-from testbed.mesh_member import Crew, Member, crew_on
+from testbed.workers.mesh_member import Crew, Member, crew_on
 
 SMALL = 10_000
 LARGE = 8_000_000

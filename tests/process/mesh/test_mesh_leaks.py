@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
-from testbed.redis_process import throwaway_redis
+from testbed.redis.redis_process import throwaway_redis
 
 CPU = torch.device("cpu")
 WARM_UP = 60

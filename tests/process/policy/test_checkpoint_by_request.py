@@ -12,10 +12,10 @@ from typing import Any
 import httpx
 
 from policy_worker.checkpoint.checkpoint import complete_checkpoints, read_meta
-from testbed.controller_processes import Controllers
-from testbed.controllers import addresses, config_of, running_controllers, until
-from testbed.fake_workers import FakeRollout
+from testbed.fleets.controller_processes import Controllers
+from testbed.fleets.controllers import addresses, config_of, running_controllers, until
 from testbed.tiny_model import make_tiny_model
+from testbed.workers.fake_workers import FakeRollout
 from tests.fixtures.rest import bearer, rest_url
 
 

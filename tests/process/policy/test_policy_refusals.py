@@ -14,7 +14,7 @@ from paceline.config.load import to_toml
 from paceline.errors import UserError
 from paceline.rpc.client import RequestRefused
 from policy_worker.refusal_limit import RefusalLimit
-from testbed.redis_process import throwaway_redis
+from testbed.redis.redis_process import throwaway_redis
 from testbed.tiny_model import make_tiny_model
 from tests.fakes.policy_controller import SmallController
 from tests.fixtures.policy_models import make_config, random_groups

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 from policy_worker.checkpoint.checkpoint import Checkpointer, read_meta
 from policy_worker.checkpoint.export import export
-from testbed.redis_process import throwaway_redis
+from testbed.redis.redis_process import throwaway_redis
 from tests.fakes.policy_controller import SmallController
 from tests.fixtures import ranks
 from tests.fixtures.train_states import all_bits, assert_same_bits, tiny_config, tiny_state

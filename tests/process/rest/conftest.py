@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from testbed.controller_processes import Controllers
-from testbed.controllers import running_controllers
+from testbed.fleets.controller_processes import Controllers
+from testbed.fleets.controllers import running_controllers
 from tests.fixtures.rest import train
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import pytest
 
-from testbed.controller_processes import Controllers
-from testbed.controllers import addresses, config_of, running_controllers
-from testbed.fake_workers import FakeRollout
+from testbed.fleets.controller_processes import Controllers
+from testbed.fleets.controllers import addresses, config_of, running_controllers
+from testbed.workers.fake_workers import FakeRollout
 from tests.fixtures.browser import browser, errors_of
 from tests.fixtures.rest import HTML, bearer, rest_url, train
 from tests.unit.rest.test_rest_index import write_long_run

@@ -16,7 +16,7 @@ import pytest
 
 from paceline.rpc import http_server as module
 from paceline.rpc.http_server import http_server
-from testbed.controllers import until
+from testbed.fleets.controllers import until
 from tests.fixtures.certificates import self_signed
 
 MOST = 8

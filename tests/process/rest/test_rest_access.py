@@ -17,7 +17,7 @@ from starlette.types import Receive, Scope, Send
 
 from controller.rest.auth import FAILURES_ALLOWED, RestAuth
 from paceline.rpc.auth import own_token
-from testbed.controller_processes import write_config
+from testbed.fleets.controller_processes import write_config
 
 TOKEN = "0123456789abcdef0123456789abcdef"
 GOOD, BAD = f"Bearer {TOKEN}", f"Bearer {TOKEN[:-1]}x"

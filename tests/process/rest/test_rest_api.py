@@ -31,8 +31,8 @@ from controller.store.journal import Journal
 from controller.store.payloads import RedisPayloads
 from controller.store.redis_keys import Keys
 from paceline.redis.client import connect
-from testbed.controller_processes import Controllers
-from testbed.controllers import addresses, control_of, status, until
+from testbed.fleets.controller_processes import Controllers
+from testbed.fleets.controllers import addresses, control_of, status, until
 from tests.fixtures.rest import DULL, HTML, bearer, rest_url
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -10,7 +10,7 @@ import pytest
 import schemathesis
 import schemathesis.specs.openapi.checks as conformance
 
-from testbed.controller_processes import Controllers
+from testbed.fleets.controller_processes import Controllers
 from tests.fixtures.rest import bearer, rest_url
 
 EXAMPLES = 25

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from testbed.controllers import running_controllers, until
+from testbed.fleets.controllers import running_controllers, until
 from tests.fixtures.certificates import self_signed
 from tests.fixtures.rest import bearer, rest_url
 

@@ -13,7 +13,7 @@ import pytest
 
 from paceline.v1 import rollout_pb2
 from rollout_worker.environments.base import Endpoint, EnvironmentTask, Sample
-from testbed.controllers import until
+from testbed.fleets.controllers import until
 from tests.fixtures.chat_model import END, FORGETFUL, make_chat_model
 from tests.fixtures.environment_fixture import (
     lease_of,

@@ -19,9 +19,9 @@ from rollout_worker.engine.parameter_parity import Part
 from rollout_worker.engine.transformers import engine as transformers_engine
 from rollout_worker.lifecycle import EngineFailed
 from rollout_worker.main import RolloutWorker
-from testbed.controllers import addresses, config_of, running_controllers, until
-from testbed.fake_workers import FakePolicy
+from testbed.fleets.controllers import addresses, config_of, running_controllers, until
 from testbed.tiny_model import make_tiny_model
+from testbed.workers.fake_workers import FakePolicy
 
 LEFT_OUT = "model.layers.1.mlp.gate_proj.weight"
 

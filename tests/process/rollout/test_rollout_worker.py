@@ -39,9 +39,9 @@ from rollout_worker.engine.base import (
 from rollout_worker.lifecycle import EngineFailed, EngineLost
 from rollout_worker.main import RolloutWorker
 from rollout_worker.weight_loading import LOAD_TRIES
-from testbed.controllers import addresses, config_of, running_controllers, until
-from testbed.fake_workers import FakePolicy
+from testbed.fleets.controllers import addresses, config_of, running_controllers, until
 from testbed.tiny_model import make_tiny_model
+from testbed.workers.fake_workers import FakePolicy
 from tests.fakes import worker_rewards
 from tests.fakes.engine import FakeEngine
 from tests.fakes.rollout_controller import Key, RolloutController

@@ -20,7 +20,7 @@ from rollout_worker.rewards.output import BYTES
 from rollout_worker.rewards.process import ScoringProcess
 from rollout_worker.rewards.score import Job, ScoringFailed
 from rollout_worker.rewards.scoring import Scorer
-from testbed.controllers import until
+from testbed.fleets.controllers import until
 
 TIMEOUT_S = 0.6
 REWARDS = """

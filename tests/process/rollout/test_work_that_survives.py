@@ -28,9 +28,9 @@ from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import Completion, Finish, Request, SamplingParams
 from rollout_worker.main import RolloutWorker
 from rollout_worker.tasks.task_messages import partial_group, prefixes_of
-from testbed.controllers import addresses, config_of, running_controllers, until
-from testbed.fake_workers import FakePolicy
+from testbed.fleets.controllers import addresses, config_of, running_controllers, until
 from testbed.tiny_model import make_endless_model
+from testbed.workers.fake_workers import FakePolicy
 from tests.fakes.engine import FakeEngine
 from tests.fakes.rollout_controller import RolloutController
 from tests.fixtures.engines import Reference, needs_vllm

@@ -10,8 +10,8 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.run_view.files.json_lines import read_lines
-from testbed.controller_processes import Controllers
-from testbed.controllers import running_controllers, until, working_fleet
+from testbed.fleets.controller_processes import Controllers
+from testbed.fleets.controllers import running_controllers, until, working_fleet
 from tests.fakes.scripted_sinks import recorded
 from tests.fixtures.rest import rest_url
 from tests.unit.sinks.test_sink_tensorboard import read_as_tensorboard_does

@@ -16,7 +16,7 @@ from paceline.weights.tensor_checksum import weights_digest
 from paceline.weights.weight_transfer import StagedWeights
 from policy_worker.weight_publisher import WeightPublisher
 from rollout_worker.weight_receiver import WeightReceiver
-from testbed import weight_link_peer
+from testbed.workers import weight_link_peer
 
 CPU = torch.device("cpu")
 

@@ -20,7 +20,7 @@ from controller.ledger.enums import Role
 from paceline.config.schema import FleetConfig
 from paceline.process.kernel_state import KernelState
 from paceline.process.waits import Wait, WaitKind
-from testbed import failpoints
+from testbed.faults import failpoints
 from tests.fixtures.ledgers import Driven
 
 STOPPED = KernelState("T")

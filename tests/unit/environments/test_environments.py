@@ -27,7 +27,7 @@ from rollout_worker.environments.base import (
 from rollout_worker.environments.load import load
 from rollout_worker.tasks.held_tasks import HeldTask
 from rollout_worker.tokenizer import PromptTokenizer
-from testbed.controllers import until
+from testbed.fleets.controllers import until
 from tests.fixtures.chat_model import END, FORGETFUL, make_chat_model
 from tests.fixtures.environment_fixture import (
     lease_of,

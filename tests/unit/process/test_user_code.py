@@ -15,7 +15,7 @@ from paceline.process.user_code import (
     search_start_directory_last,
 )
 from rollout_worker.import_by_name import NotFound, find
-from testbed.local_run import ROOT
+from testbed.fleets.local_run import ROOT
 
 
 @pytest.fixture

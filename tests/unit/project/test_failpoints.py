@@ -9,7 +9,7 @@ import pytest
 
 import policy_worker.main
 import rollout_worker.main
-from testbed.failpoints import Trap
+from testbed.faults.failpoints import Trap
 
 INSTANTS = {
     policy_worker.main: ("idle", "forward", "reduce", "vote", "commit", "state_transfer", "send"),

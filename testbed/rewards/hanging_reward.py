@@ -7,7 +7,7 @@ import os
 import time
 from pathlib import Path
 
-from testbed.failpoints import VARIABLE
+from testbed.faults.failpoints import VARIABLE
 
 WAIT_S = 0.1
 

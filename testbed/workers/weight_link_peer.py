@@ -1,6 +1,6 @@
 """One end of a weights link as a process of its own, for tests that kill or stop it.
 
-``python -m testbed.weight_link_peer receiver|half-sender REDIS_URL RUN_ID EPOCH`` prints a line of
+``python -m testbed.workers.weight_link_peer receiver|half-sender REDIS_URL RUN_ID EPOCH`` prints a line of
 JSON for what happens. A receiver stages every version; a half-sender sends the announcement and the
 first of several buckets, then hangs.
 """
@@ -33,7 +33,7 @@ CPU = torch.device("cpu")
 
 def start(part: str, url: str, run_id: str, epoch: int) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-m", "testbed.weight_link_peer", part, url, run_id, str(epoch)],
+        [sys.executable, "-m", "testbed.workers.weight_link_peer", part, url, run_id, str(epoch)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},

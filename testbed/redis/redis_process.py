@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from paceline.rpc.ports import free_ports
-from testbed.external_redis import Server
+from testbed.redis.external_redis import Server
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from typing import Any
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 from testbed.tiny_model import make_tiny_model
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def write_run(where: Path, *, rows: int = 64, **sections: dict[str, Any]) -> Path:
@@ -40,7 +40,7 @@ def write_run(where: Path, *, rows: int = 64, **sections: dict[str, Any]) -> Pat
             "eval_path": str(where / "held_out.jsonl"),
             "max_prompt_tokens": 16,
         },
-        "reward": {"functions": ["testbed.slow_reward:digit_first"], "processes": 0},
+        "reward": {"functions": ["testbed.rewards.slow_reward:digit_first"], "processes": 0},
         "train": {
             "steps": 6,
             "groups_per_step": 4,

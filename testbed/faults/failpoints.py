@@ -28,7 +28,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 VARIABLE = "PACELINE_INSTANTS"
 POLICY = ("idle", "forward", "reduce", "vote", "commit", "state_transfer", "send")
 ROLLOUT = ("generate", "submit", "receive")

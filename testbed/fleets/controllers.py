@@ -13,8 +13,8 @@ from paceline.config.schema import Config
 from paceline.rpc.auth import TOKEN_FILE
 from paceline.rpc.client import ControlPlane
 from paceline.v1 import admin_pb2
-from testbed.controller_processes import Controllers, write_config
-from testbed.fake_workers import FakePolicy, FakeRollout, FakeWorker
+from testbed.fleets.controller_processes import Controllers, write_config
+from testbed.workers.fake_workers import FakePolicy, FakeRollout, FakeWorker
 
 SMALL = {"group_size": 4, "max_tokens": 16}
 

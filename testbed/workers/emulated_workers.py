@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from paceline.config.schema import Config
 from paceline.rpc.client import RequestRefused
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2, worker_pb2
-from testbed.fake_workers import FakePolicy, FakeRollout
+from testbed.workers.fake_workers import FakePolicy, FakeRollout
 
 WAIT_S = 0.2
 """How long a lease request is held: what engines load meanwhile counts with the next one."""

@@ -1,6 +1,6 @@
 """Mesh members as processes of their own, driven by JSON lines, for tests and benchmarks of faults.
 
-``python -m testbed.mesh_member REDIS_URL`` reads one command a line and answers each with one line.
+``python -m testbed.workers.mesh_member REDIS_URL`` reads one command a line and answers each with one line.
 ``cancel`` is the exception: it has no answer and takes effect at once, whatever the main thread is
 blocked in. ``reduce`` answers twice: once its operation is under way, and with the result.
 """
@@ -27,7 +27,7 @@ class Member:
 
     def __init__(self, url: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "testbed.mesh_member", url],
+            [sys.executable, "-m", "testbed.workers.mesh_member", url],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

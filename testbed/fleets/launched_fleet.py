@@ -13,9 +13,9 @@ from paceline.redis.users import CONTROLLER, user_url
 from paceline.rpc.auth import own_token
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
-from testbed import failpoints
-from testbed.fleet import Event, Fleet
-from testbed.local_run import Up, write_run
+from testbed.faults import failpoints
+from testbed.fleets.fleet import Event, Fleet
+from testbed.fleets.local_run import Up, write_run
 
 __all__ = ["Event", "LaunchedFleet"]
 

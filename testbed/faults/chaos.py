@@ -1,6 +1,6 @@
 """Random faults on a running fleet, and the verdict on what became of it.
 
-python -m testbed.chaos --run-dir runs/demo --seed 7 --minutes 5
+python -m testbed.faults.chaos --run-dir runs/demo --seed 7 --minutes 5
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def chaos(
     steps again or finished, that its ledger verifies (nothing lost, nothing trained twice), and that
     the weight digests of all replicas were equal in every step.
 
-    Example: python -m testbed.chaos --run-dir runs/demo --seed 7 --minutes 5
+    Example: python -m testbed.faults.chaos --run-dir runs/demo --seed 7 --minutes 5
     """
     from paceline.run_view.files.fleet_file import FleetRecord
     from paceline.run_view.summary import read_summary
-    from testbed.fault_schedule import Mayhem, plan
+    from testbed.faults.fault_schedule import Mayhem, plan
 
     faults = plan(seed, minutes)
     if dry_run:
@@ -188,7 +188,7 @@ def _print(verdict: dict[str, Any]) -> None:
 def main() -> int:
     app = typer.Typer(add_completion=False)
     app.command()(chaos)
-    app(prog_name="python -m testbed.chaos")
+    app(prog_name="python -m testbed.faults.chaos")
     return 0
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from paceline.redis.server import find_server
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable
 from paceline.rpc.ports import free_ports
-from testbed.fleet import Fleet
-from testbed.local_run import ROOT, paceline, write_run
-from testbed.network_namespaces import HUB, Hosts
+from testbed.faults.network_namespaces import HUB, Hosts
+from testbed.fleets.fleet import Fleet
+from testbed.fleets.local_run import ROOT, paceline, write_run
 
 CONTROLLERS = ("controller-0", "controller-1")
 WORKERS = {

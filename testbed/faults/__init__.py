@@ -1,0 +1,1 @@
+"""Faults for fleets under test: signals, failpoints, partitions and slow links."""

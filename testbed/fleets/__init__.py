@@ -1,0 +1,1 @@
+"""Fleets under test, from a few controllers to one under ``paceline up``."""

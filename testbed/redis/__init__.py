@@ -1,0 +1,1 @@
+"""Redis servers under test."""

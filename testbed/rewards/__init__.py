@@ -1,0 +1,1 @@
+"""Reward functions that hang, crash or wait."""
