@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testbed.local_run import Up, write_run
+from testbed.fleets.local_run import Up, write_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
