@@ -1,4 +1,4 @@
-"""In-memory Redis of the simulator, and the stores of one controller on top of it.
+"""In-memory Redis and stores of a simulated controller.
 
 Operations are atomic where the real ones are scripts or pipelines. Requests and replies travel over
 the simulated network, so an operation whose reply was lost has still happened. Its data survive its

@@ -1,4 +1,4 @@
-"""Lock of a run directory, and removal of what an earlier session left in it."""
+"""Lock and clearing of a run directory."""
 
 from __future__ import annotations
 

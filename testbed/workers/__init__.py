@@ -1,1 +1,1 @@
-"""Workers under test: protocol-only, of emulated durations, and single members of a mesh."""
+"""Protocol-only workers, emulated workers and single mesh members."""

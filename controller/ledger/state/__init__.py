@@ -1,1 +1,1 @@
-"""State of the ledger, one file for each noun. The ``apply`` of an event changes it; nothing here decides."""
+"""State of the ledger by noun. The ``apply`` of an event changes it."""

@@ -1,1 +1,1 @@
-"""Views of the ledger: directives, plans, metrics and reports. Pure functions of the state."""
+"""Directives, plans, metrics and reports of the ledger's state. Pure."""

@@ -1,1 +1,1 @@
-"""Events of a run: followed live, listed, and folded into its end and the spans of its samples."""
+"""Event stream, event history and sample spans of a run."""

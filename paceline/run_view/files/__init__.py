@@ -1,1 +1,1 @@
-"""Files of a run: event and metric lines, logs, the fleet and the sample archive."""
+"""Event, metric and log files of a run, and its sample archive."""
