@@ -73,6 +73,9 @@ class AlertThread:
         self._rules = AlertRules(frozenset(config.on), config.reward_drop)
         self._delivery = Delivery.of(config)
         self._cursor_path = run_dir / "alerts.json"
+        self._open_since = 0.0
+        """When the run was seen to go on after a pause. Unix seconds; 0: never."""
+        self._was_open = True
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="alerts", daemon=True)
         self._thread.start()
@@ -93,15 +96,22 @@ class AlertThread:
         while not closing:
             # Read before the files: the lines that came before the call to close are sent.
             closing = self._closing.wait(POLL_S)
-            try:
-                for name, tail in tails.items():
-                    for _, record in tail.records():
-                        self._take(name, record)
-                if not closing:
-                    self._send(self._of_state())
-            except Exception as error:
-                # A disk that fails for a moment, or a line of another release: told, never fatal.
-                event(log, "alerts interrupted", logging.ERROR, why=str(error))
+            for name, tail in tails.items():
+                for _, record in tail.records():
+                    self._survive(self._take, name, record)
+            if not closing:
+                self._survive(self._look)
+
+    def _look(self) -> None:
+        self._send(self._of_state())
+
+    def _survive(self, part: Callable[..., None], *arguments: Any) -> None:
+        """A disk that fails for a moment, or a line of another release, is logged, and costs no other
+        line its alert."""
+        try:
+            part(*arguments)
+        except Exception as error:
+            event(log, "alerts interrupted", logging.ERROR, why=str(error))
 
     def _take(self, name: str, record: dict[str, Any]) -> None:
         key = position_key(str(record.get("position", ""))), int(record.get("n", 0))
@@ -116,7 +126,10 @@ class AlertThread:
 
     def _of_state(self) -> Iterable[Alert]:
         now, seen, done = time.time(), self._progress(), self._cursor
-        waited = now - seen.last_commit_t
+        if seen.open and not self._was_open:
+            self._open_since = now
+        self._was_open = seen.open
+        waited = now - max(seen.last_commit_t, self._open_since)
         stalled = seen.open and seen.last_commit_t > 0 and waited > self._config.stall_s
         if stalled and done.get("stall_step") != seen.step:
             done["stall_step"] = seen.step
@@ -124,11 +137,13 @@ class AlertThread:
             yield from self._rules.of_state("stall", str(seen.step), text, now, seen.step)
         free_gb = shutil.disk_usage(self._run_dir).free / 1e9
         low = free_gb < self._config.disk_free_gb
-        if low and not done.get("disk_low"):
-            text = f"{free_gb:.1f} GB are free in the run directory"
-            yield from self._rules.of_state("disk", str(int(now)), text, now, seen.step)
+        told = done.get("disk_low")
+        # Before the alert: without room for the cursor, it is not sent again in the next second.
         if low or free_gb > 1.2 * self._config.disk_free_gb:
             done["disk_low"] = low
+        if low and not told:
+            text = f"{free_gb:.1f} GB are free in the run directory"
+            yield from self._rules.of_state("disk", str(int(now)), text, now, seen.step)
 
     def _send(self, alerts: Iterable[Alert]) -> None:
         for alert in alerts:
@@ -168,5 +183,9 @@ class AlertThread:
         if not self._may_write():
             return
         partial = self._cursor_path.with_suffix(f".{os.getpid()}.part")
-        partial.write_text(json.dumps(self._cursor), encoding="utf-8")
-        partial.replace(self._cursor_path)
+        try:
+            partial.write_text(json.dumps(self._cursor), encoding="utf-8")
+            partial.replace(self._cursor_path)
+        except OSError as error:
+            # The next leader may send an alert again, with the same id. None is lost.
+            event(log, "alert position not written", logging.ERROR, why=str(error))

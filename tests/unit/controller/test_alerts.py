@@ -210,6 +210,44 @@ def test_a_stall_and_a_full_disk_are_told_once_also_by_the_next_leader(
     assert any("the last one was step 7" in m["text"] for m in receiver.got)
 
 
+def test_a_disk_without_room_for_the_cursor_costs_no_alert(
+    tmp_path: Path, receiver: Receiver
+) -> None:
+    run = Run(tmp_path, receiver, disk_free_gb=1e9)
+    (tmp_path / "alerts.json").mkdir()  # cannot be replaced by a file
+    for number in range(1, 4):
+        run.happens(("WorkerDied", "StepFailed", "RunFailed")[number - 1], number, severity="error")
+    thread = run.leader()
+    until(lambda: {m["kind"] for m in receiver.got} >= {"end", "disk"})
+    thread.begin_close()
+    assert thread.join(60)
+    assert [m["kind"] for m in receiver.got].count("disk") == 1
+    assert [m["id"] for m in receiver.got if m["kind"] != "disk"] == [
+        "demo/fault/1-0/0",
+        "demo/fault/2-0/0",
+        "demo/end/3-0/0",
+    ]
+
+
+def test_a_long_pause_is_no_stall(tmp_path: Path, receiver: Receiver) -> None:
+    run = Run(tmp_path, receiver, stall_s=60.0)
+    run.progress = RunPace(7, time.time() - 100.0, open=False)
+    looks = []
+
+    def progress() -> RunPace:
+        looks.append(run.progress)
+        return run.progress
+
+    thread = run.leader()
+    thread._progress = progress
+    until(lambda: looks)
+    run.progress = RunPace(7, run.progress.last_commit_t, open=True)
+    until(lambda: [look.open for look in looks].count(True) >= 2)
+    thread.begin_close()
+    assert thread.join(60)
+    assert receiver.got == []
+
+
 def test_what_happened_before_alerts_were_set_up_is_not_sent(
     tmp_path: Path, receiver: Receiver
 ) -> None:
