@@ -66,6 +66,7 @@ def up(
     if attach and fresh:
         raise BadInput("--attach takes over a running fleet, --fresh removes it: give one of them")
     if attach:
+        _fleet_left(settings, directory)  # before the lock, which makes the directory
         with locked(directory):
             raise typer.Exit(_run(settings, directory, as_json, _fleet_left(settings, directory)))
     _check(settings, directory, fresh)

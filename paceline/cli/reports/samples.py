@@ -75,7 +75,7 @@ def samples(
     """Print recent prompts, their completions, and the reward of each.
 
     Samples that a checkpoint covers, and those of a run that is not running, come from the run's archive
-    (`[archive]` in the configuration): it keeps the newest ones within its size limit. --grep searches
+    (settings under `archive`): it keeps the newest ones within its size limit. --grep searches
     the archive alone, which has a group a minute after it was trained at the latest.
 
     Example: paceline samples --run-dir runs/demo --sort worst --limit 3

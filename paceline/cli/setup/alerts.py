@@ -26,7 +26,7 @@ def test(
     overrides: SetOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Send a test alert to the webhook and the command of [alerts].
+    """Send a test alert to the webhook and the command of the `alerts` settings.
 
     Exit status 1 if it is not delivered.
 

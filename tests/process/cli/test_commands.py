@@ -69,6 +69,7 @@ def test_every_command_has_help_with_an_example(command: tuple[str, ...]) -> Non
     shown = CliRunner().invoke(app, [*command, "--help"])
     assert shown.exit_code == 0
     assert "Example: paceline" in shown.output
+    assert "``" not in shown.output, "a name in brackets was taken for a style"
     example = next(line for line in shown.output.splitlines() if "Example: paceline" in line)
     words = example.partition("Example: paceline")[2].split()
     assert tuple(words[: len(command)]) == command
@@ -245,6 +246,14 @@ def test_bad_input_is_one_message_and_nothing_is_started(
     assert said in shown.stderr
     assert "Traceback" not in shown.stderr
     assert len(shown.stderr.splitlines()) == 1
+    assert not run_dir.exists()
+
+
+def test_attach_without_a_fleet_makes_nothing(config: Path, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    shown = paceline("up", str(config), "--attach", "--run-dir", str(run_dir))
+    assert shown.returncode == 2
+    assert "no fleet runs in" in shown.stderr
     assert not run_dir.exists()
 
 
