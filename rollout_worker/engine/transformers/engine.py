@@ -315,7 +315,7 @@ class TransformersEngine(Engine):
         if not self._verify_every:
             return []
         complete = self._swaps % self._verify_every == 0 or not self._trusted
-        return differing(swap.parts, version=swap.version, complete=complete)
+        return differing(swap.parts, complete=complete)
 
     # ---- back in the event loop
 

@@ -154,7 +154,7 @@ class PacelineRank:
             views = weights.notes.views
             del weights.notes
         copies = parts(views, weights.staged[key])
-        return left_out + differing(copies, version=version, complete=complete)
+        return left_out + differing(copies, complete=complete)
 
     def paceline_proof(self: Any) -> list[ParameterSlice]:
         """The parameter slices of the last swap with ``prove``. Call it once per such swap."""
