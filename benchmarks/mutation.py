@@ -331,6 +331,19 @@ GUARDS = (
         "twice_late_or_after_a_gap",
     ),
     Guard(
+        "full-store",
+        "a report that the controller has no room for is not sent again with every new token",
+        (
+            Patch(
+                "rollout_worker/tasks/partial_rollouts.py",
+                "return self.news and self.unsent >= self.due",
+                "return self.news",
+            ),
+        ),
+        ("tests/unit/engine/test_partial_reports.py",),
+        "full_store",
+    ),
+    Guard(
         "payload-gate",
         "a payload is deleted only once the record that covers it would survive a failover of Redis",
         (

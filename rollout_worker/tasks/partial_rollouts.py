@@ -7,6 +7,9 @@
   and no memory.
 - A report carries the tokens after those that the controller has acknowledged. If it holds fewer, because Redis
   has lost the end of its data, the tokens after those are sent again.
+- A report that was not kept, because the store is full, is part of the next one. The task is reported again
+  once it has BACK_OFF times as many unsent tokens. The refused reports are then a geometric series, so a task
+  is sent at most BACK_OFF / (BACK_OFF - 1) times its tokens, however long the store is full.
 - Nothing waits for these reports. A lost one costs tokens that are generated again, never a completion.
 """
 
@@ -27,6 +30,9 @@ from rollout_worker.tasks.task_messages import first_batch, partial_group
 
 logger = logging.getLogger(__name__)
 
+BACK_OFF = 8
+"""A task is sent at most 8/7 of its tokens. With the overhead of reports that is below 1.2 times its payload."""
+
 Counts = tuple[int, ...]
 """Tokens of each completion of a task."""
 
@@ -43,6 +49,9 @@ class ReportedTask:
     """The counts after each report, by their sum."""
     finished: int = 0
     """Completions that were reported as finished."""
+    due: int = 0
+    """Unsent tokens at which the next report is worth its bytes. The last one is taken for refused until the
+    controller says what it holds, so an answer that never comes counts as a refusal."""
 
     @property
     def counts(self) -> Counts:
@@ -52,16 +61,28 @@ class ReportedTask:
     def news(self) -> bool:
         return self.counts != self.held or self._finished() > self.finished
 
+    @property
+    def worth_sending(self) -> bool:
+        return self.news and self.unsent >= self.due
+
     def _finished(self) -> int:
         return sum(c is not None and c.finish is not Finish.PARTIAL for c in self.completions)
+
+    @property
+    def unsent(self) -> int:
+        return sum(self.counts) - sum(self.held)
 
     def sent(self) -> None:
         self.marks[sum(self.counts)] = self.counts
         self.finished = self._finished()
+        self.due = BACK_OFF * self.unsent
 
     def acknowledge(self, held: int) -> None:
         """The controller holds ``held`` tokens. Counts that are no report's end: it is sent all of them."""
+        before = self.held
         self.held = self.marks.get(held, (0,) * len(self.completions))
+        if self.held != before:
+            self.due = 0
 
 
 @dataclass
@@ -101,10 +122,17 @@ class PartialReporter:
             await self.flush()
 
     async def flush(self) -> None:
-        """Returns once everything noted so far is stored, or refused."""
+        """Returns once every report that is due is stored, or refused."""
         async with self._sending:
             while groups := self._next_groups():
                 await self._send(groups)
+
+    async def flush_all(self) -> None:
+        """Also what was refused before: for a worker that leaves, it is the last chance to keep it."""
+        for request_id, reported in self._tasks.items():
+            reported.due = 0
+            self._noted[request_id] = None
+        await self.flush()
 
     def _next_groups(self) -> list[rollout_pb2.PartialGroup]:
         self._tasks = {name: task for name, task in self._tasks.items() if self._task(name)}
@@ -118,7 +146,7 @@ class PartialReporter:
         """Drops reports of tasks that are no longer held and those that no message can carry."""
         for request_id in list(self._noted):
             task, reported = self._task(request_id), self._tasks.get(request_id)
-            if task is None or reported is None or not reported.news:
+            if task is None or reported is None or not reported.worth_sending:
                 del self._noted[request_id]
                 continue
             group = partial_group(

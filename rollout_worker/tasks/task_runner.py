@@ -108,4 +108,4 @@ class TaskRunner:
                 self.engine.abort(task.request_id)
         if aborted:
             await asyncio.wait(aborted)
-        await self.partials.flush()
+        await self.partials.flush_all()
