@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -69,7 +69,10 @@ class Housekeeping:
         """Batches to be written once the lines before them are; None: those are."""
         self._obsolete: list[Ref] = []
         """Payloads that the newest durable entry makes needless, until they are deleted."""
+        self._synced_t = 0.0
+        """When Redis has synced the entry that makes the newest of them needless, on the monotonic clock."""
         self._deleting = False
+        self.sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
 
     def begin(self, before: Position) -> None:
         """The term is in the journal, behind ``before``."""
@@ -163,9 +166,8 @@ class Housekeeping:
     async def finish(self) -> None:
         """Gives the sinks of a run that has ended their time, and deletes its last payloads."""
         if self._outcome is not None:
-            if self._obsolete and await self._is_last(self._group_commit.at.number):
-                await self._delete(self._obsolete)
-            await asyncio.to_thread(self.exporters.join, FINISH_S)
+            sinks = asyncio.to_thread(self.exporters.join, FINISH_S)
+            await asyncio.gather(self._delete_last(), sinks)
             if self.exporters.alerts is not None:
                 # The end of the run is the alert that matters most.
                 await asyncio.to_thread(self.exporters.alerts.join, END_ALERT_S)
@@ -202,6 +204,8 @@ class Housekeeping:
         """Deletes payloads that a durable entry makes needless, once that entry is safe: if it were lost, the
         run would go back to a checkpoint that needs them."""
         self._obsolete.extend(refs)
+        if refs:
+            self._synced_t = self._context.clock.monotonic() + SYNC_S
         if self._obsolete and not self._deleting:
             self._deleting = True
             self.chore(self._delete_obsolete())
@@ -218,17 +222,25 @@ class Housekeeping:
         finally:
             self._deleting = False
 
+    async def _delete_last(self) -> None:
+        """Deletes what is left if its record is safe. If not, the files stay for the next leader's sweep: a power
+        cut may take back the record, and never the removal of a file."""
+        if refs := list(self._obsolete):
+            await self.sleep(max(0.0, self._synced_t - self._context.clock.monotonic()))
+            if await self._is_last(self._group_commit.at.number):
+                await self._delete(refs)
+
     async def _until_safe(self) -> None:
         """Returns once neither a failover of Redis nor a power cut would lose the newest durable entry."""
         number = self._group_commit.at.number
-        await asyncio.sleep(SYNC_S)
+        await self.sleep(SYNC_S)
         waited = False
         while not await self._is_safe(number):
             if not waited:
                 why = "no replica of Redis has the record of their checkpoint"
                 event(log, "payloads are kept", why=why, level=logging.WARNING)
             waited = True
-            await asyncio.sleep(GATE_S)
+            await self.sleep(GATE_S)
 
     async def _is_safe(self, number: int) -> bool:
         """Whether the journal of this leader holds entry ``number``, and a replica of Redis holds it too."""

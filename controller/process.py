@@ -25,6 +25,7 @@ from controller.cancel_tasks import cancel_all
 from controller.context import ControllerContext
 from controller.export.otel_traces import check_telemetry
 from controller.fleet.fleet_loops import keep_fleet
+from controller.housekeeping import SYNC_S
 from controller.replicated_controller import Controller
 from controller.rest.server import RestServer, open_door
 from controller.services import admin, policy, rollout, worker
@@ -142,8 +143,9 @@ async def _run_until(stop: asyncio.Event, controller: Controller) -> None:
     stopping.cancel()
     if running.done():
         running.result()
-    # Longer than a leader takes to hand over.
-    await cancel_all([running], again_s=2.0)
+    # Longer than a leader takes to hand over. That of a run that has ended first waits until the record of
+    # the last checkpoint is synced, to delete the payloads.
+    await cancel_all([running], again_s=SYNC_S + 1.5)
 
 
 def _on_signal() -> asyncio.Event:

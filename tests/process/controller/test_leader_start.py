@@ -12,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from controller.cancel_tasks import cancel_all
 from controller.context import ControllerContext
 from controller.dataset_rows import DatasetRows
 from controller.errors import NotLeading
+from controller.housekeeping import SYNC_S
 from controller.leader import Leader
 from controller.ledger.commands import Command, CommandRefused, DeclareDead, Register, Role
+from controller.ledger.enums import Phase
 from controller.ledger.events import WorkerDied
 from controller.replicated_controller import Controller
 from controller.services.grpc_server import final_error
@@ -25,6 +28,7 @@ from controller.store.journal import Deposed
 from controller.store.ledger_follower import LedgerFollower
 from controller.store.stores import redis_stores
 from paceline.config.load import load_config
+from paceline.ids import TaskId
 from paceline.redis.leader_lease import LeaderIdentity
 from testbed.fleets.controller_processes import write_config
 from testbed.redis.redis_process import throwaway_redis
@@ -165,6 +169,57 @@ async def test_the_sweep_of_a_deposed_leader_deletes_nothing(
     await leader.housekeeping.sweep_orphans()
     assert await context.stores.payloads.list() == [("t900", 1)]
     await stores.close()
+
+
+async def test_the_last_payloads_of_a_run_stay_until_a_power_cut_cannot_take_back_its_end(
+    leader: Leader, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run ends, and the leader is stopped before Redis has synced the record of the last checkpoint."""
+    ref = TaskId("t0"), 1
+    payloads, housekeeping = leader.context.stores.payloads, leader.housekeeping
+    pipe = leader.context.stores.journal._redis.pipeline(transaction=False)
+    await payloads.put({ref: b"group"}, pipe)
+    await pipe.execute()
+    clock = HandedInClock()
+    monkeypatch.setattr(leader.context, "clock", clock)
+    monkeypatch.setattr(housekeeping, "sleep", clock.sleep)
+    monkeypatch.setattr(leader.ledger.state, "phase", Phase.FINISHED)
+    housekeeping.discard([ref])
+    clock.now += 0.1
+    finishing = asyncio.create_task(housekeeping.finish())
+    slept = asyncio.create_task(clock.slept_for(SYNC_S - 0.1))
+    await asyncio.wait({finishing, slept}, return_when=asyncio.FIRST_COMPLETED)
+    assert await payloads.list() == [ref]
+    await slept
+    clock.wake.set()
+    await finishing
+    assert await payloads.list() == []
+    await cancel_all(housekeeping.chores)
+
+
+class HandedInClock:
+    """Stands still. Who sleeps is woken by the test."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.sleeps: asyncio.Queue[float] = asyncio.Queue()
+        self.wake = asyncio.Event()
+
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    async def sleep(self, seconds: float) -> None:
+        self.sleeps.put_nowait(seconds)
+        await self.wake.wait()
+
+    async def slept_for(self, seconds: float) -> None:
+        """Returns once somebody sleeps that long."""
+        async with asyncio.timeout(60):
+            while await self.sleeps.get() != pytest.approx(seconds):
+                pass
 
 
 @pytest.mark.parametrize(
