@@ -344,6 +344,19 @@ GUARDS = (
         "full_store",
     ),
     Guard(
+        "score-of-most-rows",
+        "a held-out score rests on more than half of the rows of its round",
+        (
+            Patch(
+                "controller/ledger/decisions/run.py",
+                "score.mean if 2 * score.count > round_.rows else None",
+                "score.mean",
+            ),
+        ),
+        ("tests/unit/ledger/test_evaluation_versions.py",),
+        "without_a_version_of_most_rows",
+    ),
+    Guard(
         "payload-gate",
         "a payload is deleted only once the record that covers it would survive a failover of Redis",
         (

@@ -107,6 +107,8 @@ class Oracle:
         """Group that each member computes by itself."""
         self.scored: dict[int, list[tuple[int, float]]] = {}
         """(version, reward) of each row of the evaluations under way, by step."""
+        self.rounds: dict[int, int] = {}
+        """Rows of each evaluation, by step."""
         self.trial_deaths: Counter[str] = Counter()
         """Members that died while they computed a group by itself."""
         self.open: ev.StepOpened | None = None
@@ -236,11 +238,16 @@ class Oracle:
         self._end_lease(task_id, e.group.attempt, e.worker_id)
         self.accepted[task_id] = e
 
+    def _on_EvalScheduled(self, e: ev.EvalScheduled) -> None:
+        self.rounds[e.step] = e.rows
+
     def _on_EvalRecorded(self, e: ev.EvalRecorded) -> None:
         scored = self.scored.pop(e.step, [])
         of_one = [reward for version, reward in scored if version == e.version]
         if e.reward_mean is not None and abs(e.reward_mean * e.count - sum(of_one)) > 1e-9:
             raise Violation(f"the round of step {e.step} mixes versions: {scored}, {e}")
+        if (e.reward_mean is not None) != (2 * e.count > self.rounds[e.step]):
+            raise Violation(f"the score of step {e.step} rests on few rows, or is missing: {e}")
         if (e.count, e.left_out) != (len(of_one), len(scored) - len(of_one)):
             raise Violation(f"the round of step {e.step} has {scored}, and says {e}")
         self.counts["evaluated"] += e.count

@@ -91,8 +91,9 @@ def _recorded(s: State, round_: EvalRound) -> ev.EvalRecorded:
         asked = s.versions.version_of(round_.step)
         return ev.EvalRecorded(round_.step, asked, None, 0, left_out=scored)
     score = round_.scores[version]
-    left_out = scored - score.count
-    return ev.EvalRecorded(round_.step, version, score.mean, score.count, left_out)
+    # A mean over few rows may be high by chance, and would be the best score of the run.
+    mean = score.mean if 2 * score.count > round_.rows else None
+    return ev.EvalRecorded(round_.step, version, mean, score.count, scored - score.count)
 
 
 def settle_end(d: Decider, now: float) -> None:

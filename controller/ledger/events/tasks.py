@@ -193,9 +193,9 @@ class EvalRecorded(Event):
     step: Step
     version: Version
     reward_mean: float | None
-    """None if every row failed: that is no reward of 0."""
+    """None if at most half of the round's rows were scored with one version: that is no reward of 0."""
     count: int
-    """Rows that were scored with ``version``: the reward is their mean."""
+    """Rows that were scored with ``version``, the version of most: the reward is their mean."""
     left_out: int = 0
     """Rows that were scored with other versions, or with several."""
 
@@ -205,6 +205,9 @@ class EvalRecorded(Event):
             s.evals.record(self.step, self.reward_mean, s.run.eval_drop)
 
     def text(self) -> str:
+        if self.reward_mean is None and self.count:
+            few = f"too few prompts were scored with one version of the weights ({self.count})"
+            return f"evaluation after step {self.step}: no reward, {few}"
         if self.reward_mean is None:
             return f"evaluation after step {self.step}: no prompt could be scored"
         shown = f"reward {self.reward_mean:.3f} over {self.count} prompts"

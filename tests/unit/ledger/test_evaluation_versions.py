@@ -8,13 +8,17 @@ from controller.ledger import events as ev
 from tests.fixtures.ledgers import Driven
 
 
-@pytest.fixture
-def run() -> Driven:
-    """Two workers serve version 0, a round of four rows is due, and step 1 can commit."""
-    driven = Driven(eval_rows=4, eval_every=5, max_staleness=4)
+def begin(rows: int) -> Driven:
+    """Two workers serve version 0, a round of ``rows`` is due, and step 1 can commit."""
+    driven = Driven(eval_rows=rows, eval_every=5, max_staleness=4)
     driven.policy("p0")
     driven.rollout("r0", "r1")
     return driven
+
+
+@pytest.fixture
+def run() -> Driven:
+    return begin(4)
 
 
 def commit(run: Driven, worker_id: str) -> None:
@@ -47,16 +51,34 @@ def test_a_round_goes_on_when_nobody_serves_its_version_any_more(run: Driven) ->
     assert evals(run.lease("r1", 3).leases) == ["e0.0", "e0.1", "e0.2"]
 
 
-def test_the_score_is_of_the_version_of_most_rows_and_others_are_left_out(run: Driven) -> None:
+def test_the_score_is_of_the_version_of_most_rows_and_others_are_left_out() -> None:
+    run = begin(5)
+    leases = [*run.lease("r0", 4).leases, *run.lease("r1", 1).leases]
+    commit(run, "r1")
+    for lease, reward in zip(leases[:3], (1.0, 0.5, 0.75), strict=True):
+        run.submit("r0", lease, version=0, reward_mean=reward)
+    run.submit("r0", leases[3], version=0, max_version=1, reward_mean=0.0)
+    run.submit("r1", leases[4], version=1, reward_mean=0.0)
+    recorded = run.event(ev.EvalRecorded)
+    assert (recorded.version, recorded.reward_mean, recorded.count) == (0, 0.75, 3)
+    assert recorded.left_out == 2
+    run.failover()
+
+
+def test_a_round_without_a_version_of_most_rows_has_no_score_that_could_be_the_best(
+    run: Driven,
+) -> None:
+    """Two rows of four: their mean may be high by chance."""
     leases = [*run.lease("r0", 3).leases, *run.lease("r1", 1).leases]
     commit(run, "r1")
-    for lease, reward in zip(leases[:2], (1.0, 0.5), strict=True):
-        run.submit("r0", lease, version=0, reward_mean=reward)
-    run.submit("r0", leases[2], version=0, max_version=1, reward_mean=0.0)
-    run.submit("r1", leases[3], version=1, reward_mean=0.0)
+    for lease in leases[:2]:
+        run.submit("r0", lease, version=0, reward_mean=1.0)
+    run.submit("r0", leases[2], version=0, max_version=1)
+    run.return_task("r1", leases[3], "drop")
     recorded = run.event(ev.EvalRecorded)
-    assert (recorded.version, recorded.reward_mean, recorded.count) == (0, 0.75, 2)
-    assert recorded.left_out == 2
+    assert (recorded.reward_mean, recorded.count, recorded.left_out) == (None, 2, 1)
+    assert "too few" in recorded.text()
+    assert run.state.evals.scores == {}
     run.failover()
 
 
