@@ -599,11 +599,37 @@ GUARDS = (
         (
             Patch(
                 STEPPING,
-                "    terms = s.steps.terms_of(step) if replay else None\n",
+                "    terms = s.steps.terms_of(step)\n",
                 "    terms = None\n",
             ),
         ),
         ("tests/unit/ledger/test_settings.py",),
+    ),
+    Guard(
+        "kept-groups",
+        "a step that opens again without a rejected group keeps its other groups",
+        (
+            Patch(
+                "controller/ledger/decisions/rejections.py",
+                "[:1024], kept=True))",
+                "[:1024]))",
+            ),
+        ),
+        ("tests/unit/ledger/test_settings.py",),
+        "keeps_its_terms",
+    ),
+    Guard(
+        "missing-group",
+        "a step that misses a group gets a new one, although later steps have theirs",
+        (
+            Patch(
+                LEASING,
+                "    return max(rest, missing - len(state.tasks.ready) - state.tasks.leased)\n",
+                "    return rest\n",
+            ),
+        ),
+        ("tests/unit/ledger/test_rejected_groups.py",),
+        "misses_a_group",
     ),
     Guard(
         "old-file",

@@ -184,7 +184,7 @@ class Ballot:
 
 @dataclass(frozen=True, slots=True)
 class StepTerms:
-    """Settings of a step: every attempt at it, and a replay of it, has the same."""
+    """Settings of a step: every attempt at it has the same."""
 
     compact = True
 
@@ -206,7 +206,7 @@ class StepSpec:
     shards: Mapping[str, tuple[int, ...]]
     """Worker id to positions in ``groups``."""
     replay: bool
-    """A composition that an abandoned step had already trained."""
+    """A composition that an earlier attempt at the step had, but for groups that had to leave it."""
     terms: StepTerms | None = None
     """None: it was opened by a release that did not record them."""
 

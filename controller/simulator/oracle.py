@@ -356,6 +356,8 @@ class Oracle:
 
     def _on_StepAborted(self, e: ev.StepAborted) -> None:
         if self.open is not None and self.open.step == e.step:
+            if e.kept:
+                self.lost[e.step] = self.open.groups
             self.open, self.trials = None, {}
         else:
             self.lost.pop(e.step, None)

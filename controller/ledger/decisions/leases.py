@@ -94,7 +94,10 @@ def admissible(state: State, loaded_version: Version) -> int:
         return 0
     run = state.run
     fresh_for = state.versions.step_of(loaded_version) + run.max_staleness + 1
-    return min(fresh_for, run.steps) * run.groups_per_step - state.tasks.position
+    rest = min(fresh_for, run.steps) * run.groups_per_step - state.tasks.position
+    # Later steps may have groups reserved for them. They train after one that misses a group.
+    missing = state.steps.missing(Step(fresh_for), run.groups_per_step)
+    return max(rest, missing - len(state.tasks.ready) - state.tasks.leased)
 
 
 def _takes_suspects(state: State, worker: Worker) -> bool:

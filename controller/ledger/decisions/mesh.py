@@ -83,18 +83,20 @@ def _abort_hopeless_step(d: Decider) -> None:
     s = d.state
     step = s.steps.open
     if step is not None and s.fleet.publisher(s.versions.version) is None:
-        d.emit(ev.StepAborted(step.step, "no living member holds the state before it"))
+        why = "no living member holds the state before it"
+        d.emit(ev.StepAborted(step.step, why, kept=True))
 
 
 def leave_step(d: Decider) -> None:
-    """Gives the open step of a run that stops up: its groups are ready again. The members meet in a
-    new epoch, because some of them may wait in the old one's collectives."""
+    """Gives the open step of a run that stops up. It opens again if the run goes on. The members meet in
+    a new epoch, because some of them may wait in the old one's collectives."""
     s = d.state
     step, mesh = s.steps.open, s.fleet.whole_mesh
     if step is None:
         return
     goes_on = s.phase is Phase.SUSPENDING
-    d.emit(ev.StepAborted(step.step, DropReason.SUSPENDED if goes_on else DropReason.RUN_ENDED))
+    why = DropReason.SUSPENDED if goes_on else DropReason.RUN_ENDED
+    d.emit(ev.StepAborted(step.step, why, kept=goes_on))
     if mesh is not None:
         d.emit(ev.MeshBroken(mesh.epoch, MeshEnd.MEMBERSHIP, "the run stops for now"))
         _form(d, s.fleet.members())

@@ -88,7 +88,8 @@ def drop_from_step(d: Decider, groups: Sequence[Task], fault: GroupFault, detail
     """The groups leave the open step, which is over, and are dropped."""
     step = d.state.steps.open
     assert step is not None
-    d.emit(ev.StepAborted(step.step, f"left by {_names(groups)}", f"{fault}: {detail}"[:1024]))
+    why = f"left by {_names(groups)}"
+    d.emit(ev.StepAborted(step.step, why, f"{fault}: {detail}"[:1024], kept=True))
     for task in groups:
         d.emit(ev.TaskDropped(task.task_id, task.attempt, fault, detail, group=task.group))
 

@@ -1,7 +1,7 @@
 """Decisions about settings: changes by request, those that a leader's edited config brings, extension of a run.
 
-A change is in force from the next step that is not open yet. An open step and the replay of a lost one
-keep the values of their plan, so all replicas and all attempts use the same ones.
+A change is in force from the first step that was never opened. A step that is open, or opens again, keeps
+the values and the groups of its plan, so all replicas and all attempts use the same ones.
 """
 
 from __future__ import annotations
@@ -31,13 +31,18 @@ def change_settings(d: Decider, c: cmd.ChangeSettings, now: float) -> None:
 
 def problem_of(s: State, spec: SpecChange) -> str:
     """Why the run cannot go on with ``spec``; empty if it can."""
-    newest = max([s.versions.step + (s.steps.open is not None), *s.steps.replay])
+    newest = _newest_step(s)
     if spec.steps < newest:
         return (
             f"train.steps = {spec.steps}: step {newest} is under way or trained already. To end the run now, "
             "use paceline stop"
         )
     return ""
+
+
+def _newest_step(s: State) -> Step:
+    """The newest step that has its terms: trained, open, or to be opened again."""
+    return Step(max([s.versions.step + (s.steps.open is not None), *s.steps.replay]))
 
 
 def take_over_config(d: Decider, c: cmd.StartRun, now: float) -> None:
@@ -68,6 +73,6 @@ def _emit(
     now: float,
 ) -> None:
     s = d.state
-    step = Step(s.versions.step + 1 + (s.steps.open is not None))
+    step = Step(_newest_step(s) + 1)
     d.emit(ev.SettingsChanged(request_id, changes, configured, spec, step, now))
     d.settle_fleet(now)

@@ -42,7 +42,7 @@ def settle_step(d: Decider, now: float) -> None:
     groups = (*kept, *chosen)
     members = [m.worker_id for m in mesh.members]
     shards = assign_shards([_cost(s, task_id) for task_id in groups], members)
-    terms = s.steps.terms_of(step) if replay else None
+    terms = s.steps.terms_of(step)
     if terms is None:
         terms = StepTerms(s.run.lr.at(step, s.run.steps), s.run.token_age)
     again = replay is not None

@@ -140,13 +140,15 @@ class GroupsBlamed(Event):
 
 @event
 class StepAborted(Event):
-    """The attempt at the step is over: no member of it is left, or a group leaves it. Its groups are
-    ready again."""
+    """The attempt at the step is over: no member of it is left, a group leaves it, or the run stops."""
 
     step: Step
     reason: str
     rejected: str = ""
     """Why a group leaves the step; empty if none does."""
+    kept: bool = False
+    """Its other groups stay reserved for the step, which opens again on the terms that it had. Otherwise
+    they are ready again, as in every journal of a release that had no field for it."""
 
     wakes = LEASES | {Topic.VOTE}
 
@@ -164,8 +166,8 @@ class StepAborted(Event):
         if self.rejected:
             s.steps.rejections += 1
             s.steps.last_rejection = self.rejected
-        if step.replay:
-            s.steps.replay[step.step] = step.groups
+        if step.replay or self.kept:
+            s.steps.reserve(step)
         else:
             s.tasks.move_all(step.groups, TaskState.READY)
 

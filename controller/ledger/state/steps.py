@@ -60,8 +60,8 @@ class StepBook:
     history: dict[Step, tuple[TaskId, ...]] = field(default_factory=dict)
     """Compositions of committed steps that no checkpoint covers."""
     replay: dict[Step, tuple[TaskId, ...]] = field(default_factory=dict)
-    """Compositions of lost steps, to be trained again as they were. A group that could not be trained is
-    missing; a ready one takes its place."""
+    """Compositions of lost and aborted steps, to be trained again as they were. A group that could not be
+    trained is missing; a ready one takes its place."""
     suspects: dict[TaskId, Blame] = field(default_factory=dict)
     """Groups with which trainers died, until their step is committed."""
     nonfinite: int = 0
@@ -110,6 +110,16 @@ class StepBook:
         self.metrics = dict(metrics)
         self.samples_trained += int(metrics.get("samples", 0))
         self.tokens_trained += int(metrics.get("tokens", 0))
+
+    def reserve(self, step: OpenStep) -> None:
+        """The attempt is over: the step opens again with the same groups, on the same terms."""
+        self.replay[step.step] = step.groups
+        if step.terms is not None:
+            self.terms[step.step] = step.terms
+
+    def missing(self, until: Step, size: int) -> int:
+        """Groups that left steps up to ``until``, of ``size`` groups each, which are to open again."""
+        return sum(size - len(groups) for n, groups in self.replay.items() if n <= until)
 
     def leave_out(self, task_id: TaskId) -> None:
         """The group leaves the composition that it is reserved for."""

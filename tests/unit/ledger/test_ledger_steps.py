@@ -147,7 +147,7 @@ def test_the_death_of_all_replicas_goes_back_to_the_checkpoint_and_repeats_the_s
     run.fill("r0", 4)
     run.die("p0")
     assert "StepAborted" in run.names()
-    assert views.counts(run.state).ready == 4
+    assert views.counts(run.state).in_step == 4
     run.register("p1")
     assert run.state.versions.step == 3, "a process that is not ready decides nothing"
     run.observe("p1")
@@ -156,7 +156,7 @@ def test_the_death_of_all_replicas_goes_back_to_the_checkpoint_and_repeats_the_s
     formed = run.event(ev.MeshFormed)
     assert formed.restore and formed.checkpoint_path == "checkpoints/step-1-1"
     assert (formed.state_version, formed.step) == (4, 1)
-    assert views.counts(run.state).in_step == 8
+    assert views.counts(run.state).in_step == 12
     run.failover()
     run.observe("p1", state=4)
     for step in (2, 3):
@@ -406,13 +406,14 @@ def test_a_failed_collective_ends_the_epoch_for_all_and_kills_nobody() -> None:
     assert run.vote("p1").outcome == "committed"
 
 
-def test_a_step_whose_members_all_die_returns_its_groups() -> None:
+def test_a_step_whose_members_all_die_keeps_its_groups_for_the_next_attempt() -> None:
     run = fleet("p0", "p1")
     run.fill("r0", 4)
+    groups = run.state.steps.open.groups
     run.die("p0")
     run.die("p1")
-    assert views.counts(run.state).ready == 4
     assert run.state.steps.open is None
+    assert run.state.steps.replay == {1: groups} and views.counts(run.state).in_step == 4
 
 
 def test_a_joiner_that_never_got_the_state_cannot_carry_the_step() -> None:

@@ -136,11 +136,30 @@ def test_a_replayed_step_keeps_its_composition_except_for_the_group_that_fails_t
     run.vote("p0")
     assert run.state.steps.open.groups == lost
     reject(run, "p0", lost[1])
+    assert run.state.steps.open is None, "step 3 has the other groups: it was open, and opens again"
+    run.fill("r0", 1)
     again = run.state.steps.open.groups
     assert again[:3] == (lost[0], *lost[2:]) and again[3] not in lost
     run.vote("p0")
     assert run.state.versions.step == 2
     assert views.counts(run.state).dropped == {"payload_lost": 1}
+
+
+def test_a_step_that_misses_a_group_gets_one_although_later_steps_have_theirs() -> None:
+    run = fleet("p0", max_staleness=0)
+    for _ in range(2):
+        run.train()
+    run.die("p0")
+    back(run, "p0")
+    run.observe("p0", state=run.state.versions.version)
+    assert run.state.versions.step == 0 and len(run.state.steps.replay) == 1
+    run.observe("r0", loaded=run.state.versions.version)
+    first = run.state.steps.open.groups
+    reject(run, "p0", first[1])
+    (lease,) = run.lease("r0", 4).leases
+    assert run.lease("r0", 4).leases == (), "as many as are missing"
+    run.submit("r0", lease, run.state.versions.version)
+    assert set(run.state.steps.open.groups) == {*first, lease.task_id} - {first[1]}
 
 
 @pytest.mark.parametrize("policy", [("p0",), ("p0", "p1")])

@@ -11,6 +11,7 @@ import pytest
 from controller.ledger import Ledger
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
+from controller.ledger.enums import GroupFault, SuspendStage
 from controller.ledger.facts import SpecChange, values
 from controller.ledger.learning_rate import LearningRate
 from controller.ledger.state.token_ages import oldest_step, trained_tokens
@@ -93,6 +94,56 @@ def test_an_open_step_keeps_the_age_at_which_its_tokens_are_masked() -> None:
     assert (oldest_step(run.state, step), total_tokens(run)) == before
     assert oldest_step(run.state, step + 1) == step - 1
     run.train()
+
+
+def test_a_step_that_opens_again_without_a_rejected_group_keeps_its_terms_and_its_other_groups() -> (
+    None
+):
+    run = Driven(max_staleness=4)
+    run.policy("p0", "p1")
+    run.rollout("r0")
+    early = run.lease("r0", 7).leases
+    run.train()
+    for lease in early:
+        run.submit("r0", lease, 0)
+    opened = run.state.steps.open
+    bad = opened.shard("p0")[0]
+    set_lr(run, 5e-4)
+    strict = {"train.max_staleness": 0}
+    run.do(cmd.ChangeSettings("strict", strict, spec(run, max_staleness=0)))
+    who = ("p0", run.current["p0"])
+    run.do(cmd.RejectGroups(*who, opened.step, ((bad, 1),), GroupFault.PAYLOAD_LOST, "why"))
+    run.failover()
+    if run.state.steps.open is None:
+        run.fill("r0", 1)
+    again = run.state.steps.open
+    others = tuple(task_id for task_id in opened.groups if task_id != bad)
+    assert (again.step, again.groups[:3], again.terms) == (opened.step, others, opened.terms)
+    assert run.state.settings.changed["train.lr"].step == opened.step + 1
+
+
+def test_a_step_that_is_left_for_a_stop_keeps_its_terms_and_groups_for_when_the_run_goes_on() -> (
+    None
+):
+    run = Driven(max_staleness=4)
+    run.policy("p0")
+    run.rollout("r0")
+    early = run.lease("r0", 4).leases
+    run.train()
+    for lease in early:
+        run.submit("r0", lease, 0)
+    opened = run.state.steps.open
+    run.do(cmd.Suspend("stop", SuspendStage.LEAVE_STEP, "Ctrl-C"))
+    run.checkpoint()
+    strict = {"train.max_staleness": 0, "train.lr": 5e-4}
+    changed = spec(run, max_staleness=0, lr=LearningRate(5e-4))
+    reply = run.do(cmd.ChangeSettings("strict", strict, changed))
+    assert "from step 3" in reply, "step 2 keeps what it had"
+    run.do(cmd.Continue("go-on"))
+    run.policy("p0")
+    again = run.state.steps.open
+    assert (again.step, again.groups, again.terms) == (opened.step, opened.groups, opened.terms)
+    assert not run.state.tasks.dropped
 
 
 def total_tokens(run: Driven) -> int:

@@ -63,7 +63,7 @@ def test_a_step_that_takes_too_long_is_left_and_the_last_commit_is_checkpointed(
     assert directive(run, "p0").mesh.epoch == run.state.fleet.mesh_epoch
     run.checkpoint()
     assert views.phase(run.state) == "suspended"
-    assert len(run.state.tasks.ready) == 4
+    assert len(run.state.steps.replay[2]) == 4
 
 
 def test_a_stop_at_once_waits_for_nothing() -> None:
