@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from controller.ledger import commands as cmd
 from controller.services import admin
 from controller.simulator.cluster import Shape
+from controller.simulator.faults import with_slow_groups
 from controller.simulator.world import World
 from paceline.v1 import admin_pb2
 
@@ -20,7 +21,7 @@ LATEST_S = 40.0
 
 
 def draw_shape(rng: random.Random) -> Shape:
-    """Runs of a few seconds over a data set that they go through at least once."""
+    """Runs of a few seconds over a data set that they go through at least once. Most train late groups."""
     group_s = rng.choice([0.05, 0.2])
     facts = cmd.RunSpec(
         run_id="sim",
@@ -32,18 +33,19 @@ def draw_shape(rng: random.Random) -> Shape:
         max_staleness=rng.choice([0, 1, 2]),
         max_attempts=5,
         dataset_rows=rng.choice([3, 7, 11]),
-        eval_rows=0,
-        eval_every=5,
+        eval_rows=rng.choice([0, 2]),
+        eval_every=rng.randrange(2, 5),
         checkpoint_every=rng.randrange(1, 5),
         filter_uninformative=rng.random() < 0.2,
         shuffle=rng.random() < 0.8,
         desired={"policy": 2, "rollout": 2},
     )
-    return Shape(
+    shape = Shape(
         facts=facts,
         group_s=lambda r: r.uniform(0.5, 1.5) * group_s,
         generate_s=lambda r: r.expovariate(2.0),
     )
+    return with_slow_groups(shape)
 
 
 def _leader(world: World) -> bool:

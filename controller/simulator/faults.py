@@ -63,10 +63,10 @@ def draw_shape(rng: random.Random) -> Shape:
     )
     if rng.random() < 0.25:
         facts = replace(facts, bounds={"rollout_spares": 1})
-    return _with_untrainable_groups(_with_slow_groups(replace(shape, facts=facts)))
+    return _with_untrainable_groups(with_slow_groups(replace(shape, facts=facts)))
 
 
-def _with_slow_groups(shape: Shape) -> Shape:
+def with_slow_groups(shape: Shape) -> Shape:
     """Most runs train late groups, some with a bound so tight that tokens are masked. In half of the
     runs one group in eight takes ten times as long as others."""
     rng = random.Random(shape.facts.seed)
