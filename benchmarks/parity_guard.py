@@ -79,7 +79,7 @@ async def measure(model_path: Path, rounds: int) -> dict[str, Any]:
 
 def check_ms(parts: list[Part], *, complete: bool) -> float:
     spent = []
-    for version in range(30):
+    for _ in range(30):
         begun = time.process_time()
         assert not differing(parts, complete=complete)
         spent.append(time.process_time() - begun)
