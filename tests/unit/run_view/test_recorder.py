@@ -31,7 +31,7 @@ def journal(steps: int) -> list[tuple[str, float, dict]]:
             (f"{int(at)}-0", at, {"type": "GroupAccepted", "task": f"t{step}"}),
             (f"{int(at)}-1", at, {"type": "VoteCast", "step": step}),
             (f"{int(at)}-1", at, {"type": "StepCommitted", "step": step, "version": step, "metrics": {"reward_mean": step / 10, "loss": float("nan")}}),
-            (f"{int(at)}-1", at, {"type": "CheckpointRecorded", "step": step}),
+            (f"{int(at)}-1", at, {"type": "CheckpointRecorded", "step": step, "path": f"checkpoints/step-{step:06d}"}),
         ]  # fmt: skip
     routine = ("TasksLeased", "GroupAccepted", "VoteCast")
     for _, _, event in entries:
