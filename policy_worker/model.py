@@ -9,7 +9,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from paceline.config.schema import Config, ModelConfig
+from paceline.config.schema import Config
+from paceline.config.training import ModelConfig
 from paceline.errors import BadInput
 from paceline.process.structured_log import first_line
 from policy_worker.step import attention

@@ -26,7 +26,7 @@ from controller.ledger.views.group_views import place_of
 from controller.rest.replies.group_replies import detailed, summary_of
 from controller.rest.schemas import GroupSummary
 from controller.store.payloads import PayloadStore
-from paceline.config.schema import ArchiveConfig
+from paceline.config.services import ArchiveConfig
 from paceline.dataset.row_sampler import mix
 from paceline.ids import Step, TaskId
 from paceline.process.structured_log import event

@@ -16,8 +16,9 @@ import tomli_w
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from paceline.config.fields import meaning
 from paceline.config.lines import field_lines
-from paceline.config.schema import SECTIONS, Config, meaning
+from paceline.config.schema import SECTIONS, Config
 from paceline.config.setting_rules import Rule, values_of, with_settings
 from paceline.errors import BadInput
 

@@ -7,12 +7,13 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from paceline.config.schema import SECTIONS, meaning
+from paceline.config.fields import meaning
+from paceline.config.schema import SECTIONS
 
 HEAD = """\
 # Settings
 
-<!-- Written by `make docs` from paceline/config/schema.py. Change the field's text there. -->
+<!-- Written by `make docs` from paceline/config/. Change the field's text there. -->
 
 A run is described by one TOML file. `--set section.field=value` on the command line overrides any setting; the value is parsed as
 TOML, or taken as plain text if that fails. Unknown settings are refused. `paceline config check FILE` prints the resolved

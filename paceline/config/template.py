@@ -16,7 +16,8 @@ from typing import Any
 
 import tomli_w
 
-from paceline.config.schema import SECTIONS, meaning
+from paceline.config.fields import meaning
+from paceline.config.schema import SECTIONS
 
 WIDTH = 98
 

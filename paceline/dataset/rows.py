@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from paceline.config.schema import DataConfig
+from paceline.config.training import DataConfig
 from paceline.dataset.arrow_dataset import open_hub, open_parquet, open_saved
 from paceline.dataset.jsonl import JsonLines
 from paceline.dataset.row_source import Concatenated, DataError, Row, RowSource

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from paceline.config.schema import AuthConfig, Config
+    from paceline.config.schema import Config
+    from paceline.config.services import AuthConfig
     from paceline.preflight.check import Check
 
 PLACED = ("run directory", "earlier run", "inputs", "access", "ports", "redis")

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline.config.schema import AuthConfig, Config
+from paceline.config.schema import Config
+from paceline.config.services import AuthConfig
 from paceline.preflight.check import Check, fail, judge, ok
 from paceline.rpc.auth import AuthError, client_root, read_token
 

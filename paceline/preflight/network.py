@@ -7,7 +7,8 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from paceline.config.schema import Config, RedisConfig
+from paceline.config.schema import Config
+from paceline.config.services import RedisConfig
 from paceline.preflight.check import Check, fail, ok, warn
 from paceline.redis.server import REDIS_OUT_OF_REACH, NoRedis, ensure_redis, find_server
 from paceline.rpc.addresses import is_loopback

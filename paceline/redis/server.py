@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import redis
 
-from paceline.config.schema import RedisConfig
+from paceline.config.services import RedisConfig
 from paceline.errors import BadInput
 from paceline.process.private_files import private_directory, write_private
 from paceline.process.process_wait import alive, wait_ended

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from paceline.config.schema import TrainConfig
+from paceline.config.training import TrainConfig
 from policy_worker.objectives.columns import TokenColumns
 from policy_worker.objectives.importance_ratio import (
     LOG_RATIO_LIMIT,

@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from paceline.config.schema import TrainConfig
+from paceline.config.training import TrainConfig
 from paceline.ids import Step, Version
 from paceline.process.structured_log import event
 from policy_worker.state import TrainState, local_tensor

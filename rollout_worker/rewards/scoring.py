@@ -16,7 +16,7 @@ import logging
 import time
 from dataclasses import dataclass
 
-from paceline.config.schema import RewardConfig
+from paceline.config.training import RewardConfig
 from paceline.process.structured_log import event
 from paceline.rpc.wire_limits import usable_reward
 from rollout_worker.rewards.functions import Reward, RewardError, load

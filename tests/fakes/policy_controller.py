@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import grpc.aio
 
-from paceline.config.schema import TrainConfig
+from paceline.config.training import TrainConfig
 from paceline.process.asyncio_thread import BackgroundLoop
 from paceline.v1 import policy_pb2, rollout_pb2, worker_pb2, worker_pb2_grpc
 from paceline.v1.policy_pb2_grpc import (

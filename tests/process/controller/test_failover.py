@@ -13,7 +13,7 @@ from controller.store.journal import Journal, Position
 from controller.store.journal_audit import verify
 from controller.store.payloads import RedisPayloads
 from controller.store.redis_keys import Keys
-from paceline.config.schema import RedisConfig
+from paceline.config.services import RedisConfig
 from paceline.redis.client import connect, connect_sync
 from paceline.redis.server import ensure_redis
 from paceline.rpc.client import ControlPlane

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import redis
 
-from paceline.config.schema import RedisConfig
+from paceline.config.services import RedisConfig
 from paceline.mesh.rendezvous import (
     EpochCancelled,
     MeshError,

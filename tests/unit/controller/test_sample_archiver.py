@@ -12,7 +12,7 @@ import pytest
 from controller.export import sample_archiver
 from controller.export.sample_archiver import SampleArchiver
 from controller.store.payloads import Ref
-from paceline.config.schema import ArchiveConfig
+from paceline.config.services import ArchiveConfig
 from paceline.ids import Step
 from paceline.run_view.files.sample_archive import archived_steps
 from tests.fixtures.ledgers import Driven
