@@ -1,7 +1,8 @@
 """JSON encoding of dataclasses, derived from the types of their fields.
 
 ``encoder`` and ``decoder`` compile one function for a type; None means that a value is JSON already.
-``encode`` and ``decode`` apply them to a whole dataclass.
+``encode`` and ``decode`` apply them to a whole dataclass. ``known_fields`` makes encodings of two releases
+comparable.
 
     int, float, str, None, StrEnum    as they are
     tuple, list                       array
@@ -16,6 +17,7 @@ KeyError.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -42,6 +44,35 @@ def decode(kind: type[_T], data: Mapping[str, Any]) -> _T:
     made: Any = kind
     decoded: _T = _apply(decoder(made), data)
     return decoded
+
+
+def known_fields(kind: Any, data: Any, like: Any) -> Any:
+    """``data``, an encoded ``kind``, with those fields only that ``like`` has, which another release may have
+    encoded. Keys of a mapping are no fields: all of them stay."""
+    kind = _bare(kind)
+    origin, args = get_origin(kind) or kind, get_args(kind)
+    if data is None or like is None:
+        return data
+    if is_dataclass(kind):
+        if getattr(kind, "compact", False):
+            rows = zip(_fields(kind), data, like, strict=False)
+            return [known_fields(hint, x, y) for (_, hint), x, y in rows]
+        hints = [(name, hint) for name, hint in _fields(kind) if name in like]
+        return {name: known_fields(hint, data[name], like[name]) for name, hint in hints}
+    if origin in (Union, UnionType):
+        return known_fields(_present(args), data, like)
+    if origin in (tuple, list):
+        items = [arg for arg in args if arg is not Ellipsis]
+        kinds = items if len(items) > 1 else items * len(data)
+        pairs = zip(kinds, data, [*like, *data[len(like) :]], strict=False)
+        return [known_fields(item, x, y) for item, x, y in pairs]
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        value = _value(origin, args)
+        if issubclass(_bare(args[0]), str):
+            return {k: known_fields(value, x, like.get(k, x)) for k, x in data.items()}
+        known = {json.dumps(k): y for k, y in like}
+        return [[k, known_fields(value, x, known.get(json.dumps(k), x))] for k, x in data]
+    return data
 
 
 @cache
