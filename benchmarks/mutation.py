@@ -645,6 +645,19 @@ GUARDS = (
         "release_before",
     ),
     Guard(
+        "rows-after-upgrade",
+        "rows that an earlier release did not record excuse none that are skipped after it",
+        (
+            Patch(
+                "controller/ledger/views/coverage_report.py",
+                "    upgrade = min(max(start, state.tasks.coverage.recorded_from), stop)\n",
+                "    upgrade = stop\n",
+            ),
+        ),
+        ("tests/unit/ledger/test_coverage.py",),
+        "after_an_upgrade",
+    ),
+    Guard(
         "old-file",
         "a new leader with an unchanged config file keeps what paceline set has changed",
         (

@@ -89,6 +89,8 @@ class Coverage:
     masked_tally: Tally = field(default_factory=Tally)
     """Trained groups that lost tokens to their age: whole groups, under a checkpoint."""
     masked_tokens: int = 0
+    recorded_from: int = 0
+    """Tasks before this ordinal may have finished under a release that did not record which."""
 
     def mask(self, group: GroupFacts, tokens: int) -> None:
         """``group`` was trained without ``tokens`` of its tokens, which were too old."""

@@ -81,9 +81,12 @@ class CoverageReport:
             (self.skipped, "skipped", self.skipped_rows),
             (self.twice, "counted twice", self.repeated_rows),
         ):
+            rows = ", ".join(f"row {row} of epoch {epoch}" for epoch, row in named[:5])
             if many:
-                rows = ", ".join(f"row {row} of epoch {epoch}" for epoch, row in named[:5])
-                yield f"{many} rows were {what}: {rows}"
+                named_or_not = (
+                    f": {rows}" if rows else ", under a release that did not record which"
+                )
+                yield f"{many} rows were {what}{named_or_not}"
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), "skipped": self.skipped, "twice": self.twice}
@@ -103,7 +106,7 @@ def coverage_of(state: State) -> CoverageReport:
     position = 0
     for start, stop, outcome in [*spans, (end, end, "")]:
         if start > position:
-            _gap(state, report, position, start, unrecorded > 0)
+            unrecorded -= _gap(state, report, position, start, unrecorded)
         again = min(stop, position)
         if start < again:
             _repeated(state, report, start, again)
@@ -147,14 +150,17 @@ def _by_epoch(report: CoverageReport, start: int, stop: int) -> Iterator[tuple[E
         start = end
 
 
-def _gap(state: State, report: CoverageReport, start: int, stop: int, unrecorded: bool) -> None:
-    for epoch, many in _by_epoch(report, start, stop):
-        if unrecorded:
-            epoch.unrecorded += many
-        else:
-            epoch.skipped += many
-    if not unrecorded:
-        _name(state, report.skipped_rows, start, stop)
+def _gap(state: State, report: CoverageReport, start: int, stop: int, unrecorded: int) -> int:
+    """Rows without an outcome are skipped, but for ``unrecorded`` ones that an earlier release has finished.
+    How many of those are here."""
+    upgrade = min(max(start, state.tasks.coverage.recorded_from), stop)
+    known = min(upgrade - start, max(0, unrecorded))
+    for epoch, many in _by_epoch(report, start, start + known):
+        epoch.unrecorded += many
+    for epoch, many in _by_epoch(report, start + known, stop):
+        epoch.skipped += many
+    _name(state, report.skipped_rows, upgrade, stop)
+    return known
 
 
 def _repeated(state: State, report: CoverageReport, start: int, stop: int) -> None:

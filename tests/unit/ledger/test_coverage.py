@@ -110,6 +110,35 @@ def test_rows_of_a_release_that_did_not_record_them_are_not_called_skipped(run: 
     assert (report.epochs[0].unrecorded, report.skipped) == (4, 0)
 
 
+def of_earlier_release(run: Driven, **tasks: int) -> State:
+    """The state as a release read it that was the first to record coverage."""
+    old = json.loads(json.dumps(run.ledger.to_snapshot()))
+    del old["tasks"]["coverage"]
+    old["tasks"].update(tasks)
+    again = Ledger.from_snapshot(old).to_snapshot()
+    return Ledger.from_snapshot(json.loads(json.dumps(again))).state
+
+
+def test_rows_that_are_skipped_after_an_upgrade_are_reported(run: Driven) -> None:
+    run.train()
+    run.checkpoint(digest="")
+    state = of_earlier_release(run)
+    state.tasks.cursor += 5
+    report = coverage_of(state)
+    assert (report.epochs[0].unrecorded, report.skipped) == (4, 5)
+    assert report.skipped_rows == [task_row(1, ordinal, 10, True) for ordinal in range(4, 9)]
+
+
+def test_more_missing_rows_than_an_earlier_release_finished_are_reported(run: Driven) -> None:
+    run.train()
+    run.checkpoint(digest="")
+    report = coverage_of(of_earlier_release(run, cursor=6))
+    assert (report.epochs[0].unrecorded, report.skipped) == (4, 2)
+    assert list(report.problems()) == [
+        "2 rows were skipped, under a release that did not record which"
+    ]
+
+
 def test_lengths_and_rewards_of_what_was_dropped_stand_beside_those_of_what_was_trained() -> None:
     run = Driven(dataset_rows=10, late_groups="drop")
     run.policy("p0")
