@@ -13,30 +13,42 @@ from paceline.redis import server as module
 from paceline.redis.server import NoRedis, ensure_redis, find_server
 from paceline.redis.server_version import server_version, version_of_info
 
+REDIS = ["6.2.24", "7.2.16", "7.4.11", "8.2.9", "8.4.6", "8.6.6", "8.8.2", "8.10.1"]
+VALKEY = ["7.2.14", "8.0.10", "8.1.9", "9.0.5", "9.1.2"]
+
+
+def before(version: str) -> str:
+    major, minor, patch = version.split(".")
+    return f"{major}.{minor}.{int(patch) - 1}"
+
+
+def redis(version: str) -> dict[str, str]:
+    return {"redis_version": version}
+
+
+def valkey(version: str) -> dict[str, str]:
+    """Valkey says 7.2.4 to clients that ask for a Redis."""
+    return {"redis_version": "7.2.4", "valkey_version": version}
+
 
 @pytest.mark.parametrize(
     ("info", "accepted"),
     [
-        ({"redis_version": "6.2.14"}, False),
-        ({"redis_version": "6.2.20"}, True),
-        ({"redis_version": "7.0.15"}, False),
-        ({"redis_version": "7.2.10"}, False),
-        ({"redis_version": "7.2.11"}, True),
-        ({"redis_version": "8.0.3"}, False),
-        ({"redis_version": "8.2.2"}, True),
-        ({"redis_version": "8.4.0"}, True),
-        ({"redis_version": "9.0.0"}, True),
-        # Valkey says 7.2.4 to clients that ask for a Redis.
-        ({"redis_version": "7.2.4", "valkey_version": "9.1.2"}, True),
-        ({"redis_version": "7.2.4", "valkey_version": "8.0.5"}, False),
-        ({"redis_version": "7.2.4", "valkey_version": "8.1.4"}, True),
+        *((redis(one), True) for one in REDIS),
+        *((redis(before(one)), False) for one in REDIS),
+        *((valkey(one), True) for one in VALKEY),
+        *((valkey(before(one)), False) for one in VALKEY),
+        # Branches without a release that mends them, and branches that are newer than the list.
+        *((redis(one), False) for one in ("5.0.14", "7.0.15", "8.0.6")),
+        *((redis(one), True) for one in ("8.12.0", "9.0.0")),
+        (valkey("9.2.0"), True),
     ],
 )
 def test_servers_with_known_flaws_are_refused(info: dict[str, Any], accepted: bool) -> None:
     problem = version_of_info(info).problem()
     assert (problem == "") is accepted
     if problem:
-        assert "CVE-2025-49844" in problem and "later" in problem
+        assert "CVE-2026-" in problem and "later" in problem
 
 
 def test_the_server_that_comes_with_paceline_is_maintained() -> None:
