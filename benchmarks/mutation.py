@@ -658,6 +658,18 @@ GUARDS = (
         "after_an_upgrade",
     ),
     Guard(
+        "snapshot-slices",
+        "requests are answered while the snapshot of a long run is encoded",
+        (
+            Patch(
+                "controller/store/snapshot_json.py",
+                "            await asyncio.sleep(0)\n",
+                "            pass\n",
+            ),
+        ),
+        ("tests/unit/controller/test_snapshot_json.py",),
+    ),
+    Guard(
         "old-file",
         "a new leader with an unchanged config file keeps what paceline set has changed",
         (

@@ -28,6 +28,7 @@ from controller.store.lua_scripts import Script
 from controller.store.payloads import PayloadStore, Ref
 from controller.store.redis_durability import replicated
 from controller.store.redis_keys import Keys
+from controller.store.snapshot_json import snapshot_json
 from paceline.byte_slices import slices
 from paceline.errors import BadInput
 
@@ -197,14 +198,13 @@ class Journal:
         Raises Deposed.
         """
         at = snapshot.at
-        data = json.dumps(
+        data = await snapshot_json(
             {
                 "format": FORMAT,
                 "at": [at.entry, at.number, at.batch],
                 "state": snapshot.state,
                 "t": snapshot.t,
-            },
-            separators=(",", ":"),
+            }
         )
         if not await self._set_snapshot(data, term, trim_before):
             raise Deposed("snapshot refused")
