@@ -19,7 +19,7 @@ def groups(e: Evidence) -> Diagnosis | None:
     state = e.state
     if state.steps.open is not None or state.facts is None:
         return None
-    ready, batch = len(state.tasks.ready), state.run.groups_per_step
+    ready, batch = state.ready_for_next_step, state.run.groups_per_step
     subject = f"step {state.versions.step + 1} ({ready} of {batch} groups ready)"
     workers = [w for w in e.workers if w.role is Role.ROLLOUT and not w.spare]
     if (worker := quietest(e, workers)) is not None:

@@ -416,6 +416,8 @@ class Oracle:
         opened = self.open
         if opened is None or (opened.step, opened.version) != (plan.step, plan.version):
             return
+        if plan.mesh_epoch < opened.mesh_epoch:
+            return  # it comes late: a group has left the step since
         groups = [self._ages(self.accepted[t].group, plan.step) for t in opened.groups]
         if not all(groups):
             return

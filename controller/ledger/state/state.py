@@ -60,6 +60,11 @@ class State:
         return Step(self.versions.step + (2 if self.steps.open else 1))
 
     @property
+    def ready_for_next_step(self) -> int:
+        """Groups that are there for the next step to open: reserved for it, or ready."""
+        return len(self.steps.replay.get(Step(self.versions.step + 1), ())) + len(self.tasks.ready)
+
+    @property
     def run(self) -> RunSpec:
         assert self.facts is not None
         return self.facts

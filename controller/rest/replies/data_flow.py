@@ -101,7 +101,7 @@ def bottleneck(controller: Controller, stalled_s: float) -> str:
 def _awaited(state: State) -> str:
     step, mesh = state.steps.open, state.fleet.mesh
     if step is None or mesh is None:
-        ready, batch = len(state.tasks.ready), state.run.groups_per_step
+        ready, batch = state.ready_for_next_step, state.run.groups_per_step
         return f"the next step waits for groups, {ready} of {batch} are ready"
     late = [m.worker_id for m in mesh.members if m.worker_id not in step.votes]
     shown = ", ".join(late[:5]) + (f" and {len(late) - 5} more" if len(late) > 5 else "")

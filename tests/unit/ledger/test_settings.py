@@ -114,8 +114,8 @@ def test_a_step_that_opens_again_without_a_rejected_group_keeps_its_terms_and_it
     who = ("p0", run.current["p0"])
     run.do(cmd.RejectGroups(*who, opened.step, ((bad, 1),), GroupFault.PAYLOAD_LOST, "why"))
     run.failover()
-    if run.state.steps.open is None:
-        run.fill("r0", 1)
+    assert run.state.steps.open is None and run.state.ready_for_next_step == 3
+    run.fill("r0", 1)
     again = run.state.steps.open
     others = tuple(task_id for task_id in opened.groups if task_id != bad)
     assert (again.step, again.groups[:3], again.terms) == (opened.step, others, opened.terms)
