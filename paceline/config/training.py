@@ -139,8 +139,8 @@ class TrainConfig(Section):
     staleness."""
     tis_cap: Annotated[float, Field(gt=0)] | None = 2.0
     """Truncated importance sampling: cap of the per-token weight trainer/behaviour. none disables
-    truncation. It applies with proximal = trainer or interpolated; with behaviour the ratio
-    itself has this weight."""
+    truncation. In the policy's term it applies with proximal = trainer or interpolated; with behaviour
+    the ratio itself has this weight. The weight of the KL term has this cap with every proximal."""
     mask_ratio_token: tuple[Ratio, Ratio] | None = None
     """Range [low, high]. Tokens whose ratio trainer/behaviour is outside it are excluded from the
     loss. none disables it."""
@@ -165,8 +165,8 @@ class TrainConfig(Section):
     instead."""
     skip_zero_advantage: bool = True
     """Skip sequences that cannot contribute to the gradient: those with zero advantage, if there
-    is no KL term. The gradient is the same; entropy, ratio and log-prob gap are then measured
-    over the other sequences."""
+    is no KL term. The gradient is the same; entropy, ratio, effective sample size and log-prob gap
+    are then measured over the other sequences."""
     checkpoint_every: Positive = 50
     """Steps between checkpoints. Rollout payloads are kept until a checkpoint covers them."""
     keep_checkpoints: Positive = 2
