@@ -344,6 +344,19 @@ GUARDS = (
         "full_store",
     ),
     Guard(
+        "masked-sequences",
+        "the sequences of a step leave out those whose tokens are all masked for their age",
+        (
+            Patch(
+                "controller/ledger/views/views.py",
+                "sum(trained_sequences(state, g, step.step) for g in groups)",
+                "sum(g.sequences for g in groups)",
+            ),
+        ),
+        ("tests/unit/ledger/test_token_age.py",),
+        "none_of_the_steps",
+    ),
+    Guard(
         "score-of-most-rows",
         "a held-out score rests on more than half of the rows of its round",
         (

@@ -125,6 +125,9 @@ class GroupFacts:
     steps. Empty: all tokens are of ``max_version``, as far as the journal knows."""
     lengths: tuple[int, ...] = ()
     """Completion tokens of each sequence, those that are not trained included."""
+    sequence_versions: tuple[tuple[tuple[Version, ...], int], ...] = ()
+    """Number of sequences by the versions of their trainable tokens. Sequences without such a token are in
+    none. Empty: every sequence is trained, as far as the journal knows."""
 
     @property
     def by_version(self) -> tuple[tuple[Version, int], ...]:

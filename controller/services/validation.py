@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
@@ -151,6 +152,7 @@ def check_group(group: rollout_pb2.Group, limits: GroupLimits, newest_version: i
         generate_s=group.generate_s,
         reward_s=group.reward_s,
         token_versions=_by_version(sequences),
+        sequence_versions=_sequences_by_versions(sequences),
         lengths=tuple(len(completion.tokens) // 4 for completion in group.completions),
     )
 
@@ -244,6 +246,15 @@ def _by_version(sequences: Sequence[_Finished]) -> tuple[tuple[Version, int], ..
         for version, count in sequence.by_version:
             total[version] = total.get(version, 0) + count
     return tuple((Version(version), n) for version, n in sorted(total.items()))
+
+
+def _sequences_by_versions(
+    sequences: Sequence[_Finished],
+) -> tuple[tuple[tuple[Version, ...], int], ...]:
+    """(versions of a sequence's trainable tokens, number of such sequences), in order."""
+    found = Counter(tuple(sorted({v for v, n in s.by_version if n})) for s in sequences)
+    found.pop((), None)
+    return tuple((tuple(map(Version, each)), n) for each, n in sorted(found.items()))
 
 
 def _check_unfinished(

@@ -49,6 +49,17 @@ def split(groups: Iterable[Ages], facts: RunSpec) -> tuple[int, int]:
     )
 
 
+def trained_sequences(
+    group: GroupFacts, step: int, steps_of: Mapping[int, int], facts: RunSpec
+) -> int:
+    """Sequences with a token that has weight in the loss."""
+    return sum(
+        n
+        for versions, n in group.sequence_versions
+        if max(steps_of[version] for version in versions) >= step - 1 - bound_of(facts)
+    )
+
+
 def wrong_drop(e: ev.TaskDropped, ages: Ages, facts: RunSpec) -> str:
     """Why the group may not be dropped for its age; ``ages``: in the earliest step that it could be in."""
     if e.reason == "stale" and _late_allowed(facts):

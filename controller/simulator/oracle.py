@@ -26,6 +26,7 @@ from controller.simulator.age_oracle import (
     bound_of,
     may_be_trained,
     split,
+    trained_sequences,
     wrong_drop,
 )
 from controller.simulator.memory_store import Landed
@@ -427,6 +428,11 @@ class Oracle:
         oldest = max(0, plan.step - 1 - bound_of(facts))
         if (plan.total_tokens, plan.oldest_step) != (tokens, oldest):
             raise Violation(f"step {plan.step} counts {plan.total_tokens} tokens, not {tokens}")
+        members = [self.accepted[t].group for t in opened.groups]
+        sequences = sum(trained_sequences(g, plan.step, self.versions, facts) for g in members)
+        if plan.total_sequences != sequences:
+            counted = f"{plan.total_sequences} sequences, not {sequences}"
+            raise Violation(f"step {plan.step} counts {counted}")
 
     def _on_RolledBack(self, e: ev.RolledBack) -> None:
         if e.version <= max(self.versions) or e.step > len(self.line):

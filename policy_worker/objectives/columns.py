@@ -92,7 +92,7 @@ def token_weights(
 ) -> Floats:
     """trained [C] (1 or 0), length [S] in tokens (their sum is C) -> float32 [C].
 
-    ``tokens`` (trainable) and ``sequences``: of the whole step, on all replicas. token_mean: 1 / tokens.
+    ``tokens`` (trained) and ``sequences`` (with a trained token): of the whole step, on all replicas. token_mean: 1 / tokens.
     sequence_mean: 1 / (the sequence's trainable tokens * sequences). dr_grpo: 1 / (longest completion
     that the run allows * sequences). 0 for tokens that are not trained. Sources: token_mean, DAPO, arXiv 2503.14476;
     sequence_mean, GRPO, arXiv 2402.03300; dr_grpo, arXiv 2503.20783.
@@ -101,7 +101,14 @@ def token_weights(
         return trained / np.float32(max(tokens, 1))
     if config.train.aggregation == "dr_grpo":
         return trained / np.float32(config.longest_completion * max(sequences, 1))
-    starts = np.cumsum(length) - length
-    own = np.maximum(np.add.reduceat(trained.astype(np.float64), starts), 1.0)
+    own = np.maximum(trained_by_sequence(trained, length), 1.0)
     weights: Floats = (trained / np.repeat(own * max(sequences, 1), length)).astype(np.float32)
     return weights
+
+
+def trained_by_sequence(trained: Floats, length: Ints) -> NDArray[np.float64]:
+    """Number of trained tokens of each sequence: trained [C] (1 or 0), length [S] -> [S]."""
+    counts: NDArray[np.float64] = np.add.reduceat(
+        trained.astype(np.float64), np.cumsum(length) - length
+    )
+    return counts

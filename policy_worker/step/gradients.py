@@ -20,7 +20,12 @@ from torch import Tensor, nn
 from paceline.ids import Step, Version
 from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.v1 import policy_pb2, rollout_pb2
-from policy_worker.objectives.columns import TokenColumns, group_advantages, token_weights
+from policy_worker.objectives.columns import (
+    TokenColumns,
+    group_advantages,
+    token_weights,
+    trained_by_sequence,
+)
 from policy_worker.objectives.grpo import grpo_loss
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.state import TrainState, local_tensor
@@ -54,6 +59,7 @@ class StepTotals:
     """Of the state before the step."""
     tokens: int
     sequences: int
+    """With a token that is trained."""
     version_epochs: tuple[tuple[int, int], ...] = ()
     """(first_version, offset) of each VersionEpoch of the plan."""
     oldest_step: Step = Step(0)
@@ -157,7 +163,8 @@ class Gradients:
                 raise EpochCancelled(f"step {spec.step} was given up")
         self._added.update((g.task.task_id, g.task.attempt) for g in groups)
         if rank == 0:
-            self.stats.add("loss", 0.0, len(batch.length) / max(spec.sequences, 1))
+            trained = np.count_nonzero(trained_by_sequence(columns.trained, batch.length))
+            self.stats.add("loss", 0.0, trained / max(spec.sequences, 1))
 
     def _too_large(
         self, batch: TokenBatch, row: Ints, groups: Sequence[rollout_pb2.Group], error: Exception

@@ -4,7 +4,7 @@ Admission bounds staleness on average; a group that takes long is trained all th
 is the number of steps between the state that sampled it and the state that the step starts from.
 
 - Tokens older than ``token_age`` are masked. A step's totals leave them out, as if an environment had
-  written them: the loss stays a mean over the tokens that it trains. Their number follows from the journal
+  written them: the loss stays a mean over the tokens, or sequences, that it trains. Their number follows from the journal
   alone, so it is the same for every replica and however the step is split.
 - A group without a younger token is dropped as expired.
 - A run that drops late groups drops one whose oldest token is older than ``max_staleness``.
@@ -44,6 +44,18 @@ def trained_tokens(s: State, group: GroupFacts, step: Step) -> int:
     """Tokens of the group that have a weight in the loss of ``step``."""
     oldest = token_age(s, step)
     return sum(n for age, n in token_ages(s, group, step) if age <= oldest)
+
+
+def trained_sequences(s: State, group: GroupFacts, step: Step) -> int:
+    """Sequences of the group with a token that has a weight in the loss of ``step``."""
+    if not group.sequence_versions:
+        return group.sequences
+    oldest = token_age(s, step)
+    return sum(
+        n
+        for versions, n in group.sequence_versions
+        if any(s.versions.staleness(version, step) <= oldest for version in versions)
+    )
 
 
 def masked_groups(s: State, until: Step) -> Iterator[tuple[GroupFacts, int]]:

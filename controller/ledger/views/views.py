@@ -13,7 +13,7 @@ from controller.ledger.facts import Member, MeshSpec
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import TaskState
-from controller.ledger.state.token_ages import oldest_step, trained_tokens
+from controller.ledger.state.token_ages import oldest_step, trained_sequences, trained_tokens
 from controller.ledger.state.versions import VersionEpoch
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 
@@ -241,7 +241,7 @@ def plan(
             PlannedGroup(facts[x].tokens, facts[x].sequences, x in suspects) for x in shard
         ),
         total_tokens=sum(trained_tokens(state, g, step.step) for g in groups),
-        total_sequences=sum(g.sequences for g in groups),
+        total_sequences=sum(trained_sequences(state, g, step.step) for g in groups),
         total_groups=len(facts),
         rank=rank,
         size=len(mesh.members),

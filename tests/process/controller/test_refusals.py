@@ -144,6 +144,7 @@ def test_facts_of_a_group_count_what_will_be_trained() -> None:
     assert (facts.sequences, facts.prompt_tokens, facts.tokens) == (4, 16, 3 * 16 + 8)
     assert (facts.min_version, facts.max_version) == (0, 3)
     assert facts.token_versions == ((0, 48), (1, 2), (3, 6))
+    assert facts.sequence_versions == (((0,), 3), ((1, 3), 1))
     assert facts.reward_mean == 0.5 and facts.reward_std == 0.5 and facts.reward_max == 1.0
 
 

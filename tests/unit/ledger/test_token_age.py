@@ -56,6 +56,21 @@ def test_a_late_group_is_trained_and_its_old_tokens_are_masked() -> None:
     assert ages["token_age_3_4"] == pytest.approx(3 / 30)
 
 
+def test_a_sequence_without_a_token_within_the_age_is_none_of_the_steps() -> None:
+    """With sequence_mean each of them takes its share of the loss, and gives it nothing."""
+    run = fleet()
+    (late,) = run.lease("r1").leases
+    for _ in range(4):
+        run.train()
+    spans = {"token_versions": ((0, 15), (4, 10)), "tokens": 25, "max_version": 4}
+    by_sequence = {"sequence_versions": (((0,), 1), ((0, 4), 1))}
+    assert run.submit("r1", late, 0, **spans, **by_sequence).code == "accepted"
+    run.fill("r0", 1)
+    assert plan(run).total_sequences == 2 + 1
+    run.failover()
+    assert plan(run).total_sequences == 2 + 1
+
+
 def test_a_group_without_a_token_within_the_age_is_expired_on_arrival_and_replaced() -> None:
     run = fleet()
     (late,) = run.lease("r1").leases
@@ -211,7 +226,7 @@ def test_a_journal_of_a_release_without_late_groups_is_read_as_one_that_drops_th
     del dropped["group"]
     assert ev.from_json(json.loads(json.dumps(dropped))).group is None
     written = ev.to_json(ev.GroupAccepted("r0", group(lease, 3)))
-    del written["token_versions"]
+    del written["token_versions"], written["sequence_versions"]
     assert ev.from_json(written) == ev.GroupAccepted("r0", group(lease, 3))
 
 

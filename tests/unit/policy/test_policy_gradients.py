@@ -10,7 +10,7 @@ from controller.services.validation import GroupLimits, check_group, check_stats
 from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.v1 import rollout_pb2
 from policy_worker.state import TrainState
-from policy_worker.step.batch import BadGroup
+from policy_worker.step.batch import BadGroup, decode
 from policy_worker.step.gradients import Gradients, StepTotals
 from policy_worker.step.optimizer import build_optimizer
 from policy_worker.step.stats import Stats
@@ -281,7 +281,9 @@ def totals_of(groups, oldest_step):
     """As the controller counts them, for step 6."""
     sizes = [check_group(g, GroupLimits(3, 100), 5) for g in groups]
     tokens = sum(n for size in sizes for v, n in size.by_version if v >= oldest_step)
-    sequences = sum(size.sequences for size in sizes)
+    sequences = sum(
+        n for size in sizes for found, n in size.sequence_versions if max(found) >= oldest_step
+    )
     return StepTotals(6, 5, tokens, sequences, ((0, 0),), oldest_step)
 
 
@@ -308,6 +310,28 @@ def test_tokens_beyond_the_age_are_masked_as_if_an_environment_had_written_them(
     assert torch.equal(got[0], got[1])
     close(got[2], got[0])
     assert not torch.allclose(got[3], got[0]), "without the bound the old tokens have weight"
+
+
+@pytest.mark.parametrize("aggregation", ["token_mean", "sequence_mean", "dr_grpo"])
+def test_a_wholly_masked_sequence_takes_no_weight_from_the_others(aggregation):
+    """The weights of those that are trained sum to 1, so the loss is their mean."""
+    config = make_config(train={"aggregation": aggregation})
+    (group,) = random_groups(1, group_size=3, seed=8)
+    old = group.completions[0]
+    del old.versions[:]
+    old.versions.add(version=0, length=len(old.tokens) // 4)
+    for completion in group.completions[1:]:
+        del completion.versions[:]
+        completion.versions.add(version=5, length=len(completion.tokens) // 4)
+    totals = totals_of([group], 2)
+    assert totals.sequences == 2
+    gradients = make_gradients(config)
+    gradients.begin(totals, keys([group]))
+    gradients.add([group])
+    assert gradients.stats.entries["loss"][1] == pytest.approx(1.0)
+    columns = gradients._columns(decode([group]), totals)
+    if aggregation != "dr_grpo":
+        assert columns.weight.sum() == pytest.approx(1.0)
 
 
 def test_a_contradictory_payload_is_refused_before_anything_is_added():
