@@ -55,7 +55,7 @@ def load_rows(path: str | Path, *, name: str | None = None, split: str = "train"
         if any((local / mark).is_file() for mark in ("state.json", "dataset_dict.json")):
             return open_saved(local, split)
         return _open_directory(local, split)
-    if _could_be_hub_name(text):
+    if could_be_hub_name(text):
         return open_hub(text, name, split)
     raise DataError(f"{text}: no such file or directory")
 
@@ -121,7 +121,7 @@ def _messages(prompt: object, field: str) -> list[Message]:
     return [dict(message) for message in prompt]
 
 
-def _could_be_hub_name(text: str) -> bool:
+def could_be_hub_name(text: str) -> bool:
     """Whether ``text`` has the form ``name`` or ``owner/name`` and does not look like a path."""
     return (
         bool(text)

@@ -27,6 +27,7 @@ def machine_checks(
     """Yields each result as soon as it is there. ``addresses``: of controllers that run already."""
     from paceline.preflight import machine, network
     from paceline.preflight.clock_skew import check_hosts
+    from paceline.preflight.deadline import checks_in_time
 
     yield from machine.packages()
     yield from machine.devices(config)
@@ -37,7 +38,10 @@ def machine_checks(
             yield from network.ports(None, run_dir)
     yield from machine.shared_memory()
     yield from machine.open_files()
-    yield from machine.disk(config, run_dir)
+    directory = run_dir or (default_run_dir(config) if config else Path("runs"))
+    yield from checks_in_time(
+        "disk", f"--run-dir: {directory}", lambda: machine.disk(config, directory)
+    )
     yield from machine.memory()
     yield from machine.cores(config)
     if config is not None:
@@ -61,6 +65,7 @@ def run_checks(
     from paceline.preflight import inputs, machine, network
     from paceline.preflight.check import skip
     from paceline.preflight.config_warnings import config_warnings
+    from paceline.preflight.deadline import checks_in_time
     from paceline.preflight.earlier_run import earlier_run
 
     yield from machine.own_packages()
@@ -74,11 +79,12 @@ def run_checks(
         )
         yield from (skip(name, why) for name in PLACED)
         return
-    yield from machine.run_directory(run_dir)
+    there = f"--run-dir: {run_dir}"
+    yield from checks_in_time("run directory", there, lambda: machine.run_directory(run_dir))
     if fresh or runs:
         yield skip("earlier run", "--fresh removes it" if fresh else "the run is running")
     else:
-        yield from earlier_run(config, run_dir)
+        yield from checks_in_time("earlier run", there, lambda: earlier_run(config, run_dir))
     yield from inputs.inputs(config)
     yield from network.access(config)
     if runs:

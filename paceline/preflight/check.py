@@ -4,6 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+CORRECT = "Correct the setting that this line begins with"
+"""The remedy for a finding that says what is wrong with a setting."""
+Problem = tuple[str, str]
+"""What is wrong, and the remedy."""
+
 
 @dataclass(frozen=True, slots=True)
 class Check:

@@ -6,8 +6,8 @@ import subprocess
 from collections.abc import Iterator
 
 from paceline.config.schema import Config
-from paceline.dataset.rows import DataError, check_rows, load_rows
-from paceline.preflight.check import Check, fail, ok
+from paceline.preflight.check import CORRECT, Check, fail, ok
+from paceline.preflight.data import data_problems
 from paceline.preflight.models import model_problems
 from paceline.process.user_code import python_module
 
@@ -16,25 +16,14 @@ IMPORT_LIMIT_S = 120.0
 
 
 def inputs(config: Config) -> Iterator[Check]:
-    models = [_bad(found, remedy) for found, remedy in model_problems(config)]
-    problems = [*models, *_data(config), *_rewards(config)]
+    first_row, data = data_problems(config)
+    named = [*model_problems(config, first_row), *data]
+    problems = [*(_bad(found, remedy) for found, remedy in named), *_rewards(config)]
     yield from problems or [ok("inputs", "model, data and rewards are there")]
 
 
-def _bad(found: str, remedy: str = "Correct the setting that this line begins with") -> Check:
+def _bad(found: str, remedy: str = CORRECT) -> Check:
     return fail("inputs", found, remedy)
-
-
-def _data(config: Config) -> Iterator[Check]:
-    data = config.data
-    sources = [("data.path", data.path, data.split)]
-    if data.eval_path is not None:
-        sources.append(("data.eval_path", data.eval_path, data.eval_split))
-    for setting, path, split in sources:
-        try:
-            check_rows(load_rows(path, name=data.name, split=split), data)
-        except DataError as error:
-            yield _bad(f"{setting}: {error}")
 
 
 def _rewards(config: Config) -> Iterator[Check]:

@@ -163,9 +163,8 @@ def run_directory(run_dir: Path) -> Iterator[Check]:
         yield ok("run directory", f"{run_dir}")
 
 
-def disk(config: Config | None, run_dir: Path | None) -> Iterator[Check]:
-    directory = run_dir or (Path("runs") / config.run.name if config else Path("runs"))
-    place = directory.resolve()
+def disk(config: Config | None, run_dir: Path) -> Iterator[Check]:
+    place = run_dir.resolve()
     while not place.exists():
         place = place.parent
     if not os.access(place, os.W_OK):

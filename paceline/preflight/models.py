@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import json
 import re
 from collections.abc import Iterator
@@ -10,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from paceline.config.schema import Config
-from paceline.dataset.rows import DataError, load_rows, prompt_of
+from paceline.dataset.rows import DataError, Row, prompt_of
+from paceline.preflight.check import Problem
+from paceline.preflight.deadline import NoAnswer, read_in_time
+from paceline.preflight.hub import CHECK_HUB, hub_silence
 
 GIVE_MODEL = "Give a model directory or a hub name"
 WEIGHTS = (".safetensors", ".bin")
-HUB_S = 5.0
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
 
-Problem = tuple[str, str]
-"""What is wrong, and the remedy."""
 
-
-def model_problems(config: Config) -> Iterator[Problem]:
+def model_problems(config: Config, first_row: Row | None) -> Iterator[Problem]:
+    """``first_row``: of the data to train with, if it can be read."""
     model, train = config.model, config.train
     used = [("model.path", model.path, True)]
     if model.tokenizer is not None:
@@ -30,16 +31,25 @@ def model_problems(config: Config) -> Iterator[Problem]:
         used.append(("train.reference_path", train.reference_path, True))
     bad = False
     for setting, path, whole in used:
-        if problem := _model_problem(path, whole):
+        what = f"{setting}: {path}"
+        try:
+            problem = read_in_time(what, functools.partial(_model_problem, path, whole))
+            if problem is None and not Path(path).expanduser().exists():
+                problem = _hub_problem(path)
+        except NoAnswer as error:
+            bad = True
+            yield error.found, error.remedy
+            continue
+        if problem is not None:
             found, remedy = problem
             bad = True
-            yield f"{setting}: {path}{found}", remedy
-    if not bad:
+            yield f"{what}{found}", remedy
+    if not bad and _needs_template(config, first_row):
         yield from _template_problem(config)
 
 
 def _model_problem(path: str, whole: bool) -> Problem | None:
-    """``whole``: it needs a model's weights too."""
+    """Of a directory; a name of the hub has none here. ``whole``: it needs a model's weights too."""
     local = Path(path).expanduser()
     if not local.exists():
         looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
@@ -47,7 +57,7 @@ def _model_problem(path: str, whole: bool) -> Problem | None:
             return ": no such directory", GIVE_MODEL
         if local.parent.is_dir() and "/" in path:
             return f": no such directory, though {local.parent} is one", GIVE_MODEL
-        return _hub_problem(path)
+        return None
     if not local.is_dir():
         return " is not a directory", "Give the directory of a model"
     try:
@@ -65,8 +75,8 @@ def _model_problem(path: str, whole: bool) -> Problem | None:
 
 def _hub_problem(name: str) -> Problem | None:
     """Why workers could not load the model from the Hugging Face hub, or from its cache here."""
-    from huggingface_hub import HfApi, constants, try_to_load_from_cache
-    from huggingface_hub.errors import RepositoryNotFoundError
+    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
 
     if isinstance(try_to_load_from_cache(name, "config.json"), str):
         return None
@@ -75,23 +85,25 @@ def _hub_problem(name: str) -> Problem | None:
     if constants.HF_HUB_OFFLINE:
         return ": no such directory, nor in the hub's cache (HF_HUB_OFFLINE is set)", remedy
     try:
-        HfApi().model_info(name, timeout=HUB_S)
+        silence = hub_silence(lambda hub, limit_s: hub.model_info(name, timeout=limit_s))
     except RepositoryNotFoundError:
         return ": no such directory, and the hub has no such model that this user may read", remedy
-    except Exception as error:  # whatever the HTTP client raises for an unreachable hub
-        why = str(error).split("\n", 1)[0]
-        return f": no such directory, nor in the hub's cache, and the hub does not answer: {why}", (
-            f"{remedy if meant else 'Give a model directory'}, or connect this machine to the hub"
-        )
+    except HfHubHTTPError as error:
+        silence = f"the hub refuses it: {str(error).partition(chr(10))[0]}"
+    if silence:
+        found = f": no such directory, nor in the hub's cache, and {silence}"
+        return found, f"{remedy} {CHECK_HUB}" if meant else CHECK_HUB
     return None
 
 
 def _template_problem(config: Config) -> Iterator[Problem]:
-    if not _needs_template(config):
-        return
     setting = "model.tokenizer" if config.model.tokenizer is not None else "model.path"
     path = config.model.tokenizer or config.model.path
-    if _has_template(path):
+    try:
+        if read_in_time(f"{setting}: {path}", lambda: _has_template(path)):
+            return
+    except NoAnswer as error:
+        yield error.found, error.remedy
         return
     yield (
         f"{setting}: the tokenizer of {path} has no chat template, and the prompts are chat messages",
@@ -99,12 +111,11 @@ def _template_problem(config: Config) -> Iterator[Problem]:
     )
 
 
-def _needs_template(config: Config) -> bool:
+def _needs_template(config: Config, first_row: Row | None) -> bool:
     if config.data.chat or config.data.system_prompt:
         return True
     try:
-        rows = load_rows(config.data.path, name=config.data.name, split=config.data.split)
-        return bool(len(rows)) and not isinstance(prompt_of(rows[0], config.data), str)
+        return first_row is not None and not isinstance(prompt_of(first_row, config.data), str)
     except DataError:
         return False  # the check of the data says so
 

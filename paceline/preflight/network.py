@@ -10,6 +10,7 @@ from pathlib import Path
 from paceline.config.schema import Config
 from paceline.config.services import RedisConfig
 from paceline.preflight.check import Check, fail, ok, warn
+from paceline.preflight.deadline import NoAnswer, read_in_time
 from paceline.redis.server import REDIS_OUT_OF_REACH, NoRedis, ensure_redis, find_server
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.auth import AuthError, client_root, read_token
@@ -35,9 +36,13 @@ def access(config: Config) -> Iterator[Check]:
     """Token and TLS files, and whether an address that other machines reach is protected."""
     host, auth = config.controller.host, config.auth
     try:
-        token, root = read_token(auth), client_root(auth)
+        token = read_in_time(f"auth.token_file: {auth.token_file}", lambda: read_token(auth))
+        root = read_in_time(f"auth.tls_ca: {auth.tls_ca}", lambda: client_root(auth))
     except AuthError as error:
         yield fail("access", str(error), "Correct auth.token_file, or set PACELINE_TOKEN")
+        return
+    except NoAnswer as error:
+        yield fail("access", error.found, error.remedy)
         return
     if not is_loopback(host):
         if token is None:

@@ -55,14 +55,17 @@ def up(
     """
     from paceline.config.load import load_config
     from paceline.preflight import default_run_dir
+    from paceline.preflight.deadline import read_in_time, resolve_in_time
     from paceline.process.process_limits import set_process_limits
     from paceline.run_view.summary import can_extend, read_summary
     from paceline.supervisor.run_dir_lock import check_no_leader, clear, end_leftovers, locked
 
     set_process_limits()
-    settings = load_config(config, [*(overrides or ()), *from_override(begin_with)])
-    directory = (run_dir or default_run_dir(settings)).resolve()
-    note = check_begins_elsewhere(settings, directory)
+    given = read_in_time(f"--from: {begin_with}", lambda: from_override(begin_with))
+    settings = load_config(config, [*(overrides or ()), *given])
+    directory = resolve_in_time(run_dir or default_run_dir(settings))
+    begins = f"--from: {settings.model.initial_checkpoint}"
+    note = read_in_time(begins, lambda: check_begins_elsewhere(settings, directory))
     if attach and fresh:
         raise BadInput("--attach takes over a running fleet, --fresh removes it: give one of them")
     if attach:

@@ -106,13 +106,14 @@ def check(
     from paceline.config.load import load_config, to_toml
     from paceline.preflight import default_run_dir, run_checks
     from paceline.preflight.config_warnings import config_warnings
+    from paceline.preflight.deadline import resolve_in_time
 
     resolved = load_config(config, overrides or ())
     if as_json:
         print_json(resolved.model_dump(mode="json"))
     else:
         typer.echo(to_toml(resolved), nl=False)
-    directory = (run_dir or default_run_dir(resolved)).resolve()
+    directory = resolve_in_time(run_dir or default_run_dir(resolved))
     checks = config_warnings(resolved) if settings_only else run_checks(resolved, directory)
     failed = []
     for found in checks:
