@@ -41,7 +41,7 @@ from paceline.ids import MeshEpoch, Step, Version
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError
 from paceline.process import structured_log as logs
 from paceline.process.structured_log import event
-from paceline.process.waits import WaitKind, loading_model, waiting
+from paceline.process.waits import WaitKind, loading_model, messages, waiting
 from paceline.rpc.addresses import own_address
 from paceline.rpc.client import RequestRefused
 from paceline.rpc.side_channel import SideChannel
@@ -50,6 +50,7 @@ from policy_worker.control_plane import BlockingControlPlane
 from policy_worker.model import pick_device
 from policy_worker.publish_and_checkpoint import PublishAndCheckpoint
 from policy_worker.ranks.rank_group import start_ranks
+from policy_worker.ranks.stuck_ranks import StuckRanks
 from policy_worker.refusal_limit import RefusalLimit
 from policy_worker.shard_gradients import ShardGradients
 from policy_worker.step.stats import Stats
@@ -139,6 +140,7 @@ class PolicyWorker:
             threads=config.fleet.policy_threads,
             device_type=device.type,
         )
+        self.stuck_ranks = StuckRanks(replica.follower_pids)
         self.trainer = Trainer(
             config,
             device,
@@ -415,7 +417,9 @@ class PolicyWorker:
     def report(self) -> worker_pb2.Report:
         """On the session's thread; there is no session before there is a trainer."""
         links = self.outlets.publisher.formed_epochs() if self.outlets is not None else []
-        return self.worker_report.report(self.trainer.state.version, links)
+        report = self.worker_report.report(self.trainer.state.version, links)
+        report.waits.extend(messages(self.stuck_ranks.waits()))
+        return report
 
     def progressed(self) -> None:
         """The training thread has completed a part of its work."""

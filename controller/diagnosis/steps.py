@@ -13,6 +13,31 @@ FORM_S = 5.0
 REDONE = "and the others do the step without it"
 
 
+def stuck_rank(e: Evidence) -> Diagnosis | None:
+    """Rank 0 of a replica reports, and says that another rank does not run."""
+    for worker in e.workers:
+        if (wait := worker.waits_for(WaitKind.RANK)) is None:
+            continue
+        opened = e.state.steps.open
+        rank, _, how = wait.what.partition(", ")
+        pid = int(wait.of) if wait.of.isdecimal() else 0
+        left_s = worker.wedged_in_s
+        return Diagnosis(
+            f"step {opened.step}" if opened is not None else "the run",
+            Culprit(CulpritKind.WORKER, f"{rank} of {worker.worker_id}", worker.host, pid),
+            because=how,
+            since_s=wait.age_s,
+            next=f"{worker.worker_id} is declared dead in {seconds(left_s)} if it makes no progress"
+            if left_s is not None
+            else f"{worker.worker_id} waits for it in its next collective",
+            remedy=f"Continue it: kill -CONT {pid} on {worker.host}"
+            if how == "stopped"
+            else f"Check the device or the mount that it waits for, on {worker.host}",
+            severity=Urgency.STUCK,
+        )
+    return None
+
+
 def mesh(e: Evidence) -> Diagnosis | None:
     """No epoch, a broken one, or one that its members have not all formed."""
     epoch = e.state.fleet.mesh

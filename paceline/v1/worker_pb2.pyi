@@ -32,6 +32,7 @@ class WaitKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WAIT_KIND_DATASET: _ClassVar[WaitKind]
     WAIT_KIND_STORE: _ClassVar[WaitKind]
     WAIT_KIND_EVENT_LOOP: _ClassVar[WaitKind]
+    WAIT_KIND_RANK: _ClassVar[WaitKind]
 
 class Lifecycle(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -63,6 +64,7 @@ WAIT_KIND_VERDICT: WaitKind
 WAIT_KIND_DATASET: WaitKind
 WAIT_KIND_STORE: WaitKind
 WAIT_KIND_EVENT_LOOP: WaitKind
+WAIT_KIND_RANK: WaitKind
 LIFECYCLE_UNSPECIFIED: Lifecycle
 LIFECYCLE_STARTING: Lifecycle
 LIFECYCLE_RUNNING: Lifecycle

@@ -127,6 +127,11 @@ class RankGroup:
             )
 
     @property
+    def follower_pids(self) -> list[int]:
+        """Process ids of the ranks from 1 on; known to rank 0."""
+        return [child.pid for child in self._children]
+
+    @property
     def leads(self) -> bool:
         return self.rank == 0
 

@@ -182,6 +182,17 @@ def test_members_that_all_wait_in_one_collective_accuse_the_network_between_them
     assert_names(found, "the network between p0, p1", CulpritKind.NETWORK)
 
 
+def test_a_rank_that_is_stopped_is_named_and_not_rank_0_that_reports_it() -> None:
+    run = fleet()
+    rank = wait(WaitKind.RANK, "rank 1, stopped", "913", 4.0)
+    p1 = worker("p1", waits=(rank, IN_REDUCE), still_s=4.0, wedged_in_s=296.0)
+    found = diagnose(evidence(run, worker("p0", waits=(IN_REDUCE,)), p1))
+    assert_names(found, "rank 1 of p1")
+    assert (found.culprit.host, found.culprit.pid) == ("b", 913)
+    assert found.subject == "step 1" and "p1 is declared dead in 296 s" in found.next
+    assert found.remedy == "Continue it: kill -CONT 913 on b"
+
+
 def test_an_event_loop_that_does_not_run_is_said_by_the_process_itself() -> None:
     run = fleet(step_open=False)
     loop = wait(WaitKind.EVENT_LOOP, "its event loop does not run: a call in it blocks")
