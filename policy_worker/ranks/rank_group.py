@@ -104,6 +104,7 @@ class RankGroup:
         self._epochs = epochs or bytearray(_EPOCH.size)
         self._children = children
         self._closing = threading.Event()
+        self._given_up = False
         if settings is None:
             return
         for child in children:
@@ -139,9 +140,7 @@ class RankGroup:
         self, command: RankCommand, groups: Sequence[rollout_pb2.Group] = (), **arguments: Any
     ) -> None:
         """Rank 0: hands the command and its JSON arguments to the others, where it has no effect."""
-        if not self.leads:
-            return
-        if self.size == 1:
+        if not self.leads or self.size == 1 or self._given_up:
             return
         parts = list(slices(((g, g.ByteSize()) for g in groups), self.command_bytes))
         self.broadcast_bytes(json.dumps([command, arguments, len(parts)]).encode())
@@ -216,6 +215,12 @@ class RankGroup:
     def epoch_over(self, epoch: int) -> bool:
         """Any rank, any thread, without blocking: whether a rank has ended ``epoch``."""
         return any(self._ended_by(rank) >= epoch for rank in range(self.size))
+
+    def given_up(self, why: str) -> ReplicaBroken:
+        """An error of this rank in the middle of a collective, to be raised until the process ends. Nothing is
+        announced any more: the other ranks would not hear it."""
+        self._given_up = True
+        return ReplicaBroken(f"rank {self.rank} of {self.size} ends its replica: {why}")
 
     def close(self) -> None:
         """Rank 0: has the other ranks exit with 0, and waits for them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from paceline.process.process_exit import leave
+from paceline.process.process_exit import leave_after
 from paceline.process.user_code import search_start_directory_last
 from paceline.process.worker_command import without_collection
 from policy_worker.ranks.follower_bootstrap import die_with_parent
@@ -38,5 +38,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    status = main()
-    leave(status)  # rank 0 would wait seconds for an interpreter full of torch to be taken apart
+    # Rank 0 would wait seconds for an interpreter full of torch to be taken apart, and for ever if one of its
+    # threads is stuck in a collective.
+    leave_after(main, "policy_worker")

@@ -49,6 +49,10 @@ class RowOutOfMemory(Exception):
         super().__init__(message)
         self.groups = groups
 
+    @property
+    def names(self) -> str:
+        return ", ".join(task_id for task_id, _ in self.groups[:8])
+
 
 @dataclass(frozen=True, slots=True)
 class StepTotals:
@@ -128,8 +132,8 @@ class Gradients:
     def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
         """Adds the gradients of ``groups``. Of a sharded replica all ranks call it, with the same.
 
-                Raises BadGroup on a payload that contradicts itself or the model; nothing is added then.
-        Raises RowOutOfMemory if a row does not fit into memory, and EpochCancelled on every rank if the
+        Raises BadGroup on a payload that contradicts itself or the model; nothing is added then.
+        Raises RowOutOfMemory (ReplicaBroken with several ranks) if a row does not fit into memory, and EpochCancelled on every rank if the
         step was given up; all local gradients are dropped, and the step has to begin again.
         """
         spec = self._spec
@@ -153,9 +157,12 @@ class Gradients:
             try:
                 self._add_row(columns, pack(batch, row, self.device), counts=mine)
             except torch.OutOfMemoryError as error:
+                refused = self._too_large(batch, row, groups, error)
                 if ranks > 1:
-                    raise  # the other ranks wait in a collective: the replica has to die as one
-                raise self._too_large(batch, row, groups, error) from error
+                    # The other ranks wait in a collective of their rows: the replica has to die as one. Its
+                    # groups become suspects, and are computed one by one from then on.
+                    raise self.replica.given_up(f"groups {refused.names}: {refused}") from error
+                raise refused from error
             self.on_progress()
             # One integer over loopback for each micro-batch: ranks look at different moments.
             if not self.replica.agree(not self.left()):

@@ -1,6 +1,7 @@
 """Groups that no trainer of a fleet under test survives, or whose rows do not fit into its memory.
 
-It is loaded by way of PYTHONPATH. ``PACELINE_DOOMED`` is a JSON object: the fate (kill, memory) by task id.
+It is loaded by way of PYTHONPATH. ``PACELINE_DOOMED`` is a JSON object: the fate (kill, memory,
+follower_memory: of ranks above 0 only) by task id.
 """
 
 import importlib.abc
@@ -39,7 +40,7 @@ def doom(gradients, fates):
         met = {fates.get(group.task.task_id) for group in groups}
         if "kill" in met:
             os.kill(os.getpid(), signal.SIGKILL)
-        self.too_large = "memory" in met
+        self.too_large = "memory" in met or ("follower_memory" in met and self.replica.rank > 0)
         add(self, groups)
 
     def doomed_row(self, *arguments, **named):

@@ -220,3 +220,14 @@ def test_a_bad_group_ends_no_rank_and_is_in_nobodys_gradients(tmp_path):
     assert all("group t6" in line for line in said["refused"]), said["refused"]
     assert said["version"] == 1
     assert said["norm"] == pytest.approx(ranks.run(1, "bad_group", config=config)["norm"], rel=1e-4)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_row_that_does_not_fit_ends_the_replica_at_once_and_is_named(tmp_path, rank):
+    """The other rank is in a collective of the same row and would wait there for half an hour."""
+    config = tiny_config(tmp_path, tokens_per_microbatch=64).model_dump_json()
+    process = ranks.start(2, "out_of_memory", config=config, at=rank)
+    _, err = process.communicate(timeout=150)
+    assert process.returncode == 1, err
+    (said,) = [line for line in err.splitlines() if "80.00 GiB" in line]
+    assert f"rank {rank}" in said and "t6" in said and "tokens, prompts included" in said, said
