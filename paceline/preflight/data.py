@@ -6,7 +6,8 @@ import os
 from contextlib import nullcontext
 from pathlib import Path
 
-from paceline.config.schema import Config, DataConfig
+from paceline.config.schema import Config
+from paceline.config.training import DataConfig
 from paceline.dataset.rows import DataError, Row, check_rows, could_be_hub_name, load_rows
 from paceline.preflight.check import CORRECT, Problem
 from paceline.preflight.deadline import NoAnswer, read_in_time
