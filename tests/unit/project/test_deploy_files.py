@@ -171,6 +171,23 @@ def test_no_secret_is_on_a_command_line_and_no_image_moves() -> None:
         )
 
 
+def test_no_pod_has_more_rights_than_it_needs() -> None:
+    """The profile "restricted" of Kubernetes, which the namespace enforces."""
+    labels = of_kind("Namespace")["paceline"]["metadata"]["labels"]
+    assert labels["pod-security.kubernetes.io/enforce"] == "restricted"
+    for name, pod, container in pods():
+        assert pod["securityContext"]["runAsNonRoot"] is True, name
+        assert pod["securityContext"]["runAsUser"] > 0, name
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False, name
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, name
+        assert not pod.keys() & {"hostNetwork", "hostPID", "hostIPC"}, name
+        assert not any("hostPath" in volume for volume in pod.get("volumes", [])), name
+        # The API server hears the leader alone.
+        mounts = pod.get("automountServiceAccountToken", True)
+        assert mounts == (name == "paceline-controller"), name
+
+
 def test_redis_lets_nobody_command_it() -> None:
     (values,) = (c["env"] for name, _, c in pods() if name == "paceline-redis")
     assert {"name": "RULES", "value": RULES[CONTROLLER]} in values
