@@ -1,0 +1,109 @@
+"""Hours of refused requests: what strangers leave behind in a controller's memory and open files."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import resource
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import grpc
+import grpc.aio
+import httpx
+import psutil
+import pytest
+
+from paceline.process.process_limits import set_process_limits
+from testbed.fleets.controller_processes import Controllers
+from testbed.fleets.controllers import control_of, running_controllers, status, working_fleet
+from tests.fixtures.rest import rest_url
+
+REFUSALS = int(os.environ.get("PACELINE_REFUSALS", "4000"))
+"""Set it to 50000 to measure as docs/security.md does."""
+WARM = 1000
+AT_ONCE = 20
+SOFT = 1024
+STRANGERS = 1400
+
+
+def memory_kib(process: psutil.Process) -> float:
+    return process.memory_info().rss / 1024
+
+
+async def refuse_grpc(controllers: Controllers, number: int) -> None:
+    """``number`` calls without the token, with a body of 1 KiB."""
+    async with grpc.aio.insecure_channel(controllers.started[0].address) as channel:
+        submit = channel.unary_unary("/paceline.v1.RolloutService/SubmitGroups")
+
+        async def some() -> None:
+            for _ in range(number // AT_ONCE):
+                assert await submit(bytes(1024)).code() == grpc.StatusCode.UNAUTHENTICATED
+
+        await asyncio.gather(*(some() for _ in range(AT_ONCE)))
+
+
+async def refuse_rest(controllers: Controllers, number: int) -> None:
+    """``number`` commands with a wrong token, each another one."""
+    async with httpx.AsyncClient(base_url=rest_url(controllers), timeout=60) as client:
+
+        async def some(first: int) -> None:
+            for index in range(number // AT_ONCE):
+                headers = {"Authorization": f"Bearer wrong-{first}-{index}"}
+                reply = await client.post("/api/v1/pause", headers=headers, json={})
+                assert reply.status_code in (401, 429), reply.text
+
+        await asyncio.gather(*(some(first) for first in range(AT_ONCE)))
+
+
+@pytest.mark.parametrize("refuse", [refuse_grpc, refuse_rest])
+async def test_refused_requests_leave_nothing_behind(tmp_path: Path, refuse) -> None:  # type: ignore[no-untyped-def]
+    with running_controllers(tmp_path, 1) as controllers:
+        process = psutil.Process(controllers.started[0].pid)
+        await refuse(controllers, WARM)
+        before, log = memory_kib(process), len(controllers.log())
+        await refuse(controllers, REFUSALS)
+        grown = (memory_kib(process) - before) * 1024 / REFUSALS
+        logged = (len(controllers.log()) - log) / REFUSALS
+        print(f"{refuse.__name__}: {grown:.0f} bytes of memory and {logged:.1f} of log a refusal")
+        assert grown < 1024, "bytes a refusal"
+        assert logged < 10, "bytes of log a refusal"
+
+
+async def test_strangers_at_the_usual_limit_of_files_starve_nobody(tmp_path: Path) -> None:
+    """1,400 connections to each port of a controller that was started at ``ulimit -n 1024``."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    set_process_limits()  # this process holds the strangers' ends
+    mine = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if mine < 4 * STRANGERS:
+        pytest.skip(f"the hard limit of open files is {hard}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (SOFT, hard))
+    with contextlib.ExitStack() as held:
+        try:
+            controllers = held.enter_context(running_controllers(tmp_path, 1))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (mine, hard))
+        pid = controllers.started[0].pid
+        assert resource.prlimit(pid, resource.RLIMIT_NOFILE)[0] == min(hard, 1 << 20), "raised"
+        rest = urlsplit(rest_url(controllers))
+        host, _, port = controllers.started[0].address.rpartition(":")
+        async with working_fleet(controllers) as (_, generators):
+            for door in ((host, int(port)), (rest.hostname, rest.port)):
+                for _ in range(STRANGERS):
+                    held.enter_context(contextlib.closing(socket.create_connection(door)))
+            async with httpx.AsyncClient(base_url=rest_url(controllers), timeout=60) as client:
+                assert (await client.get("/healthz")).status_code == 200
+            control = control_of(controllers)
+            reply = await status(control)
+            assert reply.leader == "controller-0"
+            trained = reply.tasks.trained
+            async with asyncio.timeout(60):
+                while (await status(control)).tasks.trained <= trained:
+                    await asyncio.sleep(0.1)
+            assert {w.state for w in (await status(control)).workers} == {"running"}
+            await control.close()
+            assert generators
+        assert "Traceback" not in controllers.log()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
