@@ -35,6 +35,7 @@ from paceline.config.schema import Config
 from paceline.errors import BadInput
 from paceline.process import stacks
 from paceline.process.private_files import new_private_directory, private_directory
+from paceline.process.process_start import started_s
 from paceline.process.structured_log import event
 from paceline.redis.leader_lease import LeaderIdentity
 from paceline.redis.server import REDIS_OUT_OF_REACH, ensure_redis, stop_redis
@@ -204,6 +205,11 @@ def _reachable(host: str) -> str:
 def _write_address(run_dir: Path, identity: LeaderIdentity, rest_url: str) -> None:
     path = run_dir / "controllers" / f"{identity.controller_id}.json"
     partial = path.with_suffix(".part")
-    written = {"address": identity.address, "pid": identity.pid, "rest": rest_url}
+    written = {
+        "address": identity.address,
+        "pid": identity.pid,
+        "started": started_s(identity.pid),
+        "rest": rest_url,
+    }
     partial.write_text(json.dumps(written) + "\n")
     partial.replace(path)

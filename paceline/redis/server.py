@@ -24,6 +24,7 @@ import redis
 from paceline.config.services import RedisConfig
 from paceline.errors import BadInput
 from paceline.process.private_files import private_directory, write_private
+from paceline.process.process_start import started_s
 from paceline.process.process_wait import alive, wait_ended
 from paceline.process.structured_log import first_line
 from paceline.redis.client import connect_sync, without_password
@@ -241,16 +242,16 @@ def _adopt(home: Path, port: int) -> psutil.Process | None:
 def _running(home: Path) -> psutil.Process | None:
     """The process of the pid file, unless it has ended (a pid may be reused)."""
     try:
-        pid, created = (home / "pid").read_text().split()
+        pid, started = (home / "pid").read_text().split()
         process = psutil.Process(int(pid))
-        same = abs(process.create_time() - float(created)) < 2.0
+        same = started_s(process.pid) == float(started)
     except (OSError, ValueError, psutil.Error):
         return None
     return process if same and alive(process) else None
 
 
 def _write_pid(home: Path, process: psutil.Process) -> None:
-    (home / "pid").write_text(f"{process.pid} {process.create_time()}\n")
+    (home / "pid").write_text(f"{process.pid} {started_s(process.pid)}\n")
 
 
 def _url(home: Path, port: int) -> str:

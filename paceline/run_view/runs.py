@@ -139,13 +139,12 @@ def _is_running(path: Path) -> bool:
 
 
 def _is_alive(file: Path) -> bool:
-    import psutil
+    from paceline.run_view.files.fleet_file import ProcessId
 
     try:
-        process = psutil.Process(int(json.loads(file.read_text())["pid"]))
-        # Process ids are reused: a controller is older than the file it wrote.
-        return bool(process.create_time() <= file.stat().st_mtime + 1.0)
-    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+        found = json.loads(file.read_text())
+        return ProcessId(int(found["pid"]), float(found["started"])).alive()
+    except (OSError, ValueError, KeyError, TypeError):
         return False
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import psutil
 
+from paceline.process.process_start import age_s
 from paceline.run_view.files.fleet_file import ProcessId
 
 UNSEEN = -1000
@@ -72,7 +73,7 @@ class Child:
             identity = ProcessId.of(process.pid)
         except psutil.Error:
             # It has ended and been reaped already; its exit status says why.
-            identity = ProcessId(process.pid, time.time())
+            identity = ProcessId(process.pid, 0.0)
         return cls(spec, identity, process, offset)
 
     @property
@@ -121,7 +122,7 @@ class Adopted(Child):
 
     def __init__(self, spec: ChildSpec, identity: ProcessId) -> None:
         super().__init__(spec, identity)
-        self.began -= max(0.0, time.time() - identity.started)
+        self.began -= age_s(identity.started)
 
     @property
     def running(self) -> bool:

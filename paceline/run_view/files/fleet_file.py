@@ -12,26 +12,25 @@ from pathlib import Path
 import psutil
 from pydantic import TypeAdapter
 
-SAME_START_S = 0.5
+from paceline.process.process_start import started_s
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessId:
     pid: int
     started: float
-    """Unix seconds, as reported by the operating system."""
+    """Seconds since boot."""
 
     @classmethod
     def of(cls, pid: int) -> ProcessId:
         """Raises psutil.NoSuchProcess if it is gone."""
-        return cls(pid, psutil.Process(pid).create_time())
+        return cls(pid, started_s(pid))
 
     def alive(self) -> bool:
         """Whether this process runs, rather than another one with its id. Zombies are dead."""
         try:
-            process = psutil.Process(self.pid)
-            same: bool = abs(process.create_time() - self.started) < SAME_START_S
-            return same and bool(process.status() != psutil.STATUS_ZOMBIE)
+            same = started_s(self.pid) == self.started
+            return same and bool(psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE)
         except psutil.Error:
             return False
 

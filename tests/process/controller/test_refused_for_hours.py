@@ -18,12 +18,13 @@ import pytest
 
 from paceline.process.process_limits import set_process_limits
 from testbed.fleets.controller_processes import Controllers
-from testbed.fleets.controllers import control_of, running_controllers, status, working_fleet
+from testbed.fleets.controllers import control_of, running_controllers, status, until, working_fleet
 from tests.fixtures.rest import rest_url
 
-REFUSALS = int(os.environ.get("PACELINE_REFUSALS", "4000"))
+REFUSALS = int(os.environ.get("PACELINE_REFUSALS", "5000"))
 """Set it to 50000 to measure as docs/security.md does."""
-WARM = 1000
+WARM = 3000
+"""Before the measurement: pools of gRPC and of the allocator fill up."""
 AT_ONCE = 20
 SOFT = 1024
 STRANGERS = 1400
@@ -68,7 +69,7 @@ async def test_refused_requests_leave_nothing_behind(tmp_path: Path, refuse) -> 
         grown = (memory_kib(process) - before) * 1024 / REFUSALS
         logged = (len(controllers.log()) - log) / REFUSALS
         print(f"{refuse.__name__}: {grown:.0f} bytes of memory and {logged:.1f} of log a refusal")
-        assert grown < 1024, "bytes a refusal"
+        assert grown < 512, "bytes a refusal"
         assert logged < 10, "bytes of log a refusal"
 
 
@@ -81,6 +82,7 @@ async def test_strangers_at_the_usual_limit_of_files_starve_nobody(tmp_path: Pat
         pytest.skip(f"the hard limit of open files is {hard}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (SOFT, hard))
     with contextlib.ExitStack() as held:
+        held.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
         try:
             controllers = held.enter_context(running_controllers(tmp_path, 1))
         finally:
@@ -99,11 +101,12 @@ async def test_strangers_at_the_usual_limit_of_files_starve_nobody(tmp_path: Pat
             reply = await status(control)
             assert reply.leader == "controller-0"
             trained = reply.tasks.trained
-            async with asyncio.timeout(60):
-                while (await status(control)).tasks.trained <= trained:
-                    await asyncio.sleep(0.1)
+
+            async def goes_on() -> bool:
+                return (await status(control)).tasks.trained > trained
+
+            await until(goes_on)
             assert {w.state for w in (await status(control)).workers} == {"running"}
             await control.close()
             assert generators
         assert "Traceback" not in controllers.log()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
