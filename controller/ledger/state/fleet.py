@@ -165,7 +165,8 @@ class Fleet:
         """Failures of ``worker``, which is blamed for the present epoch, once that has failed."""
         before, source = worker.failures, self._source()
         again = before.epochs and before.source == source
-        since = before.since if again else now
+        # A clock that was set back would otherwise count the hours until it is there again.
+        since = min(before.since, now) if again else now
         epochs = before.epochs + 1 if again else 1
         return Failures(epochs, source, since, now - since, not self.lacking_state())
 

@@ -29,6 +29,8 @@ def step_metrics(
     mean = sum(g.reward_mean * g.sequences for g in groups) / sequences
     second = sum((g.reward_std**2 + g.reward_mean**2) * g.sequences for g in groups) / sequences
     step_s = max(now - state.steps.last_commit_t, 1e-6)
+    if now < state.steps.last_commit_t:
+        step_s = math.nan  # the clock was set back: no rate is better than a rate of billions
     votes = list(votes)
     book = state.tasks
     metrics = {

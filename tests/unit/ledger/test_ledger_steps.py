@@ -427,6 +427,19 @@ def test_a_joiner_that_never_got_the_state_cannot_carry_the_step() -> None:
     assert run.event(ev.MeshFormed).restore
 
 
+def test_a_step_has_no_rate_if_the_clock_was_set_back_meanwhile() -> None:
+    """It would be a million million tokens a second, on every chart."""
+    run = fleet("p0")
+    run.now += 2.0
+    run.train()
+    run.fill("r0", 4, tokens=10)
+    run.now -= 3600.0
+    run.vote("p0")
+    metrics = run.event(ev.StepCommitted).metrics
+    assert metrics["tokens"] == 40
+    assert not {"step_s", "tokens_per_s", "samples_per_s"} & metrics.keys()
+
+
 def test_votes_are_merged_exactly_into_the_steps_metrics() -> None:
     run = fleet("p0", "p1")
     run.now += 2.0

@@ -55,6 +55,16 @@ def test_a_replica_that_cannot_get_the_state_is_left_out_and_the_run_goes_on() -
     assert members(run) == ["p0"]
 
 
+def test_it_is_left_out_in_time_although_the_clock_was_set_back() -> None:
+    """Otherwise it would hold up the run for the hour that the clock was set back by."""
+    run = with_joiner()
+    fail(run)
+    run.now -= 3600.0
+    for _ in range(TRIES):
+        fail(run)
+    assert members(run) == ["p0"]
+
+
 def test_it_is_left_out_of_an_open_step_too() -> None:
     run = with_joiner()
     run.fill("r0", run.state.run.groups_per_step)
