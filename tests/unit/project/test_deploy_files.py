@@ -117,7 +117,10 @@ def test_volumes_secrets_and_accounts_that_are_referred_to_exist() -> None:
         if "serviceAccountName" in spec:
             assert spec["serviceAccountName"] in of_kind("ServiceAccount")
     readme = (DEPLOY / "kubernetes/README.md").read_text()
-    assert all(f"--from-literal={key}=" in readme for key in SECRET_KEYS)
+    assert all(f" > secret/{key}\n" in readme for key in SECRET_KEYS)
+    assert "--from-file=secret\n" in readme and "--from-literal" not in readme, (
+        "a value on kubectl's command line"
+    )
 
 
 def test_the_leader_may_scale_exactly_the_workloads_that_the_config_names(tmp_path: Path) -> None:
