@@ -73,9 +73,10 @@ class AlertThread:
         self._rules = AlertRules(frozenset(config.on), config.reward_drop)
         self._delivery = Delivery.of(config)
         self._cursor_path = run_dir / "alerts.json"
-        self._open_since = 0.0
-        """When the run was seen to go on after a pause. Unix seconds; 0: never."""
-        self._was_open = True
+        self._waits_since = 0.0
+        """When the newest commit was seen, or that the run goes on after a pause. On the monotonic clock:
+        the wall clock may be set."""
+        self._seen: tuple[float, bool] | None = None
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="alerts", daemon=True)
         self._thread.start()
@@ -126,10 +127,7 @@ class AlertThread:
 
     def _of_state(self) -> Iterable[Alert]:
         now, seen, done = time.time(), self._progress(), self._cursor
-        if seen.open and not self._was_open:
-            self._open_since = now
-        self._was_open = seen.open
-        waited = now - max(seen.last_commit_t, self._open_since)
+        waited = self._waited(seen, now)
         stalled = seen.open and seen.last_commit_t > 0 and waited > self._config.stall_s
         if stalled and done.get("stall_step") != seen.step:
             done["stall_step"] = seen.step
@@ -144,6 +142,15 @@ class AlertThread:
         if low and not told:
             text = f"{free_gb:.1f} GB are free in the run directory"
             yield from self._rules.of_state("disk", str(int(now)), text, now, seen.step)
+
+    def _waited(self, seen: RunPace, now: float) -> float:
+        """Seconds without a commit. Before the first look they are known by the wall clock alone."""
+        looked, first = time.monotonic(), self._seen is None
+        if self._seen != (seen.last_commit_t, seen.open):
+            self._seen = seen.last_commit_t, seen.open
+            before = max(0.0, now - seen.last_commit_t) if first and seen.open else 0.0
+            self._waits_since = looked - before
+        return looked - self._waits_since
 
     def _send(self, alerts: Iterable[Alert]) -> None:
         for alert in alerts:

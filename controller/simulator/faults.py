@@ -151,6 +151,12 @@ def _freeze(world: World, victim: Process, delay: float) -> None:
     world.timeline.after(delay, victim.resume)
 
 
+def jump_clocks(world: World) -> None:
+    """The wall clock of every process is set an hour forward or back, each by itself."""
+    for process in world.everyone():
+        process.set_clock(world.rng.choice([-3600.0, 3600.0]))
+
+
 def _redis_away(world: World) -> None:
     if not world.redis.process.stopped:
         for name in world.controller_names:

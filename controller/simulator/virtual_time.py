@@ -141,6 +141,10 @@ class Process:
         waiting, self.waiting = self.waiting, []
         self.timeline.ready.extend(waiting)
 
+    def set_clock(self, by_s: float) -> None:
+        """date -s: the wall clock jumps, the monotonic one does not."""
+        self._skew_s += by_s
+
     # ---- clock ----------------------------------------------------------------------------
 
     def time(self) -> float:

@@ -28,7 +28,11 @@ log = logging.getLogger(__name__)
 
 # KEYS: leader, term, head. ARGV: identity, lease in ms, highest term known to the candidate.
 _ACQUIRE = Script("""
-if redis.call('EXISTS', KEYS[1]) == 1 then return false end
+if redis.call('EXISTS', KEYS[1]) == 1 then
+  -- Redis counts by its wall clock: set back, the lease would outlive its leader by the difference.
+  if redis.call('PTTL', KEYS[1]) > tonumber(ARGV[2]) then redis.call('PEXPIRE', KEYS[1], ARGV[2]) end
+  return false
+end
 local now = redis.call('TIME')
 local term = tonumber(now[1]) * 1000 + math.floor(tonumber(now[2]) / 1000)
 local granted = tonumber(redis.call('GET', KEYS[2]) or '0')

@@ -73,6 +73,24 @@ async def test_deposed_leader_cannot_append(redis: Any) -> None:
     assert (await j.head()) == at
 
 
+async def test_a_lease_does_not_outlive_its_leader_after_redis_clock_was_set_back(
+    redis: Any,
+) -> None:
+    dead, next_one = candidate(redis, "a"), candidate(redis, "b", lease_s=0.2)
+    term = await dead.acquire(0)
+    assert term is not None
+    await redis.pexpire(KEYS.leader, 3_600_000)  # as after `date -s` an hour back
+    granted: list[int | None] = []
+
+    async def takes_over() -> bool:
+        granted.append(await next_one.acquire(term))
+        return granted[-1] is not None
+
+    await until(takes_over)
+    assert granted[0] is None, "it may be alive: it has its time to renew"
+    assert granted[-1] is not None and granted[-1] > term
+
+
 async def test_unacknowledged_append_that_landed_is_not_applied_twice(redis: Any) -> None:
     j = journal(redis)
     term = await candidate(redis, "a").acquire(0)

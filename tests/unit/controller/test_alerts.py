@@ -248,6 +248,29 @@ def test_a_long_pause_is_no_stall(tmp_path: Path, receiver: Receiver) -> None:
     assert receiver.got == []
 
 
+def test_a_wall_clock_that_is_set_forward_is_no_stall(
+    tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run(tmp_path, receiver, stall_s=60.0)
+    run.progress = RunPace(7, time.time(), open=True)
+    looks: list[float] = []
+
+    def progress() -> RunPace:
+        looks.append(time.monotonic())
+        return run.progress
+
+    thread = run.leader()
+    thread._progress = progress
+    until(lambda: looks)
+    wall = time.time
+    monkeypatch.setattr(time, "time", lambda: wall() + 3600.0)
+    jumped = len(looks)
+    until(lambda: len(looks) >= jumped + 3)
+    thread.begin_close()
+    assert thread.join(60)
+    assert receiver.got == []
+
+
 def test_what_happened_before_alerts_were_set_up_is_not_sent(
     tmp_path: Path, receiver: Receiver
 ) -> None:

@@ -21,8 +21,10 @@ from controller.simulator.crash_points import run_crash_points
 from controller.simulator.faults import (
     draw_shape,
     flip_bit_of_checkpoint,
+    jump_clocks,
     kill_all_policy,
     lose_tail,
+    plan_faults,
     run_schedule,
 )
 from controller.simulator.world import World
@@ -49,6 +51,16 @@ def test_every_promise_holds_under_random_faults(
     schedules = request.config.getoption("--schedules")
     for seed in range(FIRST_SEED + chunk, FIRST_SEED + schedules, CHUNKS):
         check_seed(seed)
+
+
+@pytest.mark.parametrize("seed", range(5_000_000, 5_000_020))
+def test_every_promise_holds_if_wall_clocks_jump_among_other_faults(seed: int) -> None:
+    """Leases, liveness and waits are measured by monotonic clocks."""
+    world = World(seed, draw_shape(random.Random(seed)))
+    plan_faults(world, 12.0)
+    for after_s in 1.0, 3.0, 6.0, 9.0:
+        world.timeline.after(after_s, jump_clocks, world)
+    world.run(quiet_after=20.0)
 
 
 @pytest.mark.parametrize("seed", [1000992, 1015330, 1018360, 2059576, 3094589, 3096264])
