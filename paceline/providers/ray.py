@@ -49,6 +49,12 @@ class Placed:
     exit_code: int | None = None
 
 
+def _without_secrets(config: Config) -> Config:
+    """Ray keeps an actor's arguments, and whoever reaches the cluster can read them. The address of Redis
+    may have a password in it; workers get theirs from the controller, once they present the token."""
+    return config.model_copy(update={"redis": config.redis.model_copy(update={"url": None})})
+
+
 class RayProvider(Provider):
     name = "ray"
     quiet_s = 2.0
@@ -103,7 +109,7 @@ class RayProvider(Provider):
             "cpus": threads * (fleet.policy_ranks if policy else 1),
             "gpus": ray.policy_gpus if policy else ray.rollout_gpus,
             # The text of the file: the machine may not have the file.
-            "config": to_toml(self._config),
+            "config": to_toml(_without_secrets(self._config)),
             "module": f"{role}_worker",
             "arguments": [
                 *("--controllers", ",".join(c.address for c in status.controllers)),
