@@ -57,4 +57,4 @@ def test_each_attack_of_the_security_page_names_tests_that_exist() -> None:
         named = re.findall(r"`([\w/]+\.py)::(test_\w+)`", row)
         assert named, f"no test is named: {row}"
         for path, name in named:
-            assert f"def {name}(" in TESTS[ROOT / "tests" / path], f"{path} has no {name}"
+            assert f"def {name}(" in TESTS[ROOT / path], f"{path} has no {name}"
