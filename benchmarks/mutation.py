@@ -154,6 +154,18 @@ GUARDS = (
         "overwrite",
     ),
     Guard(
+        "checkpoint-sweep",
+        "a sweep leaves a finished checkpoint whose record may be under way",
+        (
+            Patch(
+                "policy_worker/checkpoint/litter.py",
+                "if match is None or int(match[1]) >= settled or path.name in recorded:",
+                "if match is None or path.name in recorded:",
+            ),
+        ),
+        ("tests/unit/policy/test_checkpoint_sweep.py",),
+    ),
+    Guard(
         "batch-key",
         "an append whose answer was lost is recognised",
         (

@@ -170,6 +170,10 @@ class PublishAndCheckpoint:
             recorded = True
             self._recorded = info, term
             self._trainer.checkpointer.delete(list(reply.obsolete_paths))
+            if reply.settled_step:
+                self._trainer.checkpointer.sweep(
+                    Step(reply.settled_step), frozenset(reply.recorded_names)
+                )
 
         record = self._control.post("PolicyService.RecordCheckpoint", request, obsolete)
         record.add_done_callback(lambda _: None if recorded else self._not_saved(info.version))

@@ -230,6 +230,10 @@ class CheckpointVerdict:
     """Recorded checkpoints that no rollback needs any more, oldest first."""
     needed: int = 1
     """Number of recorded checkpoints that a rollback may still need."""
+    settled: Step = Step(0)
+    """No checkpoint of an earlier step is ever recorded any more."""
+    recorded: tuple[str, ...] = ()
+    """Directories of all recorded checkpoints."""
 
 
 @dataclass(frozen=True, slots=True)

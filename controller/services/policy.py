@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import AsyncIterator
+from pathlib import PurePosixPath
 
 from controller.ledger.commands import (
     CastVote,
@@ -17,6 +18,7 @@ from controller.ledger.commands import (
 from controller.ledger.decisions.held_out import spared
 from controller.ledger.enums import GroupFault, VoteOutcome
 from controller.ledger.events import Topic
+from controller.ledger.state.versions import REMEMBERED_CHECKPOINTS
 from controller.proto_encoding import plan_of, wire_values
 from controller.replicated_controller import Controller
 from controller.services.validation import (
@@ -175,7 +177,10 @@ async def record_checkpoint(
     if request.path in useless:
         return policy_pb2.CheckpointReply(obsolete_paths=useless)
     stay = {checkpoint.path for checkpoint in spared(leader.ledger.state)}
-    if not await leader.context.survives_failover():
+    keep = leader.settings.config.train.keep_checkpoints
+    if durable := await leader.context.survives_failover():
+        older = older[: max(0, len(older) - max(0, keep - verdict.needed))]
+    else:
         # A failover may lose this checkpoint's record, and the run then needs an earlier checkpoint.
         # The next reply names the checkpoints that stay now again.
         event(
@@ -185,8 +190,10 @@ async def record_checkpoint(
             kept=min(len(older), MOST_KEPT) + 1,
         )
         older = older[: max(0, len(older) - MOST_KEPT)]
-    else:
-        kept = max(0, leader.settings.config.train.keep_checkpoints - verdict.needed)
-        older = older[: max(0, len(older) - kept)]
     obsolete = [path for path in older if path not in stay]
-    return policy_pb2.CheckpointReply(obsolete_paths=[*useless, *obsolete])
+    reply = policy_pb2.CheckpointReply(obsolete_paths=[*useless, *obsolete])
+    # With more than the ledger remembers, a directory that it does not know may be one to keep.
+    if durable and keep <= REMEMBERED_CHECKPOINTS:
+        reply.settled_step = verdict.settled
+        reply.recorded_names.extend(PurePosixPath(path).name for path in verdict.recorded)
+    return reply

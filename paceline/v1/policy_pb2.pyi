@@ -214,7 +214,11 @@ class CheckpointRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., step: _Optional[int] = ..., version: _Optional[int] = ..., path: _Optional[str] = ..., size_bytes: _Optional[int] = ..., seconds: _Optional[float] = ..., weights_digest: _Optional[str] = ...) -> None: ...
 
 class CheckpointReply(_message.Message):
-    __slots__ = ("obsolete_paths",)
+    __slots__ = ("obsolete_paths", "settled_step", "recorded_names")
     OBSOLETE_PATHS_FIELD_NUMBER: _ClassVar[int]
+    SETTLED_STEP_FIELD_NUMBER: _ClassVar[int]
+    RECORDED_NAMES_FIELD_NUMBER: _ClassVar[int]
     obsolete_paths: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, obsolete_paths: _Optional[_Iterable[str]] = ...) -> None: ...
+    settled_step: int
+    recorded_names: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, obsolete_paths: _Optional[_Iterable[str]] = ..., settled_step: _Optional[int] = ..., recorded_names: _Optional[_Iterable[str]] = ...) -> None: ...

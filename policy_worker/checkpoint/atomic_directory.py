@@ -48,6 +48,18 @@ def remove_unlocked(path: Path) -> None:
             os.close(handle)
 
 
+def is_locked(path: Path) -> bool:
+    """Whether somebody alive holds the lock of the directory ``path``. Raises OSError."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
 def put_in_place(finished: Path, final: Path) -> None:
     """Renames the directory ``finished`` to ``final``, and removes an older directory of that name.
 

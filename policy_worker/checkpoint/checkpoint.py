@@ -13,18 +13,18 @@
   slices of each rank, so a checkpoint of any number of ranks loads into any other number, and ranks
   exchange no plan.
 - A writer holds a lock on its unfinished directory. The next writer removes an unfinished directory
-  that nobody has locked.
+  that nobody has locked. After each record it also removes what was finished and never recorded (litter.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
-import re
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,8 +46,8 @@ from policy_worker import rng
 from policy_worker.checkpoint.atomic_directory import (
     fingerprint,
     locked_directory,
-    remove_unlocked,
 )
+from policy_worker.checkpoint.litter import remove_unfinished, unrecorded
 from policy_worker.checkpoint.shards import (
     StateSnapshot,
     first_gap,
@@ -61,7 +61,6 @@ from policy_worker.state import TrainState
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-_UNFINISHED = re.compile(r"\.(step-\d{6,}|trash)\..+")
 
 
 class CheckpointError(UserError):
@@ -220,6 +219,12 @@ class Checkpointer:
         except RuntimeError:  # closed: the controller's answer to the last checkpoint comes late
             self._delete(chosen)
 
+    def sweep(self, settled: Step, recorded: Collection[str]) -> None:
+        """Removes in the background what dead writers left: directories of steps before ``settled`` whose
+        names are not ``recorded``, and unfinished ones."""
+        with contextlib.suppress(RuntimeError):  # closed: a later sweep finds them
+            self._writer.submit(self._sweep, settled, recorded)
+
     def close(self) -> None:
         """Waits for the writes under way."""
         self._writer.shutdown()
@@ -247,9 +252,7 @@ class Checkpointer:
     def _write_and_complete(self, job: _Job, partial: Path) -> dict[str, Any]:
         """Name and fingerprint of the files of all ranks."""
         self._root.mkdir(parents=True, exist_ok=True)
-        for path in self._root.iterdir():
-            if _UNFINISHED.fullmatch(path.name):
-                remove_unlocked(path)
+        remove_unfinished(self._root)
         with locked_directory(partial):
             try:
                 self._send(job, {})  # the directory is there
@@ -309,6 +312,20 @@ class Checkpointer:
                 continue
             except OSError as error:
                 event(log, "cannot remove checkpoint", logging.WARNING, path=path, error=error)
+
+    def _sweep(self, settled: Step, recorded: Collection[str]) -> None:
+        try:
+            remove_unfinished(self._root)
+            in_use = self._config.model.initial_checkpoint
+            found = unrecorded(self._root, settled, recorded, in_use)
+        except OSError as error:
+            event(
+                log, "cannot sweep the checkpoints", logging.WARNING, path=self._root, error=error
+            )
+            return
+        for path in found:
+            event(log, "removes a checkpoint that was never recorded", logging.WARNING, path=path)
+        self._delete(found)
 
     # -- between the ranks' writer threads: one key a rank in the replica's store ---------------
 

@@ -191,7 +191,14 @@ def record_checkpoint(d: Decider, c: cmd.RecordCheckpoint, now: float) -> cmd.Ch
     last = min(c.step, v.agreed.step)
     older = tuple(k.path for k in v.checkpoints if k.step < last and k.path != c.path)
     needed = sum(last <= k.step <= c.step for k in v.checkpoints)
-    return cmd.CheckpointVerdict(tuple(p for p in v.voided if p != c.path), older, needed)
+    return cmd.CheckpointVerdict(
+        tuple(p for p in v.voided if p != c.path),
+        older,
+        needed,
+        # An agreed checkpoint is never voided, and a record of an earlier step is refused from then on.
+        settled=v.agreed.step,
+        recorded=tuple(k.path for k in v.checkpoints),
+    )
 
 
 def _outvoted(s: State, worker: Worker, c: cmd.RecordCheckpoint) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from paceline.ids import Step, Version
 
-_KEPT_CHECKPOINTS = 64
+REMEMBERED_CHECKPOINTS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,10 +134,10 @@ class Versions:
 
     def record(self, checkpoint: Checkpoint) -> None:
         self.checkpoints.append(checkpoint)
-        forgotten = self.checkpoints[:-_KEPT_CHECKPOINTS]
+        forgotten = self.checkpoints[:-REMEMBERED_CHECKPOINTS]
         self.checkpoints = [
             *(c for c in forgotten if c.step == self.best),
-            *self.checkpoints[-_KEPT_CHECKPOINTS:],
+            *self.checkpoints[-REMEMBERED_CHECKPOINTS:],
         ]
         self.restore_version = checkpoint.version
         if checkpoint.path in self.voided:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from controller.ledger import commands as cmd
@@ -281,14 +283,34 @@ def test_a_repeated_checkpoint_record_gets_the_same_answer_after_a_failover() ->
     run.checkpoint()
     run.train()
     answer = run.checkpoint()
-    assert answer == cmd.CheckpointVerdict(needed=2), (
+    assert (answer.older, answer.needed, answer.settled) == ((), 2, 1), (
         "the replicas have not voted on the new one yet"
     )
+    assert [Path(path).name for path in answer.recorded] == ["step-1-1", "step-2-2"]
     run.failover()
     assert run.checkpoint() == answer
     assert run.names() == []
     run.train()
-    assert run.checkpoint() == cmd.CheckpointVerdict(older=("checkpoints/step-1-1",), needed=2)
+    answer = run.checkpoint()
+    assert (answer.older, answer.needed, answer.settled) == (("checkpoints/step-1-1",), 2, 2)
+
+
+def test_a_directory_of_a_settled_step_is_never_recorded_however_late_its_writer_reports() -> None:
+    run = fleet("p0", "p1")
+    run.train()
+    run.train()
+    settled = run.checkpoint("p0").settled
+    run.train()
+    settled = max(settled, run.checkpoint("p0").settled)
+    assert settled == 2
+    who = ("p1", run.current["p1"])
+    late = cmd.RecordCheckpoint(*who, 1, 1, "checkpoints/step-1.late")
+    assert run.do(late).useless == ("checkpoints/step-1.late",)
+    run.failover()
+    run.die("p0")
+    run.die("p1")
+    run.policy("p1")
+    assert run.state.versions.checkpoint.step >= settled
 
 
 def test_the_path_of_a_recorded_checkpoint_is_never_called_obsolete_by_a_later_step_name() -> None:
