@@ -1,4 +1,4 @@
-"""Check whether the Hugging Face hub answers."""
+"""Reachability of the Hugging Face hub."""
 
 from __future__ import annotations
 
