@@ -1,0 +1,1 @@
+"""Mutation check: one safety check of the code removed at a time."""

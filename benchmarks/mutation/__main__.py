@@ -1,0 +1,148 @@
+"""Mutation check: each guard that a promise depends on is removed, and its tests must fail.
+
+    python -m benchmarks.mutation [--only fence,owner] [--table | --check]
+
+Works on a scratch copy of the tree; the tree itself is never changed. For each guard the copy is
+patched, the tests that cover it run, and the patch is undone. Before that, the same tests must pass
+on the unchanged copy. Exit status 0 only if every removal turns its tests red. The result is
+written to benchmarks/results/mutation.json and into docs/fault-tolerance.md. ``--check`` runs no
+test: it only finds out whether the lines of each guard are there to be removed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from benchmarks.mutation import fleet_guards, step_guards, store_guards, task_guards, worker_guards
+from benchmarks.mutation.guard import Guard
+from benchmarks.runs import REPOSITORY, RESULTS
+
+OUT = RESULTS / "mutation.json"
+PAGE = REPOSITORY / "docs" / "fault-tolerance.md"
+BEGIN, END = "<!-- mutation table: begin -->", "<!-- mutation table: end -->"
+COPIED = (
+    *("benchmarks", "controller", "examples", "paceline", "policy_worker", "proto"),
+    *("rollout_worker", "testbed", "tests", "pyproject.toml"),
+)
+LIMIT_S = 300.0
+GUARDS = (
+    *fleet_guards.GUARDS,
+    *task_guards.GUARDS,
+    *step_guards.GUARDS,
+    *store_guards.GUARDS,
+    *worker_guards.GUARDS,
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", default="", help="names of guards; results of others are kept")
+    parser.add_argument("--table", action="store_true", help="write the page's table only")
+    parser.add_argument("--check", action="store_true", help="only look for the guards' lines")
+    args = parser.parse_args()
+    if args.check:
+        found = [missing(REPOSITORY, guard) for guard in GUARDS]
+        sys.exit("\n".join(filter(None, found)) or 0)
+    if args.table:
+        write_table(json.loads(OUT.read_text()))
+        return
+    wanted = set(filter(None, args.only.split(",")))
+    if unknown := wanted - {g.name for g in GUARDS}:
+        sys.exit(f"--only: unknown {', '.join(sorted(unknown))}")
+    rows = []
+    with tempfile.TemporaryDirectory(prefix="paceline-mutation-") as name:
+        tree = Path(name)
+        copy_tree(tree)
+        for guard in GUARDS:
+            if wanted and guard.name not in wanted:
+                continue
+            row = judge(tree, guard)
+            rows.append(row)
+            verdict = "red" if row["red"] else "NOT NOTICED"
+            print(f"{guard.name:<14} {verdict:<12} {', '.join(row['failed'][:3])}", flush=True)
+    known = {row["guard"]: row for row in json.loads(OUT.read_text())} if OUT.exists() else {}
+    known.update((row["guard"], row) for row in rows)
+    merged = [known[guard.name] for guard in GUARDS if guard.name in known]
+    OUT.write_text(json.dumps(merged, indent=1) + "\n")
+    write_table(merged)
+    sys.exit(0 if all(row["red"] for row in rows) else 1)
+
+
+def copy_tree(tree: Path) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", "*.pyc", "results", "runs")
+    for name in COPIED:
+        source = REPOSITORY / name
+        if source.is_dir():
+            shutil.copytree(source, tree / name, ignore=ignored)
+        else:
+            shutil.copy2(source, tree / name)
+
+
+def missing(tree: Path, guard: Guard) -> str:
+    """Why the guard cannot be removed from ``tree``; empty if it can."""
+    files = [p.file for p in guard.patches if (tree / p.file).read_text().count(p.old) != 1]
+    return f"{guard.name}: its lines are not (once) in {', '.join(files)}" if files else ""
+
+
+def judge(tree: Path, guard: Guard) -> dict[str, object]:
+    """Runs the guard's tests without and with the guard removed."""
+    before, _ = run_tests(tree, guard)
+    if before != 0:
+        raise SystemExit(f"{guard.name}: its tests fail on the unchanged tree")
+    if why := missing(tree, guard):
+        raise SystemExit(why)
+    originals = {patch.file: (tree / patch.file).read_text() for patch in guard.patches}
+    try:
+        for patch in guard.patches:
+            path = tree / patch.file
+            path.write_text(path.read_text().replace(patch.old, patch.new))
+        status, failed = run_tests(tree, guard)
+    finally:
+        for file, text in originals.items():
+            (tree / file).write_text(text)
+    return {"guard": guard.name, "what": guard.what, "red": status == 1, "failed": failed}
+
+
+def run_tests(tree: Path, guard: Guard) -> tuple[int, list[str]]:
+    """(exit status of pytest, names of the tests that failed)."""
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *guard.tests]
+    if guard.choose:
+        command += ["-k", guard.choose]
+    done = subprocess.run(
+        command,
+        cwd=tree,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        # The copy must win over an installed project, in every process that a test starts.
+        env={**os.environ, "PYTHONPATH": str(tree), "PYTHONDONTWRITEBYTECODE": "1"},
+    )
+    failed = re.findall(r"^(?:FAILED|ERROR) \S+::(\S+)", done.stdout, re.MULTILINE)
+    return done.returncode, failed
+
+
+def write_table(rows: list[dict[str, object]]) -> None:
+    lines = ["| guard removed | tests | first of those that fail |", "|---|---|---|"]
+    for row in rows:
+        failed = row["failed"]
+        assert isinstance(failed, list)
+        shown = f"`{failed[0]}`" if failed else "none"
+        more = f" and {len(failed) - 1} more" if len(failed) > 1 else ""
+        verdict = "red" if row["red"] else "**green**"
+        lines.append(f"| {row['what']} | {verdict} | {shown}{more} |")
+    head, rest = PAGE.read_text().split(BEGIN)
+    tail = rest.split(END)[1]
+    PAGE.write_text(head + BEGIN + "\n" + "\n".join(lines) + "\n" + END + tail)
+    print(f"table written to {PAGE}")
+
+
+if __name__ == "__main__":
+    main()

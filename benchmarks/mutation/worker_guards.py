@@ -1,0 +1,138 @@
+"""Guards of policy replicas and rollout workers."""
+
+from __future__ import annotations
+
+from benchmarks.mutation.guard import Guard, Patch
+
+GUARDS = (
+    Guard(
+        "checkpoint-name",
+        "a checkpoint's directory is its writer's own",
+        (
+            Patch(
+                "policy_worker/checkpoint/checkpoint.py",
+                'path=self._root / f"step-{state.step:06d}.{writer}",',
+                'path=self._root / f"step-{state.step:06d}.one",',
+            ),
+        ),
+        ("tests/unit/policy/test_checkpoint_exactness.py",),
+        "overwrite",
+    ),
+    Guard(
+        "checkpoint-sweep",
+        "a sweep leaves a finished checkpoint whose record may be under way",
+        (
+            Patch(
+                "policy_worker/checkpoint/litter.py",
+                "if match is None or int(match[1]) >= settled or path.name in recorded:",
+                "if match is None or path.name in recorded:",
+            ),
+        ),
+        ("tests/unit/policy/test_checkpoint_sweep.py",),
+    ),
+    Guard(
+        "scratch",
+        "gradients are reduced in a scratch copy",
+        (
+            Patch(
+                "policy_worker/trainer.py",
+                "        self._on_all_ranks(reduce)\n        self._norm = ",
+                "        try:\n"
+                "            self._on_all_ranks(reduce)\n"
+                "        finally:\n"
+                "            for part, parameter in zip(\n"
+                "                self.gradients.views(scratch), self.gradients.parameters\n"
+                "            ):\n"
+                "                if parameter.grad is not None:\n"
+                "                    parameter.grad.copy_(part)\n"
+                "        self._norm = ",
+            ),
+        ),
+        ("tests/process/policy/test_policy_step_transaction.py",),
+        "fails_halfway or (lost_in_the_all_reduce and die)",
+    ),
+    Guard(
+        "payload-facts",
+        "a payload is compared with the facts that were accepted",
+        (
+            Patch(
+                "policy_worker/step/payload_check.py",
+                "    if planned is not None and found != (planned.sequences, planned.tokens):\n",
+                "    if False:\n",
+            ),
+        ),
+        ("tests/unit/policy/test_policy_bad_groups.py",),
+        "contradicts",
+    ),
+    Guard(
+        "unsettled",
+        "a buffer that an operation may still write to is not used again",
+        (Patch("policy_worker/trainer.py", "if not mesh.settled:\n", "if False:\n"),),
+        ("tests/unit/policy/test_policy_reduction.py",),
+    ),
+    Guard(
+        "masked-tokens",
+        "a token older than max_token_age has no weight in the loss",
+        (
+            Patch(
+                "policy_worker/step/gradients.py",
+                "batch.trained * (age <= spec.token_age).astype(np.float32)",
+                "batch.trained",
+            ),
+        ),
+        ("tests/unit/policy/test_policy_gradients.py",),
+        "beyond_the_age",
+    ),
+    Guard(
+        "parity",
+        "an engine whose parameters differ after a swap generates nothing",
+        (
+            Patch(
+                "rollout_worker/engine/transformers/engine.py",
+                "        wrong = self._differing(swap)\n",
+                "        wrong: list[str] = []\n",
+            ),
+        ),
+        ("tests/unit/engine/test_parity_guard.py",),
+        "left_out_a_tensor",
+    ),
+    Guard(
+        "full-store",
+        "a report that the controller has no room for is not sent again with every new token",
+        (
+            Patch(
+                "rollout_worker/tasks/partial_rollouts.py",
+                "return self.news and self.unsent >= self.due",
+                "return self.news",
+            ),
+        ),
+        ("tests/unit/engine/test_partial_reports.py",),
+        "full_store",
+    ),
+    Guard(
+        "stale-weights",
+        "an engine never goes back to an older version",
+        (
+            Patch(
+                "paceline/weights/weight_transfer.py",
+                "    if version <= newer_than:\n",
+                "    if False:\n",
+            ),
+        ),
+        ("tests/process/weights/test_weights_transfer.py",),
+        "not_newer",
+    ),
+    Guard(
+        "checksum",
+        "weights damaged on the way are refused",
+        (
+            Patch(
+                "paceline/weights/weight_transfer.py",
+                "        if found != wanted:\n",
+                "        if False:\n",
+            ),
+        ),
+        ("tests/process/weights/test_weights_transfer.py",),
+        "damaged",
+    ),
+)
