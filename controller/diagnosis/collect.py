@@ -32,8 +32,6 @@ from paceline.v1 import admin_pb2, worker_pb2
 
 KERNEL_AFTER_S = 1.0
 """The kernel is asked about processes that are silent for so long."""
-LAPSED_S = 0.5
-"""Less than this left of the leader's lease: it has missed a renewal."""
 _ROLE_OF = {value: role for role, value in ROLES.items()}
 
 

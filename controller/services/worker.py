@@ -228,5 +228,8 @@ async def send_stacks(
     check_caller(request.caller)
     if len(request.stacks) > MOST_BYTES:
         raise Invalid(f"stacks are at most {MOST_BYTES} bytes")
-    controller.leading().stack_requests.answer(request)
+    leader, caller = controller.leading(), request.caller
+    # An earlier incarnation's stacks are not those that were asked for.
+    if leader.ledger.state.fleet.current(caller.worker_id, caller.incarnation) is not None:
+        leader.stack_requests.answer(request)
     return worker_pb2.StacksReply()

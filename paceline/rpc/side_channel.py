@@ -47,7 +47,7 @@ class SideChannel:
         run_dir: Path | None = None,
     ) -> None:
         """``run_dir``: as for ``ControlPlane.from_config``."""
-        self._config, self._run_dir = config, run_dir
+        self._config = config
         self._addresses = list(addresses)
         self._worker_id, self._role = worker_id, role
         self._run_dir = run_dir
