@@ -122,26 +122,32 @@ class ControlPlane:
         deadline = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
         patience = ATTEMPT_S + float(getattr(request, "wait_s", 0.0))
         backoff = Backoff()
+        cancels = _cancels()
         while True:
             address = self.address
             attempt_s = min(patience, max(0.001, deadline - time.monotonic()))
             call = self.bind(address, method)(request, timeout=attempt_s, metadata=self.metadata)
             self._calls[call] = address
             try:
-                return await call
+                reply = await call
+                if _cancels() == cancels:
+                    return reply
+                failure = "cancelled"
             except grpc.aio.AioRpcError as error:
                 failure = self.failed(address, error)
             except asyncio.CancelledError:
                 # prefer() cancelled the call because another controller leads: call that one. If
                 # the caller was cancelled in the same instant, its cancellation must not be lost.
-                task = asyncio.current_task()
-                if call not in self._moved or (task is not None and task.cancelling()):
+                if call not in self._moved or _cancels() > cancels:
                     raise
                 backoff = Backoff()
                 continue
             finally:
                 self._calls.pop(call, None)
                 self._moved.discard(call)
+            if _cancels() > cancels:
+                # gRPC may answer, or raise an error, if the caller is cancelled while the call ends.
+                raise asyncio.CancelledError
             if time.monotonic() >= deadline:
                 raise ControlPlaneUnavailable(
                     f"{method}: no controller of {', '.join(self.addresses)} answered within "
@@ -166,6 +172,7 @@ class ControlPlane:
         seen = 0
         last_progress = time.monotonic()
         backoff = Backoff()
+        cancels = _cancels()
         while True:
             address = self.address
             skip = seen
@@ -200,6 +207,8 @@ class ControlPlane:
                 self.leave(address)
             finally:
                 call.cancel()
+            if _cancels() > cancels:
+                raise asyncio.CancelledError
             if timeout_s is not None and time.monotonic() - last_progress > timeout_s:
                 raise ControlPlaneUnavailable(f"{method}: {failure}")
             await backoff.wait()
@@ -283,6 +292,12 @@ class ControlPlane:
         self._bound.clear()
         for channel in channels:
             await channel.close()
+
+
+def _cancels() -> int:
+    """How often the running task was cancelled. A library may swallow a cancellation, but not this count."""
+    task = asyncio.current_task()
+    return 0 if task is None else task.cancelling()
 
 
 class Backoff:

@@ -292,8 +292,10 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
     async def FetchGroups(self, request, context):
         known = {g.task.task_id: g for groups in self.steps for g in groups}
         for ref in request.tasks:
-            self.fetched.setdefault(request.caller.worker_id, []).append(ref.task_id)
             yield known[ref.task_id]
+        # Not a call that was given up half-way: it is made again.
+        sent = [ref.task_id for ref in request.tasks]
+        self.fetched.setdefault(request.caller.worker_id, []).extend(sent)
 
     async def Vote(self, request, context):
         name = request.caller.worker_id

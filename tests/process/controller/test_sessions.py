@@ -458,6 +458,37 @@ async def test_a_call_that_is_cancelled_while_it_moves_ends() -> None:
         await control.close()
 
 
+@pytest.mark.parametrize("ends", ["reply", "error"])
+async def test_a_cancellation_that_the_call_swallows_ends_the_caller(
+    monkeypatch: pytest.MonkeyPatch, ends: str
+) -> None:
+    """gRPC does so if the call ends in the same instant; Ctrl-C was lost."""
+
+    class Swallowing:
+        def __await__(self) -> Any:
+            try:
+                yield from asyncio.get_running_loop().create_future().__await__()
+            except asyncio.CancelledError:
+                if ends == "reply":
+                    return admin_pb2.StatusReply()
+                code = grpc.StatusCode.DEADLINE_EXCEEDED
+                raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata()) from None
+
+    control = ControlPlane(["127.0.0.1:1"])
+    calls = []
+    monkeypatch.setattr(
+        control, "bind", lambda *_: lambda *_, **__: calls.append(Swallowing()) or calls[-1]
+    )
+    waiting = asyncio.create_task(
+        control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), None)
+    )
+    await until(lambda: calls)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    await asyncio.wait({waiting}, timeout=60)
+    assert waiting.cancelled() and len(calls) == 1
+
+
 def test_background_loop_serves_a_thread_that_computes() -> None:
     background = BackgroundLoop()
 
@@ -466,7 +497,7 @@ def test_background_loop_serves_a_thread_that_computes() -> None:
         return 2 * value
 
     assert background.run(double(4)) == 8
-    assert background.submit(double(60)).result(5) == 10
+    assert background.submit(double(5)).result(60) == 10
     with pytest.raises(TimeoutError):
         background.run(asyncio.sleep(30), timeout_s=0.05)
     background.close()
