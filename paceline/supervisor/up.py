@@ -193,7 +193,11 @@ class LocalRun:
                     if end := await self._poll(fleet, control):
                         return end
                 except ControlPlaneUnavailable:
-                    pass  # an election, or they are still starting
+                    # An election, or they are still starting. A stop is timed all the same.
+                    if self._interrupted.done() and self._status is not None:
+                        self._stop = self._stop or TimedStop(
+                            control, self.config.fleet.stop_s, "paceline up was interrupted"
+                        )
                 except RequestRefused as error:
                     return "failed", error.message
                 if self._must_stop_now():

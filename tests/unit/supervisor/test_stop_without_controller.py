@@ -1,0 +1,43 @@
+"""The first Ctrl-C of `paceline up` while no controller answers."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from paceline.rpc.client import ControlPlaneUnavailable
+from paceline.supervisor import up
+from paceline.supervisor.up import LocalRun
+
+
+async def test_a_stop_begins_though_no_controller_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop:
+        overdue = True
+
+        def __init__(self, *_: object, **__: object) -> None:
+            pass
+
+        async def ask(self) -> None:
+            pass
+
+    async def silent(*_: object) -> None:
+        raise ControlPlaneUnavailable("no controller answers")
+
+    monkeypatch.setattr(up, "TimedStop", Stop)
+    monkeypatch.setattr(up, "leader_status", silent)
+    config: Any = SimpleNamespace(fleet=SimpleNamespace(stop_s=1.0))
+    console: Any = SimpleNamespace(note=lambda _: None)
+    run = LocalRun(config, tmp_path, console)
+    run._status = Any  # type: ignore[assignment]  # a controller has answered before
+    run._interrupted.set_result(None)
+    failed = asyncio.get_running_loop().create_future()
+    fleet: Any = SimpleNamespace(failed=failed, record=SimpleNamespace(redis=[]))
+    control: Any = None
+    async with asyncio.timeout(60.0):
+        assert await run._watch(fleet, control) == ("interrupted", "interrupted")
