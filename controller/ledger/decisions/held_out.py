@@ -1,6 +1,7 @@
 """Decisions that follow from held-out rewards: the best checkpoint, the warning, early stopping.
 
-Only an evaluation of a checkpoint's own step says how good that checkpoint is.
+Only an evaluation of a checkpoint's own step says how good that checkpoint is. A step that is trained again after a
+rollback trains the same groups, and keeps its score. A score of weights that the other replicas outvoted is dropped.
 """
 
 from __future__ import annotations

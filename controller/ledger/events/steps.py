@@ -236,6 +236,7 @@ class CheckpointVoided(Event):
 
     def apply(self, s: State) -> None:
         s.versions.void(self.path)
+        s.evals.disown(self.step)
 
     def text(self) -> str:
         return (

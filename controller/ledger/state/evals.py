@@ -74,6 +74,15 @@ class Evals:
             self.since_best += 1
             self.fallen = drop > 0 and best - reward > drop * abs(best)
 
+    def disown(self, step: Step) -> None:
+        """The weights that were scored after ``step`` may be those of a replica that was outvoted."""
+        if self.scores.pop(step, None) is None or step != self.best:
+            return
+        self.best = max(self.scores, key=self.scores.__getitem__, default=Step(-1))
+        newer = list(self.scores)[::-1]
+        self.since_best = newer.index(self.best) if newer else 0
+        self.fallen = False
+
     def knows(self, step: Step, row: int) -> bool:
         """Whether ``e<step>.<row>`` was ever a task."""
         rows = self.rounds[step].rows if step in self.rounds else self.done.get(step, 0)

@@ -148,3 +148,5 @@ class Versions:
         self.checkpoints = [k for k in self.checkpoints if k.path != path]
         self.restore_version = self.version_of(self.checkpoint.step)
         self.voided.append(path)
+        if all(k.step != self.best for k in self.checkpoints):
+            self.best = Step(0)

@@ -53,6 +53,25 @@ def test_the_best_checkpoint_is_spared_until_a_better_one_is_evaluated() -> None
     assert kept(run) == [6]
 
 
+def test_a_checkpoint_that_is_voided_is_not_the_best_any_more() -> None:
+    run = Evaluated()
+    run.step(0.4)
+    run.step(0.5)
+    run.policy("p1", "p2")
+    run.train()
+    run.checkpoint("p0")
+    run.observe("r0", loaded=run.state.versions.version)
+    run.score(0.9)
+    assert run.state.versions.best == 3
+    run.fill("r0", 4)
+    run.vote("p0", "wrong")
+    run.vote("p1", "right")
+    run.vote("p2", "right")
+    assert "CheckpointVoided" in [event["type"] for event in run.journal]
+    assert (run.state.versions.best, run.state.evals.best) == (2, 2)
+    assert (run.state.evals.since_best, list(run.state.evals.scores)) == (0, [0, 1, 2])
+
+
 def test_a_checkpoint_whose_evaluation_is_under_way_is_spared_too() -> None:
     run = Evaluated()
     run.step(0.4)
