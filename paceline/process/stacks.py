@@ -26,7 +26,7 @@ from paceline.process.kernel_state import KernelState, kernel_state
 
 MOST_BYTES = 256 << 10
 ANSWER_S = 3.0
-QUIET_S = 0.2
+QUIET_S = 0.5
 """A dump is complete once the file has not grown for so long."""
 _SIGNAL = signal.SIGUSR2
 

@@ -5,27 +5,34 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
+from collections.abc import Callable
 
 from paceline.process.kernel_state import kernel_state
 from paceline.process.waits import WaitKind
 from policy_worker.ranks.stuck_ranks import StuckRanks
 
 
-def until(pid: int, stopped: bool) -> None:
+def until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
-    while (state := kernel_state(pid)) is None or state.stopped is not stopped:
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def stopped(pid: int) -> bool:
+    state = kernel_state(pid)
+    return state is not None and state.stopped
 
 
 def test_a_stopped_rank_is_reported_until_it_is_continued() -> None:
     children = [subprocess.Popen(["sleep", "600"]) for _ in range(2)]
     try:
         ranks = StuckRanks([child.pid for child in children])
-        assert ranks.waits(0.0) == []
+        # A process that is just starting may wait for the disk.
+        until(lambda: ranks.waits(0.0) == [])
         second = children[1]
         second.send_signal(signal.SIGSTOP)
-        until(second.pid, stopped=True)
+        until(lambda: stopped(second.pid))
         assert ranks.waits(600.0) == [], "it has only just been seen"
         (found,) = ranks.waits(0.0)
         assert (found.kind, found.what, found.of) == (
@@ -34,8 +41,7 @@ def test_a_stopped_rank_is_reported_until_it_is_continued() -> None:
             str(second.pid),
         )
         second.send_signal(signal.SIGCONT)
-        until(second.pid, stopped=False)
-        assert ranks.waits(0.0) == []
+        until(lambda: ranks.waits(0.0) == [])
     finally:
         for child in children:
             child.kill()
