@@ -178,7 +178,7 @@ async def test_dead_replica_costs_its_groups_a_round_and_not_the_step(tmp_path: 
             silent = FakePolicy(config, where, "policy-9")
             await silent.start()
             # In the mesh, with a shard of the open step, and it never votes.
-            await until(lambda: _members(policies[0]) == 2)
+            await until(lambda: _members(silent) == 2)
             assert silent._running is not None
             await _has_a_shard(silent)
             done = policies[0].timings.steps
@@ -197,10 +197,10 @@ async def test_dead_replica_costs_its_groups_a_round_and_not_the_step(tmp_path: 
 
 async def _has_a_shard(policy: FakePolicy) -> None:
     """Returns once the open step waits for this replica's vote."""
-    directive = policy.session.directive
-    assert directive is not None
     reply = policy_pb2.PlanReply()
     while reply.state != policy_pb2.PLAN_STATE_OPEN:
+        directive = policy.session.directive
+        assert directive is not None
         request = policy_pb2.PlanRequest(
             caller=policy.session.caller,
             mesh_epoch=directive.mesh.epoch,
