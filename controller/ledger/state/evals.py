@@ -76,6 +76,8 @@ class Evals:
 
     def disown(self, step: Step) -> None:
         """The weights that were scored after ``step`` may be those of a replica that was outvoted."""
+        if step in self.rounds:
+            self.rounds[step].scores.clear()  # a score needs most of the rows
         if self.scores.pop(step, None) is None or step != self.best:
             return
         self.best = max(self.scores, key=self.scores.__getitem__, default=Step(-1))
