@@ -195,9 +195,9 @@ class LocalRun:
                 except ControlPlaneUnavailable:
                     # An election, or they are still starting. A stop is timed all the same.
                     if self._interrupted.done() and self._status is not None:
-                        self._stop = self._stop or TimedStop(
-                            control, self.config.fleet.stop_s, "paceline up was interrupted"
-                        )
+                        ending = self._status.phase == "stopping"
+                        limit_s, why = self.config.fleet.stop_s, "paceline up was interrupted"
+                        self._stop = self._stop or TimedStop(control, limit_s, why, ending=ending)
                 except RequestRefused as error:
                     return "failed", error.message
                 if self._must_stop_now():

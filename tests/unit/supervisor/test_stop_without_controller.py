@@ -12,6 +12,7 @@ import pytest
 from paceline.rpc.client import ControlPlaneUnavailable
 from paceline.supervisor import up
 from paceline.supervisor.up import LocalRun
+from paceline.v1 import admin_pb2
 
 
 async def test_a_stop_begins_though_no_controller_answers(
@@ -34,7 +35,7 @@ async def test_a_stop_begins_though_no_controller_answers(
     config: Any = SimpleNamespace(fleet=SimpleNamespace(stop_s=1.0))
     console: Any = SimpleNamespace(note=lambda _: None)
     run = LocalRun(config, tmp_path, console)
-    run._status = Any  # type: ignore[assignment]  # a controller has answered before
+    run._status = admin_pb2.StatusReply(phase="open")  # a controller has answered before
     run._interrupted.set_result(None)
     failed = asyncio.get_running_loop().create_future()
     fleet: Any = SimpleNamespace(failed=failed, record=SimpleNamespace(redis=[]))
