@@ -298,8 +298,8 @@ def headline() -> str:
     points = (
         f"Samples per second against TRL's `GRPOTrainer`: {default} parameters; {whole} when samples of zero "
         "advantage, which TRL computes, are computed too.",
-        "Asynchronous against its own synchronous mode, both training every group that they generate: "
-        f"{_gain(overlapped['waiting']['modes']):.1f} × with a reward that waits (log-normal, median 0.1 s), "
+        f"Asynchronous against its own synchronous mode: {_gain(overlapped['waiting']['modes']):.1f} × with a reward "
+        "that waits (log-normal, median 0.1 s; both train every group that they generate), "
         f"{_gain(overlapped['as_is']['modes']):.1f} × without waiting.",
         "The same with answers that take longer the longer they are: "
         f"{ours['samples_per_s'] / synchronous['samples_per_s']:.1f} ×, and after equal samples held-out accuracy on "
