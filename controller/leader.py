@@ -1,4 +1,6 @@
-"""Leader: the requests, ledger, group commit and long polls of the controller that holds the lease.
+"""Leader of a run.
+
+Requests, ledger, group commit and long polls of the controller that holds the lease.
 
     handlers ─execute─► ledger ─events─► group commit ─flush─► journal (Redis)
     reports  ─observe─► liveness ─tick─► commands ─┘            │ durable

@@ -1,4 +1,6 @@
-"""Replicated controller: one process that leads the run, or stands by with a hot copy of the ledger.
+"""Replicated controller process.
+
+It leads the run, or stands by with a hot copy of the ledger.
 
     requests ──► Leader             while this process leads
              └─► refusal + hint     while it stands by

@@ -1,4 +1,6 @@
-"""Exporters of one leader: metric sinks, sample traces, the sample archive, alerts.
+"""Exporters of a leader.
+
+Metric sinks, sample traces, the sample archive and alerts.
 
 Each runs in a thread of its own, behind the journal and the run files. Nobody waits for them.
 """

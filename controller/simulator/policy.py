@@ -1,4 +1,6 @@
-"""Simulated policy replica: mesh epochs, steps and votes.
+"""Simulated policy replica.
+
+Mesh epochs, steps and votes.
 
     directive ──► form epoch ──► restore, or receive ──► plan ─► accumulate ─► reduce ─► vote
                      ▲                                      ▲                               │

@@ -1,4 +1,7 @@
-"""Simulated rollout worker: leases, generation, submission and weight loading."""
+"""Simulated rollout worker.
+
+Leases, generation, submission and weight loading.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Virtual-time event loops of simulated processes, and the network between them.
+"""Virtual-time event loop.
+
+One for each simulated process, and the network between them.
 
 A process is the unit of failure. Whatever is due in a killed process is dropped; in a stopped one
 (SIGSTOP) it waits, and comes all at once when the process goes on. Callbacks that are due at the same

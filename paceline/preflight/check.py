@@ -1,4 +1,4 @@
-"""Result of one check."""
+"""Check result."""
 
 from __future__ import annotations
 

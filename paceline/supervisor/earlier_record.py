@@ -1,4 +1,7 @@
-"""Record of the run that a directory holds already, put back if a start is refused."""
+"""Earlier record of a run directory.
+
+It is put back if a start is refused.
+"""
 
 from __future__ import annotations
 
