@@ -20,7 +20,7 @@ from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
 from paceline.config.load import ConfigError, changeable, changed_config, unknown_setting
 from paceline.config.schema import Config
-from paceline.config.setting_rules import problem_of_change, refusal
+from paceline.config.setting_rules import problem_of_change, problem_of_divisor, refusal
 from paceline.ids import Step
 from paceline.refusal_code import RefusalCode
 
@@ -50,7 +50,10 @@ class RunSettings:
         """Of a new leader: what was edited in its config file comes into force. Raises ConfigError."""
         file = changeable(self._context.config)
         known = self._state().settings
+        before = changed_config(self._context.config, known.values)
         config = changed_config(self._context.config, {**known.values, **known.edited(file)})
+        if why := problem_of_divisor(before, config):
+            raise ConfigError(why)
         return StartRun(self._spec(rows, config), file)
 
     def change_command(

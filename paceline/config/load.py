@@ -85,13 +85,17 @@ def fleet_digest(config: Config) -> tuple[str, str]:
     """Digest (hex) and canonical JSON of the settings that must agree across the fleet.
 
     Settings that may change while the run runs are not among them: their values come from the controller.
+    The divisor of the ``dr_grpo`` loss is: every replica reads it from its own file.
     """
-    return _digest(config, (Rule.FIXED, Rule.START))
+    shared = _by_section(config, (Rule.FIXED, Rule.START))
+    if config.train.aggregation == "dr_grpo":
+        shared["train"]["longest_completion"] = config.longest_completion
+    return _digest(shared)
 
 
 def run_digest(config: Config) -> tuple[str, str]:
     """Digest (hex) and canonical JSON of the settings that are fixed for the run."""
-    return _digest(config, (Rule.FIXED,))
+    return _digest(_by_section(config, (Rule.FIXED,)))
 
 
 def changeable(config: Config) -> dict[str, Any]:
@@ -100,13 +104,18 @@ def changeable(config: Config) -> dict[str, Any]:
     return {name: v for name, v in found.items() if name.partition(".")[0] in FLEET_SECTIONS}
 
 
-def _digest(config: Config, rules: Sequence[Rule]) -> tuple[str, str]:
+def _by_section(config: Config, rules: Sequence[Rule]) -> dict[str, dict[str, Any]]:
+    """Settings of ``FLEET_SECTIONS`` under ``rules``."""
     nested: dict[str, dict[str, Any]] = {section: {} for section in FLEET_SECTIONS}
     for dotted, value in values_of(config, rules).items():
         section, _, name = dotted.partition(".")
         if section in nested:
             nested[section][name] = value
-    canonical = json.dumps(nested, sort_keys=True, separators=(",", ":"))
+    return nested
+
+
+def _digest(settings: Mapping[str, Any]) -> tuple[str, str]:
+    canonical = json.dumps(settings, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()[:32], canonical
 
 

@@ -163,12 +163,18 @@ def problem_of_change(built: Config, before: Config, now: Config) -> str:
             f"rollout.max_tokens = {wanted}: engines were built for at most {most}. "
             + NEW_RUN.format("rollout.max_tokens")
         )
-    if wanted != before.rollout.max_tokens and now.train.aggregation == "dr_grpo":
-        return (
-            "rollout.max_tokens is the divisor of the loss with train.aggregation = dr_grpo. "
-            + NEW_RUN.format("rollout.max_tokens")
-        )
-    return ""
+    return problem_of_divisor(before, now)
+
+
+def problem_of_divisor(before: Config, now: Config) -> str:
+    """Why the loss of a run cannot go on from ``before`` to ``now``; empty if it can."""
+    if now.train.aggregation != "dr_grpo" or now.longest_completion == before.longest_completion:
+        return ""
+    return (
+        f"rollout.max_tokens = {now.rollout.max_tokens}: with train.aggregation = dr_grpo it is the divisor of "
+        f"the loss, and the run has {before.rollout.max_tokens}. "
+        + NEW_RUN.format("rollout.max_tokens")
+    )
 
 
 def shown(value: JsonValue) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from paceline.config.differences import differences
 from paceline.config.load import ConfigError, load_config, run_digest
 from paceline.config.schema import Config
+from paceline.config.setting_rules import problem_of_divisor
 from paceline.preflight.check import Check, fail, ok
 from paceline.run_view.summary import can_extend, read_summary
 
@@ -34,10 +35,14 @@ def earlier_run(config: Config, run_dir: Path) -> Iterator[Check]:
         yield ok(NAME, f"none in {run_dir}")
         return
     try:
-        ours, theirs = (run_digest(one)[1] for one in (load_config(kept), config))
+        before = load_config(kept)
     except ConfigError as error:
         yield fail(NAME, f"{kept} cannot be read: {error}", f"Start another run with {elsewhere}")
         return
+    if why := problem_of_divisor(before, config):
+        yield fail(NAME, f"the run in {run_dir} cannot be continued", why)
+        return
+    ours, theirs = run_digest(before)[1], run_digest(config)[1]
     if ours == theirs:
         yield ok(NAME, continued)
         return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from paceline.config.load import FIELDS
+from paceline.config.load import FIELDS, fleet_digest
 from paceline.config.schema import Config
 from paceline.config.setting_rules import (
     RULES,
@@ -72,3 +72,16 @@ def test_completions_never_get_longer_than_engines_were_built_for() -> None:
     assert problem_of_change(long, long, short) == ""
     averaged = config(rollout={"max_tokens": 512}, train={"aggregation": "dr_grpo"})
     assert "divisor" in problem_of_change(long, long, averaged)
+
+
+def test_replicas_agree_on_the_divisor_of_the_loss() -> None:
+    def digest(aggregation: str, **rollout: object) -> str:
+        return fleet_digest(config(train={"aggregation": aggregation}, rollout=rollout))[0]
+
+    assert digest("dr_grpo", max_tokens=16) != digest("dr_grpo", max_tokens=512)
+    assert digest("token_mean", max_tokens=16) == digest("token_mean", max_tokens=512)
+    # In an environment it bounds a turn; the loss is divided by the longest sample.
+    bounded = {"environment": "examples.calculator:Calculator", "max_context": 600}
+    assert digest("dr_grpo", max_tokens=16, **bounded) == digest(
+        "dr_grpo", max_tokens=512, **bounded
+    )

@@ -119,6 +119,17 @@ def test_a_resume_with_another_config_is_refused_by_every_command(
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_a_resume_with_another_divisor_of_the_loss_is_refused_by_every_command(
+    command: str, config_file: Path, earlier_run: Path, tmp_path: Path
+) -> None:
+    config_file.write_text(config_file.read_text() + '[train]\naggregation = "dr_grpo"\n')
+    kept = load_config(config_file)
+    (earlier_run / "config.toml").write_text(to_toml(kept))
+    words = f"the divisor of the loss, and the run has {kept.rollout.max_tokens}"
+    assert_refused(command, config_file, "rollout.max_tokens=16", words, tmp_path)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_a_finished_run_is_told_by_every_command(
     command: str, config_file: Path, earlier_run: Path, tmp_path: Path
 ) -> None:
