@@ -196,6 +196,17 @@ def _after(completion: Completion, count: int) -> Completion:
     )
 
 
+def _first(spans: list[tuple[int, int]], count: int) -> list[tuple[int, int]]:
+    """The (version, length) spans of the first ``count`` tokens."""
+    found = []
+    for version, length in spans:
+        taken = min(length, count)
+        count -= taken
+        if taken:
+            found.append((version, taken))
+    return found
+
+
 def prefixes_of(
     partial: rollout_pb2.PartialGroup,
     prompt_tokens: NDArray[np.int32],
@@ -224,14 +235,18 @@ def _prefix(
     count = sum(length for _, length in spans)
     if not count:
         return None
-    if finish is Finish.PARTIAL and count >= max_tokens:
+    stop = completion.stop or None
+    if count > max_tokens:
+        # The limit was lowered since: a longer completion would be refused.
+        spans, count, finish, stop = _first(spans, max_tokens), max_tokens, Finish.LENGTH, None
+    elif finish is Finish.PARTIAL and count == max_tokens:
         finish = Finish.LENGTH
     return Completion(
         np.frombuffer(completion.tokens, dtype="<i4")[:count].astype(np.int32),
         np.frombuffer(completion.logprobs, dtype="<f4")[:count].astype(np.float32),
         tuple(spans),
         finish,
-        completion.stop or None,
+        stop,
     )
 
 

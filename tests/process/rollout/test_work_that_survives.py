@@ -7,6 +7,7 @@ import json
 import os
 import sys
 from collections.abc import AsyncIterator, Awaitable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -277,6 +278,20 @@ def test_tokens_newer_than_the_engines_weights_are_left_out() -> None:
     assert kept is not None and kept.tokens.tolist() == [5, 6] and kept.versions == ((3, 2),)
     assert whole is not None and len(whole.tokens) == 3, "nothing will be added to it"
     assert through_the_wire(running, version=2) == ()
+
+
+def test_tokens_above_a_limit_lowered_since_are_left_out() -> None:
+    running = sample([5, 6, 7, 8], [(1, 1), (2, 3)])
+    done = replace(sample([5, 6, 7], [(1, 2), (2, 1)], Finish.STOP), stop="x")
+    short = sample([5], [(1, 1)], Finish.STOP)
+    for cut, spans in zip(
+        through_the_wire(running, done, max_tokens=2), (((1, 1), (2, 1)), ((1, 2),)), strict=True
+    ):
+        assert cut is not None
+        assert (cut.tokens.tolist(), cut.versions) == ([5, 6], spans)
+        assert (len(cut.logprobs), cut.finish, cut.stop) == (2, Finish.LENGTH, None)
+    (kept,) = through_the_wire(short, max_tokens=2)
+    assert kept is not None and kept.finish is Finish.STOP
 
 
 def test_a_prefix_is_not_used_behind_another_prompt_or_for_another_number_of_samples() -> None:
