@@ -78,9 +78,9 @@ class SampleArchiver:
 
     async def resume(self, state: State, t: float) -> None:
         """Archives what earlier leaders committed and did not write, as far as it is still there."""
-        done = await asyncio.to_thread(lambda: list(archived_steps(self._run_dir)))
+        done = await asyncio.to_thread(archived_steps, self._run_dir)
         for step in sorted(state.steps.history):
-            if not any(step in steps for steps in done):
+            if step not in done:
                 self.keep(state, step, t)
 
     def keep(self, state: State, step: Step, t: float) -> None:

@@ -2,17 +2,18 @@
 
 One row a group: what the ledger knew of it, and, of as many groups as the size limits allow, its prompt and
 completions. A file holds whole steps, is written once and never changed; its name is
-``FIRST_STEP-LAST_STEP-TERM.parquet``. A step may be in several files (it was trained again after a rollback, or
-two leaders wrote it): the reader keeps the newest row of each (group_id, attempt).
+``FIRST_STEP-LAST_STEP-TERM.NUMBER.parquet``, and the leader of a term numbers what it writes. A step may be in
+several files (it was trained again after a rollback, or two leaders wrote it): the reader keeps the newest row of
+each (group_id, attempt).
 
 A row has about 100 bytes without completions, so the facts of 10 million groups fit in 1 GiB.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,8 +51,11 @@ class ArchiveWriter:
         self._directory = run_dir / FOLDER
         self._term = term
         self._max_bytes = max_bytes
+        self._written = 0
         self._newest: Path | None = None
         """Of this term: rows are added to it as long as it is small."""
+        for left in self._directory.glob("*.part"):
+            left.unlink(missing_ok=True)  # by a leader that died while it wrote
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> Path:
         """A new file with ``rows`` (at least one), of whole steps. Afterwards the oldest files are deleted
@@ -69,8 +73,10 @@ class ArchiveWriter:
         else:
             merged = None
         steps = table.column("step").to_pylist()
-        path = self._free(f"{min(steps):08d}-{max(steps):08d}-{self._term}")
-        partial = path.with_suffix(f".{os.getpid()}.part")
+        self._written += 1
+        stem = f"{min(steps):08d}-{max(steps):08d}-{self._term}.{self._written}"
+        path = self._directory / f"{stem}.parquet"
+        partial = path.with_suffix(".part")
         pq.write_table(table, partial, compression="zstd")
         # Atomic: a reader never sees an incomplete file, and at most a merged one twice.
         partial.replace(path)
@@ -78,12 +84,6 @@ class ArchiveWriter:
             merged.unlink(missing_ok=True)
         self._newest = path
         self._trim(path)
-        return path
-
-    def _free(self, stem: str) -> Path:
-        number, path = 1, self._directory / f"{stem}.parquet"
-        while path.exists():
-            number, path = number + 1, self._directory / f"{stem}.{number}.parquet"
         return path
 
     def _trim(self, newest: Path) -> None:
@@ -148,21 +148,28 @@ def archive_files(run_dir: Path) -> list[Path]:
     return _by_age(run_dir / FOLDER)
 
 
-def archived_steps(run_dir: Path) -> Iterator[range]:
-    """The steps that the files hold, by their names."""
+def archived_steps(run_dir: Path) -> set[int]:
+    """The steps whose trained groups are in files."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    found: set[int] = set()
     for path in archive_files(run_dir):
-        first, last, *_ = path.stem.split("-")
-        yield range(int(first), int(last) + 1)
+        with contextlib.suppress(FileNotFoundError, pa.ArrowInvalid):
+            trained = [("state", "!=", "dropped")]
+            table = pq.read_table(path, columns=["step"], filters=trained, partitioning=None)
+            found.update(table.column("step").to_pylist())
+    return found
 
 
 def _by_age(directory: Path) -> list[Path]:
-    """By term, so that what a later leader wrote counts as newer, then by first step."""
+    """By term, so that what a later leader wrote counts as newer, then in the order of writing."""
     found = []
     for path in directory.glob("*.parquet"):
         try:
             first, _, term = path.stem.split("-")
             term, _, number = term.partition(".")
-            found.append((int(term), int(first), int(number or 1), path))
+            found.append((int(term), int(number or 1), int(first), path))
         except ValueError:
             continue  # a user's own file
     return [path for *_, path in sorted(found)]

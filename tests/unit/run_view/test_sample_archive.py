@@ -39,7 +39,7 @@ def test_groups_come_back_as_they_were_written(tmp_path: Path) -> None:
     facts_only = reader.group("t9")
     assert facts_only is not None and facts_only["completions"] == []
     assert reader.group("t77") is None
-    assert {step for steps in archived_steps(tmp_path) for step in steps} == {1, 2}
+    assert archived_steps(tmp_path) == {1, 2}
 
 
 def test_a_group_that_two_leaders_wrote_is_read_once_and_attempts_are_told_apart(
@@ -70,7 +70,7 @@ def test_small_files_of_a_term_become_one(tmp_path: Path) -> None:
     writer = ArchiveWriter(tmp_path, 1, 1 << 30)
     for step in range(1, 31):
         writer.write([row(f"t{step}", step)])
-    assert [p.name for p in (tmp_path / "samples").iterdir()] == ["00000001-00000030-1.parquet"]
+    assert [p.name for p in (tmp_path / "samples").iterdir()] == ["00000001-00000030-1.30.parquet"]
     assert len(ArchiveReader(tmp_path).groups()) == 30
 
 
@@ -80,6 +80,35 @@ def test_a_damaged_file_and_files_of_others_cost_nothing_else(tmp_path: Path) ->
     (tmp_path / "samples" / "mine.parquet").write_bytes(b"")
     (tmp_path / "samples" / "notes.txt").write_text("x")
     assert [g["group_id"] for g in ArchiveReader(tmp_path).groups()] == ["t0"]
+
+
+def test_a_group_dropped_after_a_rollback_is_not_shown_as_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sample_archive, "_SMALL_BYTES", 0)
+    writer = ArchiveWriter(tmp_path, 1, 1 << 30)
+    writer.write([row("t1", 12), row("t2", 13)])
+    writer.write([row("t2", 10, state="dropped", reason="stale")])
+    assert {g["group_id"]: g["state"] for g in ArchiveReader(tmp_path).groups()} == {
+        "t1": "trained",
+        "t2": "dropped",
+    }
+    newest = ArchiveReader(tmp_path).group("t2")
+    assert newest is not None and newest["state"] == "dropped"
+
+
+def test_a_step_with_dropped_groups_alone_is_not_archived_yet(tmp_path: Path) -> None:
+    writer = ArchiveWriter(tmp_path, 1, 1 << 30)
+    writer.write([row("t5", 5, state="dropped"), row("t4", 4)])
+    writer.write([row("t9", 9)])
+    assert archived_steps(tmp_path) == {4, 9}
+
+
+def test_what_a_killed_leader_left_half_written_is_removed(tmp_path: Path) -> None:
+    ArchiveWriter(tmp_path, 1, 1 << 30).write([row("t0", 1)])
+    (tmp_path / "samples" / "00000002-00000002-1.2.part").write_bytes(b"PAR1")
+    ArchiveWriter(tmp_path, 2, 1 << 30)
+    assert [p.suffix for p in (tmp_path / "samples").iterdir()] == [".parquet"]
 
 
 def test_a_reader_sees_what_is_added(tmp_path: Path) -> None:
