@@ -240,6 +240,8 @@ class LocalRun:
             return False
         return (
             self._status is None
+            # The data set is still being opened, or the journal read.
+            or (self._status.phase == "none" and self.earlier is None)
             or self._at_once.done()
             or (self._stop is not None and self._stop.overdue)
         )
