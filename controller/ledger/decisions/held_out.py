@@ -1,7 +1,8 @@
 """Decisions that follow from held-out rewards: the best checkpoint, the warning, early stopping.
 
 Only an evaluation of a checkpoint's own step says how good that checkpoint is. A step that is trained again after a
-rollback trains the same groups, and keeps its score. A score of weights that the other replicas outvoted is dropped.
+rollback trains the same groups, and keeps its score. A score of weights that the other replicas outvoted is dropped, and
+that step is not evaluated again.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def judge(d: Decider, *, had_fallen: bool) -> None:
     """After an evaluation with a reward. ``had_fallen``: the one before was far below the best."""
     s = d.state
     evals, patience = s.evals, s.run.early_stop_evals
-    step = next(reversed(evals.scores))
+    step = max(evals.scores)
     best = evals.scores[evals.best]
     if evals.fallen and not had_fallen:
         d.emit(ev.HeldOutFell(step, evals.scores[step], evals.best, best))

@@ -236,7 +236,7 @@ class CheckpointVoided(Event):
 
     def apply(self, s: State) -> None:
         s.versions.void(self.path)
-        s.evals.disown(self.step)
+        s.evals.disown(self.step, s.run.eval_drop)
 
     def text(self) -> str:
         return (

@@ -67,23 +67,25 @@ class Evals:
     def record(self, step: Step, reward: float, drop: float) -> None:
         """``drop``: share of the best reward from which a smaller one counts as fallen; 0: never."""
         self.scores[step] = reward
-        best = self.scores.get(self.best)
-        if best is None or reward > best:
-            self.best, self.since_best, self.fallen = step, 0, False
-        else:
-            self.since_best += 1
-            self.fallen = drop > 0 and best - reward > drop * abs(best)
+        self._rank(drop)
 
-    def disown(self, step: Step) -> None:
+    def disown(self, step: Step, drop: float) -> None:
         """The weights that were scored after ``step`` may be those of a replica that was outvoted."""
         if step in self.rounds:
             self.rounds[step].scores.clear()  # a score needs most of the rows
-        if self.scores.pop(step, None) is None or step != self.best:
+        if self.scores.pop(step, None) is not None:
+            self._rank(drop)
+
+    def _rank(self, drop: float) -> None:
+        """By step: a round of many rows may end after the one of a later step."""
+        steps = sorted(self.scores)
+        if not steps:
+            self.best, self.since_best, self.fallen = Step(-1), 0, False
             return
-        self.best = max(self.scores, key=self.scores.__getitem__, default=Step(-1))
-        newer = list(self.scores)[::-1]
-        self.since_best = newer.index(self.best) if newer else 0
-        self.fallen = False
+        self.best = max(steps, key=self.scores.__getitem__)
+        self.since_best = len(steps) - 1 - steps.index(self.best)
+        best = self.scores[self.best]
+        self.fallen = drop > 0 and best - self.scores[steps[-1]] > drop * abs(best)
 
     def knows(self, step: Step, row: int) -> bool:
         """Whether ``e<step>.<row>`` was ever a task."""

@@ -7,7 +7,9 @@ import pytest
 from controller.ledger import Ledger
 from controller.ledger import events as ev
 from controller.ledger.decisions.held_out import spared
+from controller.ledger.state.evals import Evals
 from controller.ledger.views import views
+from paceline.ids import Step
 from tests.fixtures.ledgers import Driven
 
 
@@ -70,6 +72,27 @@ def test_a_checkpoint_that_is_voided_is_not_the_best_any_more() -> None:
     assert "CheckpointVoided" in [event["type"] for event in run.journal]
     assert (run.state.versions.best, run.state.evals.best) == (2, 2)
     assert (run.state.evals.since_best, list(run.state.evals.scores)) == (0, [0, 1, 2])
+
+
+def test_rounds_are_ranked_by_step_however_late_they_end() -> None:
+    evals = Evals()
+    for step, reward in ((0, 0.5), (20, 0.9), (10, 0.6)):
+        evals.record(Step(step), reward, 0.1)
+    assert (evals.best, evals.since_best, evals.fallen) == (20, 0, False)
+    evals.record(Step(30), 0.7, 0.1)
+    assert (evals.best, evals.since_best, evals.fallen) == (20, 1, True)
+
+
+def test_without_the_score_of_a_voided_step_the_others_are_ranked_again() -> None:
+    evals = Evals()
+    for step, reward in ((0, 0.9), (10, 0.8), (20, 0.5)):
+        evals.record(Step(step), reward, 0.2)
+    assert (evals.since_best, evals.fallen) == (2, True)
+    evals.disown(Step(20), 0.2)
+    assert (evals.best, evals.since_best, evals.fallen) == (0, 1, False)
+    for step in (0, 10):
+        evals.disown(Step(step), 0.2)
+    assert (evals.best, evals.since_best, evals.fallen) == (-1, 0, False)
 
 
 def test_a_checkpoint_whose_evaluation_is_under_way_is_spared_too() -> None:
