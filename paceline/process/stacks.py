@@ -53,6 +53,7 @@ def install(run_dir: Path, name: str) -> None:
     path = stacks_file(run_dir, name, os.getpid())
     try:
         path.parent.mkdir(mode=0o700, exist_ok=True)
+        _remove_earlier(path.parent, name)
         opened = os.fdopen(os.open(path, os.O_CREAT | os.O_APPEND | os.O_WRONLY, 0o600), "ab", 0)
     except OSError:
         return
@@ -60,6 +61,14 @@ def install(run_dir: Path, name: str) -> None:
     _file, before = opened, _file
     if before is not None:
         before.close()
+
+
+def _remove_earlier(directory: Path, name: str) -> None:
+    """Deletes the files of earlier processes of this name that are no more."""
+    for path in directory.glob(f"{name}.*.txt"):
+        pid = path.name[len(name) + 1 : -len(".txt")]
+        if pid.isdigit() and kernel_state(int(pid), name) is None:
+            path.unlink(missing_ok=True)
 
 
 def own_stacks(tasks: Iterable[asyncio.Task[Any]] = ()) -> str:

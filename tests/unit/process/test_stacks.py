@@ -53,6 +53,19 @@ def test_a_process_that_holds_the_interpreter_lock_writes_its_stacks(tmp_path: P
         assert stacks_file(tmp_path, "worker-7", started.pid).stat().st_mode & 0o077 == 0
 
 
+def test_files_of_earlier_processes_of_the_name_are_removed(tmp_path: Path) -> None:
+    gone = subprocess.Popen([sys.executable, "-c", "pass"])
+    gone.wait()
+    with process(tmp_path, HOLDS_THE_LOCK) as living:
+        others = [stacks_file(tmp_path, name, gone.pid) for name in ("worker-7", "worker-7.b")]
+        for path in others:
+            path.touch()
+        with process(tmp_path, HOLDS_THE_LOCK) as newest:
+            kept = {path.name for path in (tmp_path / "stacks").iterdir()}
+            names = [f"worker-7.{p.pid}.txt" for p in (living, newest)]
+            assert kept == {*names, others[1].name}
+
+
 def test_a_stopped_process_is_told_as_such(tmp_path: Path) -> None:
     with process(tmp_path, HOLDS_THE_LOCK) as started:
         os.kill(started.pid, signal.SIGSTOP)
