@@ -123,6 +123,7 @@ class ControlPlane:
         patience = ATTEMPT_S + float(getattr(request, "wait_s", 0.0))
         backoff = Backoff()
         cancels = _cancels()
+        failure = ""
         while True:
             address = self.address
             attempt_s = min(patience, max(0.001, deadline - time.monotonic()))
@@ -134,7 +135,10 @@ class ControlPlane:
                     return reply
                 failure = "cancelled"
             except grpc.aio.AioRpcError as error:
-                failure = self.failed(address, error)
+                said = self.failed(address, error)
+                # An attempt that this call's own deadline cut short says less than the one before it.
+                cut = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and attempt_s < patience
+                failure = failure if cut and failure else said
             except asyncio.CancelledError:
                 # prefer() cancelled the call because another controller leads: call that one. If
                 # the caller was cancelled in the same instant, its cancellation must not be lost.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ from controller.ledger.commands import CommandRefused
 from controller.services.grpc_server import Services
 from controller.services.validation import Invalid
 from paceline.config.schema import Config
+from paceline.rpc import client
 from paceline.rpc.client import ControlPlane, ControlPlaneUnavailable, RequestRefused
 from paceline.v1 import admin_pb2, common_pb2, policy_pb2, rollout_pb2
 
@@ -71,13 +73,24 @@ async def test_groups_that_redis_cannot_give_at_the_moment_come_later() -> None:
         assert [group.task.task_id async for group in stream] == ["t0", "t1", "t2"]
 
 
-async def test_a_store_that_stays_away_is_no_refusal() -> None:
+async def test_a_store_that_stays_away_is_no_refusal_and_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also if the last attempt is cut short by the deadline of the call."""
+    monkeypatch.setattr(client, "ATTEMPT_S", 60.0)
+    asked = 0
+
     async def get_status(_: Any, request: admin_pb2.StatusRequest) -> admin_pb2.StatusReply:
-        raise RedisAway("Connection refused")
+        nonlocal asked
+        asked += 1
+        if asked < 3:
+            raise RedisAway("Connection refused")
+        await asyncio.Event().wait()
+        raise AssertionError
 
     async with serving({"AdminService.GetStatus": get_status}) as control:
         with pytest.raises(ControlPlaneUnavailable, match="Connection refused"):
-            await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), 10.0)
+            await control.call("AdminService.GetStatus", admin_pb2.StatusRequest(), 5.0)
 
 
 @pytest.mark.parametrize(
