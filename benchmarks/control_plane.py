@@ -33,6 +33,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from paceline.rpc.auth import TOKEN_FILE
 from testbed.fleets.controller_processes import Controllers, write_config
 
 PAYLOADS = {"16x256": 256, "16x16": 16}
@@ -124,6 +125,7 @@ def _measure(
             leader = controllers.start()
             order = {
                 "config": str(config),
+                "token_file": str(controllers.run_dir / TOKEN_FILE),
                 "address": leader.address,
                 "pid": leader.pid,
                 "clients": clients,
@@ -151,7 +153,7 @@ async def _load(order: dict[str, Any]) -> None:
     from paceline.config.load import load_config
     from testbed.workers.fake_workers import FakePolicy, FakeRollout, Timings
 
-    config = load_config(order["config"], [])
+    config = load_config(order["config"], [f"auth.token_file={order['token_file']}"])
     addresses = [order["address"]]
     policy = FakePolicy(config, addresses, "policy-0", fetch=order["fetch"])
     rollouts = [
