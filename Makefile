@@ -1,7 +1,8 @@
 # make demo   set everything up and train the demo with a whole fleet of processes
 # make demo ENGINE=vllm   the same with rollouts on vLLM, which is installed first
 # make test-fast   the loop of a developer: style, types, unit tests, 100 fault schedules
-# make test   set everything up, check style and types, run all tests
+# make test   set everything up, check style and types, run the tests
+# make test-long   run the tests that take long: more fleets and engines
 #
 # Needs python3 >= 3.11 with pip and venv, and for the dashboard's lint npm. The environment is made in .venv once;
 # stamp files make a second run quick. ARGS goes to pytest: make test ARGS="-x -k rendezvous".
@@ -24,7 +25,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo test test-fast lint format proto docs bench clean
+.PHONY: help demo test test-fast test-long lint format proto docs bench clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 	@echo "also: lint format proto docs bench clean"
@@ -92,6 +93,9 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-dev $(VENV)/.stamp-vllm pyproject.toml const
 
 test: lint $(VENV)/.stamp-test
 	$(BIN)/python -m tests $(ARGS)
+
+test-long: $(VENV)/.stamp-test
+	$(BIN)/python -m tests --long $(ARGS)
 
 test-fast: lint
 	$(BIN)/python -m tests --fast $(ARGS)

@@ -1,24 +1,35 @@
-"""Test runner of ``make test`` and ``make test-fast``: files of tests side by side on all cores.
+"""Test runner of ``make test``, ``test-fast`` and ``test-long``: files of tests side by side on all cores.
 
-    python -m tests [pytest options]           all tests that are not marked slow
+    python -m tests [pytest options]           all tests that are marked neither long nor slow
+    python -m tests --long [pytest options]    those marked long: fleets and engines, up to two minutes each
     python -m tests --fast [pytest options]    tests/unit without vLLM, and 100 fault schedules
     python -m tests tests/process/rest -x      what is named, one test after the other
 
 Fleets and processes mostly wait, for time-outs of their peers above all: one more worker than
 there are cores keeps the cores busy. The long files come first, the short unit tests fill up the
 end. A file's tests stay together, because they may share an engine or a Redis.
+
+If a few tests fail beside others, each is run once more alone. Those that pass then are listed as unsteady:
+a time limit was too short for the load, or an event was not awaited. Such a test is to be mended too.
 """
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.fixtures import skips
+
 BY_FILE = ("--dist", "loadfile", "--no-loadscope-reorder")
 FAST = ("tests/unit", "--dist", "worksteal", "-k", "not vllm", "--schedules=100", "--durations=5")
+
+
+MOST_AGAIN = 5
+"""More failures than these are no accident of the load."""
 
 
 def workers(more: int = 0) -> int:
@@ -26,15 +37,51 @@ def workers(more: int = 0) -> int:
     return min(8, len(os.sched_getaffinity(0)) + more)
 
 
+class Outcome:
+    """Plugin that keeps what the end of a parallel run said."""
+
+    failed: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    """Reasons of skipped tests that CI may not skip."""
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+        if terminal is None:
+            return
+        failed = [*terminal.stats.get("failed", ()), *terminal.stats.get("error", ())]
+        self.failed = tuple(dict.fromkeys(report.nodeid for report in failed))
+        reasons = map(skips.reason_of, terminal.stats.get("skipped", ()))
+        self.refused = tuple(skips.refused_in_ci(reasons))
+
+
+def run(words: list[str]) -> int:
+    """Exit status of a parallel run; 0 too if its failures pass alone."""
+    outcome = Outcome()
+    status = int(pytest.main(words, plugins=[outcome]))
+    few = 0 < len(outcome.failed) <= MOST_AGAIN
+    if status != pytest.ExitCode.TESTS_FAILED or not few or outcome.refused:
+        return status
+    print(f"{len(outcome.failed)} failed: each once more, alone", flush=True)
+    alone = {
+        name: subprocess.run([sys.executable, "-m", "pytest", "--durations=0", name]).returncode
+        for name in outcome.failed
+    }
+    for name, again in alone.items():
+        print(f"{'FAILED TWICE' if again else 'UNSTEADY, passed alone'}: {name}", flush=True)
+    return max(alone.values())
+
+
 def main(arguments: list[str]) -> int:
-    words = ["-m", "not slow"]
-    if arguments[:1] == ["--fast"]:
-        words += ["-n", str(workers()), *FAST, *arguments[1:]]
-    elif any(Path(word.partition("::")[0]).exists() for word in arguments):
-        words += arguments
-    else:
-        words += ["-n", str(workers(more=1)), *BY_FILE, *arguments]
-    return int(pytest.main(words))
+    match arguments:
+        case ["--fast", *more]:
+            return run(["-m", "not slow", "-n", str(workers()), *FAST, *more])
+        case ["--long", *more]:
+            words = ["-m", "long and not slow", "-n", str(workers(more=1)), *BY_FILE]
+            return run([*words, *more])
+        case more if any(Path(word.partition("::")[0]).exists() for word in more):
+            return int(pytest.main(["-m", "not slow", *more]))
+    words = ["-m", "not slow and not long", "-n", str(workers(more=1)), *BY_FILE]
+    return run([*words, *arguments])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,11 @@ import pytest
 
 from testbed.fleets.local_run import Up, write_run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.e2e,
+    pytest.mark.long,
+    pytest.mark.timeout(600),
+]
 
 
 def test_a_finished_run_does_only_its_new_steps_and_another_begins_with_its_weights(

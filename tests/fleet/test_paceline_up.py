@@ -71,16 +71,25 @@ def resume(up: Up) -> None:
     assert resumed.returncode == 0, resumed.stderr
 
 
-def test_a_run_from_start_to_exported_model(start: Start) -> None:
+def test_a_run_from_start_to_exported_model_scaled_while_it_is_paused(start: Start) -> None:
     up = start()
     hold_until_everyone_has_joined(up)
     status = up.status()
-    assert status["term"] > 0
+    assert status["term"] > 0 and status["phase"] == "paused"
     assert {c["state"] for c in status["controllers"]} == {"leader", "standby"}
     assert {w["worker_id"] for w in status["workers"]} == EVERYONE
+    where = ("--run-dir", str(up.run_dir))
+    assert paceline("scale", "rollout=3", *where).returncode == 0
+    up.until(lambda: any(e["worker_id"] == "rollout-2" for e in up.events("WorkerRegistered")))
+    assert paceline("scale", "rollout=2", *where).returncode == 0
+    up.until(lambda: any(e["worker_id"] == "rollout-2" for e in up.events("WorkerChanged")))
     resume(up)
     assert up.wait() == 0, up.said()
     assert_sound(up, steps=6)
+    record = FleetRecord.read(up.run_dir)
+    assert record is not None
+    surplus = next(p for p in record.processes if p.name == "rollout-2")
+    assert (surplus.exit_code, len(surplus.ids)) == (0, 1), "it left by itself and stayed away"
 
     evaluations = [row["step"] for row in up.metrics() if row["kind"] == "eval"]
     assert evaluations == [0, 3, 6]
@@ -120,20 +129,6 @@ def test_leader_replica_and_rollout_worker_killed_in_one_run(start: Start) -> No
     assert {"policy-0", "rollout-1"} <= died
 
 
-def test_an_interrupted_run_leaves_nothing_and_goes_on_later(start: Start) -> None:
-    up = start(train={"steps": 12, "checkpoint_every": 2}, fleet=SMALL)
-    up.until(lambda: up.events("CheckpointRecorded"))
-    up.process.send_signal(signal.SIGINT)
-    assert up.wait(120) == 130, up.said()
-    assert up.summary()["status"] == "interrupted"
-    assert up.alive() == []
-
-    again = start()
-    assert again.wait() == 0, again.said()
-    assert_sound(again, steps=12)
-    assert again.summary()["controller_failovers"] == 0, "all had stopped"
-
-
 def test_two_interrupts_end_it_at_once(start: Start) -> None:
     up = start(train={"steps": 500}, fleet=SMALL)
     up.until(lambda: up.step() >= 1)
@@ -164,26 +159,6 @@ def test_a_worker_that_cannot_start_ends_the_run_with_its_line(
     assert "policy-" in up.summary()["reason"] or "rollout-" in up.summary()["reason"]
     assert "Traceback" not in up.output.read_text()
     assert up.alive() == []
-
-
-def test_pause_scale_and_resume_while_the_run_goes_on(start: Start) -> None:
-    # So many steps that the run cannot end before it is paused, and few enough to await the end.
-    up = start(train={"steps": 20, "eval_every": 20}, reward=SLOWLY, fleet=SMALL)
-    where = ("--run-dir", str(up.run_dir))
-    up.until(lambda: up.step() >= 1)
-    assert paceline("pause", *where).returncode == 0
-    assert up.status()["phase"] == "paused"
-    assert paceline("scale", "rollout=2", *where).returncode == 0
-    up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerRegistered")))
-    assert paceline("scale", "rollout=1", *where).returncode == 0
-    up.until(lambda: any(e["worker_id"] == "rollout-1" for e in up.events("WorkerChanged")))
-    assert paceline("resume", *where).returncode == 0
-    assert up.wait() == 0, up.said()
-    assert_sound(up, steps=20)
-    record = FleetRecord.read(up.run_dir)
-    assert record is not None
-    surplus = next(p for p in record.processes if p.name == "rollout-1")
-    assert (surplus.exit_code, len(surplus.ids)) == (0, 1), "it left by itself and stayed away"
 
 
 def test_every_role_started_by_hand(tmp_path: Path) -> None:

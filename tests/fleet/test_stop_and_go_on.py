@@ -14,7 +14,9 @@ pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 STEPS = 100_000
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_an_interrupted_run_is_recorded_as_stopped_and_redoes_nothing(
     tmp_path: Path, number: signal.Signals
 ) -> None:

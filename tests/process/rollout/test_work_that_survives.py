@@ -52,7 +52,10 @@ async def loaded(worker: RolloutWorker, model: Path, version: int = 0) -> None:
     await worker.loading.load(StagedWeights(version, dict(weights.named_parameters())))
 
 
-@pytest.mark.parametrize("engine", ["transformers", pytest.param("vllm", marks=needs_vllm)])
+@pytest.mark.parametrize(
+    "engine",
+    ["transformers", pytest.param("vllm", marks=[needs_vllm, pytest.mark.long])],
+)
 @pytest.mark.timeout(600)
 async def test_a_worker_killed_late_in_a_sample_costs_less_than_one_report(
     engine: str, model: Path, tmp_path: Path
