@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_control_plane_is_measured(tmp_path: Path) -> None:
     """A short row, as a process: tests import no benchmarks."""
     out = tmp_path / "row.json"
-    short = "--clients 1 --payloads 16x16 --seconds 0.5 --warm-up 0.5".split()
+    short = ["--clients", "1", "--payloads", "16x16", "--seconds", "0.5", "--warm-up", "0.5"]
     command = [sys.executable, "-m", "benchmarks.control_plane", *short, "--out", str(out)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=120)
     assert done.returncode == 0, done.stderr
