@@ -23,8 +23,7 @@ from typing import Any
 
 from controller.ledger.state.state import State
 from controller.ledger.views.group_views import place_of
-from controller.rest.replies.group_replies import detailed, summary_of
-from controller.rest.schemas import GroupSummary
+from controller.rest.replies.group_replies import content_of, facts_of
 from controller.store.payloads import PayloadStore
 from paceline.config.services import ArchiveConfig
 from paceline.dataset.row_sampler import mix
@@ -38,6 +37,9 @@ FLUSH_S = 60.0
 """A row waits at most this long for its file."""
 FLUSH_BYTES = 16 << 20
 """Text in memory from which a file is written at once."""
+READ_BYTES_S = 4 << 20
+"""Payloads that are read back, on average, a second. Reading them all would take as long as serving them, and would
+halve the rate of a leader that commits steps as fast as it can."""
 WRITTEN_S = 30.0
 """Longest wait of a deletion of payloads for the archive to read them, and to write them."""
 _TOKEN_BYTES = 12
@@ -56,8 +58,12 @@ class SampleArchiver:
         payloads: PayloadStore,
         *,
         may_write: Callable[[], bool],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """``may_write`` returns whether this process still leads."""
+        self._clock = clock
+        self._room, self._room_at = float(config.step_mb << 20), clock()
+        """Bytes that may be read now, as of that time."""
         self._config = config
         self._run_dir = run_dir
         self._payloads = payloads
@@ -86,7 +92,7 @@ class SampleArchiver:
     def keep(self, state: State, step: Step, t: float) -> None:
         """The groups of a step that was just committed."""
         groups = [
-            summary_of(state, task, task.group, step)
+            facts_of(state, task, task.group, step)
             for task_id in state.steps.history.get(step, ())
             if (task := state.tasks.records.get(task_id)) is not None and task.group is not None
         ]
@@ -145,23 +151,32 @@ class SampleArchiver:
         if self._closing and not self._reading:
             self._queue.put(None)
 
-    async def _read(self, groups: Sequence[GroupSummary], t: float) -> None:
-        size = sum(group.tokens for group in groups) * _TOKEN_BYTES
-        share = (self._config.step_mb << 20) / max(size, 1)
+    async def _read(self, groups: Sequence[dict[str, Any]], t: float) -> None:
+        size = sum(group["tokens"] for group in groups) * _TOKEN_BYTES
+        share = self._take(size) / max(size, 1)
         # By number, not by size: else long completions would be missing.
-        wanted = [g for g in groups if mix(int(g.group_id[1:])) / 2**64 < share]
-        refs = [(TaskId(group.group_id), group.attempt) for group in wanted]
-        rows = {group.group_id: {**group.model_dump(mode="json"), "t": t} for group in groups}
+        wanted = [g for g in groups if mix(int(g["group_id"][1:])) / 2**64 < share]
+        refs = [(TaskId(group["group_id"]), group["attempt"]) for group in wanted]
+        rows = {group["group_id"]: {**group, "t": t} for group in groups}
         async with self._one_step:
             try:
                 number = 0
                 async for payload in self._payloads.stream(refs):
                     group, number = wanted[number], number + 1
                     if payload is not None:
-                        rows[group.group_id] |= await asyncio.to_thread(_content, group, payload)
+                        rows[group["group_id"]] |= await asyncio.to_thread(content_of, payload)
             except Exception as error:
                 event(log, "samples not archived", logging.WARNING, why=str(error))
             self._queue.put(list(rows.values()))
+
+    def _take(self, size: int) -> float:
+        """How many of a step's ``size`` bytes may be read; at most archive.step_mb."""
+        now = self._clock()
+        room = self._room + (now - self._room_at) * READ_BYTES_S
+        room = min(room, float(self._config.step_mb << 20))
+        taken = min(room, float(size))
+        self._room, self._room_at = room - taken, now
+        return taken
 
     def _serve(self, writer: ArchiveWriter) -> None:
         rows: Rows = []
@@ -179,7 +194,7 @@ class SampleArchiver:
                     case more:
                         due = due if rows else time.monotonic() + FLUSH_S
                         rows += more
-                        size += sum(len(str(row.get("completions", ""))) for row in more)
+                        size += sum(map(_text_length, more))
             except queue.Empty:
                 pass
             full = size > FLUSH_BYTES or time.monotonic() >= due
@@ -202,10 +217,5 @@ class SampleArchiver:
         return failed
 
 
-def _content(group: GroupSummary, payload: bytes) -> dict[str, Any]:
-    """Prompt and completions, without what only training needs."""
-    whole = detailed(group, payload)
-    completions = [
-        c.model_dump(mode="json", exclude={"tokens", "logprobs"}) for c in whole.completions
-    ]
-    return {"prompt": whole.prompt, "completions": completions}
+def _text_length(row: Mapping[str, Any]) -> int:
+    return sum(len(completion["text"]) for completion in row.get("completions", ()))

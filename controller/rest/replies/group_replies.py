@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from statistics import fmean, pstdev
+from typing import Any
 
 import numpy as np
 
@@ -25,47 +26,66 @@ FINISH = {rollout_pb2.FINISH_REASON_STOP: "stop", rollout_pb2.FINISH_REASON_LENG
 
 
 def summary_of(state: State, task: Task, facts: GroupFacts, step: Step) -> GroupSummary:
-    """``step``: the one that trains it; 0: not known yet."""
+    return GroupSummary.model_validate(facts_of(state, task, facts, step))
+
+
+def facts_of(state: State, task: Task, facts: GroupFacts, step: Step) -> dict[str, Any]:
+    """The fields of a GroupSummary. ``step``: the one that trains it; 0: not known yet."""
     epoch, row = place_of(state, task.task_id)
-    return GroupSummary(
+    return {
         **{name: getattr(facts, name) for name in FACTS},
-        group_id=task.task_id,
-        attempt=facts.attempt,
-        state=str(task.state),
-        owner=task.owner,
-        staleness=staleness_of(state, task, step),
-        step=step,
-        epoch=epoch,
-        dataset_row=row,
-    )
+        "group_id": task.task_id,
+        "attempt": facts.attempt,
+        "state": str(task.state),
+        "owner": task.owner,
+        "staleness": staleness_of(state, task, step),
+        "step": step,
+        "epoch": epoch,
+        "dataset_row": row,
+    }
 
 
 def detailed(summary: GroupSummary, payload: bytes) -> GroupReply:
     """With the prompt and the completions. Raises DecodeError."""
     message = rollout_pb2.Group.FromString(payload)
-    rewards = [c.reward for c in message.completions]
-    mean = fmean(rewards) if rewards else 0.0
-    spread = pstdev(rewards) if rewards else 0.0
     return GroupReply(
         **summary.model_dump(),
         prompt=message.prompt_text,
-        completions=[_completion(c, mean, spread) for c in message.completions],
+        completions=[
+            CompletionReply.model_validate({**without, **_tokens(completion)})
+            for without, completion in zip(_completions(message), message.completions, strict=True)
+        ],
         generate_s=message.generate_s,
         reward_s=message.reward_s,
     )
 
 
-def _completion(completion: rollout_pb2.Completion, mean: float, spread: float) -> CompletionReply:
+def content_of(payload: bytes) -> dict[str, Any]:
+    """Prompt and completions as JSON values, without tokens and log-probs: these would take a hundred times
+    as long. Raises DecodeError."""
+    message = rollout_pb2.Group.FromString(payload)
+    return {"prompt": message.prompt_text, "completions": _completions(message)}
+
+
+def _completions(message: rollout_pb2.Group) -> list[dict[str, Any]]:
+    rewards = [c.reward for c in message.completions]
+    mean = fmean(rewards) if rewards else 0.0
+    spread = pstdev(rewards) if rewards else 0.0
+    return [
+        {
+            "text": completion.text,
+            "token_count": len(completion.tokens) // 4,
+            "versions": [[span.version, span.length] for span in completion.versions],
+            "finish_reason": FINISH.get(completion.finish_reason, "unknown"),
+            "reward": completion.reward,
+            "reward_components": dict(completion.reward_components),
+            "advantage": (completion.reward - mean) / spread if spread > 0 else 0.0,
+        }
+        for completion in message.completions
+    ]
+
+
+def _tokens(completion: rollout_pb2.Completion) -> dict[str, list[Any]]:
     tokens = np.frombuffer(completion.tokens, "<i4")[:MOST_TOKENS]
     logprobs = np.frombuffer(completion.logprobs, "<f4")[:MOST_TOKENS]
-    return CompletionReply(
-        text=completion.text,
-        token_count=len(completion.tokens) // 4,
-        tokens=tokens.tolist(),
-        logprobs=[round(x, 5) for x in logprobs.tolist()],
-        versions=[(span.version, span.length) for span in completion.versions],
-        finish_reason=FINISH.get(completion.finish_reason, "unknown"),
-        reward=completion.reward,
-        reward_components=dict(completion.reward_components),
-        advantage=(completion.reward - mean) / spread if spread > 0 else 0.0,
-    )
+    return {"tokens": tokens.tolist(), "logprobs": [round(x, 5) for x in logprobs.tolist()]}

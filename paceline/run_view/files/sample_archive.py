@@ -2,16 +2,15 @@
 
 One row a group: what the ledger knew of it, and, of as many groups as the size limits allow, its prompt and
 completions. A file holds whole steps, is written once and never changed; its name is
-``FIRST_STEP-LAST_STEP-TERM.NUMBER.parquet``, and the leader of a term numbers what it writes. A step may be in
-several files (it was trained again after a rollback, or two leaders wrote it): the reader keeps the newest row of
-each (group_id, attempt).
+``FIRST_STEP-LAST_STEP-TERM.NUMBER.parquet``, of its trained groups (0 if it has none), and the leader of a term
+numbers what it writes. A step may be in several files (it was trained again after a rollback, or two leaders wrote
+it): the reader keeps the newest row of each (group_id, attempt).
 
 A row has about 100 bytes without completions, so the facts of 10 million groups fit in 1 GiB.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,9 +71,8 @@ class ArchiveWriter:
             table = pa.concat_tables([pq.read_table(merged, partitioning=None), table])
         else:
             merged = None
-        steps = table.column("step").to_pylist()
         self._written += 1
-        stem = f"{min(steps):08d}-{max(steps):08d}-{self._term}.{self._written}"
+        stem = f"{_trained_steps(table)}-{self._term}.{self._written}"
         path = self._directory / f"{stem}.parquet"
         partial = path.with_suffix(".part")
         pq.write_table(table, partial, compression="zstd")
@@ -149,17 +147,12 @@ def archive_files(run_dir: Path) -> list[Path]:
 
 
 def archived_steps(run_dir: Path) -> set[int]:
-    """The steps whose trained groups are in files."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    """The steps whose trained groups are in files, by their names: a new leader asks, and must not wait."""
     found: set[int] = set()
     for path in archive_files(run_dir):
-        with contextlib.suppress(FileNotFoundError, pa.ArrowInvalid):
-            trained = [("state", "!=", "dropped")]
-            table = pq.read_table(path, columns=["step"], filters=trained, partitioning=None)
-            found.update(table.column("step").to_pylist())
-    return found
+        first, last, *_ = path.stem.split("-")
+        found.update(range(int(first), int(last) + 1))
+    return found - {0}
 
 
 def _by_age(directory: Path) -> list[Path]:
@@ -173,6 +166,12 @@ def _by_age(directory: Path) -> list[Path]:
         except ValueError:
             continue  # a user's own file
     return [path for *_, path in sorted(found)]
+
+
+def _trained_steps(table: Any) -> str:
+    pairs = zip(*(table.column(name).to_pylist() for name in ("step", "state")), strict=True)
+    steps = [step for step, state in pairs if state != "dropped"]
+    return f"{min(steps, default=0):08d}-{max(steps, default=0):08d}"
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from controller.export.sample_archiver import SampleArchiver
 from controller.store.payloads import Ref
 from paceline.config.services import ArchiveConfig
 from paceline.ids import Step
-from paceline.run_view.files.sample_archive import archived_steps
+from paceline.run_view.files.sample_archive import ArchiveReader, archived_steps
+from paceline.v1 import rollout_pb2
 from tests.fixtures.ledgers import Driven
 
 
@@ -86,3 +87,44 @@ async def test_steps_are_read_one_after_the_other_and_never_all_at_once(tmp_path
     assert await asyncio.to_thread(archiver.join, 60)
     assert archived_steps(tmp_path) == {1, 2, 3}
     assert payloads.most_readers == 1
+
+
+class Groups:
+    """Every payload is there."""
+
+    def __init__(self) -> None:
+        self.read = 0
+
+    async def stream(self, refs: Sequence[Ref]) -> AsyncIterator[bytes | None]:
+        for _ in refs:
+            self.read += 1
+            yield rollout_pb2.Group(prompt_text="1+1=").SerializeToString()
+
+
+async def test_steps_that_come_too_fast_keep_the_content_of_a_part_and_the_facts_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driven = Driven(steps=50)
+    driven.policy("p0")
+    driven.rollout("r0")
+    for _ in range(40):
+        driven.train()
+    state = driven.state
+    tokens = sum(task.group.tokens for task in state.tasks.records.values() if task.group)
+    # A step's room at the start, and half of what the steps have from then on.
+    monkeypatch.setattr(sample_archiver, "READ_BYTES_S", tokens * 12 / 40 / 2)
+    now, payloads = [0.0], Groups()
+    archiver = SampleArchiver(
+        ArchiveConfig(), tmp_path, payloads, may_write=lambda: True, clock=lambda: now[0]
+    )
+    archiver._room = 0.0
+    archiver.start(1)
+    for step in sorted(state.steps.history):
+        now[0] += 1.0
+        archiver.keep(state, step, now[0])
+    archiver.begin_close()
+    await archiver.written()
+    assert await asyncio.to_thread(archiver.join, 60)
+    found = ArchiveReader(tmp_path).groups()
+    assert len(found) == sum(map(len, state.steps.history.values())), "the facts of all"
+    assert 0.3 < payloads.read / len(found) < 0.7
