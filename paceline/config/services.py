@@ -73,7 +73,7 @@ class ArchiveConfig(Section):
     """Largest total size of the files, in MiB. The oldest are deleted above it."""
     step_mb: Positive = 64
     """Payloads that the archive reads of one step, in MiB, about. Of a larger step, and of steps that
-    together have more than 4 MiB a second, it keeps the prompts and completions of a random part of the
+    together have more than 1 MiB a second, it keeps the prompts and completions of a random part of the
     groups, and the facts of all."""
 
 

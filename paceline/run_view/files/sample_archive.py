@@ -40,7 +40,7 @@ _FACTS = {
 _SMALL_BYTES = 1 << 20
 """A smaller file is merged with the next one: a directory of very many files would be slow to read."""
 _CONTENT = ("prompt", "completions")
-"""Null if only the facts are kept. ``completions``: a JSON array of objects."""
+"""Null if only the facts are kept. ``completions``: the JSON text of an array of objects."""
 
 
 class ArchiveWriter:
@@ -175,9 +175,4 @@ def _trained_steps(table: Any) -> str:
 
 
 def _row(row: Mapping[str, Any]) -> dict[str, Any]:
-    completions = row.get("completions")
-    return {
-        **{name: row.get(name) for name in _FACTS},
-        "prompt": row.get("prompt"),
-        "completions": None if completions is None else json.dumps(completions),
-    }
+    return {name: row.get(name) for name in (*_FACTS, *_CONTENT)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from paceline.run_view.files.sample_archive import ArchiveWriter
 def row(group_id: str, step: int, prompt: str, *texts: str, **values: Any) -> dict[str, Any]:
     completions = [{"text": text, "finish_reason": "stop"} for text in texts]
     facts = {"group_id": group_id, "attempt": 1, "step": step, "state": "trained", **values}
-    return {**facts, "prompt": prompt, "completions": completions}
+    return {**facts, "prompt": prompt, "completions": json.dumps(completions)}
 
 
 def test_a_text_is_found_in_prompts_and_completions_in_upper_and_lower_case(tmp_path: Path) -> None:

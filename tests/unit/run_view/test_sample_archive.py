@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import string
 from pathlib import Path
@@ -18,7 +19,7 @@ def row(group_id: str, step: int, attempt: int = 1, **values: Any) -> dict[str, 
 
 
 def content(text: str) -> dict[str, Any]:
-    return {"prompt": "1+1=", "completions": [{"text": text, "reward": 1.0}]}
+    return {"prompt": "1+1=", "completions": json.dumps([{"text": text, "reward": 1.0}])}
 
 
 def noise(length: int, seed: int) -> str:
