@@ -85,6 +85,7 @@ def assert_no_step_noticed(events: dict[str, list[dict[str, Any]]]) -> None:
     assert not events["WorkerDied"], "a worker was lost where it should have left"
 
 
+@pytest.mark.long
 def test_a_replica_joins_and_leaves_and_no_step_notices(start: Start) -> None:
     """The short form of the next test: 1, 2 and 1 replicas."""
     up = start(

@@ -26,7 +26,7 @@ from testbed.fleets.controllers import addresses, config_of, running_controllers
 from testbed.fleets.local_run import Up, write_run
 from testbed.workers.fake_workers import FakePolicy
 from tests.fixtures.chat_model import make_chat_model
-from tests.fixtures.engines import ENGINES, Reference, make_test_engine
+from tests.fixtures.engines import Reference, make_test_engine, needs_vllm
 from tests.fixtures.environment_fixture import (
     logprobs_of,
     mask_of,
@@ -37,7 +37,9 @@ from tests.fixtures.environment_fixture import (
 )
 
 
-@pytest.mark.parametrize("kind", ENGINES)
+@pytest.mark.parametrize(
+    "kind", ["fused", "general", pytest.param("vllm", marks=[needs_vllm, pytest.mark.long])]
+)
 async def test_log_probs_of_every_turn_are_those_behind_the_whole_transcript(
     tmp_path: Path, kind: str
 ) -> None:

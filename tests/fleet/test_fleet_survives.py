@@ -80,6 +80,7 @@ def leader_and_standby(fleet: LaunchedFleet) -> tuple[str, str]:
 # -- controllers --------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_standby_comes_back_from_a_snapshot_and_leads_when_the_leader_dies(
     fleet: LaunchedFleet,
 ) -> None:

@@ -138,6 +138,7 @@ def test_two_interrupts_end_it_at_once(start: Start) -> None:
     assert up.alive() == []
 
 
+@pytest.mark.long
 def test_everything_killed_at_once_goes_on_with_exact_accounting(start: Start) -> None:
     up = start(train={"steps": 12, "checkpoint_every": 2}, fleet={"rollout": 1})
     up.until(lambda: up.events("CheckpointRecorded"))

@@ -62,6 +62,7 @@ def assert_sound(up: Up) -> None:
     assert summary["samples_lost"] == summary["samples_duplicated"] == 0
 
 
+@pytest.mark.long
 def test_rewards_that_kill_their_process_or_hang_are_quarantined(tmp_path: Path) -> None:
     up = poisoned(tmp_path, [KILLS, HANGS], processes=2, rollout=1)
     try:

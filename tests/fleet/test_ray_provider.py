@@ -28,7 +28,7 @@ from paceline.rpc.ports import free_ports
 from paceline.v1 import admin_pb2, common_pb2
 from testbed.fleets.local_run import ROOT, paceline, write_run
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
 needs_ray = pytest.mark.skipif(
     importlib.util.find_spec("ray") is None,
     reason="Ray is not installed: pip install 'paceline[ray]'",

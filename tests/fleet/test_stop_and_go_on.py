@@ -9,14 +9,12 @@ import pytest
 
 from testbed.fleets.local_run import Up, write_run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.e2e, pytest.mark.timeout(600)]
 
 STEPS = 100_000
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_is_recorded_as_stopped_and_redoes_nothing(
     tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -20,7 +20,7 @@ from testbed.fleets.local_run import paceline
 from testbed.rewards.hanging_reward import file_of
 from tests.fixtures.shared import Shared
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.long, pytest.mark.e2e, pytest.mark.timeout(300)]
 
 LEASE_S = 30.0
 

@@ -10,7 +10,7 @@ import pytest
 
 from testbed.fleets.local_run import ROOT, Up, write_run
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.long, pytest.mark.e2e, pytest.mark.timeout(400)]
 
 
 def doomed(fates: dict[str, str]) -> dict[str, str]:
@@ -48,7 +48,6 @@ def test_groups_that_kill_trainers_or_exceed_their_memory_leave_and_the_run_ends
         up.close()
 
 
-@pytest.mark.long
 def test_a_group_too_large_for_a_rank_of_two_leaves_after_max_attempts(tmp_path: Path) -> None:
     """The replica dies as one; its groups become suspects, and only the one that it dies of leaves."""
     fleet = {"controllers": 1, "policy": 1, "policy_ranks": 2, "rollout": 1}

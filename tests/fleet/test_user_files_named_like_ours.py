@@ -117,6 +117,7 @@ print(*(module.__file__ for module in ours))
     assert checked.returncode == 0, checked.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("python", ["wheel"], indirect=True, scope="module")
 def test_a_whole_run_uses_our_roles_and_the_users_reward(
     python: str, start_directory: Path

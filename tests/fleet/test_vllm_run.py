@@ -9,7 +9,7 @@ import pytest
 from testbed.fleets.local_run import ROOT, Up
 from tests.fixtures.engines import needs_vllm
 
-pytestmark = [needs_vllm, pytest.mark.e2e, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, needs_vllm, pytest.mark.e2e, pytest.mark.timeout(600)]
 
 STEPS = 4
 

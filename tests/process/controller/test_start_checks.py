@@ -116,6 +116,7 @@ async def _leads(controllers: Controllers) -> None:
     await control.close()
 
 
+@pytest.mark.long
 def test_other_config_than_the_runs_is_refused_by_field(tmp_path: Path) -> None:
     with running_controllers(tmp_path, 1) as controllers:
         ended = start(

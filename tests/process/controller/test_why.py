@@ -177,7 +177,8 @@ def deaf_hub() -> Iterator[str]:
         yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("role", ["policy", pytest.param("rollout", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("role", ["policy", "rollout"])
 async def test_a_hub_that_does_not_answer_is_named_before_the_worker_has_registered(
     tmp_path: Path, deaf_hub: str, role: str
 ) -> None:

@@ -25,6 +25,8 @@ from testbed.tiny_model import make_endless_model
 from tests.fixtures.corrections import CORRECTIONS, PLAIN
 from tests.fixtures.perturbed_training import LENGTH, Learned, train_against
 
+pytestmark = pytest.mark.long
+
 NOISE, STEPS, LR = 3.0, 120, 3e-3
 
 

@@ -23,7 +23,10 @@ from tests.fixtures.train_states import all_bits, assert_same_bits, tiny_config,
 
 STEPS = 3
 
-pytestmark = pytest.mark.timeout(600)  # five trainings, each by processes that import torch
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.timeout(600),
+]  # five trainings, each by processes that import torch
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,7 @@ from testbed.tiny_model import make_tiny_model
 from tests.fakes.vllm_faults import EXTENSION, FAULT
 from tests.fixtures.engines import Reference, make_test_engine, needs_vllm, tiny_config
 
-pytestmark = needs_vllm
+pytestmark = [pytest.mark.long, needs_vllm]
 in_one_loop = pytest.mark.asyncio(loop_scope="module")
 
 UNPACKED = "tests.fakes.vllm_unpacked.UnpackedRank"
