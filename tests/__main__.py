@@ -43,12 +43,15 @@ class Outcome:
     failed: tuple[str, ...] = ()
     refused: tuple[str, ...] = ()
     """Reasons of skipped tests that CI may not skip."""
+    whole: bool = True
+    """No option ended the run at a failure: every test was run."""
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         terminal = session.config.pluginmanager.get_plugin("terminalreporter")
         if terminal is None:
             return
         failed = [*terminal.stats.get("failed", ()), *terminal.stats.get("error", ())]
+        self.whole = not session.config.getoption("maxfail")
         self.failed = tuple(dict.fromkeys(report.nodeid for report in failed))
         reasons = map(skips.reason_of, terminal.stats.get("skipped", ()))
         self.refused = tuple(skips.refused_in_ci(reasons))
@@ -58,7 +61,7 @@ def run(words: list[str]) -> int:
     """Exit status of a parallel run; 0 too if its failures pass alone."""
     outcome = Outcome()
     status = int(pytest.main(words, plugins=[outcome]))
-    few = 0 < len(outcome.failed) <= MOST_AGAIN
+    few = outcome.whole and 0 < len(outcome.failed) <= MOST_AGAIN
     if status != pytest.ExitCode.TESTS_FAILED or not few or outcome.refused:
         return status
     print(f"{len(outcome.failed)} failed: each once more, alone", flush=True)
