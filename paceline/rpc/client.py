@@ -123,7 +123,7 @@ class ControlPlane:
         patience = ATTEMPT_S + float(getattr(request, "wait_s", 0.0))
         backoff = Backoff()
         cancels = _cancels()
-        failure = ""
+        failure = late = ""
         while True:
             address = self.address
             attempt_s = min(patience, max(0.001, deadline - time.monotonic()))
@@ -138,7 +138,8 @@ class ControlPlane:
                 said = self.failed(address, error)
                 # An attempt that this call's own deadline cut short says less than the one before it.
                 cut = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and attempt_s < patience
-                failure = failure if cut and failure else said
+                late = f"; then {said}" if cut and failure else ""
+                failure = failure if late else said
             except asyncio.CancelledError:
                 # prefer() cancelled the call because another controller leads: call that one. If
                 # the caller was cancelled in the same instant, its cancellation must not be lost.
@@ -155,7 +156,7 @@ class ControlPlane:
             if time.monotonic() >= deadline:
                 raise ControlPlaneUnavailable(
                     f"{method}: no controller of {', '.join(self.addresses)} answered within "
-                    f"{timeout_s:g} s ({failure})"
+                    f"{timeout_s:g} s ({failure}{late})"
                 )
             await backoff.wait(deadline)
 

@@ -11,7 +11,7 @@ import grpc
 import grpc.aio
 from google.protobuf import message_factory
 
-from paceline.v1 import admin_pb2, policy_pb2, rollout_pb2, worker_pb2
+from paceline.v1 import admin_pb2, policy_pb2, rollout_pb2, scorer_pb2, worker_pb2
 
 LEADER_KEY = "paceline-leader"
 """Trailing metadata in which a standby names the leader."""
@@ -41,7 +41,7 @@ METHODS = {
         client_streaming=method.client_streaming,
         server_streaming=method.server_streaming,
     )
-    for module in (admin_pb2, policy_pb2, rollout_pb2, worker_pb2)
+    for module in (admin_pb2, policy_pb2, rollout_pb2, scorer_pb2, worker_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 }

@@ -53,6 +53,9 @@ class WorkerSession:
     """Called on the event loop; it must not block. The session sets caller and seq."""
     tensor_host: str = "127.0.0.1"
     ranks: int = 1
+    scorer: str = ""
+    address: str = ""
+    """Scorer: its name in the config, and host:port at which it answers rollout workers."""
 
     def __post_init__(self) -> None:
         self.directive: worker_pb2.Directive | None = None
@@ -116,6 +119,8 @@ class WorkerSession:
             state_version=state_version,
             ranks=self.ranks,
             tensor_host=self.tensor_host,
+            scorer=self.scorer,
+            address=self.address,
         )
         reply: worker_pb2.RegisterReply = await self.control.call(
             "WorkerService.Register", request, timeout_s

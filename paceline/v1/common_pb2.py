@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/common.proto\x12\x0bpaceline.v1\"0\n\x06\x43\x61ller\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"+\n\x07TaskRef\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\".\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06length\x18\x02 \x01(\r\"0\n\x04Stat\x12\x0b\n\x03sum\x18\x01 \x01(\x01\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x0b\n\x03max\x18\x03 \x01(\x01*?\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_POLICY\x10\x01\x12\x10\n\x0cROLE_ROLLOUT\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18paceline/v1/common.proto\x12\x0bpaceline.v1\"0\n\x06\x43\x61ller\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\"+\n\x07TaskRef\x12\x0f\n\x07task_id\x18\x01 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x02 \x01(\r\".\n\x0bVersionSpan\x12\x0f\n\x07version\x18\x01 \x01(\x03\x12\x0e\n\x06length\x18\x02 \x01(\r\"0\n\x04Stat\x12\x0b\n\x03sum\x18\x01 \x01(\x01\x12\x0e\n\x06weight\x18\x02 \x01(\x01\x12\x0b\n\x03max\x18\x03 \x01(\x01*P\n\x04Role\x12\x14\n\x10ROLE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bROLE_POLICY\x10\x01\x12\x10\n\x0cROLE_ROLLOUT\x10\x02\x12\x0f\n\x0bROLE_SCORER\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -32,7 +32,7 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'paceline.v1.common_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_ROLE']._serialized_start=234
-  _globals['_ROLE']._serialized_end=297
+  _globals['_ROLE']._serialized_end=314
   _globals['_CALLER']._serialized_start=41
   _globals['_CALLER']._serialized_end=89
   _globals['_TASKREF']._serialized_start=91

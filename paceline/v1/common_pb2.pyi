@@ -10,9 +10,11 @@ class Role(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     ROLE_UNSPECIFIED: _ClassVar[Role]
     ROLE_POLICY: _ClassVar[Role]
     ROLE_ROLLOUT: _ClassVar[Role]
+    ROLE_SCORER: _ClassVar[Role]
 ROLE_UNSPECIFIED: Role
 ROLE_POLICY: Role
 ROLE_ROLLOUT: Role
+ROLE_SCORER: Role
 
 class Caller(_message.Message):
     __slots__ = ("worker_id", "incarnation")

@@ -16,6 +16,7 @@ class PlanState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PLAN_STATE_WAIT: _ClassVar[PlanState]
     PLAN_STATE_EPOCH_OVER: _ClassVar[PlanState]
     PLAN_STATE_FINISHED: _ClassVar[PlanState]
+    PLAN_STATE_EVALUATE: _ClassVar[PlanState]
 
 class Outcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -36,6 +37,7 @@ PLAN_STATE_OPEN: PlanState
 PLAN_STATE_WAIT: PlanState
 PLAN_STATE_EPOCH_OVER: PlanState
 PLAN_STATE_FINISHED: PlanState
+PLAN_STATE_EVALUATE: PlanState
 OUTCOME_UNSPECIFIED: Outcome
 OUTCOME_COMMITTED: Outcome
 OUTCOME_RETRY: Outcome
@@ -59,7 +61,7 @@ class PlanRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., mesh_epoch: _Optional[int] = ..., state_version: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class StepPlan(_message.Message):
-    __slots__ = ("step", "mesh_epoch", "version", "next_version", "shard", "total_tokens", "total_sequences", "total_groups", "rank", "size", "version_epochs", "oldest_step", "groups", "lr", "checkpoint")
+    __slots__ = ("step", "mesh_epoch", "version", "next_version", "shard", "total_tokens", "total_sequences", "total_groups", "rank", "size", "version_epochs", "oldest_step", "groups", "total_samples", "reward_sum", "reward_squares", "within_squares", "lr", "checkpoint")
     STEP_FIELD_NUMBER: _ClassVar[int]
     MESH_EPOCH_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +75,10 @@ class StepPlan(_message.Message):
     VERSION_EPOCHS_FIELD_NUMBER: _ClassVar[int]
     OLDEST_STEP_FIELD_NUMBER: _ClassVar[int]
     GROUPS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_SAMPLES_FIELD_NUMBER: _ClassVar[int]
+    REWARD_SUM_FIELD_NUMBER: _ClassVar[int]
+    REWARD_SQUARES_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_SQUARES_FIELD_NUMBER: _ClassVar[int]
     LR_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     step: int
@@ -88,9 +94,13 @@ class StepPlan(_message.Message):
     version_epochs: _containers.RepeatedCompositeFieldContainer[VersionEpoch]
     oldest_step: int
     groups: _containers.RepeatedCompositeFieldContainer[PlannedGroup]
+    total_samples: int
+    reward_sum: float
+    reward_squares: float
+    within_squares: float
     lr: float
     checkpoint: bool
-    def __init__(self, step: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., next_version: _Optional[int] = ..., shard: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., total_sequences: _Optional[int] = ..., total_groups: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., version_epochs: _Optional[_Iterable[_Union[VersionEpoch, _Mapping]]] = ..., oldest_step: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[PlannedGroup, _Mapping]]] = ..., lr: _Optional[float] = ..., checkpoint: _Optional[bool] = ...) -> None: ...
+    def __init__(self, step: _Optional[int] = ..., mesh_epoch: _Optional[int] = ..., version: _Optional[int] = ..., next_version: _Optional[int] = ..., shard: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., total_tokens: _Optional[int] = ..., total_sequences: _Optional[int] = ..., total_groups: _Optional[int] = ..., rank: _Optional[int] = ..., size: _Optional[int] = ..., version_epochs: _Optional[_Iterable[_Union[VersionEpoch, _Mapping]]] = ..., oldest_step: _Optional[int] = ..., groups: _Optional[_Iterable[_Union[PlannedGroup, _Mapping]]] = ..., total_samples: _Optional[int] = ..., reward_sum: _Optional[float] = ..., reward_squares: _Optional[float] = ..., within_squares: _Optional[float] = ..., lr: _Optional[float] = ..., checkpoint: _Optional[bool] = ...) -> None: ...
 
 class PlannedGroup(_message.Message):
     __slots__ = ("tokens", "sequences", "suspect")
@@ -111,12 +121,57 @@ class VersionEpoch(_message.Message):
     def __init__(self, first_version: _Optional[int] = ..., offset: _Optional[int] = ...) -> None: ...
 
 class PlanReply(_message.Message):
-    __slots__ = ("state", "plan")
+    __slots__ = ("state", "plan", "evaluate_step")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
+    EVALUATE_STEP_FIELD_NUMBER: _ClassVar[int]
     state: PlanState
     plan: StepPlan
-    def __init__(self, state: _Optional[_Union[PlanState, str]] = ..., plan: _Optional[_Union[StepPlan, _Mapping]] = ...) -> None: ...
+    evaluate_step: int
+    def __init__(self, state: _Optional[_Union[PlanState, str]] = ..., plan: _Optional[_Union[StepPlan, _Mapping]] = ..., evaluate_step: _Optional[int] = ...) -> None: ...
+
+class HeldOutRequest(_message.Message):
+    __slots__ = ("caller", "first")
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    caller: _common_pb2.Caller
+    first: int
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., first: _Optional[int] = ...) -> None: ...
+
+class HeldOutReply(_message.Message):
+    __slots__ = ("rows", "total")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_FIELD_NUMBER: _ClassVar[int]
+    rows: _containers.RepeatedScalarFieldContainer[str]
+    total: int
+    def __init__(self, rows: _Optional[_Iterable[str]] = ..., total: _Optional[int] = ...) -> None: ...
+
+class HeldOutMeasured(_message.Message):
+    __slots__ = ("caller", "step", "version", "stats", "rows", "left_out")
+    class StatsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: _common_pb2.Stat
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[_common_pb2.Stat, _Mapping]] = ...) -> None: ...
+    CALLER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STATS_FIELD_NUMBER: _ClassVar[int]
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    caller: _common_pb2.Caller
+    step: int
+    version: int
+    stats: _containers.MessageMap[str, _common_pb2.Stat]
+    rows: int
+    left_out: int
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., step: _Optional[int] = ..., version: _Optional[int] = ..., stats: _Optional[_Mapping[str, _common_pb2.Stat]] = ..., rows: _Optional[int] = ..., left_out: _Optional[int] = ...) -> None: ...
+
+class HeldOutRecorded(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
 
 class FetchRequest(_message.Message):
     __slots__ = ("caller", "tasks")

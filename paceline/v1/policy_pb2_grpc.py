@@ -60,6 +60,16 @@ class PolicyServiceStub:
                 request_serializer=paceline_dot_v1_dot_policy__pb2.TryRequest.SerializeToString,
                 response_deserializer=paceline_dot_v1_dot_policy__pb2.TryReply.FromString,
                 _registered_method=True)
+        self.HeldOutRows = channel.unary_unary(
+                '/paceline.v1.PolicyService/HeldOutRows',
+                request_serializer=paceline_dot_v1_dot_policy__pb2.HeldOutRequest.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_policy__pb2.HeldOutReply.FromString,
+                _registered_method=True)
+        self.RecordHeldOut = channel.unary_unary(
+                '/paceline.v1.PolicyService/RecordHeldOut',
+                request_serializer=paceline_dot_v1_dot_policy__pb2.HeldOutMeasured.SerializeToString,
+                response_deserializer=paceline_dot_v1_dot_policy__pb2.HeldOutRecorded.FromString,
+                _registered_method=True)
         self.RecordCheckpoint = channel.unary_unary(
                 '/paceline.v1.PolicyService/RecordCheckpoint',
                 request_serializer=paceline_dot_v1_dot_policy__pb2.CheckpointRequest.SerializeToString,
@@ -109,6 +119,20 @@ class PolicyServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def HeldOutRows(self, request, context):
+        """Returns rows of the held-out data, which a replica measures in a run of recorded data.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RecordHeldOut(self, request, context):
+        """Reports what a replica measured on the held-out data. Idempotent by step.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def RecordCheckpoint(self, request, context):
         """Reports that a checkpoint is complete. Idempotent by step.
         """
@@ -143,6 +167,16 @@ def add_PolicyServiceServicer_to_server(servicer, server):
                     servicer.TryGroup,
                     request_deserializer=paceline_dot_v1_dot_policy__pb2.TryRequest.FromString,
                     response_serializer=paceline_dot_v1_dot_policy__pb2.TryReply.SerializeToString,
+            ),
+            'HeldOutRows': grpc.unary_unary_rpc_method_handler(
+                    servicer.HeldOutRows,
+                    request_deserializer=paceline_dot_v1_dot_policy__pb2.HeldOutRequest.FromString,
+                    response_serializer=paceline_dot_v1_dot_policy__pb2.HeldOutReply.SerializeToString,
+            ),
+            'RecordHeldOut': grpc.unary_unary_rpc_method_handler(
+                    servicer.RecordHeldOut,
+                    request_deserializer=paceline_dot_v1_dot_policy__pb2.HeldOutMeasured.FromString,
+                    response_serializer=paceline_dot_v1_dot_policy__pb2.HeldOutRecorded.SerializeToString,
             ),
             'RecordCheckpoint': grpc.unary_unary_rpc_method_handler(
                     servicer.RecordCheckpoint,
@@ -285,6 +319,60 @@ class PolicyService:
             '/paceline.v1.PolicyService/TryGroup',
             paceline_dot_v1_dot_policy__pb2.TryRequest.SerializeToString,
             paceline_dot_v1_dot_policy__pb2.TryReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def HeldOutRows(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.PolicyService/HeldOutRows',
+            paceline_dot_v1_dot_policy__pb2.HeldOutRequest.SerializeToString,
+            paceline_dot_v1_dot_policy__pb2.HeldOutReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RecordHeldOut(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/paceline.v1.PolicyService/RecordHeldOut',
+            paceline_dot_v1_dot_policy__pb2.HeldOutMeasured.SerializeToString,
+            paceline_dot_v1_dot_policy__pb2.HeldOutRecorded.FromString,
             options,
             channel_credentials,
             insecure,

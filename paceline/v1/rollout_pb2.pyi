@@ -86,7 +86,7 @@ class LeaseRequest(_message.Message):
     def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., lease_seq: _Optional[int] = ..., max_tasks: _Optional[int] = ..., wait_s: _Optional[float] = ..., loaded_version: _Optional[int] = ...) -> None: ...
 
 class Lease(_message.Message):
-    __slots__ = ("task", "kind", "epoch", "index", "row_json", "seed", "group_size", "partial", "settings")
+    __slots__ = ("task", "kind", "epoch", "index", "row_json", "seed", "group_size", "partial", "eval_set", "settings")
     TASK_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
@@ -95,6 +95,7 @@ class Lease(_message.Message):
     SEED_FIELD_NUMBER: _ClassVar[int]
     GROUP_SIZE_FIELD_NUMBER: _ClassVar[int]
     PARTIAL_FIELD_NUMBER: _ClassVar[int]
+    EVAL_SET_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_FIELD_NUMBER: _ClassVar[int]
     task: _common_pb2.TaskRef
     kind: TaskKind
@@ -104,8 +105,9 @@ class Lease(_message.Message):
     seed: int
     group_size: int
     partial: PartialGroup
+    eval_set: str
     settings: TaskSettings
-    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., row_json: _Optional[str] = ..., seed: _Optional[int] = ..., group_size: _Optional[int] = ..., partial: _Optional[_Union[PartialGroup, _Mapping]] = ..., settings: _Optional[_Union[TaskSettings, _Mapping]] = ...) -> None: ...
+    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., epoch: _Optional[int] = ..., index: _Optional[int] = ..., row_json: _Optional[str] = ..., seed: _Optional[int] = ..., group_size: _Optional[int] = ..., partial: _Optional[_Union[PartialGroup, _Mapping]] = ..., eval_set: _Optional[str] = ..., settings: _Optional[_Union[TaskSettings, _Mapping]] = ...) -> None: ...
 
 class TaskSettings(_message.Message):
     __slots__ = ("max_tokens", "top_p", "top_k", "max_turns", "environment_timeout_s", "reward_timeout_s")
@@ -184,7 +186,7 @@ class LeaseReply(_message.Message):
     def __init__(self, leases: _Optional[_Iterable[_Union[Lease, _Mapping]]] = ..., empty_reason: _Optional[_Union[EmptyReason, str]] = ...) -> None: ...
 
 class Completion(_message.Message):
-    __slots__ = ("tokens", "logprobs", "versions", "finish_reason", "reward", "reward_components", "loss_mask", "text")
+    __slots__ = ("tokens", "logprobs", "versions", "finish_reason", "reward", "reward_components", "loss_mask", "text", "answer", "token_rewards", "columns")
     class RewardComponentsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -192,6 +194,13 @@ class Completion(_message.Message):
         key: str
         value: float
         def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    class ColumnsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: bytes
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[bytes] = ...) -> None: ...
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     LOGPROBS_FIELD_NUMBER: _ClassVar[int]
     VERSIONS_FIELD_NUMBER: _ClassVar[int]
@@ -200,6 +209,9 @@ class Completion(_message.Message):
     REWARD_COMPONENTS_FIELD_NUMBER: _ClassVar[int]
     LOSS_MASK_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    ANSWER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_REWARDS_FIELD_NUMBER: _ClassVar[int]
+    COLUMNS_FIELD_NUMBER: _ClassVar[int]
     tokens: bytes
     logprobs: bytes
     versions: _containers.RepeatedCompositeFieldContainer[_common_pb2.VersionSpan]
@@ -208,10 +220,21 @@ class Completion(_message.Message):
     reward_components: _containers.ScalarMap[str, float]
     loss_mask: bytes
     text: str
-    def __init__(self, tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., versions: _Optional[_Iterable[_Union[_common_pb2.VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., reward: _Optional[float] = ..., reward_components: _Optional[_Mapping[str, float]] = ..., loss_mask: _Optional[bytes] = ..., text: _Optional[str] = ...) -> None: ...
+    answer: str
+    token_rewards: _containers.RepeatedCompositeFieldContainer[TokenReward]
+    columns: _containers.ScalarMap[str, bytes]
+    def __init__(self, tokens: _Optional[bytes] = ..., logprobs: _Optional[bytes] = ..., versions: _Optional[_Iterable[_Union[_common_pb2.VersionSpan, _Mapping]]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., reward: _Optional[float] = ..., reward_components: _Optional[_Mapping[str, float]] = ..., loss_mask: _Optional[bytes] = ..., text: _Optional[str] = ..., answer: _Optional[str] = ..., token_rewards: _Optional[_Iterable[_Union[TokenReward, _Mapping]]] = ..., columns: _Optional[_Mapping[str, bytes]] = ...) -> None: ...
+
+class TokenReward(_message.Message):
+    __slots__ = ("token", "reward")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    REWARD_FIELD_NUMBER: _ClassVar[int]
+    token: int
+    reward: float
+    def __init__(self, token: _Optional[int] = ..., reward: _Optional[float] = ...) -> None: ...
 
 class Group(_message.Message):
-    __slots__ = ("task", "kind", "prompt_tokens", "completions", "generate_s", "reward_s", "prompt_text")
+    __slots__ = ("task", "kind", "prompt_tokens", "completions", "generate_s", "reward_s", "prompt_text", "prompt_cut")
     TASK_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -219,6 +242,7 @@ class Group(_message.Message):
     GENERATE_S_FIELD_NUMBER: _ClassVar[int]
     REWARD_S_FIELD_NUMBER: _ClassVar[int]
     PROMPT_TEXT_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_CUT_FIELD_NUMBER: _ClassVar[int]
     task: _common_pb2.TaskRef
     kind: TaskKind
     prompt_tokens: bytes
@@ -226,7 +250,8 @@ class Group(_message.Message):
     generate_s: float
     reward_s: float
     prompt_text: str
-    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., prompt_tokens: _Optional[bytes] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., generate_s: _Optional[float] = ..., reward_s: _Optional[float] = ..., prompt_text: _Optional[str] = ...) -> None: ...
+    prompt_cut: int
+    def __init__(self, task: _Optional[_Union[_common_pb2.TaskRef, _Mapping]] = ..., kind: _Optional[_Union[TaskKind, str]] = ..., prompt_tokens: _Optional[bytes] = ..., completions: _Optional[_Iterable[_Union[Completion, _Mapping]]] = ..., generate_s: _Optional[float] = ..., reward_s: _Optional[float] = ..., prompt_text: _Optional[str] = ..., prompt_cut: _Optional[int] = ...) -> None: ...
 
 class SubmitRequest(_message.Message):
     __slots__ = ("caller", "groups")

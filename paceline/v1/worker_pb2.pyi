@@ -33,6 +33,7 @@ class WaitKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     WAIT_KIND_STORE: _ClassVar[WaitKind]
     WAIT_KIND_EVENT_LOOP: _ClassVar[WaitKind]
     WAIT_KIND_RANK: _ClassVar[WaitKind]
+    WAIT_KIND_SCORER: _ClassVar[WaitKind]
 
 class Lifecycle(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -65,6 +66,7 @@ WAIT_KIND_DATASET: WaitKind
 WAIT_KIND_STORE: WaitKind
 WAIT_KIND_EVENT_LOOP: WaitKind
 WAIT_KIND_RANK: WaitKind
+WAIT_KIND_SCORER: WaitKind
 LIFECYCLE_UNSPECIFIED: Lifecycle
 LIFECYCLE_STARTING: Lifecycle
 LIFECYCLE_RUNNING: Lifecycle
@@ -73,7 +75,7 @@ LIFECYCLE_STOPPED: Lifecycle
 LIFECYCLE_REJOIN: Lifecycle
 
 class RegisterRequest(_message.Message):
-    __slots__ = ("caller", "role", "host", "pid", "config_digest", "config_json", "state_version", "ranks", "tensor_host")
+    __slots__ = ("caller", "role", "host", "pid", "config_digest", "config_json", "state_version", "ranks", "tensor_host", "scorer", "address")
     CALLER_FIELD_NUMBER: _ClassVar[int]
     ROLE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
@@ -83,6 +85,8 @@ class RegisterRequest(_message.Message):
     STATE_VERSION_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     TENSOR_HOST_FIELD_NUMBER: _ClassVar[int]
+    SCORER_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
     caller: _common_pb2.Caller
     role: _common_pb2.Role
     host: str
@@ -92,7 +96,9 @@ class RegisterRequest(_message.Message):
     state_version: int
     ranks: int
     tensor_host: str
-    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., config_digest: _Optional[str] = ..., config_json: _Optional[str] = ..., state_version: _Optional[int] = ..., ranks: _Optional[int] = ..., tensor_host: _Optional[str] = ...) -> None: ...
+    scorer: str
+    address: str
+    def __init__(self, caller: _Optional[_Union[_common_pb2.Caller, _Mapping]] = ..., role: _Optional[_Union[_common_pb2.Role, str]] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., config_digest: _Optional[str] = ..., config_json: _Optional[str] = ..., state_version: _Optional[int] = ..., ranks: _Optional[int] = ..., tensor_host: _Optional[str] = ..., scorer: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
     __slots__ = ("run_id", "rendezvous_url", "version", "heartbeat_s", "lease_ttl_s", "run_dir")
@@ -202,7 +208,7 @@ class StacksReply(_message.Message):
     def __init__(self) -> None: ...
 
 class Directive(_message.Message):
-    __slots__ = ("term", "seq", "lifecycle", "mesh", "links", "version", "cancelled", "paused", "checkpoint_step", "stacks_request", "leave_step")
+    __slots__ = ("term", "seq", "lifecycle", "mesh", "links", "version", "cancelled", "paused", "checkpoint_step", "stacks_request", "leave_step", "scorers")
     TERM_FIELD_NUMBER: _ClassVar[int]
     SEQ_FIELD_NUMBER: _ClassVar[int]
     LIFECYCLE_FIELD_NUMBER: _ClassVar[int]
@@ -214,6 +220,7 @@ class Directive(_message.Message):
     CHECKPOINT_STEP_FIELD_NUMBER: _ClassVar[int]
     STACKS_REQUEST_FIELD_NUMBER: _ClassVar[int]
     LEAVE_STEP_FIELD_NUMBER: _ClassVar[int]
+    SCORERS_FIELD_NUMBER: _ClassVar[int]
     term: int
     seq: int
     lifecycle: Lifecycle
@@ -225,7 +232,18 @@ class Directive(_message.Message):
     checkpoint_step: int
     stacks_request: int
     leave_step: bool
-    def __init__(self, term: _Optional[int] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., mesh: _Optional[_Union[PolicyMesh, _Mapping]] = ..., links: _Optional[_Iterable[_Union[WeightsLink, _Mapping]]] = ..., version: _Optional[int] = ..., cancelled: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., paused: _Optional[bool] = ..., checkpoint_step: _Optional[int] = ..., stacks_request: _Optional[int] = ..., leave_step: _Optional[bool] = ...) -> None: ...
+    scorers: _containers.RepeatedCompositeFieldContainer[Scorer]
+    def __init__(self, term: _Optional[int] = ..., seq: _Optional[int] = ..., lifecycle: _Optional[_Union[Lifecycle, str]] = ..., mesh: _Optional[_Union[PolicyMesh, _Mapping]] = ..., links: _Optional[_Iterable[_Union[WeightsLink, _Mapping]]] = ..., version: _Optional[int] = ..., cancelled: _Optional[_Iterable[_Union[_common_pb2.TaskRef, _Mapping]]] = ..., paused: _Optional[bool] = ..., checkpoint_step: _Optional[int] = ..., stacks_request: _Optional[int] = ..., leave_step: _Optional[bool] = ..., scorers: _Optional[_Iterable[_Union[Scorer, _Mapping]]] = ...) -> None: ...
+
+class Scorer(_message.Message):
+    __slots__ = ("name", "worker_id", "address")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    WORKER_ID_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    worker_id: str
+    address: str
+    def __init__(self, name: _Optional[str] = ..., worker_id: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
 
 class PolicyMesh(_message.Message):
     __slots__ = ("epoch", "members", "state_version", "step", "source_rank", "restore", "checkpoint_path")
