@@ -9,12 +9,17 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from controller.ledger.commands import Kind, LeasedTask
+from paceline.config.evaluation import EvalSetConfig
 from paceline.config.schema import Config
+from paceline.config.training import DataConfig
+from paceline.dataset.data_order import DataSource
+from paceline.dataset.recorded_rows import check_run_rows
 from paceline.dataset.row_source import DataError
 from paceline.dataset.rows import RowSource, check_rows, load_rows
+from paceline.dataset.training_rows import open_training_rows
 from paceline.process.daemon_call import in_daemon_thread
 from paceline.process.waits import WaitKind, waiting
 
@@ -23,53 +28,79 @@ CACHED_BYTES = 8 << 20
 READERS = 16
 """Reads at once. On a dead mount no more threads than these hang."""
 
+_Key = tuple[Kind, str, int]
+"""Kind, evaluation set and row."""
+
 
 class DatasetRows:
-    """Training and held-out rows of a run."""
+    """Training and held-out rows of a run. ``sets``: those of [evaluation.sets], by name."""
 
-    def __init__(self, train: RowSource, held_out: RowSource | None) -> None:
-        self._sources = {Kind.TRAIN: train, Kind.EVAL: held_out}
+    def __init__(
+        self,
+        train: RowSource,
+        held_out: RowSource | None,
+        sets: Mapping[str, RowSource] | None = None,
+        sources: tuple[DataSource, ...] = (),
+    ) -> None:
+        self.sources = sources
+        self._sets = dict(sorted((sets or {}).items()))
+        self._sources = {(Kind.TRAIN, ""): train, (Kind.EVAL, ""): held_out}
+        self._sources |= {(Kind.EVAL, name): source for name, source in self._sets.items()}
         self.train_rows = len(train)
         self.held_out_rows = len(held_out) if held_out is not None else 0
         self.digest = train.digest if held_out is None else f"{train.digest}+{held_out.digest}"
-        self._cache: OrderedDict[tuple[Kind, int], str] = OrderedDict()
+        for name, source in self._sets.items():
+            self.digest += f"+{name}:{source.digest}"
+        self._cache: OrderedDict[_Key, str] = OrderedDict()
         self._cached_bytes = 0
         self._reading = asyncio.Semaphore(READERS)
         self.path = ""
-        """``data.path``, for people."""
+        """Where the training data is, for people."""
 
     @classmethod
     async def load(cls, config: Config) -> DatasetRows:
         """Opens the data sets of ``config.data``. Raises DataError with the file and the remedy."""
         data = config.data
         limit_s = data.open_timeout_s
-        what = f"opening the data set {data.path}"
-        with waiting(WaitKind.DATASET, what, data.path, limit_s=limit_s):
+        where = data.described
+        what = f"opening the data set {where}"
+        with waiting(WaitKind.DATASET, what, where, limit_s=limit_s):
             try:
                 async with asyncio.timeout(limit_s):
                     rows = await in_daemon_thread(lambda: cls._load(config), "dataset")
             except TimeoutError:
+                setting = "data.path" if data.path is not None else "data.sources"
                 raise DataError(
-                    f"data.path = {data.path!r} could not be opened within {limit_s:g} s: check the "
+                    f"{setting} = {where!r} could not be opened within {limit_s:g} s: check the "
                     "mount or the network behind it, or raise data.open_timeout_s"
                 ) from None
-        rows.path = data.path
+        rows.path = where
         return rows
 
     @classmethod
     def _load(cls, config: Config) -> DatasetRows:
         data = config.data
-        train = load_rows(data.path, name=data.name, split=data.split)
-        check_rows(train, data)
+        train = open_training_rows(data)
         held_out = None
         if data.eval_path is not None:
             held_out = load_rows(data.eval_path, name=data.name, split=data.eval_split)
-            check_rows(held_out, data)
-        return cls(train, held_out)
+            check_run_rows(held_out, data)
+        sets = {name: _open_set(name, of, data) for name, of in config.evaluation.sets.items()}
+        return cls(train.rows, held_out, sets, train.sources)
+
+    def eval_rows(self, name: str) -> int:
+        """Rows of a named set."""
+        return len(self._sets[name])
 
     async def of(self, leases: Sequence[LeasedTask]) -> list[str]:
         """Each task's row as a JSON object, in order."""
-        keys = [(lease.kind, lease.index) for lease in leases]
+        return await self._of([(lease.kind, lease.eval_set, lease.index) for lease in leases])
+
+    async def held_out(self, first: int, end: int) -> list[str]:
+        """Held-out rows as JSON objects, in order: those from ``first`` to before ``end``."""
+        return await self._of([(Kind.EVAL, "", index) for index in range(first, end)])
+
+    async def _of(self, keys: Sequence[_Key]) -> list[str]:
         # Copied before the wait: meanwhile other requests may evict these rows from the cache.
         rows = {key: self._cache[key] for key in keys if key in self._cache}
         for key in rows:
@@ -85,18 +116,28 @@ class DatasetRows:
             rows |= found
         return [rows[key] for key in keys]
 
-    def _read(self, keys: set[tuple[Kind, int]]) -> dict[tuple[Kind, int], str]:
+    def _read(self, keys: set[_Key]) -> dict[_Key, str]:
         found = {}
-        for kind, index in keys:
-            source = self._sources[kind]
+        for kind, name, index in keys:
+            source = self._sources[kind, name]
             assert source is not None
-            found[kind, index] = json.dumps(source[index], ensure_ascii=False)
+            found[kind, name, index] = json.dumps(source[index], ensure_ascii=False)
         return found
 
-    def _remember(self, key: tuple[Kind, int], row: str) -> None:
+    def _remember(self, key: _Key, row: str) -> None:
         if key not in self._cache:
             self._cached_bytes += len(row)
         self._cache[key] = row
         while len(self._cache) > CACHED_ROWS or self._cached_bytes > CACHED_BYTES:
             _, old = self._cache.popitem(last=False)
             self._cached_bytes -= len(old)
+
+
+def _open_set(name: str, of: EvalSetConfig, data: DataConfig) -> RowSource:
+    """Raises DataError that names the set."""
+    try:
+        rows = load_rows(of.path, name=of.name, split=of.split)
+        check_rows(rows, of.data(data))
+    except DataError as error:
+        raise DataError(f"evaluation.sets.{name}: {error}") from None
+    return rows

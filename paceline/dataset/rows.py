@@ -22,6 +22,7 @@ from typing import Any
 from paceline.config.training import DataConfig
 from paceline.dataset.arrow_dataset import open_hub, open_parquet, open_saved
 from paceline.dataset.jsonl import JsonLines
+from paceline.dataset.prompt_template import placeholders, render
 from paceline.dataset.row_source import Concatenated, DataError, Row, RowSource
 
 __all__ = ["DataError", "Message", "Row", "RowSource", "check_rows", "load_rows", "prompt_of"]
@@ -60,9 +61,17 @@ def load_rows(path: str | Path, *, name: str | None = None, split: str = "train"
     raise DataError(f"{text}: no such file or directory")
 
 
-def check_fields(rows: RowSource, prompt_field: str, answer_field: str | None) -> None:
-    """Raises DataError, naming the fields there are, unless every row has both fields."""
+def check_fields(
+    rows: RowSource, prompt_field: str, answer_field: str | None, template: str | None = None
+) -> None:
+    """Raises DataError, naming the fields there are, unless every row has both fields.
+
+    With a ``template``, its placeholders take the place of the prompt field.
+    """
+    check_template(rows, template)
     fields = {"data.prompt_field": prompt_field, "data.answer_field": answer_field}
+    if template is not None:
+        del fields["data.prompt_field"]
     for setting, field in fields.items():
         if field is not None and (place := rows.lacking(field)) is not None:
             there = ", ".join(rows.fields) or "none"
@@ -71,12 +80,22 @@ def check_fields(rows: RowSource, prompt_field: str, answer_field: str | None) -
             )
 
 
+def check_template(rows: RowSource, template: str | None) -> None:
+    """Raises DataError unless every row has the fields that data.prompt_template takes."""
+    for name in placeholders(template) if template is not None else ():
+        if (place := rows.lacking(name)) is not None:
+            there = ", ".join(rows.fields) or "none"
+            raise DataError(
+                f"{place}: no field {name!r}, which data.prompt_template takes; fields of every row: {there}"
+            )
+
+
 def check_rows(rows: RowSource, data: DataConfig) -> None:
     """Raises DataError unless every row has the fields, and the first row's prompt is usable.
 
     Later rows may still be malformed: their tasks are dropped, with a reason, when they are leased.
     """
-    check_fields(rows, data.prompt_field, data.answer_field)
+    check_fields(rows, data.prompt_field, data.answer_field, data.prompt_template)
     try:
         prompt_of(rows[0], data)
     except DataError as error:
@@ -86,14 +105,18 @@ def check_rows(rows: RowSource, data: DataConfig) -> None:
 def prompt_of(row: Mapping[str, Any], data: DataConfig) -> str | list[Message]:
     """The prompt of a row: text to tokenise as it is, or messages for the chat template.
 
+    ``data.prompt_template`` makes it from the row's fields. ``data.prompt_suffix`` is put after it.
     ``data.system_prompt`` is put before the messages unless the row has a system message of its own.
     Raises DataError if the prompt is neither text nor messages.
     """
     field = data.prompt_field
-    if field not in row:
+    if data.prompt_template is not None:
+        prompt: Any = _rendered(row, data.prompt_template)
+    elif field in row:
+        prompt = row[field]
+    else:
         there = ", ".join(row) or "none"
         raise DataError(f"row has no field {field!r}; its fields: {there}. Set data.prompt_field")
-    prompt = row[field]
     if isinstance(prompt, str):
         if not data.chat:
             if data.system_prompt is not None:
@@ -103,16 +126,42 @@ def prompt_of(row: Mapping[str, Any], data: DataConfig) -> str | list[Message]:
                 )
             if not prompt:
                 raise DataError(f"field {field!r} is empty")
-            return prompt
+            return prompt + data.prompt_suffix
         messages: list[Message] = [{"role": "user", "content": prompt}]
     else:
-        messages = _messages(prompt, field)
-    if data.system_prompt is not None and messages[0]["role"] != "system":
-        messages.insert(0, {"role": "system", "content": data.system_prompt})
-    return messages
+        messages = messages_of(prompt, field)
+    if data.prompt_suffix:
+        _append(messages, data.prompt_suffix)
+    return with_system(messages, data)
 
 
-def _messages(prompt: object, field: str) -> list[Message]:
+def _rendered(row: Mapping[str, Any], template: str) -> str:
+    try:
+        return render(template, row)
+    except KeyError as error:
+        there = ", ".join(row) or "none"
+        raise DataError(
+            f"row has no field {error}, which data.prompt_template takes; its fields: {there}"
+        ) from None
+
+
+def _append(messages: list[Message], suffix: str) -> None:
+    """Puts ``suffix`` after the last user message."""
+    said = [message for message in messages if message["role"] == "user"]
+    if not said or not isinstance(said[-1]["content"], str):
+        raise DataError("data.prompt_suffix needs a user message whose content is text")
+    said[-1]["content"] += suffix
+
+
+def with_system(messages: list[Message], data: DataConfig) -> list[Message]:
+    """``messages`` after ``data.system_prompt``, unless they have a system message of their own."""
+    if data.system_prompt is None or messages[0]["role"] == "system":
+        return messages
+    return [{"role": "system", "content": data.system_prompt}, *messages]
+
+
+def messages_of(prompt: object, field: str) -> list[Message]:
+    """Chat messages from the value of ``field``. Raises DataError."""
     if not isinstance(prompt, list) or not prompt:
         raise DataError(f"field {field!r} is neither text nor a list of chat messages")
     for message in prompt:

@@ -1,0 +1,166 @@
+"""Data order: the row of every task, over one source or a mixture of several.
+
+A pure function of the seed, the number of the task, and the sources: every controller computes the same order.
+
+- One source: each epoch visits each row once (row_sampler).
+- Sources without weights: one data set, the sources one after the other. Each epoch visits each row of each
+  source once.
+- Sources with weights: of every ``BLOCK`` tasks, ``share`` are of a source, in an order that the seed decides.
+  Each source has an order and epochs of its own, so a small source with a large weight is visited more often.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import accumulate
+
+from paceline.dataset.row_sampler import mix, task_row
+
+BLOCK = 1000
+"""Tasks among which every source has exactly its share: weights are rounded to a thousandth."""
+_MIXTURE = 0x736F7572636573
+"""Keeps the numbers that are drawn for a mixture apart from those of rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataSource:
+    """One source of a mixture. Its rows have the numbers that follow those of the source before it."""
+
+    compact = True
+
+    name: str
+    rows: int
+    share: int = 0
+    """Tasks of each ``BLOCK``. 0 for all sources: they have no weights."""
+
+
+def shares(weights: Sequence[float]) -> tuple[int, ...]:
+    """Shares of ``BLOCK`` in proportion to ``weights``, by largest remainder.
+
+    They sum to ``BLOCK``, and a positive weight has a share of at least 1. Raises ValueError if no weight is positive,
+    or one is negative.
+    """
+    total = sum(weights)
+    if min(weights) < 0 or not total > 0:
+        raise ValueError("weights are numbers from 0, and at least one is above 0")
+    exact = [BLOCK * weight / total for weight in weights]
+    found = [max(int(x), int(x > 0)) for x in exact]
+    by_remainder = sorted(range(len(found)), key=lambda n: (found[n] - exact[n], n))
+    for n in by_remainder[: max(0, BLOCK - sum(found))]:
+        found[n] += 1
+    while sum(found) > BLOCK:  # shares that were raised to 1 are taken from the largest
+        found[found.index(max(found))] -= 1
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class DataOrder:
+    """``rows``: of all sources. ``sources``: none if there is one source without a name."""
+
+    seed: int
+    rows: int
+    shuffle: bool
+    sources: tuple[DataSource, ...] = ()
+
+    @property
+    def weighted(self) -> bool:
+        return any(source.share for source in self.sources)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(source.name for source in self.sources) or ("",)
+
+    def place(self, ordinal: int) -> tuple[int, int]:
+        """(epoch, row) of the ``ordinal``-th task, from 0. The epoch is that of the source if sources have weights."""
+        if not self.weighted:
+            return task_row(self.seed, ordinal, self.rows, self.shuffle)
+        block, position = divmod(ordinal, BLOCK)
+        pattern = self._pattern(block)
+        number = pattern.source[position]
+        source = self.sources[number]
+        earlier = block * source.share + bisect_left(pattern.positions[number], position)
+        seed = mix(self.seed, _MIXTURE, number)
+        epoch, row = task_row(seed, earlier, source.rows, self.shuffle)
+        return epoch, _ends(self.sources)[number] - source.rows + row
+
+    def source_of(self, row: int) -> int:
+        """Number of the source that has ``row``."""
+        return bisect_right(_ends(self.sources), row) if self.sources else 0
+
+    def rows_of(self, number: int) -> int:
+        return self.sources[number].rows if self.sources else self.rows
+
+    def count(self, start: int, stop: int) -> Counter[tuple[int, int]]:
+        """Tasks of ``range(start, stop)`` by (epoch, number of the source).
+
+        Time: constant for each epoch, but for sources without weights: there, linear in the tasks of epochs that
+        the range covers in part.
+        """
+        found: Counter[tuple[int, int]] = Counter()
+        if self.weighted:
+            for number, source in enumerate(self.sources):
+                first, last = self._earlier(number, start), self._earlier(number, stop)
+                for epoch, many in _by_epoch(first, last, source.rows):
+                    found[epoch, number] += many
+            return found
+        for epoch, many in _by_epoch(start, stop, self.rows):
+            if len(self.sources) < 2:
+                found[epoch, 0] += many
+            elif many == self.rows:
+                found.update({(epoch, n): source.rows for n, source in enumerate(self.sources)})
+            else:
+                begin = max(start, epoch * self.rows)
+                for ordinal in range(begin, begin + many):
+                    found[epoch, self.source_of(self.place(ordinal)[1])] += 1
+        return found
+
+    def _earlier(self, number: int, ordinal: int) -> int:
+        """Tasks of the source before ``ordinal``."""
+        block, position = divmod(ordinal, BLOCK)
+        whole = block * self.sources[number].share
+        if not position:
+            return whole
+        return whole + bisect_left(self._pattern(block).positions[number], position)
+
+    def _pattern(self, block: int) -> _Pattern:
+        return _pattern(self.seed, block, tuple(source.share for source in self.sources))
+
+
+@dataclass(frozen=True, slots=True)
+class _Pattern:
+    """One block: the source of each position, and the positions of each source."""
+
+    source: tuple[int, ...]
+    positions: tuple[tuple[int, ...], ...]
+
+
+@lru_cache(maxsize=16)
+def _pattern(seed: int, block: int, counts: tuple[int, ...]) -> _Pattern:
+    order = [number for number, count in enumerate(counts) for _ in range(count)]
+    for i in range(len(order) - 1, 0, -1):
+        j = mix(seed, _MIXTURE, block, i) % (i + 1)
+        order[i], order[j] = order[j], order[i]
+    positions: list[list[int]] = [[] for _ in counts]
+    for position, number in enumerate(order):
+        positions[number].append(position)
+    return _Pattern(tuple(order), tuple(map(tuple, positions)))
+
+
+@lru_cache(maxsize=16)
+def _ends(sources: tuple[DataSource, ...]) -> list[int]:
+    return list(accumulate(source.rows for source in sources))
+
+
+def _by_epoch(start: int, stop: int, rows: int) -> list[tuple[int, int]]:
+    """(epoch, number) of the visits of ``range(start, stop)``, ``rows`` to an epoch."""
+    found = []
+    while start < stop:
+        epoch = start // rows
+        end = min(stop, (epoch + 1) * rows)
+        found.append((epoch, end - start))
+        start = end
+    return found

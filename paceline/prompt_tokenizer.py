@@ -1,0 +1,276 @@
+"""Tokenizer: prompt tokens of rows and messages, text of completions."""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from transformers import AutoTokenizer
+
+from paceline.config.schema import Config
+from paceline.dataset.prompt_template import placeholders
+from paceline.dataset.rows import DataError, Message, prompt_of
+from paceline.errors import BadInput, one_line
+
+MOST_CUTS = 8
+"""Attempts at truncating a prompt, after which it is dropped."""
+
+
+class TokenizerError(BadInput):
+    """The tokenizer cannot be loaded."""
+
+
+class BadPrompt(Exception):
+    """This row can never become a prompt. ``reason``: prompt_too_long, malformed_row."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(detail)
+        self.reason = reason
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """``tokens`` int32 [n]; ``text``: of these tokens, template included."""
+
+    tokens: NDArray[np.int32]
+    text: str
+    cut: int = 0
+    """Tokens by which the row's prompt was longer than the limit, and which it has lost."""
+
+
+class PromptTokenizer:
+    """``limit``: most tokens of a prompt; lowered once the engine's context is known."""
+
+    def __init__(self, config: Config) -> None:
+        self._data = config.data
+        self.limit = config.data.max_prompt_tokens
+        path = config.model.tokenizer or config.model.path
+        field = "model.tokenizer" if config.model.tokenizer else "model.path"
+        if path.startswith(("/", ".", "~")) and not Path(path).expanduser().is_dir():
+            raise TokenizerError(f"{field}: no such directory: {path}")
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(
+                str(Path(path).expanduser()) if path.startswith("~") else path,
+                trust_remote_code=config.model.trust_remote_code,
+            )
+        # Whatever transformers raises for a bad directory, name or file is bad input here.
+        except Exception as error:
+            why = f"cannot load a tokenizer from {path}: {one_line(error)}"
+            raise TokenizerError(f"{field}: {why}") from error
+        if len(self._tokenizer) <= len(self._tokenizer.all_special_ids):
+            # For a directory without tokenizer files, transformers makes an empty tokenizer.
+            raise TokenizerError(
+                f"{field}: there is no tokenizer in {path}: save it there, or set model.tokenizer"
+            )
+        if (config.data.chat or config.data.system_prompt) and not self._tokenizer.chat_template:
+            raise TokenizerError(
+                f"data.chat and data.system_prompt need a chat template; the tokenizer of {path} "
+                f"has none"
+            )
+        self.end_tokens: tuple[int, ...] = (
+            () if self._tokenizer.eos_token_id is None else (self._tokenizer.eos_token_id,)
+        )
+        self._special = {*self._tokenizer.all_special_ids, *self.end_tokens}
+        self._check_suffix()
+
+    def _check_suffix(self) -> None:
+        count = len(self.encode(self._data.prompt_suffix)) if self._data.prompt_suffix else 0
+        if count >= self.limit:
+            raise TokenizerError(
+                f"data.prompt_suffix has {count} tokens, and a prompt may have data.max_prompt_tokens = {self.limit}: "
+                "shorten it, or raise data.max_prompt_tokens"
+            )
+
+    def content_of(self, row: dict[str, Any]) -> str | list[Message]:
+        """The row's prompt, not tokenised. Raises BadPrompt."""
+        try:
+            return prompt_of(row, self._data)
+        except DataError as error:
+            raise BadPrompt("malformed_row", str(error)) from None
+
+    def prompt(self, row: dict[str, Any]) -> Prompt:
+        """Tokenises the row's prompt. Raises BadPrompt."""
+        prompt = self.opening(self.content_of(row))
+        if not len(prompt.tokens):
+            raise BadPrompt("malformed_row", f"{self._data.prompt_field!r} gives no tokens")
+        if len(prompt.tokens) <= self.limit:
+            return prompt
+        if self._data.long_prompts != "drop":
+            return self._truncated(row, prompt)
+        raise BadPrompt("prompt_too_long", f"{len(prompt.tokens)} tokens, at most {self.limit}")
+
+    def _truncated(self, row: dict[str, Any], whole: Prompt) -> Prompt:
+        """The prompt of a row whose text is cut until the prompt fits. Raises BadPrompt.
+
+        Tokens of the text alone and within its prompt may differ at the edges, so a cut may have to be repeated.
+        """
+        prompt = whole
+        for _ in range(MOST_CUTS):
+            excess = len(prompt.tokens) - self.limit
+            if excess <= 0:
+                return Prompt(prompt.tokens, prompt.text, len(whole.tokens) - len(prompt.tokens))
+            row = self._shortened(row, excess)
+            prompt = self.opening(self.content_of(row))
+        raise BadPrompt(
+            "prompt_too_long",
+            f"{len(whole.tokens)} tokens, at most {self.limit}, and it cannot be truncated to that",
+        )
+
+    def _shortened(self, row: dict[str, Any], excess: int) -> dict[str, Any]:
+        """``row`` with a longest text of its prompt ``excess`` tokens shorter. Raises BadPrompt."""
+        template, field = self._data.prompt_template, self._data.prompt_field
+        if template is not None:
+            texts = {name: row[name] for name in placeholders(template)}
+        elif isinstance(row[field], str):
+            texts = {field: row[field]}
+        else:
+            messages = [dict(message) for message in row[field]]
+            longest = max(messages, key=lambda m: len(m["content"]) if m["role"] != "system" else 0)
+            longest["content"] = self._cut(longest["content"], excess)
+            return {**row, field: messages}
+        name = max(texts, key=lambda n: len(texts[n]) if isinstance(texts[n], str) else 0)
+        return {**row, name: self._cut(texts[name], excess)}
+
+    def _cut(self, text: Any, excess: int) -> str:
+        tokens = self.encode(text) if isinstance(text, str) else []
+        if len(tokens) <= excess:
+            raise BadPrompt(
+                "prompt_too_long",
+                f"without any text of the row it would still have more than {self.limit} tokens",
+            )
+        kept = tokens[excess:] if self._data.long_prompts == "truncate_left" else tokens[:-excess]
+        return self.decode_all(kept)
+
+    def opening(
+        self, content: str | Sequence[Message], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> Prompt:
+        """A prompt from text as it is, or from messages and ``tools`` through the chat template.
+
+        Raises BadPrompt.
+        """
+        if isinstance(content, str):
+            text, tokens = content, self._tokenizer(content).input_ids
+            # Some tokenizers append end-of-sequence to every text, but a prompt is continued.
+            while tokens and tokens[-1] in self.end_tokens:
+                tokens = tokens[:-1]
+        else:
+            # The template writes the special tokens itself.
+            text = self._templated(content, tools)
+            tokens = self.encode(text)
+        return Prompt(np.array(tokens, dtype=np.int32), text)
+
+    def following(
+        self,
+        messages: Sequence[Message],
+        last_token: int,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[int]:
+        """The chat template's tokens between a turn of the model and its next one.
+
+        ``messages``: those in between. ``last_token``: of the model's turn; if it is the special token
+        that ends a turn in the template, it is not repeated. Raises BadPrompt.
+
+        The turn itself is not rendered, because a template may render past turns differently than
+        the model wrote them (drop their reasoning, trim blanks). A marker takes its place.
+        """
+        marker = f"turn-{secrets.token_hex(8)}"
+        stand_in = [
+            {"role": "user", "content": "-"},
+            {"role": "assistant", "content": marker},
+        ]
+        _, found, text = self._templated([*stand_in, *messages], tools).partition(marker)
+        if not found:
+            raise BadPrompt("malformed_row", "the chat template leaves out past assistant turns")
+        if last_token in self._special:
+            text = text.removeprefix(self.decode_all([last_token]))
+        return self.encode(text)
+
+    def takes_tools(self, tools: Sequence[Mapping[str, Any]]) -> bool:
+        """True if the chat template renders ``tools`` into a prompt; many ignore them silently.
+
+        Raises BadPrompt if it cannot render them.
+        """
+        alone = [{"role": "user", "content": "-"}]
+        return self._templated(alone, tools) != self._templated(alone)
+
+    def encode(self, text: str) -> list[int]:
+        """Tokens of ``text`` alone; names of special tokens become special tokens."""
+        return list(self._tokenizer(text, add_special_tokens=False).input_ids)
+
+    @property
+    def has_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
+    def decode(self, tokens: Sequence[int] | NDArray[np.int32]) -> str:
+        """Text without special tokens."""
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+
+    def decode_many(self, completions: Sequence[NDArray[np.int32]]) -> list[str]:
+        """The texts of several completions, without special tokens."""
+        return list(self._tokenizer.batch_decode(completions, skip_special_tokens=True))
+
+    def decode_all(self, tokens: Sequence[int]) -> str:
+        """Text with special tokens: a stop string may name one."""
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=False))
+
+    @property
+    def marks_answers(self) -> bool:
+        """Whether the chat template says which part of a conversation the assistant wrote."""
+        return (
+            re.search(r"\{%-?\s*generation\s*-?%\}", str(self._tokenizer.chat_template)) is not None
+        )
+
+    def is_special(self, token: int) -> bool:
+        return token in self._special
+
+    def conversation(self, messages: Sequence[Message]) -> str:
+        """The chat template's text of whole ``messages``, to which nobody answers. Raises BadPrompt."""
+        return self._templated(messages, answered=True)
+
+    def answers(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        """Tokens of whole ``messages``, and 1 for each that the chat template marks as the assistant's, else 0.
+
+        Only if ``marks_answers``. Raises BadPrompt.
+        """
+        try:
+            found = self._tokenizer.apply_chat_template(
+                list(messages),
+                tokenize=True,
+                return_dict=True,
+                return_assistant_tokens_mask=True,
+                **self._data.chat_template_args,
+            )
+        except Exception as error:
+            raise BadPrompt("malformed_row", f"chat template: {error}") from error
+        return list(found["input_ids"]), [int(mark) for mark in found["assistant_masks"]]
+
+    def _templated(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        answered: bool = False,
+    ) -> str:
+        if not self._tokenizer.chat_template:
+            raise BadPrompt(
+                "malformed_row", "chat messages, but the tokenizer has no chat template"
+            )
+        # A template is a program of the tokenizer's author and may raise anything.
+        try:
+            return str(
+                self._tokenizer.apply_chat_template(
+                    list(messages),
+                    tools=[dict(tool) for tool in tools] or None,
+                    tokenize=False,
+                    add_generation_prompt=not answered,
+                    **self._data.chat_template_args,
+                )
+            )
+        except Exception as error:
+            raise BadPrompt("malformed_row", f"chat template: {error}") from error

@@ -1,0 +1,99 @@
+"""Encoding of recorded rows: from a row to the tokens of a prompt and its completions.
+
+The prompt and each following piece are tokenised by themselves, so that the prompt has the tokens that an engine
+would get, and both completions of a pair have the same prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from paceline.config.schema import Config
+from paceline.dataset.recorded_rows import RowParts, parts_of
+from paceline.dataset.rows import DataError, Message
+from paceline.prompt_tokenizer import BadPrompt, Prompt, PromptTokenizer
+from paceline.recorded.assistant_spans import marked_answers, rendered_answers
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedCompletion:
+    """``tokens`` int32 [n], n >= 1; ``trained`` uint8 [n]: 1 for a token of the assistant; ``text``: with special tokens."""
+
+    tokens: NDArray[np.int32]
+    trained: NDArray[np.uint8]
+    reward: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRow:
+    prompt: Prompt
+    completions: tuple[RecordedCompletion, ...]
+
+
+class RowEncoder:
+    """Encodes the rows of one run."""
+
+    def __init__(self, config: Config, tokenizer: PromptTokenizer) -> None:
+        self._data = config.data
+        self._tokenizer = tokenizer
+        self._longest = config.longest_sequence
+
+    def encode(self, row: Mapping[str, Any]) -> RecordedRow:
+        """Raises BadPrompt with the reason malformed_row, prompt_too_long or row_too_long."""
+        try:
+            parts = parts_of(row, self._data)
+        except DataError as error:
+            raise BadPrompt("malformed_row", str(error)) from None
+        prompt = self._tokenizer.opening(parts.prompt)
+        self._check_prompt(prompt)
+        completions = tuple(self._completion(parts, number) for number in range(len(parts.rewards)))
+        longest = len(prompt.tokens) + max(len(c.tokens) for c in completions)
+        if longest > self._longest:
+            raise BadPrompt(
+                "row_too_long",
+                f"{longest} tokens with the prompt, at most {self._longest} (rollout.max_context, or "
+                "data.max_prompt_tokens + rollout.max_tokens)",
+            )
+        return RecordedRow(prompt, completions)
+
+    def _check_prompt(self, prompt: Prompt) -> None:
+        count, limit = len(prompt.tokens), self._tokenizer.limit
+        if not count:
+            raise BadPrompt("malformed_row", "the prompt gives no tokens")
+        if count > limit:
+            raise BadPrompt("prompt_too_long", f"{count} tokens, at most {limit}")
+
+    def _completion(self, parts: RowParts, number: int) -> RecordedCompletion:
+        prompt, following = parts.prompt, parts.completions[number]
+        if isinstance(prompt, str) or isinstance(following, str):
+            tokens = self._text(str(following))
+            trained = [1] * len(tokens)
+        else:
+            tokens, trained = self._chat(prompt, following)
+        if not any(trained):
+            raise BadPrompt("malformed_row", "a completion has no token to train")
+        return RecordedCompletion(
+            np.array(tokens, dtype=np.int32),
+            np.array(trained, dtype=np.uint8),
+            parts.rewards[number],
+            self._tokenizer.decode_all(tokens),
+        )
+
+    def _text(self, text: str) -> list[int]:
+        """With the end of the sequence, so that the model learns to stop."""
+        tokens = self._tokenizer.encode(text)
+        ends = self._tokenizer.end_tokens
+        return tokens if not ends or tokens[-1:] == [ends[0]] else [*tokens, ends[0]]
+
+    def _chat(self, prompt: list[Message], following: list[Message]) -> tuple[list[int], list[int]]:
+        find = marked_answers if self._tokenizer.marks_answers else rendered_answers
+        tokens, trained = find(self._tokenizer, prompt, following)
+        # Nothing is learnt from what follows the last trained token.
+        last = max((i for i, mark in enumerate(trained) if mark), default=-1) + 1
+        return tokens[:last], trained[:last]
