@@ -41,3 +41,11 @@ class Section(BaseModel):
 def meaning(field: FieldInfo) -> str:
     """The field's text as one line; empty if it has none."""
     return " ".join((field.description or "").split())
+
+
+def table_of(field: FieldInfo) -> type[Section] | None:
+    """The section that each value of a field of tables is; None for other fields."""
+    for inner in get_args(field.annotation):
+        if isinstance(inner, type) and issubclass(inner, Section):
+            return inner
+    return None

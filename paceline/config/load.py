@@ -14,21 +14,46 @@ from typing import Any
 
 import tomli_w
 from pydantic import ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
-from paceline.config.fields import meaning
+from paceline.config.fields import Section, meaning, table_of
 from paceline.config.lines import field_lines
 from paceline.config.schema import SECTIONS, Config
+from paceline.config.scorers import ScorerConfig
 from paceline.config.setting_rules import Rule, values_of, with_settings
 from paceline.errors import BadInput
 
-FLEET_SECTIONS = ("run", "model", "data", "reward", "train", "rollout")
+FLEET_SECTIONS = (
+    *("run", "model", "data", "reward", "train", "objective", "evaluation", "rollout", "scorers"),
+)
 """Sections with settings that must be equal in every process of a run; see setting_rules."""
+
+NEWER = (
+    *("rollout.source", "data.messages_field", "data.completion_field", "data.chosen_field"),
+    *("data.rejected_field", "data.margin_field", "data.label_field"),
+    *("train.advantage", "train.surrogate", "train.importance_level", "train.kl_in"),
+    *("train.entropy_coef", "train.overlong_filter", "train.covariance", "train.covariance_share"),
+    *("train.covariance_range", "train.covariance_kl_coef", "train.router_aux_loss_coef"),
+    *("train.reference", "reward.overlong_buffer", "reward.overlong_penalty"),
+    *("data.sources", "data.prompt_template", "data.prompt_suffix", "data.chat_template_args"),
+    *("data.long_prompts", "data.curriculum", "data.curriculum_min"),
+)
+"""Settings that earlier releases did not have. At their defaults they are in no digest, so that a run of such a
+release can be continued."""
 
 FIELDS = [(section, name) for section, model in SECTIONS.items() for name in model.model_fields]
 
+TABLES = {
+    (section, name): table
+    for section, model in SECTIONS.items()
+    for name, info in model.model_fields.items()
+    if (table := table_of(info)) is not None
+}
+"""Sections of the tables [section.field.NAME], by section and field."""
+
 Field = tuple[str, ...]
-"""A section, or a section and a field."""
+"""A section, or a section and a field; section, field, NAME and setting for one of a table."""
 
 
 class ConfigError(BadInput):
@@ -73,12 +98,26 @@ def to_toml(config: Config) -> str:
     sections = {}
     for section, fields in config.model_dump(mode="json").items():
         known = type(getattr(config, section)).model_fields
-        sections[section] = {
-            name: "none" if value is None else value
-            for name, value in fields.items()
-            if value is not None or known[name].default is not None
-        }
+        sections[section] = _written(fields, known)
+        for name, tables in fields.items():
+            if (table := TABLES.get((section, name))) is not None:
+                written = {
+                    key: _written(inner, table.model_fields) for key, inner in tables.items()
+                }
+                sections[section][name] = written
+    sections["scorers"] = {
+        name: scorer.model_dump(mode="json", exclude_none=True)
+        for name, scorer in config.scorers.by_name.items()
+    }
     return tomli_w.dumps(sections)
+
+
+def _written(values: Mapping[str, Any], known: Mapping[str, FieldInfo]) -> dict[str, Any]:
+    return {
+        name: "none" if value is None else value
+        for name, value in values.items()
+        if value is not None or (name in known and known[name].default is not None)
+    }
 
 
 def fleet_digest(config: Config) -> tuple[str, str]:
@@ -89,7 +128,7 @@ def fleet_digest(config: Config) -> tuple[str, str]:
     """
     shared = _by_section(config, (Rule.FIXED, Rule.START))
     if config.train.aggregation == "dr_grpo":
-        shared["train"]["longest_completion"] = config.longest_completion
+        shared["rollout"][config.length_setting] = config.longest_completion
     return _digest(shared)
 
 
@@ -109,9 +148,22 @@ def _by_section(config: Config, rules: Sequence[Rule]) -> dict[str, dict[str, An
     nested: dict[str, dict[str, Any]] = {section: {} for section in FLEET_SECTIONS}
     for dotted, value in values_of(config, rules).items():
         section, _, name = dotted.partition(".")
+        if dotted in NEWER and value == _default(section, name):
+            continue
         if section in nested:
             nested[section][name] = value
+    # As of the releases that did not know them: their runs can be continued.
+    for section in ("objective", "scorers"):
+        if not nested[section]:
+            del nested[section]
+    if not any(nested["evaluation"].values()):
+        del nested["evaluation"]
     return nested
+
+
+def _default(section: str, name: str) -> Any:
+    known = SECTIONS[section].model_fields[name].get_default(call_default_factory=True)
+    return json.loads(json.dumps(known))
 
 
 def _digest(settings: Mapping[str, Any]) -> tuple[str, str]:
@@ -131,7 +183,9 @@ def parse_setting(text: str, option: str = "--set ") -> tuple[str, Any]:
 def unknown_setting(name: str) -> str:
     """That ``name`` is no setting, with what was probably meant; empty if it is one."""
     field = tuple(name.split("."))
-    if field in FIELDS:
+    if field in FIELDS or (field[0] == "objective" and len(field) == 2):
+        return ""
+    if field[0] == "scorers" and len(field) == 3 and field[2] in ScorerConfig.model_fields:
         return ""
     return f"{name[:128] or 'an empty name'} is not a setting. {_suggest(field)}"
 
@@ -209,8 +263,11 @@ def _one_per_field(errors: list[ErrorDetails]) -> Iterator[ErrorDetails]:
 
 
 def _field_of(error: ErrorDetails) -> Field:
-    """Section and field of an error, without the position inside the field's value."""
-    return tuple(str(part) for part in error["loc"][:2])
+    """Section and field of an error, without the position inside the field's value. Of a scorer: with its name between."""
+    loc = tuple(str(part) for part in error["loc"])
+    if loc[:1] == ("scorers",):
+        return loc[:3]
+    return loc[:4] if loc[:2] in TABLES else loc[:2]
 
 
 def _describe(error: ErrorDetails, places: _Places) -> str:
@@ -223,6 +280,8 @@ def _describe(error: ErrorDetails, places: _Places) -> str:
         return f"{places.of(field)}: {name} is missing. {_remedy_missing(field)}"
     message = error["msg"].removeprefix("Value error, ")
     if error["type"] == "value_error":
+        if field[:2] in TABLES or (field[:1] == ("scorers",) and len(field) > 1):
+            return f"{places.of(field)}: {name}: {message}"
         mentioned = re.findall(r"\b[a-z]+\.[a-z_]+\b", message)
         place = places.of(tuple(mentioned[0].split(".")) if mentioned else field)
         return f"{place}: {message}"
@@ -234,6 +293,10 @@ def _describe(error: ErrorDetails, places: _Places) -> str:
 
 def _suggest(field: Field) -> str:
     section, leaf = field[0], field[-1]
+    if section == "scorers" and len(field) == 3:
+        close = difflib.get_close_matches(leaf, ScorerConfig.model_fields, 1, 0.5)
+        known = f"Settings of [scorers.{field[1]}]: {', '.join(ScorerConfig.model_fields)}"
+        return f"Did you mean scorers.{field[1]}.{close[0]}?" if close else known
     elsewhere = [known for known, name in FIELDS if name == leaf]
     if len(field) == 1 or section not in SECTIONS:
         if elsewhere:
@@ -241,7 +304,8 @@ def _suggest(field: Field) -> str:
         if close := difflib.get_close_matches(section, SECTIONS, 1, 0.6):
             return f"Did you mean [{close[0]}]?"
         return f"The sections are {', '.join(SECTIONS)}"
-    siblings = list(SECTIONS[section].model_fields)
+    siblings = list(_section_of(field).model_fields)
+    section = ".".join(field[:-1] if len(field) > 3 and field[:2] in TABLES else field[:1])
     close = difflib.get_close_matches(leaf, siblings, 1, 0.7)
     if not close and elsewhere:
         return f"Did you mean {elsewhere[0]}.{leaf}?"
@@ -251,16 +315,27 @@ def _suggest(field: Field) -> str:
 
 
 def _remedy_missing(field: Field) -> str:
+    if field[0] == "scorers" and len(field) > 2:
+        return f"Add {field[2]} = ... under [{field[0]}.{field[1]}]. {_meaning(field)}"
     if len(field) == 1:
         fields = SECTIONS[field[0]].model_fields
         needed = [f"{name} = ..." for name, info in fields.items() if info.is_required()]
         return f"Add a section [{field[0]}] with {', '.join(needed)}"
     return (
-        f"Add {field[1]} = ... under [{field[0]}], or --set {'.'.join(field)}=.... "
+        f"Add {field[-1]} = ... under [{'.'.join(field[:-1])}], or --set {'.'.join(field)}=.... "
         f"{_meaning(field)}"
     )
 
 
 def _meaning(field: Field) -> str:
-    info = SECTIONS[field[0]].model_fields.get(field[1]) if len(field) > 1 else None
+    if field[0] == "scorers" and len(field) == 3:
+        info = ScorerConfig.model_fields.get(field[2])
+        return meaning(info) if info else ""
+    info = _section_of(field).model_fields.get(field[-1]) if len(field) > 1 else None
     return meaning(info) if info else ""
+
+
+def _section_of(field: Field) -> type[Section]:
+    """The section whose setting ``field`` is."""
+    section = SECTIONS[field[0]]
+    return TABLES.get((field[0], field[1]), section) if len(field) > 3 else section

@@ -13,7 +13,7 @@ def vocabulary_size(model: str) -> int | None:
     None if this machine has no copy of the model's configuration. Nothing is downloaded.
     """
     try:
-        facts: dict[str, Any] = json.loads(_config_file(model).read_text())
+        facts: dict[str, Any] = json.loads(model_file(model, "config.json").read_text())
     except (OSError, ValueError, LookupError):
         return None
     # Multimodal models keep the language model's settings in a section of their own.
@@ -21,13 +21,14 @@ def vocabulary_size(model: str) -> int | None:
     return size if isinstance(size, int) and size > 0 else None
 
 
-def _config_file(model: str) -> Path:
+def model_file(model: str, name: str) -> Path:
+    """The file ``name`` of a model's directory, or of the hub's cache. Raises LookupError if the cache has none."""
     directory = Path(model).expanduser()
     if directory.is_dir():
-        return directory / "config.json"
+        return directory / name
     from huggingface_hub import try_to_load_from_cache
 
-    found = try_to_load_from_cache(model, "config.json")
+    found = try_to_load_from_cache(model, name)
     if not isinstance(found, str):
         raise LookupError(model)
     return Path(found)

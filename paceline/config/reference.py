@@ -7,8 +7,10 @@ from typing import Any, Literal, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from paceline.config.fields import meaning
+from paceline.config.fields import Section, meaning, table_of
+from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import SECTIONS
+from paceline.config.scorers import ScorerConfig, ScorersConfig
 
 HEAD = """\
 # Settings
@@ -27,11 +29,28 @@ def reference() -> str:
     """The whole page, as Markdown."""
     parts = [HEAD]
     for section, model in SECTIONS.items():
-        parts.append(
-            f"\n## [{section}]\n\n| setting | type | default | meaning |\n|---|---|---|---|\n"
-        )
-        parts += [_row(name, field) for name, field in model.model_fields.items()]
+        parts.append(f"\n## [{section}]\n\n")
+        if model is ScorersConfig:
+            parts.append(f"{model.__doc__}\n\n### [scorers.NAME]\n\n")
+            model = ScorerConfig
+        if not model.model_fields:
+            parts.append(f"{model.__doc__}\n")
+            continue
+        parts += _table(model)
+        for name, field in model.model_fields.items():
+            if (table := table_of(field)) is not None:
+                said = " ".join((table.__doc__ or "").split())
+                parts += [f"\n### [{section}.{name}.NAME]\n\n{said}\n\n", *_table(table)]
+    for algorithm, options in BUILT_IN.items():
+        if options.model_fields:
+            parts.append(f'\n### [objective] of train.algorithm = "{algorithm}"\n\n')
+            parts += _table(options)
     return "".join(parts)
+
+
+def _table(model: type[Section]) -> list[str]:
+    head = "| setting | type | default | meaning |\n|---|---|---|---|\n"
+    return [head, *(_row(name, field) for name, field in model.model_fields.items())]
 
 
 def _row(name: str, field: FieldInfo) -> str:
@@ -56,7 +75,8 @@ def _name(annotation: Any) -> str:
     if origin is list:
         return f"list of {_name(inner[0])}"
     if origin is dict:
-        return f"table of {_name(inner[1])}" if inner[1] is not Any else "table"
+        tables = isinstance(inner[1], type) and issubclass(inner[1], Section)
+        return f"table of {_name(inner[1])}" if inner[1] is not Any and not tables else "table"
     if origin is tuple:
         return f"[{', '.join(_name(item) for item in inner)}]"
     if hasattr(annotation, "__metadata__"):

@@ -72,12 +72,17 @@ class ArchiveConfig(Section):
     max_mb: Positive = 1024
     """Largest total size of the files, in MiB. The oldest are deleted above it."""
     step_mb: Positive = 64
-    """Payloads that the archive reads of one step, in MiB, about. Of a larger step, and of steps that
-    together have more than 1 MiB a second, it keeps the prompts and completions of a random part of the
-    groups, and the facts of all."""
+    """Payloads that the archive reads of one step, in MiB, about. Of a larger step it keeps the prompts
+    and completions of a random part of the groups, and the facts of all."""
+    read_mb_s: Annotated[float, Field(gt=0)] = 1.0
+    """Payloads that the archive reads a second, in MiB, on average and about. Of steps that together have
+    more it keeps the prompts and completions of a random part. Reading takes the leader longer than
+    serving: a leader that commits steps as fast as it can would have a third of its rate if all were read."""
 
 
-AlertKind = Literal["fault", "stall", "nan", "reward_collapse", "held_out", "disk", "end"]
+AlertKind = Literal[
+    "fault", "stall", "nan", "reward_collapse", "held_out", "reward_hacking", "disk", "end"
+]
 
 
 class AlertsConfig(Section):

@@ -29,7 +29,7 @@ class Rule(StrEnum):
 NEW_RUN = "Start a new run with the weights of a checkpoint: paceline up CONFIG --from CHECKPOINT --set {}=..."
 
 _LIVE = {
-    "train": "lr schedule warmup_steps min_lr_ratio steps max_staleness late_groups max_token_age "
+    "train": "lr schedule warmup_steps min_lr_ratio steps epochs max_samples max_staleness late_groups max_token_age "
     "checkpoint_every keep_checkpoints eval_every eval_limit early_stop_evals eval_drop",
     "rollout": "max_tokens top_p top_k max_turns environment_timeout_s",
     "reward": "timeout_s",
@@ -43,20 +43,23 @@ _START = {
     "partial_store_mb openai openai_port openai_sampling vllm",
     "fleet": "controllers policy policy_min policy_max policy_ranks rollout rollout_min rollout_max "
     "rollout_spares provider autoscale autoscale_steps autoscale_high autoscale_patience policy_threads "
-    "rollout_threads heartbeat_s lease_ttl_s suspect_grace_s drain_s finish_s stop_s wedged_after_s restart "
+    "rollout_threads scorers scorers_min scorers_max scorer_threads heartbeat_s lease_ttl_s suspect_grace_s drain_s finish_s stop_s wedged_after_s restart "
     "max_restarts",
-    "kubernetes": "policy rollout namespace api_url token_file ca_file",
-    "ray": "address policy_gpus rollout_gpus",
+    "kubernetes": "policy rollout scorer namespace api_url token_file ca_file",
+    "ray": "address policy_gpus rollout_gpus scorer_gpus",
     "redis": "appendfsync maxmemory_mb",
     "controller": "host port leader_lease_s snapshot_every max_message_mb",
     "rest": "enabled host port",
-    "archive": "enabled step_mb max_mb",
+    "archive": "enabled step_mb read_mb_s max_mb",
     "alerts": "webhook_file command on stall_s reward_drop disk_free_gb",
     "metrics": "sinks project wandb_entity wandb_mode mlflow_uri",
     "telemetry": "otlp_endpoint share",
     "auth": "token_file tls_cert tls_key tls_ca",
 }
+SCORER_START = ("url", "api_key_file", "batch_size", "timeout_s", "attempts", "dtype")
+"""Settings of a scorer that a continued run may change; the others decide its numbers, and are fixed."""
 _OBJECTIVE = "steps that a rollback repeats must optimise what they optimised before"
+_SCORED = "groups in flight were scored with it"
 _DATA = "the ledger counts rows of this data set"
 _MODEL = "checkpoints hold this model and its optimizer state"
 _FIXED = {
@@ -71,11 +74,30 @@ _FIXED = {
         (
             *("data.path", "data.name", "data.split", "data.prompt_field", "data.answer_field"),
             *("data.chat", "data.system_prompt", "data.shuffle", "data.max_prompt_tokens"),
-            *("data.eval_path", "data.eval_split"),
+            *("data.eval_path", "data.eval_split", "data.messages_field", "data.completion_field"),
+            *("data.chosen_field", "data.rejected_field", "data.margin_field", "data.label_field"),
+            *(
+                "data.sources",
+                "data.curriculum",
+                "data.curriculum_min",
+            ),
+            *(
+                "data.prompt_template",
+                "data.prompt_suffix",
+                "data.chat_template_args",
+                "data.long_prompts",
+            ),
         ),
         _DATA,
     ),
-    "reward.functions": "groups in flight were scored with them",
+    **dict.fromkeys(
+        ("reward.functions", "reward.overlong_buffer", "reward.overlong_penalty"),
+        "groups in flight were scored with them",
+    ),
+    **dict.fromkeys(
+        ("evaluation.sets", "evaluation.best_metric"),
+        "the ledger ranks checkpoints by these evaluations",
+    ),
     **dict.fromkeys(
         (
             *("train.algorithm", "train.aggregation", "train.advantage_norm", "train.clip_low"),
@@ -86,14 +108,28 @@ _FIXED = {
                 "train.tis_cap",
                 "train.mask_ratio_token",
             ),
-            *("train.mask_ratio_sequence", "train.kl_coef", "train.kl_estimator"),
-            *("train.reference_path", "train.filter_uninformative", "train.skip_zero_advantage"),
+            *("train.mask_ratio_sequence", "train.kl_coef", "train.kl_estimator", "train.kl_in"),
+            *("train.advantage", "train.surrogate", "train.importance_level"),
+            *(
+                "train.entropy_coef",
+                "train.router_aux_loss_coef",
+                "train.overlong_filter",
+                "train.covariance",
+            ),
+            *("train.covariance_share", "train.covariance_range", "train.covariance_kl_coef"),
+            *(
+                "train.reference",
+                "train.reference_path",
+                "train.filter_uninformative",
+                "train.skip_zero_advantage",
+            ),
             *("train.weight_decay", "train.betas", "train.eps", "train.max_grad_norm"),
         ),
         _OBJECTIVE,
     ),
     "train.max_nonfinite_steps": "the ledger counts steps without a finite gradient by it",
     "train.groups_per_step": "steps that a rollback repeats have this many groups",
+    "rollout.source": "the ledger counts ages of sampled groups alone",
     "rollout.group_size": "groups in flight have this many completions",
     "rollout.temperature": "the trainer computes log-probabilities with it, and groups in flight were "
     "sampled at it",
@@ -114,29 +150,44 @@ RULES: dict[str, Rule] = {
 
 def refusal(name: str) -> str:
     """Why ``paceline set`` does not change this setting, and what does; empty if it is LIVE."""
-    match RULES.get(name, Rule.FIXED):
+    match rule_of(name):
         case Rule.LIVE:
             return ""
-        case Rule.START if name in ("fleet.policy", "fleet.rollout"):
-            role = name.partition(".")[2]
+        case Rule.START if name in ("fleet.policy", "fleet.rollout", "fleet.scorers"):
+            role = name.partition(".")[2].replace("scorers", "scorer:NAME")
             return f"{name} is the number at the start. Use paceline scale {role}=COUNT"
         case Rule.START:
             return (
                 f"{name} is read when a process starts. Interrupt paceline up, and continue the run with "
                 f"--set {name}=..."
             )
-    return f"{name} is fixed for the run: {_FIXED[name]}. {NEW_RUN.format(name)}"
+    why = _SCORED if name.startswith("scorers.") else _FIXED.get(name, _OBJECTIVE)
+    return f"{name} is fixed for the run: {why}. {NEW_RUN.format(name)}"
+
+
+def rule_of(name: str) -> Rule:
+    """Of a setting by its dotted name. The settings of all scorers have the same rules."""
+    section, _, rest = name.partition(".")
+    if section == "scorers":
+        return Rule.START if rest.partition(".")[2] in SCORER_START else Rule.FIXED
+    return RULES.get(name, Rule.FIXED)
 
 
 def values_of(config: Config, rules: Iterable[Rule]) -> dict[str, JsonValue]:
     """The settings under ``rules`` by dotted name, as JSON values."""
     wanted = set(rules)
     dumped = config.model_dump(mode="json")
+    scorers = dumped.pop("scorers")
+    dumped["scorers"] = {
+        f"{name}.{field}": value
+        for name, fields in scorers.items()
+        for field, value in fields.items()
+    }
     return {
         f"{section}.{name}": value
         for section, fields in dumped.items()
         for name, value in fields.items()
-        if RULES.get(f"{section}.{name}", Rule.FIXED) in wanted
+        if rule_of(f"{section}.{name}") in wanted
     }
 
 
@@ -170,10 +221,10 @@ def problem_of_divisor(before: Config, now: Config) -> str:
     """Why the loss of a run cannot go on from ``before`` to ``now``; empty if it can."""
     if now.train.aggregation != "dr_grpo" or now.longest_completion == before.longest_completion:
         return ""
+    name = f"rollout.{now.length_setting}"
     return (
-        f"rollout.max_tokens = {now.rollout.max_tokens}: with train.aggregation = dr_grpo it is the divisor of "
-        f"the loss, and the run has {before.rollout.max_tokens}. "
-        + NEW_RUN.format("rollout.max_tokens")
+        f"{name} = {now.longest_completion}: with train.aggregation = dr_grpo it is the divisor of the loss, and "
+        f"the run has {before.longest_completion}. " + NEW_RUN.format(name)
     )
 
 

@@ -10,16 +10,22 @@ import re
 import textwrap
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
 import tomli_w
+from pydantic.fields import FieldInfo
 
 from paceline.config.fields import meaning
+from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import SECTIONS
 
 WIDTH = 98
+
+
+Settings = Mapping[str, Mapping[str, Any]]
+"""Fields by section."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,18 @@ class Algorithm:
     summary: str
     train: Mapping[str, Any]
     """The settings of [train] that define it."""
+    rows: str = "prompts"
+    """What it trains: prompts, for which the policy samples, or recorded chats or pairs."""
+    objective: Mapping[str, Any] = field(default_factory=dict)
+    rollout: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def recorded(self) -> bool:
+        return self.rows != "prompts"
+
+    @property
+    def settings(self) -> Settings:
+        return {"train": self.train, "objective": self.objective, "rollout": self.rollout}
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +52,16 @@ class Size:
     summary: str
     start: list[str]
     """Commands that start a run; {out} is the file."""
-    settings: Mapping[str, Mapping[str, Any]]
+    recorded_start: list[str]
+    """The same for a run without an engine."""
+    settings: Settings
+    """Of a run of prompts."""
+    rows: Mapping[str, Mapping[str, Any]]
+    """[data] of recorded rows, by their kind."""
+    sampled: str = ""
+    """What the summary adds for a run with an engine."""
+    algorithm: Mapping[str, Settings] = field(default_factory=dict)
+    """Settings of an algorithm at this size."""
 
 
 _TEMPLATES = tomllib.loads(
@@ -50,25 +77,68 @@ def template(algorithm: str, size: str, out: str) -> str:
     ``out``: path of the file, for the commands that it shows.
     """
     chosen, base = ALGORITHMS[algorithm], SIZES[size]
-    settings = {section: dict(fields) for section, fields in base.settings.items()}
-    settings["train"] = {"algorithm": "grpo", **settings["train"], **chosen.train}
+    settings = template_settings(algorithm, size)
+    known = BUILT_IN[settings["train"]["algorithm"]].model_fields
     head = [
         *_comment(f"{chosen.summary}."),
-        *_comment(f"Sized for {base.summary}."),
+        *_comment(f"Sized for {base.summary}{'' if chosen.recorded else base.sampled}."),
         "#",
-        *(f"#     {line.format(out=out)}" for line in base.start),
+        *(f"#     {line}" for line in commands(algorithm, size, out)),
         "#",
         *_comment(
             "docs/configuration.md lists all settings. Settings not in this file have defaults."
         ),
     ]
-    parts = ["\n".join(head), *(_section(name, fields) for name, fields in settings.items())]
+    parts = ["\n".join(head)]
+    for name, fields in settings.items():
+        parts.append(_section(name, fields, known if name == "objective" else _fields_of(name)))
     return "\n\n".join(parts) + "\n"
 
 
-def _section(section: str, fields: Mapping[str, Any]) -> str:
+def commands(algorithm: str, size: str, out: str) -> list[str]:
+    """What starts a run of the file ``out``."""
+    base = SIZES[size]
+    lines = base.recorded_start if ALGORITHMS[algorithm].recorded else base.start
+    return [line.format(out=out) for line in lines]
+
+
+def template_settings(algorithm: str, size: str) -> dict[str, dict[str, Any]]:
+    """Fields by section: those of the size, and before them those of the algorithm."""
+    chosen, base = ALGORITHMS[algorithm], SIZES[size]
+    settings = {section: dict(fields) for section, fields in base.settings.items()}
+    if chosen.recorded:
+        settings = _without_engine(settings, base.rows[chosen.rows])
+    settings["train"] = {"algorithm": "grpo", **settings["train"]}
+    for own in (chosen.settings, base.algorithm.get(algorithm, {})):
+        for section, fields in own.items():
+            if fields:
+                settings[section] = settings.get(section, {}) | dict(fields)
+    return {name: settings[name] for name in SECTIONS if name in settings}
+
+
+def _without_engine(
+    settings: dict[str, dict[str, Any]], data: Mapping[str, Any]
+) -> dict[str, dict[str, Any]]:
+    """A run of recorded rows: one rollout worker tokenises them, on no GPU, and nothing is rewarded."""
+    longest = settings["rollout"]["max_tokens"]
+    found = {
+        **settings,
+        "data": dict(data),
+        "rollout": {"source": "recorded", "max_tokens": longest},
+        "fleet": settings["fleet"] | {"rollout": 1},
+    }
+    del found["reward"]
+    if "ray" in found:
+        found["ray"] = found["ray"] | {"rollout_gpus": 0}
+    return found
+
+
+def _fields_of(section: str) -> Mapping[str, FieldInfo]:
+    return SECTIONS[section].model_fields
+
+
+def _section(section: str, fields: Mapping[str, Any], known: Mapping[str, FieldInfo]) -> str:
     """A section as TOML, with the meaning of each setting above it."""
-    known = SECTIONS[section].model_fields
     lines = []
     for line in tomli_w.dumps({section: fields}).splitlines():
         name = re.match(rf"(?:\[{section}\.)?(\w+)(?: =|\]$)", line)

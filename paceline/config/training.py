@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
+from paceline.config.algorithms import with_defaults
 from paceline.config.fields import Decay, LocalPath, NonNegative, Positive, Ratio, Seconds, Section
+from paceline.dataset.prompt_template import placeholders
 
 NEED_ANSWERS = ("exact_match", "math_verify")
 """Built-in rewards that compare with the row's answer."""
+LENGTHS = ("steps", "epochs", "max_samples")
+"""Settings of [train] that say how long the run is; one of them is set."""
+DEFAULT_STEPS = 100
+SOURCE_NAME = r"^[A-Za-z0-9][A-Za-z0-9_-]{0,63}$"
+TEMPLATE_ARGS = (
+    *("conversation", "messages", "tools", "chat_template", "add_generation_prompt", "tokenize"),
+    *("continue_final_message", "return_tensors", "return_dict", "return_assistant_tokens_mask"),
+)
+"""Arguments of apply_chat_template that a run sets itself."""
 
 
 class RunConfig(Section):
@@ -40,10 +52,36 @@ class ModelConfig(Section):
     """Device of policy and rollout workers. auto uses cuda if torch finds a GPU."""
 
 
-class DataConfig(Section):
+class SourceConfig(Section):
+    """One of several sources of training data. Beside these settings it may have those of [data] that name a field
+    (prompt_field, answer_field, ...), if its rows call the field differently."""
+
+    model_config = ConfigDict(extra="allow")
+
     path: LocalPath
+    """Rows of the source, in any form that data.path accepts."""
+    name: str | None = None
+    """Configuration name of a hub data set."""
+    split: str = "train"
+    """Split of a Hugging Face data set."""
+    weight: Annotated[float, Field(ge=0)] | None = None
+    """Share of the prompts that come from this source, in proportion to the weights of the others. If no source
+    has a weight, the sources are one data set."""
+
+    @property
+    def renamed_fields(self) -> dict[str, str]:
+        """Name of a field in this source, by the setting of [data] that names it."""
+        return dict(self.model_extra or {})
+
+
+class DataConfig(Section):
+    path: LocalPath | None = None
     """Training data: a JSONL or Parquet file, a directory of such files, or the name or directory
-    of a Hugging Face data set."""
+    of a Hugging Face data set. Either this or data.sources is needed."""
+    sources: dict[Annotated[str, Field(pattern=SOURCE_NAME)], SourceConfig] = Field(
+        default_factory=dict
+    )
+    """Several sources of training data, each as a table [data.sources.NAME]."""
     open_timeout_s: Seconds = 1800.0
     """Longest time to open the data. After it the controller ends with an error that names the data."""
     name: str | None = None
@@ -55,37 +93,150 @@ class DataConfig(Section):
     answer_field: str | None = "answer"
     """Field that is passed to rewards as the reference answer. If none, rewards receive only the
     row."""
+    messages_field: str | None = None
+    """Recorded data: field with a chat. The assistant's turns are trained, the others are read."""
+    completion_field: str | None = None
+    """Recorded data: field with the completion of prompt_field, as text or as chat messages."""
+    chosen_field: str | None = None
+    """Recorded data: field with the better one of two completions, as text or as chat messages. A whole chat
+    may stand in both fields; prompt_field is not needed then."""
+    rejected_field: str | None = None
+    """Recorded data: field with the worse one of two completions."""
+    margin_field: str | None = None
+    """Recorded data: field with a positive number, by how much chosen is better. If none, it is 1."""
+    label_field: str | None = None
+    """Recorded data: field that is true for a good completion and false for a bad one."""
     chat: bool = False
     """Wrap a text prompt as one user message and apply the tokenizer's chat template."""
     system_prompt: str | None = None
     """System message put before the chat messages, unless the row has its own."""
+    prompt_template: str | None = None
+    """Text of the prompt, with the names of fields in braces: "Question: {question}\\nAnswer:". It takes the place
+    of data.prompt_field. {{ and }} stand for braces."""
+    prompt_suffix: str = ""
+    """Text that is put after every prompt; after the last user message, if the prompt is chat messages."""
+    chat_template_args: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the tokenizer's chat template, for example { enable_thinking = false }."""
     shuffle: bool = True
     """Shuffle the rows in each pass over the data, by run.seed. If false, rows keep the order of
     the file."""
     max_prompt_tokens: Positive = 4096
-    """Longest prompt, in tokens. Longer prompts are dropped, with a reason."""
+    """Longest prompt, in tokens. See long_prompts."""
+    long_prompts: Literal["drop", "truncate_left", "truncate_right"] = "drop"
+    """What becomes of prompts with more than max_prompt_tokens. drop: they are dropped, with a reason.
+    truncate_left, truncate_right: the text of the row loses its beginning or its end, until the prompt fits; template,
+    system prompt and suffix stay whole."""
+    curriculum: Literal["success_rate"] | None = None
+    """success_rate: prompts that were always or never solved are drawn less. Each group in a row whose rewards are all
+    equal halves the probability that the prompt is drawn in the next epoch. If none, every epoch draws every
+    prompt."""
+    curriculum_min: Annotated[float, Field(gt=0, le=1)] = 0.1
+    """Lowest probability to which the curriculum reduces a prompt."""
     eval_path: LocalPath | None = None
     """Held-out data, in any form that data.path accepts. If none, the run has no evaluations."""
     eval_split: str = "test"
     """Split of a held-out Hugging Face data set."""
 
+    @property
+    def described(self) -> str:
+        """Where the training data is, for people."""
+        if self.path is not None:
+            return self.path
+        return ", ".join(source.path for source in self.sources.values())
+
+    @field_validator("sources", mode="before")
+    @classmethod
+    def _named(cls, value: Any) -> Any:
+        """`[[data.sources]]` is a list: its sources are source_0, source_1, ..."""
+        if isinstance(value, list):
+            return {f"source_{n}": source for n, source in enumerate(value)}
+        return value
+
+    @field_validator("prompt_template")
+    @classmethod
+    def _is_template(cls, template: str | None) -> str | None:
+        if template is not None:
+            try:
+                placeholders(template)
+            except ValueError as error:
+                raise ValueError(f"data.prompt_template: {error}") from None
+        return template
+
+    @field_validator("chat_template_args")
+    @classmethod
+    def _ours(cls, arguments: dict[str, Any]) -> dict[str, Any]:
+        for name in arguments:
+            if name in TEMPLATE_ARGS:
+                raise ValueError(
+                    f"data.chat_template_args: {name} is set by Paceline. Remove it: only arguments that the template "
+                    "itself reads belong here"
+                )
+        return arguments
+
+    @model_validator(mode="after")
+    def _one_place(self) -> DataConfig:
+        if (self.path is None) == (not self.sources):
+            found = "are both set" if self.sources else "are both missing"
+            raise ValueError(
+                f"data.path and data.sources {found}: give data.path for one source of rows, or a table "
+                "[data.sources.NAME] for each of several"
+            )
+        for name, source in self.sources.items():
+            for setting, field in source.renamed_fields.items():
+                _check_renamed(name, setting, field, type(self).model_fields)
+        weights = {name: source.weight for name, source in self.sources.items()}
+        without = [name for name, weight in weights.items() if weight is None]
+        if without and len(without) < len(weights):
+            raise ValueError(
+                f"data.sources.{without[0]}.weight is missing: give every source a weight, or none of them"
+            )
+        if weights and not without and not any(weights.values()):
+            raise ValueError(
+                "data.sources: all weights are 0. Give at least one source a weight above 0"
+            )
+        return self
+
+
+def _check_renamed(source: str, setting: str, field: object, known: Mapping[str, Any]) -> None:
+    names = [name for name in known if name.endswith("_field")]
+    if setting not in names:
+        raise ValueError(
+            f"data.sources.{source}.{setting} is not a setting of a source: it has "
+            f"{', '.join([*SourceConfig.model_fields, *names])}"
+        )
+    if not isinstance(field, str):
+        raise ValueError(f"data.sources.{source}.{setting} = {field!r}: give the name of a field")
+
 
 class RewardConfig(Section):
     functions: list[str] | dict[str, float] = Field(default_factory=lambda: ["exact_match"])
-    """Rewards: built-in names (exact_match, math_verify, format:REGEX) or
-    package.module:function. As a table, each has a weight."""
+    """Rewards: built-in names (exact_match, math_verify, format:REGEX),
+    package.module:function, or scorer:NAME for a scorer of [scorers]. As a table, each has a weight."""
     timeout_s: Seconds = 10.0
     """Time limit of one reward call, in seconds. The attempt fails if a call exceeds it."""
     processes: NonNegative = 1
     """Processes that score completions, per rollout worker. 0 scores in the worker itself,
     without a time limit."""
+    overlong_buffer: NonNegative = 0
+    """Soft penalty of long completions, in tokens (DAPO): within this many tokens of the length limit the
+    reward falls linearly, by overlong_penalty at the limit. It is not applied to held-out prompts. 0: none."""
+    overlong_penalty: Annotated[float, Field(gt=0)] = 1.0
+    """What a completion loses that reaches the length limit."""
 
 
 class TrainConfig(Section):
-    algorithm: Literal["grpo"] = "grpo"
-    """The policy-gradient algorithm."""
-    steps: Positive = 100
-    """Optimizer steps of the run."""
+    algorithm: str = "grpo"
+    """What a step optimises. The GRPO family: grpo, dr_grpo, dapo, gspo, cispo, rloo, reinforce++,
+    reinforce++-baseline, whose names give other defaults to the settings below. With a critic: ppo. For
+    preferences: dpo, ipo, orpo, kto, online_dpo, reward_model. From a teacher: distill. For recorded answers: sft. One of your own:
+    package.module:Class. Options of an objective are in [objective]; see docs/algorithms.md."""
+    steps: Positive | None = None
+    """Optimizer steps of the run: 100 if neither epochs nor max_samples is set. Only one of the three may be set."""
+    epochs: Annotated[float, Field(gt=0)] | None = None
+    """Length of the run in passes over the training data, instead of steps. The steps are rounded up: the last one is
+    filled with rows of the next pass."""
+    max_samples: Positive | None = None
+    """Length of the run in samples (completions), instead of steps. The steps are rounded down."""
     groups_per_step: Positive = 32
     """Global batch size in groups, independent of the number of replicas. A group is the
     completions of one prompt."""
@@ -118,13 +269,26 @@ class TrainConfig(Section):
     """Oldest token that late_groups = "train" trains, in steps. Older tokens are masked in the
     loss, and a group without a younger one is dropped as expired. Default: 8 x max_staleness, at
     least 8."""
-    aggregation: Literal["token_mean", "sequence_mean", "dr_grpo"] = "token_mean"
+    aggregation: Literal["token_mean", "sequence_mean", "sequence_sum", "dr_grpo"] = "token_mean"
     """How token losses become one number. token_mean: mean over all tokens of the step (DAPO).
-    sequence_mean: mean over each sequence, then over sequences (GRPO). dr_grpo: sum divided by the
+    sequence_mean: mean over each sequence, then over sequences (GRPO). sequence_sum: sum over each
+    sequence, then the mean over sequences (RLOO). dr_grpo: sum divided by the
     longest completion, which is rollout.max_tokens, or with an environment rollout.max_context
     (Dr. GRPO)."""
+    advantage: Literal["group", "leave_one_out", "step", "group_step"] = "group"
+    """What a reward is compared with. group: the mean of its group (GRPO). leave_one_out: the mean of
+    the group's others (RLOO). step: the mean of all samples of the step (REINFORCE++). group_step: the
+    mean of its group, and the standard deviation is that of the step (REINFORCE++-baseline)."""
     advantage_norm: bool = True
-    """Divide a group's advantages by the standard deviation of its rewards."""
+    """Divide advantages by the standard deviation of the rewards: of the group's, or with advantage =
+    "step" and "group_step" of the step's."""
+    surrogate: Literal["clip", "weight"] = "clip"
+    """How the importance ratio enters. clip: the smaller of the ratio and the clipped ratio times the
+    advantage, so that tokens beyond the clip have no gradient (PPO). weight: the clipped ratio is a
+    constant weight of the log-prob, so that every token keeps its gradient (CISPO)."""
+    importance_level: Literal["token", "sequence"] = "token"
+    """token: each token has its ratio. sequence: all tokens of a completion have the geometric mean of
+    their ratios (GSPO)."""
     clip_low: Annotated[float, Field(ge=0)] = 0.2
     """Lower clip range: the importance ratio is clipped to at least 1 - clip_low."""
     clip_high: Annotated[float, Field(ge=0)] = 0.2
@@ -151,7 +315,33 @@ class TrainConfig(Section):
     """Weight of the KL term to the reference model. Above 0, the trainer loads the reference
     model."""
     kl_estimator: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator of the KL term, named as by Schulman."""
+    """Estimator of the KL term in the loss, named as by Schulman."""
+    kl_in: Literal["loss", "reward"] = "loss"
+    """loss: the KL term is a part of the loss. reward: each token's advantage is lowered by kl_coef times
+    the log-ratios to the reference model from this token to the end of the completion."""
+    entropy_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the entropy bonus: the mean entropy of the policy at the trained tokens, in nats, is
+    added to what is maximised."""
+    router_aux_loss_coef: Annotated[float, Field(ge=0)] = 0.0
+    """Weight of the load-balancing loss of a mixture of experts: 1 per completion if its experts get equal
+    shares, more if they do not. 0 leaves it out. Many models were trained with 0.001."""
+    overlong_filter: bool = False
+    """Completions that were cut at the length limit give no gradient. Their rewards still count in the
+    advantages of the others (DAPO)."""
+    covariance: Literal["none", "clip", "kl"] = "none"
+    """Keeps the entropy from collapsing by the few tokens whose log-prob and advantage vary together
+    most. clip: a random covariance_share of the tokens in covariance_range has no gradient (Clip-Cov).
+    kl: the covariance_share of tokens with the largest covariance has a KL term to the policy that
+    sampled, with covariance_kl_coef (KL-Cov)."""
+    covariance_share: Annotated[float, Field(gt=0, le=1)] = 2e-4
+    """Share of the trained tokens that covariance chooses, group by group."""
+    covariance_range: tuple[float, float] = (1.0, 5.0)
+    """Range of covariances from which covariance = "clip" chooses."""
+    covariance_kl_coef: Annotated[float, Field(ge=0)] = 1.0
+    """Weight of the KL term of covariance = "kl"."""
+    reference: Annotated[str, Field(pattern=r"^(model|scorer:\w+)$")] = "model"
+    """Reference model of the KL term. model: the trainer loads reference_path. scorer:NAME: the scorer NAME, of kind
+    logprobs, computes its log-probs, and no trainer holds it."""
     reference_path: LocalPath | None = None
     """Directory or hub name of the reference model. Default: model.path."""
     tokens_per_microbatch: Positive = 8192
@@ -184,12 +374,40 @@ class TrainConfig(Section):
     """Fraction of the best held-out reward by which a later one must be lower for the run to warn.
     0 disables the warning."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _one_length(cls, settings: Any) -> Any:
+        if not isinstance(settings, dict):
+            return settings
+        given = [name for name in LENGTHS if settings.get(name) not in (None, "none")]
+        if len(given) > 1:
+            raise ValueError(
+                f"train.{given[0]} and train.{given[1]} are both set, and each is the length of the run: keep one, "
+                f'and set the other to "none"'
+            )
+        return settings if given else {**settings, "steps": DEFAULT_STEPS}
+
     @property
     def token_age(self) -> int:
         """max_token_age, or its default."""
         if self.max_token_age is not None:
             return self.max_token_age
         return max(8, 8 * self.max_staleness)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _published(cls, given: Any) -> Any:
+        """Defaults of the algorithm's name, which a setting of the user's own goes before."""
+        return with_defaults(given) if isinstance(given, dict) else given
+
+    @model_validator(mode="after")
+    def _informative(self) -> TrainConfig:
+        if self.filter_uninformative and self.advantage == "step":
+            raise ValueError(
+                "train.filter_uninformative = true drops groups whose rewards are equal, and with train.advantage = "
+                "step they are compared with the rest of the step: set it to false"
+            )
+        return self
 
     @model_validator(mode="after")
     def _admitted_tokens_count(self) -> TrainConfig:
@@ -200,7 +418,7 @@ class TrainConfig(Section):
             )
         return self
 
-    @field_validator("mask_ratio_token", "mask_ratio_sequence")
+    @field_validator("mask_ratio_token", "mask_ratio_sequence", "covariance_range")
     @classmethod
     def _ordered(
         cls, bounds: tuple[float, float] | None, info: ValidationInfo
@@ -208,6 +426,6 @@ class TrainConfig(Section):
         if bounds is not None and bounds[0] > bounds[1]:
             raise ValueError(
                 f"train.{info.field_name} = {list(bounds)}: the lower bound is above the upper one, "
-                "so every token would be masked"
+                "so it holds no number"
             )
         return bounds

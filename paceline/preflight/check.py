@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 CORRECT = "Correct the setting that this line begins with"
 """The remedy for a finding that says what is wrong with a setting."""
+FIRST_ROW = "first row"
+"""Name of the check that shows the first row of recorded data."""
+LENGTH = "run length"
+"""Name of the check that says how many steps and samples a run has."""
 Problem = tuple[str, str]
 """What is wrong, and the remedy."""
 

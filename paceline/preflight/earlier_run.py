@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 from paceline.config.differences import differences
 from paceline.config.load import ConfigError, load_config, run_digest
 from paceline.config.schema import Config
 from paceline.config.setting_rules import problem_of_divisor
+from paceline.config.training import LENGTHS
+from paceline.errors import BadInput
 from paceline.preflight.check import Check, fail, ok
+from paceline.preflight.run_length import steps_of
 from paceline.run_view.summary import can_extend, read_summary
 
 NAME = "earlier run"
@@ -20,12 +24,13 @@ def earlier_run(config: Config, run_dir: Path) -> Iterator[Check]:
     continued = f"the one in {run_dir} is continued"
     # A Redis of the user's own knows a run by its name, wherever its directory is.
     elsewhere = "--run-dir DIR" if config.redis.url is None else "another run.name"
-    if can_extend(summary, config.train.steps):
-        continued = f"the one in {run_dir} is finished, and goes on to {config.train.steps} steps"
+    if _extends(config, summary):
+        continued = f"the one in {run_dir} is finished, and goes on to {steps_of(config)} steps"
     elif summary is not None and summary.get("status") == "finished":
+        length = next(f"train.{n}" for n in LENGTHS if getattr(config.train, n) is not None)
         found = f"the run in {run_dir} is finished ({summary.get('steps')} steps)"
         remedy = (
-            "Give it more steps with a larger train.steps, run it again with --fresh, or start another one "
+            f"Give it more steps with a larger {length}, run it again with --fresh, or start another one "
             f"with {elsewhere}: with --from {run_dir} it begins with the weights of this one"
         )
         yield fail(NAME, found, remedy)
@@ -39,12 +44,11 @@ def earlier_run(config: Config, run_dir: Path) -> Iterator[Check]:
     except ConfigError as error:
         yield fail(NAME, f"{kept} cannot be read: {error}", f"Start another run with {elsewhere}")
         return
-    if why := problem_of_divisor(before, config):
-        yield fail(NAME, f"the run in {run_dir} cannot be continued", why)
-        return
     ours, theirs = run_digest(before)[1], run_digest(config)[1]
     if ours == theirs:
-        yield ok(NAME, continued)
+        why = problem_of_divisor(before, config)
+        refused = fail(NAME, f"the run in {run_dir} cannot be continued", why)
+        yield refused if why else ok(NAME, continued)
         return
     found = f"the run in {run_dir} has another config: {differences(ours, theirs)}"
     remedy = (
@@ -52,3 +56,10 @@ def earlier_run(config: Config, run_dir: Path) -> Iterator[Check]:
         "begins with the weights of this one"
     )
     yield fail(NAME, found, remedy)
+
+
+def _extends(config: Config, summary: Mapping[str, Any] | None) -> bool:
+    try:
+        return can_extend(summary, lambda: steps_of(config))
+    except BadInput:
+        return False  # the check of the data says what is wrong

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Iterator
 
+from paceline.config.run_length import length_in_words
 from paceline.config.schema import Config
-from paceline.preflight.check import CORRECT, Check, fail, ok
-from paceline.preflight.data import data_problems
+from paceline.config.scorers import named_scorer
+from paceline.errors import BadInput
+from paceline.preflight.check import CORRECT, LENGTH, Check, fail, ok
+from paceline.preflight.data import check_data
+from paceline.preflight.first_row import first_row
+from paceline.preflight.import_check import import_check
 from paceline.preflight.models import model_problems
-from paceline.process.user_code import python_module
+from paceline.preflight.objective import objective_checks
 
 BUILT_IN_REWARDS = ("exact_match", "math_verify")
-IMPORT_LIMIT_S = 120.0
 
 
 def inputs(config: Config) -> Iterator[Check]:
-    first_row, data = data_problems(config)
-    named = [*model_problems(config, first_row), *data]
+    data = check_data(config)
+    named = [*model_problems(config, data.first_row), *data.problems]
     problems = [*(_bad(found, remedy) for found, remedy in named), *_rewards(config)]
-    yield from problems or [ok("inputs", "model, data and rewards are there")]
+    problems += [*objective_checks(config), *_judges(config)]
+    if not named:
+        problems += first_row(config, data.first_row)
+    length, wrong = _length(config, data.rows)
+    problems += wrong
+    yield from length
+    yield from problems
+    if not any(check.state == "fail" for check in problems):
+        yield ok("inputs", "model, data and rewards are there")
+
+
+def _length(config: Config, rows: int) -> tuple[list[Check], list[Check]]:
+    """The length of the run if its rows could be read, and what is wrong with it."""
+    try:
+        return [ok(LENGTH, length_in_words(config, rows))] if rows else [], []
+    except BadInput as error:
+        return [], [_bad(str(error))]
 
 
 def _bad(found: str, remedy: str = CORRECT) -> Check:
@@ -30,27 +49,21 @@ def _rewards(config: Config) -> Iterator[Check]:
     if not config.reward.functions:
         found = "reward.functions is empty"
         yield _bad(found, 'Name at least one function, for example ["exact_match"]')
-    for name in config.reward.functions:
-        if name not in BUILT_IN_REWARDS and (problem := _reward_problem(name)):
-            yield _bad(f"reward.functions: {problem}")
+    named = dict.fromkeys(config.reward.functions, "reward.functions")
+    for each, of in config.evaluation.sets.items():
+        for name in of.reward or ():
+            named.setdefault(name, f"evaluation.sets.{each}.reward")
+    for name, setting in named.items():
+        if name not in BUILT_IN_REWARDS and named_scorer(name) is None:
+            problem = import_check("rollout_worker.rewards.check", name).problem
+            if problem:
+                yield _bad(f"{setting}: {problem}")
 
 
-def _reward_problem(name: str) -> str:
-    """Imports the function in a process of its own: what a user's module loads must not stay here."""
-    try:
-        done = subprocess.run(
-            [*python_module("rollout_worker.rewards.check"), name],
-            capture_output=True,
-            text=True,
-            timeout=IMPORT_LIMIT_S,
-            stdin=subprocess.DEVNULL,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        return f"{name}: the import takes longer than {IMPORT_LIMIT_S:.0f} s"
-    if done.returncode == 0:
-        return ""
-    lines = [line for line in done.stderr.splitlines() if line.strip()]
-    if not lines:
-        return f"{name}: its import ended the process with exit status {done.returncode}"
-    return lines[-1].removeprefix("check: ")
+def _judges(config: Config) -> Iterator[Check]:
+    """One call to each judge behind a URL; a model of the run's own is loaded where its scorer starts."""
+    for name, scorer in config.scorers.by_name.items():
+        if scorer.url is not None:
+            settings = scorer.model_dump_json(exclude_none=True)
+            if problem := import_check("scorer_worker.check", name, settings).problem:
+                yield _bad(problem, "Start the server, or correct the section of the scorer")

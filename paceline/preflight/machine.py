@@ -26,7 +26,7 @@ DISK_WARN, DISK_FAIL = 10 * GIB, 1 * GIB
 MEMORY_WARN = 2 * GIB
 STATE_PER_WEIGHT_BYTE = 6
 """Master weights and both moments, float32, for each byte of weights stored as bfloat16."""
-ROLE_PACKAGES = ("controller", "policy_worker", "rollout_worker")
+ROLE_PACKAGES = ("controller", "policy_worker", "rollout_worker", "scorer_worker")
 
 
 def own_packages() -> Iterator[Check]:

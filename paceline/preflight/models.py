@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from paceline.config.same_tokens import difference
 from paceline.config.schema import Config
 from paceline.dataset.rows import DataError, Row, prompt_of
 from paceline.preflight.check import Problem
 from paceline.preflight.deadline import NoAnswer, read_in_time
 from paceline.preflight.hub import CHECK_HUB, hub_silence
 
+SAME_TOKENS = "Give a critic with the tokenizer of model.path, or leave objective.critic_path out"
 GIVE_MODEL = "Give a model directory or a hub name"
 WEIGHTS = (".safetensors", ".bin")
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
@@ -27,8 +29,14 @@ def model_problems(config: Config, first_row: Row | None) -> Iterator[Problem]:
     used = [("model.path", model.path, True)]
     if model.tokenizer is not None:
         used.append(("model.tokenizer", model.tokenizer, False))
-    if train.kl_coef > 0 and train.reference_path is not None:
+    if train.kl_coef > 0 and train.reference_path is not None and train.reference == "model":
         used.append(("train.reference_path", train.reference_path, True))
+    critic = config.critic_path
+    if critic is not None:
+        used.append(("objective.critic_path", critic, True))
+    for name, scorer in config.scorers.by_name.items():
+        if scorer.path is not None:
+            used.append((f"scorers.{name}.path", scorer.path, True))
     bad = False
     for setting, path, whole in used:
         what = f"{setting}: {path}"
@@ -44,8 +52,22 @@ def model_problems(config: Config, first_row: Row | None) -> Iterator[Problem]:
             found, remedy = problem
             bad = True
             yield f"{what}{found}", remedy
+    if not bad and critic is not None:
+        yield from _critic_problem(config, critic)
     if not bad and _needs_template(config, first_row):
         yield from _template_problem(config)
+
+
+def _critic_problem(config: Config, critic: str) -> Iterator[Problem]:
+    what = f"objective.critic_path: {critic}"
+    tokens = config.model.tokenizer or config.model.path
+    try:
+        why = read_in_time(what, functools.partial(difference, tokens, critic))
+    except NoAnswer as error:
+        yield error.found, error.remedy
+        return
+    if why:
+        yield f"{what} has other tokens than model.path ({why})", SAME_TOKENS
 
 
 def _model_problem(path: str, whole: bool) -> Problem | None:

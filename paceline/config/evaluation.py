@@ -1,0 +1,190 @@
+"""Section of the configuration about evaluations: named sets of held-out prompts, and the metric that judges."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from paceline.config.fields import LocalPath, Positive, Section
+from paceline.config.scorers import named_scorer
+from paceline.config.training import NEED_ANSWERS, DataConfig, RewardConfig
+from paceline.evaluation.set_scores import judging_metrics
+
+HELD_OUT = "held_out"
+"""Name of the set of data.eval_path."""
+VOTES = Literal["auto", "text", "boxed", "number"]
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,31}")
+
+
+class EvalSetConfig(Section):
+    """One evaluation set, as [evaluation.sets.NAME]."""
+
+    path: LocalPath
+    """Held-out data, in any form that data.path accepts."""
+    name: str | None = None
+    """Configuration name of a hub data set."""
+    split: str = "test"
+    """Split of a Hugging Face data set."""
+    prompt_field: str | None = None
+    """Field with the prompt. Default: data.prompt_field."""
+    answer_field: str | None = None
+    """Field with the answer. Default: data.answer_field."""
+    samples: Annotated[int, Field(ge=1, le=1024)] = 1
+    """Samples of each prompt. With k of them, pass@1 to pass@k and maj@k are reported."""
+    greedy: bool | None = None
+    """Take the most likely token each time. Default: true for one sample, false for several."""
+    temperature: Annotated[float, Field(gt=0)] | None = None
+    """Sampling temperature. Default: rollout.temperature."""
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    """Nucleus sampling. Default: rollout.top_p."""
+    limit: Positive = 256
+    """Largest number of prompts: the first ones of the data."""
+    every: Positive | None = None
+    """Steps between evaluations on this set. Default: train.eval_every. Every set is also evaluated at step 0 and
+    at the end."""
+    reward: list[str] | dict[str, float] | None = None
+    """Rewards of this set. Default: reward.functions."""
+    solved_at: float = 1.0
+    """Reward from which a sample counts as solved, in pass@k and maj@k."""
+    vote: VOTES = "auto"
+    """What the samples vote on in maj@k. text: the whole completion without surrounding blanks. boxed: the last
+    \\\\boxed{...}. number: the last number. auto: with the reward math_verify the last \\\\boxed{...}, or the last number
+    if there is none; the text with other rewards."""
+
+    @property
+    def is_greedy(self) -> bool:
+        return self.samples == 1 if self.greedy is None else self.greedy
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> EvalSetConfig:
+        if self.is_greedy and self.samples > 1:
+            raise ValueError(
+                f"greedy = true with samples = {self.samples}: all samples of a prompt would be equal. Set "
+                "samples = 1, or greedy = false"
+            )
+        for name in ("temperature", "top_p"):
+            if self.is_greedy and getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} has no effect on greedy samples: set greedy = false, or leave {name} out"
+                )
+        return self
+
+    def data(self, data: DataConfig) -> DataConfig:
+        """The fields of this set's rows, in place of those of the training data."""
+        fields = {"prompt_field": self.prompt_field, "answer_field": self.answer_field}
+        given = {name: value for name, value in fields.items() if value is not None}
+        return data.model_copy(update={"name": self.name, **given})
+
+    def votes(self, reward: RewardConfig) -> str:
+        """text, boxed, number, or math for the answer that math_verify reads."""
+        if self.vote != "auto":
+            return self.vote
+        functions = reward.functions if self.reward is None else self.reward
+        return "math" if "math_verify" in functions else "text"
+
+
+class EvaluationConfig(Section):
+    sets: dict[str, EvalSetConfig] = Field(default_factory=dict)
+    """Evaluation sets by name, each a table [evaluation.sets.NAME] (docs/evaluation.md lists its settings). The set of
+    data.eval_path is called held_out: one greedy sample of each prompt."""
+    best_metric: str | None = None
+    """Metric that chooses the best checkpoint and stops the run early, as SET/METRIC: math500/pass@1,
+    held_out/reward, aime/maj@8. Default: the reward of the set held_out; without that set, of the first one by name."""
+
+    @field_validator("sets")
+    @classmethod
+    def _named(cls, sets: dict[str, EvalSetConfig]) -> dict[str, EvalSetConfig]:
+        for name in sets:
+            if not _NAME.fullmatch(name):
+                raise ValueError(
+                    f"{name!r} is no name of a set: use up to 32 letters, digits, '-', '_' or '.', beginning with "
+                    "a letter or digit"
+                )
+        return sets
+
+
+def all_sets(
+    data: DataConfig, evaluation: EvaluationConfig, limit: int
+) -> dict[str, EvalSetConfig]:
+    """All sets of a run, held_out first, then by name. ``limit``: train.eval_limit."""
+    named = dict(sorted(evaluation.sets.items()))
+    if data.eval_path is None:
+        return named
+    held_out = EvalSetConfig(
+        path=data.eval_path, name=data.name, split=data.eval_split, limit=limit
+    )
+    return {HELD_OUT: held_out, **named}
+
+
+def measures_truth(of: EvalSetConfig, training: RewardConfig) -> bool:
+    """Whether the set shows what a learned reward stands for: scorers reward the training, and none rewards the set."""
+    if of.reward is None:
+        return False
+    return any(map(named_scorer, training.functions)) and not any(map(named_scorer, of.reward))
+
+
+def best_metric(data: DataConfig, evaluation: EvaluationConfig) -> tuple[str, str]:
+    """(set, metric) that judges; two empty texts for a run without evaluations."""
+    if evaluation.best_metric is not None:
+        name, _, metric = evaluation.best_metric.partition("/")
+        return name, metric
+    first = next(iter(all_sets(data, evaluation, 1)), "")
+    return first, "reward" if first else ""
+
+
+def problem_of_evaluation(
+    data: DataConfig, evaluation: EvaluationConfig, *, recorded: bool = False
+) -> str:
+    """What the sections say that cannot be; empty if nothing. ``recorded``: the run has no engine."""
+    if recorded and (evaluation.sets or evaluation.best_metric is not None):
+        name = "sets" if evaluation.sets else "best_metric"
+        return (
+            f'evaluation.{name} needs an engine, which a run with rollout.source = "recorded" has not. Leave it out: '
+            "data.eval_path gives the held-out loss, and paceline eval judges checkpoints"
+        )
+    if data.eval_path is not None and HELD_OUT in evaluation.sets:
+        return (
+            "evaluation.sets.held_out: data.eval_path is the set of that name. Rename the set, or leave "
+            "data.eval_path out"
+        )
+    for name, each in evaluation.sets.items():
+        if each.prompt_field is not None and data.prompt_template is not None:
+            return (
+                f"evaluation.sets.{name}.prompt_field has no effect beside data.prompt_template, which makes the prompts "
+                "of every set: remove one of them"
+            )
+        if each.answer_field is not None and data.answer_field is None:
+            return (
+                f"evaluation.sets.{name}.answer_field: rewards get no answer without data.answer_field. "
+                "Set data.answer_field"
+            )
+        needing = [f for f in each.reward or () if f in NEED_ANSWERS]
+        if needing and data.answer_field is None:
+            return (
+                f"evaluation.sets.{name}.reward: {needing[0]} compares with the answer. Set data.answer_field, "
+                "or choose another reward"
+            )
+        if each.reward is not None and not each.reward:
+            return f"evaluation.sets.{name}.reward is empty: name a function, or leave it out"
+    if evaluation.best_metric is None:
+        return ""
+    return _problem_of_metric(evaluation.best_metric, all_sets(data, evaluation, 1))
+
+
+def _problem_of_metric(wanted: str, sets: dict[str, EvalSetConfig]) -> str:
+    said = f"evaluation.best_metric = {wanted!r}: "
+    if not sets:
+        return f"{said}the run has no evaluation. Set data.eval_path, or add a table [evaluation.sets.NAME]"
+    name, _, metric = wanted.partition("/")
+    if name not in sets:
+        return f"{said}there is no set {name!r}. Name one of {', '.join(sets)}, as SET/METRIC"
+    samples = sets[name].samples
+    metrics = judging_metrics(samples)
+    if metric in metrics:
+        return ""
+    few = f"with samples = {samples} " if metric.startswith(("pass@", "maj@")) else ""
+    more = ", or raise samples" if few else ""
+    shown = ", ".join(f"{name}/{each}" for each in metrics)
+    return f"{said}{few}the set has no such metric. Name one of {shown}{more}"

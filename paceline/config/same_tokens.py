@@ -1,0 +1,42 @@
+"""Comparison of the tokens of two models, from their files and without transformers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from paceline.config.model_config import model_file, vocabulary_size
+
+
+def difference(one: str, other: str) -> str:
+    """Why ids of ``one``'s tokens are not those of ``other``'s (directories, or hub names downloaded before).
+
+    Empty if they are, or if this machine cannot tell. Vocabularies of tokenizer.json are compared if both have one, and
+    else the rows of the embeddings: models of one tokenizer may pad them differently.
+    """
+    mine, theirs = _vocabulary(one), _vocabulary(other)
+    if mine is None or theirs is None:
+        rows, others = vocabulary_size(one), vocabulary_size(other)
+        if rows is None or others is None or rows == others:
+            return ""
+        return f"embeddings of {rows} and {others} tokens"
+    differing = {token for token, _ in mine.items() ^ theirs.items()}
+    if not differing:
+        return ""
+    example = min(differing, key=lambda token: (len(token), token))
+    return (
+        f"{len(mine)} and {len(theirs)} tokens; {example!r} is {mine.get(example, 'none')} in one and "
+        f"{theirs.get(example, 'none')} in the other"
+    )
+
+
+def _vocabulary(model: str) -> dict[str, int] | None:
+    """Id of each token, added ones included; None without a readable tokenizer.json."""
+    try:
+        facts: dict[str, Any] = json.loads(model_file(model, "tokenizer.json").read_text())
+        found = facts["model"]["vocab"]
+        # Unigram models list pairs of a token and its score.
+        ids = dict(found) if isinstance(found, dict) else {t: i for i, (t, _) in enumerate(found)}
+        return ids | {added["content"]: added["id"] for added in facts.get("added_tokens", ())}
+    except (OSError, ValueError, LookupError, TypeError):
+        return None

@@ -1,0 +1,154 @@
+"""Section of the configuration about scorers: frozen models that score completions in processes of their own."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from paceline.config.fields import LocalPath, Positive, Seconds, Section
+
+PREFIX = "scorer:"
+"""Of a scorer's name in reward.functions and train.reference."""
+NAME = re.compile(r"[a-z][a-z0-9_]{0,31}")
+PLACEHOLDERS = ("prompt", "completion", "answer")
+"""Names in braces that a judge's prompt may contain."""
+
+
+class ScorerConfig(Section):
+    """One scorer. docs/scorers.md describes the kinds."""
+
+    kind: Literal["reward_model", "judge", "logprobs"]
+    """What it computes. reward_model: the score of prompt and completion by a model with a scalar head. judge: the
+    number in a language model's reply about the completion. logprobs: the log-prob of each token of the completion."""
+    path: LocalPath | None = None
+    """Directory or hub name of the model."""
+    url: Annotated[str, Field(pattern=r"^https?://\S+$")] | None = None
+    """Judge: base URL of an OpenAI-compatible server that runs the model, such as http://host:8000/v1. Without it the
+    scorer loads path itself."""
+    model: str | None = None
+    """Judge with a url: name of the model there."""
+    api_key_file: LocalPath | None = None
+    """Judge with a url: file with the key that the server asks for. The environment variable PACELINE_JUDGE_KEY
+    overrides it."""
+    prompt: str = (
+        "Question:\n{prompt}\n\nAnswer:\n{completion}\n\nHow good is this answer, from 0 (wrong) to 10 (perfect)? "
+        'Give a reason, then end with a line "Score: N".'
+    )
+    """Judge: text of the request. {prompt}, {completion} and {answer} are replaced; double other braces."""
+    pattern: str = r"Score:\s*(-?\d+(?:\.\d+)?)"
+    """Judge: regular expression whose first group is the score. The last match in the reply counts."""
+    score_range: tuple[float, float] = (0.0, 10.0)
+    """Judge: lowest and highest score. A reply with another one is no score."""
+    max_tokens: Positive = 512
+    """Judge: largest number of tokens of its reply."""
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+    """Judge: sampling temperature of its replies. 0 is greedy."""
+    attempts: Positive = 3
+    """Judge: replies that are asked for about one completion until one has a score. Then the attempt fails."""
+    max_context: Positive | None = None
+    """Longest prompt plus completion, in tokens. A longer one fails. Default: the model's limit."""
+    batch_size: Positive = 16
+    """Completions that the model computes at once. Judge with a url: requests at once."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Precision in which the model computes. auto uses model.dtype."""
+    timeout_s: Seconds = 60.0
+    """A request that a scorer has not answered for this many seconds is sent to another one as well. Judge with a
+    url: longest time of one reply."""
+
+    @model_validator(mode="after")
+    def _fits_kind(self) -> ScorerConfig:
+        if self.kind != "judge":
+            if self.url is not None:
+                raise ValueError(f"url is for a judge: a {self.kind} scorer loads path")
+            if self.path is None:
+                raise ValueError(f"path is missing: a {self.kind} scorer loads a model")
+            return self
+        if (self.path is None) == (self.url is None):
+            raise ValueError("a judge has either a path or a url: set one of them")
+        if self.url is not None and self.model is None:
+            raise ValueError("a judge with a url needs model, the name of the model there")
+        self._check_prompt()
+        low, high = self.score_range
+        if low >= high:
+            raise ValueError(f"score_range = [{low:g}, {high:g}]: write the lower number first")
+        return self
+
+    def _check_prompt(self) -> None:
+        try:
+            self.prompt.format(**dict.fromkeys(PLACEHOLDERS, "x"))
+        except (KeyError, IndexError, ValueError) as error:
+            names = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+            raise ValueError(
+                f"prompt has the placeholder {error}: only {names} are replaced. Double other braces"
+            ) from None
+        if "{completion}" not in self.prompt:
+            raise ValueError("prompt does not contain {completion}: every score would be the same")
+        try:
+            groups = re.compile(self.pattern).groups
+        except re.error as error:
+            raise ValueError(f"pattern is no regular expression: {error}") from None
+        if not groups:
+            raise ValueError("pattern has no group: put the number into parentheses")
+
+
+class ScorersConfig(Section):
+    """Scorers by name, each in a section of its own: [scorers.NAME]. reward.functions uses one as "scorer:NAME"."""
+
+    model_config = ConfigDict(extra="allow")
+    __pydantic_extra__: dict[str, ScorerConfig]
+
+    @property
+    def by_name(self) -> dict[str, ScorerConfig]:
+        return dict(self.__pydantic_extra__ or {})
+
+    @model_validator(mode="after")
+    def _named(self) -> ScorersConfig:
+        for name in self.by_name:
+            if not NAME.fullmatch(name):
+                raise ValueError(
+                    f"scorers.{name[:64]}: a scorer's name has lower-case letters, digits and '_', begins with a "
+                    "letter, and has at most 32 characters"
+                )
+        return self
+
+
+def named_scorer(function: str) -> str | None:
+    """Name of the scorer that a reward or reference names; None if it names none."""
+    return function.removeprefix(PREFIX) if function.startswith(PREFIX) else None
+
+
+def problem_of_scorers(
+    scorers: dict[str, ScorerConfig], rewards: list[str], reference: str, counts: Any
+) -> str:
+    """What is wrong between [scorers] and the settings that name scorers; empty if nothing is."""
+    known = ", ".join(scorers) or "there are none"
+    for setting, named, scores in (
+        *(("reward.functions", function, True) for function in rewards),
+        ("train.reference", reference, False),
+    ):
+        if (name := named_scorer(named)) is None:
+            continue
+        if name not in scorers:
+            return (
+                f"{setting}: there is no scorer {name!r} ({known}): add a section [scorers.{name}]"
+            )
+        if scores == (scorers[name].kind == "logprobs"):
+            made = "a number for each token" if scores else "one number for a completion"
+            return (
+                f"{setting}: the scorer {name} is of kind {scorers[name].kind}, which gives {made}. Name "
+                + ("a reward_model or judge" if scores else "one of kind logprobs")
+            )
+    if isinstance(counts, dict):
+        for name in counts:
+            if name not in scorers:
+                return f"fleet.scorers: there is no scorer {name!r} ({known})"
+    return ""
+
+
+def workers_of(scorers: dict[str, ScorerConfig], counts: int | dict[str, int]) -> dict[str, int]:
+    """Desired workers of each scorer; 1 for one that ``counts`` does not name."""
+    if isinstance(counts, int):
+        return dict.fromkeys(scorers, counts)
+    return {name: counts.get(name, 1) for name in scorers}
