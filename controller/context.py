@@ -12,12 +12,16 @@ from controller.dataset_rows import DatasetRows
 from controller.export.exporters import Exporters
 from controller.export.run_files import RunFiles
 from controller.ledger.commands import RunSpec
+from controller.ledger.facts import EvalSet
 from controller.ledger.learning_rate import LearningRate
 from controller.store.stores import Stores
+from paceline.config.evaluation import measures_truth
 from paceline.config.load import fleet_digest, run_digest
+from paceline.config.run_length import run_steps
 from paceline.config.schema import Config
 from paceline.redis.client import parse_sentinel
 from paceline.redis.leader_lease import LeaderIdentity
+from paceline.worker_pools import desired_workers
 
 
 @dataclass(slots=True)
@@ -64,7 +68,7 @@ class ControllerContext:
             run_id=config.run.name,
             run_name=config.run.name,
             seed=config.run.seed,
-            steps=config.train.steps,
+            steps=run_steps(config, rows.train_rows),
             groups_per_step=config.train.groups_per_step,
             group_size=config.rollout.group_size,
             max_staleness=config.train.max_staleness,
@@ -75,7 +79,7 @@ class ControllerContext:
             checkpoint_every=config.train.checkpoint_every,
             filter_uninformative=config.train.filter_uninformative,
             shuffle=config.data.shuffle,
-            desired={"policy": config.fleet.policy, "rollout": config.fleet.rollout},
+            desired=desired_workers(config),
             data_digest=rows.digest,
             config_digest=self.run_digest,
             bounds=config.fleet.bounds,
@@ -84,6 +88,11 @@ class ControllerContext:
             early_stop_evals=config.train.early_stop_evals,
             eval_drop=config.train.eval_drop,
             max_token_age=config.train.token_age,
+            recorded=config.recorded,
+            eval_sets=_eval_sets(rows, config),
+            best_metric=config.evaluation.best_metric or "",
+            sources=rows.sources,
+            curriculum_min=config.data.curriculum_min if config.data.curriculum else 0.0,
             lr=LearningRate(
                 config.train.lr,
                 config.train.schedule,
@@ -91,3 +100,18 @@ class ControllerContext:
                 config.train.min_lr_ratio,
             ),
         )
+
+
+def _eval_sets(rows: DatasetRows, config: Config) -> tuple[EvalSet, ...]:
+    """The named sets, by name: two configs that list them in another order are of one run."""
+    return tuple(
+        EvalSet(
+            name,
+            min(rows.eval_rows(name), of.limit),
+            of.samples,
+            of.every or 0,
+            of.solved_at,
+            measures_truth(of, config.reward),
+        )
+        for name, of in sorted(config.evaluation.sets.items())
+    )

@@ -62,6 +62,8 @@ HANDLERS: dict[str, Any] = {
     "PolicyService.RejectGroups": policy.reject_groups,
     "PolicyService.TryGroup": policy.try_group,
     "PolicyService.Vote": policy.vote,
+    "PolicyService.HeldOutRows": policy.held_out_rows,
+    "PolicyService.RecordHeldOut": policy.record_held_out,
     "PolicyService.RecordCheckpoint": policy.record_checkpoint,
     "AdminService.GetStatus": admin.get_status,
     "AdminService.WatchEvents": admin.watch_events,

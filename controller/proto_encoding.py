@@ -70,6 +70,7 @@ def directive_of(
         mesh=mesh,
         links=links,
         cancelled=_task_refs(view.cancelled),
+        scorers=[message_of(worker_pb2.Scorer, scorer) for scorer in view.scorers],
     )
 
 
@@ -87,7 +88,8 @@ def plan_of(
         plan = message_of(
             policy_pb2.StepPlan, view, shard=shard, groups=groups, version_epochs=epochs
         )
-    return policy_pb2.PlanReply(state=_PLANS[kind], plan=plan)
+    due = state.versions.step if kind is PlanState.EVALUATE else None
+    return policy_pb2.PlanReply(state=_PLANS[kind], plan=plan, evaluate_step=due)
 
 
 def _member(member: Member) -> worker_pb2.MeshMember:

@@ -46,6 +46,8 @@ PRESENCE_S = 1.0
 EDITED_S = 30.0
 """How long a standby's config may differ from the leader's: a new leader takes its own over at once."""
 STALE_PEER_S = 3600.0
+READING = "reading the journal"
+"""Trouble of a controller that has led, until it has a copy of the ledger again."""
 
 
 KeepFleet = Callable[["Controller", Leader], list[asyncio.Task[None]]]
@@ -72,7 +74,7 @@ class Controller:
         self.hint = ""
         """Address of the leader, as the lease names it."""
         self.trouble = "waiting for Redis"
-        """Of a standby; empty once it follows the journal."""
+        """Why a standby cannot follow the journal; empty once it does."""
         self._trouble_since = context.clock.monotonic()
         self.lease_holder: LeaderIdentity | None = None
         """Of a standby: who held the lease when it last looked, and until when if it is not renewed."""
@@ -202,7 +204,9 @@ class Controller:
                 raise Deposed(str(refusal)) from refusal
             raise BadInput(str(refusal)) from refusal
         finally:
-            self.leader = None
+            # Of its own it has no ledger now: an empty one is not to be taken for the run's.
+            self.leader, self.trouble = None, READING
+            self._trouble_since = self.clock.monotonic()
             leader.long_polls.wake_all()
             await cancel_all(keepers)
 

@@ -14,13 +14,14 @@ from controller.ledger.commands import (
     SpecChange,
     StartRun,
 )
-from controller.ledger.decisions.settings import problem_of
+from controller.ledger.decisions.settings import problem_of, stays_ended
 from controller.ledger.facts import values
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
 from paceline.config.load import ConfigError, changeable, changed_config, unknown_setting
 from paceline.config.schema import Config
 from paceline.config.setting_rules import problem_of_change, problem_of_divisor, refusal
+from paceline.errors import BadInput
 from paceline.ids import Step
 from paceline.refusal_code import RefusalCode
 
@@ -49,12 +50,15 @@ class RunSettings:
     def start_command(self, rows: DatasetRows) -> StartRun:
         """Of a new leader: what was edited in its config file comes into force. Raises ConfigError."""
         file = changeable(self._context.config)
-        known = self._state().settings
+        state = self._state()
+        known = state.settings
         before = changed_config(self._context.config, known.values)
         config = changed_config(self._context.config, {**known.values, **known.edited(file)})
-        if why := problem_of_divisor(before, config):
+        spec = self._spec(rows, config)
+        why = problem_of_divisor(before, config)
+        if why and not stays_ended(state, spec.steps):
             raise ConfigError(why)
-        return StartRun(self._spec(rows, config), file)
+        return StartRun(spec, file)
 
     def change_command(
         self, rows: DatasetRows, request_id: str, asked: Mapping[str, Any]
@@ -71,9 +75,13 @@ class RunSettings:
             raise CommandRefused(RefusalCode.INVALID, str(error)) from error
         if why := problem_of_change(self._context.config, self.config, config):
             raise CommandRefused(RefusalCode.INVALID, why)
+        try:
+            whole = self._spec(rows, config)
+        except BadInput as error:
+            raise CommandRefused(RefusalCode.INVALID, str(error)) from error
         # As the schema reads them: 5 is 5.0 if the setting is a float.
         read = changeable(config)
-        spec = SpecChange(**values(SpecChange, self._spec(rows, config)))
+        spec = SpecChange(**values(SpecChange, whole))
         return ChangeSettings(request_id, {name: read[name] for name in asked}, spec)
 
     def effect_of(self, command: ChangeSettings) -> dict[str, SettingChange]:

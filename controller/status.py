@@ -9,7 +9,8 @@ from typing import Any
 
 from controller.leader import Leader
 from controller.ledger.decisions.standby_workers import desired_spares
-from controller.ledger.enums import Lifecycle, Role
+from controller.ledger.enums import Lifecycle
+from controller.ledger.role_traits import TRAITS
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.state.state import State
@@ -69,7 +70,7 @@ def status_view(controller: Controller) -> views.StatusView:
         run_id=config.run.name,
         run_name=config.run.name,
         phase=view.phase if controller.state.ended or not trouble else trouble,
-        total_steps=view.total_steps or config.train.steps,
+        total_steps=view.total_steps or config.train.steps or 0,
     )
 
 
@@ -103,7 +104,7 @@ def _add_worker(
     mesh, epoch = state.fleet.mesh, 0
     if mesh is not None and not mesh.broken:
         epoch = mesh.epoch if mesh.rank(worker.worker_id, worker.incarnation) >= 0 else 0
-    policy = worker.role is Role.POLICY
+    policy = TRAITS[worker.role].mesh
     status = reply.workers.add(
         worker_id=worker.worker_id,
         role=ROLES[worker.role],
@@ -112,6 +113,7 @@ def _add_worker(
         state=str(worker.lifecycle),
         mesh_epoch=epoch,
         version=worker.state_version if policy else worker.loaded_version,
+        scorer=worker.scorer,
         held_leases=len(worker.held),
         incarnation=worker.incarnation,
         # Only the leader receives heartbeats.

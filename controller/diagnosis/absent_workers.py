@@ -5,9 +5,10 @@ from __future__ import annotations
 from controller.diagnosis.diagnosis import Culprit, CulpritKind, Diagnosis, Urgency, seconds
 from controller.diagnosis.evidence import Evidence, SessionlessEvidence
 from controller.ledger.enums import Lifecycle, Role
+from controller.ledger.role_traits import TRAITS
 from paceline.process.waits import Wait, WaitKind
 
-WORDS = {Role.POLICY: "policy replica", Role.ROLLOUT: "rollout worker"}
+WORDS = {role: traits.words for role, traits in TRAITS.items()}
 START_S = 20.0
 """Importing torch and transformers takes seconds."""
 _THINGS = {

@@ -68,6 +68,8 @@ class Pace:
     policies: int = 1
     rollouts: int = 1
     reward_processes: int = 1
+    recorded: bool = False
+    """Rollout workers tokenise rows of the data: no engine runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +82,8 @@ class Bottleneck:
 def bottleneck_of(pace: Pace) -> Bottleneck:
     starved = min(1.0, pace.wait_s / pace.step_s) if pace.step_s > 0 else 0.0
     kind = _kind(pace, starved)
-    return Bottleneck(kind, _SENTENCES[kind](pace, f"{starved:.0%}"))
+    sentences = _SENTENCES | _OF_RECORDED if pace.recorded else _SENTENCES
+    return Bottleneck(kind, sentences[kind](pace, f"{starved:.0%}"))
 
 
 def _kind(pace: Pace, starved: float) -> BottleneckKind:
@@ -90,6 +93,8 @@ def _kind(pace: Pace, starved: float) -> BottleneckKind:
             return BottleneckKind.CONTROLLER
         held_back = s.closed >= MOSTLY or s.ready >= MOSTLY
         return BottleneckKind.TRAINERS if held_back else BottleneckKind.NONE
+    if pace.recorded:
+        return _kind_of_recorded(pace)
     if s.lagging >= LAGGING:
         return BottleneckKind.WEIGHTS
     if s.scoring >= 1.0 and s.occupancy < FULL:
@@ -105,6 +110,15 @@ def _kind(pace: Pace, starved: float) -> BottleneckKind:
     # Tasks are there and slots are free: they do not reach the engines.
     if s.idle >= MOSTLY or s.unsent >= 1.0:
         return BottleneckKind.CONTROLLER
+    return BottleneckKind.GENERATION
+
+
+def _kind_of_recorded(pace: Pace) -> BottleneckKind:
+    """Of starved trainers: rows need no weights, no slots and no rewards."""
+    if _slow_appends(pace) or pace.shares.unsent >= 1.0:
+        return BottleneckKind.CONTROLLER
+    if pace.shares.closed >= MOSTLY or not pace.max_staleness:
+        return BottleneckKind.STALENESS
     return BottleneckKind.GENERATION
 
 
@@ -185,6 +199,26 @@ def _none(pace: Pace, share: str) -> str:
     return "Trainers and rollout workers keep pace."
 
 
+def _tokenising(pace: Pace, share: str) -> str:
+    return (
+        f"Trainers are starved ({share} of a step spent waiting): rollout workers tokenise rows no faster. Add "
+        f"rollout workers (now {pace.rollouts})."
+    )
+
+
+def _rows_ahead(pace: Pace, share: str) -> str:
+    if not pace.max_staleness:
+        return (
+            f"Trainers wait for rows during {share} of a step: train.max_staleness = 0 allows no row to be prepared "
+            "ahead. Raise it to 1 or more."
+        )
+    return (
+        f"Trainers are starved ({share} of a step spent waiting): as many rows are prepared as a staleness of "
+        f"{pace.max_staleness} allows. Raise train.max_staleness to {staleness_for(pace, pace.wait_s)}; more rollout "
+        "workers would not help."
+    )
+
+
 _SENTENCES = {
     BottleneckKind.TRAINERS: _trainers,
     BottleneckKind.GENERATION: _generation,
@@ -193,6 +227,12 @@ _SENTENCES = {
     BottleneckKind.CONTROLLER: _controller,
     BottleneckKind.WEIGHTS: _weights,
     BottleneckKind.NONE: _none,
+}
+
+
+_OF_RECORDED = {
+    BottleneckKind.GENERATION: _tokenising,
+    BottleneckKind.STALENESS: _rows_ahead,
 }
 
 

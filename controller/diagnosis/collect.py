@@ -29,6 +29,7 @@ from paceline.process.kernel_state import KernelState, kernel_state
 from paceline.process.waits import Wait, WaitKind
 from paceline.redis.server import embedded_pid
 from paceline.v1 import admin_pb2, worker_pb2
+from paceline.worker_pools import desired_workers
 
 KERNEL_AFTER_S = 1.0
 """The kernel is asked about processes that are silent for so long."""
@@ -93,8 +94,7 @@ def evidence_of(controller: Controller, pace: str = "") -> Evidence:
         usual_step_s=state.steps.metrics.get("step_s", 0.0),
         provider_trouble=leader.provider_trouble if leader is not None else "",
         pace=pace,
-        wanted=dict(state.desired)
-        or {"policy": config.fleet.policy, "rollout": config.fleet.rollout},
+        wanted=dict(state.desired) or desired_workers(config),
     )
 
 

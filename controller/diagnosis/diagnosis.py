@@ -21,6 +21,7 @@ class CulpritKind(StrEnum):
     HUB = "hub"
     MODEL = "model"
     REWARD = "reward"
+    SCORER = "scorer"
     ENVIRONMENT = "environment"
     CHECKPOINT = "checkpoint"
     NETWORK = "network"  # between the members of an epoch

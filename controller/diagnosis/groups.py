@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from controller.diagnosis.diagnosis import Culprit, CulpritKind, Diagnosis, Urgency, seconds
 from controller.diagnosis.evidence import Evidence, WorkerEvidence
+from controller.diagnosis.scorers import scorer
 from controller.diagnosis.silent_workers import culprit_of, quietest, silent_worker
 from controller.ledger.enums import Role
 from paceline.process.waits import Wait, WaitKind
 
 _USER_CODE = {WaitKind.REWARD: CulpritKind.REWARD, WaitKind.ENVIRONMENT: CulpritKind.ENVIRONMENT}
-_HOLDING = (*_USER_CODE, WaitKind.ENGINE, WaitKind.VERDICT)
+_HOLDING = (*_USER_CODE, WaitKind.SCORER, WaitKind.ENGINE, WaitKind.VERDICT)
 """Waits in which a worker holds tasks."""
 STILL_S = 5.0
 
@@ -25,7 +26,7 @@ def groups(e: Evidence) -> Diagnosis | None:
     if (worker := quietest(e, workers)) is not None:
         then = f"and its {worker.held} tasks go to others" if worker.held else ""
         return silent_worker(e, worker, subject, then=then)
-    if workers and all(w.loaded_version < 0 for w in workers):
+    if workers and not state.facts.recorded and all(w.loaded_version < 0 for w in workers):
         return _no_weights(e, subject, workers)
     found = [(w, wait) for w in workers for wait in w.waits if wait.kind in _HOLDING]
     if not found:
@@ -36,6 +37,8 @@ def groups(e: Evidence) -> Diagnosis | None:
         key=lambda kind: sum(wait.count for _, wait in found if wait.kind is kind),
     )
     worker, wait = max((f for f in found if f[1].kind is most), key=lambda f: f[1].age_s)
+    if most is WaitKind.SCORER:
+        return scorer(e, subject, worker, wait)
     if most in _USER_CODE:
         return _user_code(e, subject, worker, wait)
     return _worker(e, subject, worker, wait)

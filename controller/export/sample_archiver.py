@@ -38,9 +38,6 @@ FLUSH_S = 60.0
 """A row waits at most this long for its file."""
 FLUSH_BYTES = 16 << 20
 """Text in memory from which a file is written at once."""
-READ_BYTES_S = 1 << 20
-"""Payloads that are read back, on average, a second. Reading all of them takes longer than serving them: a leader that
-commits steps as fast as it can would have a third of its rate."""
 WRITTEN_S = 30.0
 """Longest wait of a deletion of payloads for the archive to read them, and to write them."""
 _TOKEN_BYTES = 12
@@ -128,8 +125,8 @@ class SampleArchiver:
         then."""
         if self._reading:
             await asyncio.wait(set(self._reading), timeout=WRITTEN_S)
-        if self._closing:
-            # The thread ends, and takes nothing more from the queue.
+        if self._closing or self._thread is None:
+            # No thread takes anything from the queue any more, or yet.
             await asyncio.to_thread(self.join, WRITTEN_S)
             return
         on_disk = threading.Event()
@@ -171,9 +168,9 @@ class SampleArchiver:
             self._queue.put(list(rows.values()))
 
     def _take(self, size: int) -> float:
-        """How many of a step's ``size`` bytes may be read; at most archive.step_mb."""
+        """How many of a step's ``size`` bytes may be read; at most archive.step_mb, and archive.read_mb_s on average."""
         now = self._clock()
-        room = self._room + (now - self._room_at) * READ_BYTES_S
+        room = self._room + (now - self._room_at) * self._config.read_mb_s * (1 << 20)
         room = min(room, float(self._config.step_mb << 20))
         taken = min(room, float(size))
         self._room, self._room_at = room - taken, now

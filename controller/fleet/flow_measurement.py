@@ -31,8 +31,10 @@ def shares_of(state: State, reports: Reports) -> FlowShares:
     """The shares of this moment."""
     gauges = [report.gauges for _, report in reports]
     open_for_newest = admissible(state, state.versions.version) > 0
+    recorded = state.facts is not None and state.facts.recorded  # its workers load no weights
     behind = [
-        open_for_newest and admissible(state, worker.loaded_version) <= 0 for worker, _ in reports
+        open_for_newest and not recorded and admissible(state, worker.loaded_version) <= 0
+        for worker, _ in reports
     ]
     capacity = sum(g["scoring_capacity"] for g in gauges if "scoring_capacity" in g)
     scoring = sum(g["scoring"] for g in gauges if g.get("scoring_capacity"))
@@ -68,6 +70,7 @@ def pace_of(leader: Leader) -> Pace:
         policies=len(state.fleet.living(Role.POLICY)),
         rollouts=len(reports),
         reward_processes=config.reward.processes,
+        recorded=state.facts is not None and state.facts.recorded,
     )
 
 

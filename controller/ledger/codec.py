@@ -8,6 +8,7 @@ comparable.
     tuple, list                       array
     mapping with string keys          object, in order
     any other mapping                 array of [key, value]
+    bytearray                         text: base64 of the compressed bytes
     dataclass                         object by field name; an array if the class sets ``compact``
 
 A field with ``metadata=TRANSIENT`` is left out, and has its default when it is read. So has a field that
@@ -17,7 +18,9 @@ KeyError.
 
 from __future__ import annotations
 
+import base64
 import json
+import zlib
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -78,6 +81,8 @@ def known_fields(kind: Any, data: Any, like: Any) -> Any:
 @cache
 def encoder(kind: Any) -> Convert | None:
     kind = _bare(kind)
+    if kind is bytearray:
+        return lambda v: base64.b64encode(zlib.compress(v, 1)).decode()
     origin, args = get_origin(kind) or kind, get_args(kind)
     if is_dataclass(kind):
         plan = [(name, encoder(hint)) for name, hint in _fields(kind)]
@@ -104,6 +109,8 @@ def encoder(kind: Any) -> Convert | None:
 @cache
 def decoder(kind: Any) -> Convert | None:
     kind = _bare(kind)
+    if kind is bytearray:
+        return lambda v: bytearray(zlib.decompress(base64.b64decode(v)))
     origin, args = get_origin(kind) or kind, get_args(kind)
     if is_dataclass(kind):
         make: Any = kind

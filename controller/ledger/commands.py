@@ -188,6 +188,20 @@ class VoteResult:
 
 
 @dataclass(frozen=True, slots=True)
+class RecordHeldOut(WorkerCommand):
+    """A replica measured the held-out rows of recorded data. Reply: None. Idempotent by step."""
+
+    step: Step
+    version: Version
+    loss: float | None
+    """None: no row could be measured."""
+    measured: Mapping[str, float]
+    """Means over the rows, by name, the loss among them."""
+    rows: int
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True)
 class RejectGroups(WorkerCommand):
     """A trainer cannot train these groups of its shard. Reply: the number that left the step. Groups
     that have left it, or are in another member's shard, are not counted again."""

@@ -8,6 +8,7 @@ from enum import StrEnum
 class Role(StrEnum):
     POLICY = "policy"
     ROLLOUT = "rollout"
+    SCORER = "scorer"
 
 
 class Phase(StrEnum):
@@ -110,6 +111,7 @@ class PlanState(StrEnum):
     WAIT = "wait"  # not enough ready groups yet
     EPOCH_OVER = "epoch_over"  # the mesh epoch is over: wait for the next directive
     FINISHED = "finished"  # all steps are committed, or the run has ended
+    EVALUATE = "evaluate"  # recorded data: measure the held-out rows, then ask again
 
 
 class EmptyReason(StrEnum):

@@ -6,11 +6,50 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from controller.ledger.codec import TRANSIENT
 from controller.ledger.enums import Kind, Role
 from controller.ledger.learning_rate import LearningRate
+from paceline.dataset.data_order import DataOrder, DataSource
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 
 LATE_TRAIN, LATE_DROP = "train", "drop"
+AGELESS = 1 << 40
+"""More steps than any run has: recorded tokens have no age."""
+
+
+HELD_OUT = "held_out"
+"""Set that a run has by ``eval_rows`` alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvalSet:
+    """A set of held-out prompts."""
+
+    compact = True
+
+    name: str
+    rows: int
+    samples: int = 1
+    """Completions of each prompt."""
+    every: int = 0
+    """Steps between evaluations; 0: RunSpec.eval_every."""
+    solved_at: float = 1.0
+    """Reward from which a completion counts as solved."""
+    truth: bool = False
+    """Its reward is none of the scorers that the training is rewarded by: see paceline.evaluation.reward_hacking."""
+
+
+@dataclass(frozen=True, slots=True)
+class SetResult:
+    """A set's part of an evaluation."""
+
+    name: str
+    count: int
+    """Rows that were scored with the evaluation's version."""
+    left_out: int
+    """Rows that were scored with other versions, with several, or with one in doubt."""
+    metrics: Mapping[str, float]
+    """Of ``count`` rows; see SetScores. Empty if they are at most half of the set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +91,50 @@ class RunSpec:
     eval_drop: float = 0.0
     """Share of the best held-out reward from which a smaller one is a warning; 0: never."""
     lr: LearningRate = field(default_factory=LearningRate)
+    recorded: bool = False
+    """Completions are in the data: no weights sampled them, no worker loads weights, and no group is too old."""
+    eval_sets: tuple[EvalSet, ...] = ()
+    """Beside the one of ``eval_rows``."""
+    best_metric: str = ""
+    """SET/METRIC that ranks evaluations. Empty: the reward of the first set."""
+
+    @property
+    def evaluations(self) -> tuple[EvalSet, ...]:
+        held_out = (EvalSet(HELD_OUT, self.eval_rows),) if self.eval_rows else ()
+        return (*held_out, *self.eval_sets)
+
+    @property
+    def judging(self) -> tuple[str, str]:
+        """(set, metric) that ranks evaluations."""
+        if self.best_metric:
+            name, _, metric = self.best_metric.partition("/")
+            return name, metric
+        return next((each.name for each in self.evaluations), HELD_OUT), "reward"
+
+    def samples_of(self, eval_set: str) -> int:
+        """Completions of each of its prompts."""
+        return next((each.samples for each in self.eval_sets if each.name == eval_set), 1)
+
+    sources: tuple[DataSource, ...] = ()
+    """None: all rows are of one source without a name."""
+    curriculum_min: float = 0.0
+    """Lowest probability of a row under the curriculum; 0: there is no curriculum."""
+
+    @property
+    def order(self) -> DataOrder:
+        return DataOrder(self.seed, self.dataset_rows, self.shuffle, self.sources)
 
     @property
     def trains_late(self) -> bool:
         """Whether a group is trained that has tokens older than ``max_staleness``. Never in a
-        synchronous run: its steps are made of tokens of the state before them."""
-        return self.late_groups == LATE_TRAIN and self.max_staleness > 0
+        synchronous run of samples: its steps are made of tokens of the state before them."""
+        return self.recorded or (self.late_groups == LATE_TRAIN and self.max_staleness > 0)
 
     @property
     def token_age(self) -> int:
         """Steps after which a token has no weight in the loss."""
+        if self.recorded:
+            return AGELESS
         return self.max_token_age if self.trains_late else self.max_staleness
 
 
@@ -99,6 +172,8 @@ class LeasedTask:
     """Of the data set, with the row ``index`` in it."""
     index: int
     seed: int
+    eval_set: str = ""
+    """Of an evaluation: the set whose row it is. Empty: HELD_OUT."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +203,14 @@ class GroupFacts:
     sequence_versions: tuple[tuple[tuple[Version, ...], int], ...] = ()
     """Number of sequences by the versions of their trainable tokens. Sequences without such a token are in
     none. Empty: every sequence is trained, as far as the journal knows."""
+    rewards: tuple[float, ...] = field(default=(), metadata=TRANSIENT)
+    """Of an evaluation's sequences; empty for training groups."""
+    answers: tuple[str, ...] = field(default=(), metadata=TRANSIENT)
+    """What the sequences vote for; "": no vote."""
+    truncated: int = field(default=0, metadata=TRANSIENT)
+    """Of an evaluation: sequences that ended at the limit of tokens."""
+    prompt_cut: int = 0
+    """Tokens that the row's prompt has lost because it was too long."""
 
     @property
     def by_version(self) -> tuple[tuple[Version, int], ...]:
@@ -161,6 +244,10 @@ class WorkerSpec:
     ranks: int = 1
     state_version: Version = Version(-1)
     """Policy: version of the state it holds; -1 for none."""
+    scorer: str = ""
+    """Scorer: its name in the config."""
+    address: str = ""
+    """Scorer: host:port at which it answers rollout workers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,11 @@ def check_counts(s: State) -> list[str]:
     t = s.tasks
     parts = len(t.pending) + t.leased + len(t.ready) + t.in_step + t.trained
     problems = []
-    if parts + t.dropped.total() != t.cursor:
-        problems.append(f"{t.cursor} tasks dispatched, {parts} + {t.dropped.total()} accounted for")
+    dispatched = t.cursor - t.passed_over
+    if parts + t.dropped.total() != dispatched:
+        problems.append(
+            f"{dispatched} tasks dispatched, {parts} + {t.dropped.total()} accounted for"
+        )
     if s.facts is not None and t.trained != s.versions.step * s.run.groups_per_step:
         problems.append(f"{t.trained} groups trained in {s.versions.step} steps")
     if min(t.leased, t.in_step, t.trained) < 0:

@@ -15,6 +15,7 @@ from typing import Any
 from controller.ledger import commands as cmd
 from controller.ledger.codec import decode, encode
 from controller.ledger.decisions import (
+    held_out,
     leases,
     membership,
     mesh,
@@ -132,6 +133,7 @@ _HANDLERS: dict[type[Any], Callable[[Ledger, Any, float], Any]] = {
     cmd.FormMesh: mesh.form_mesh,
     cmd.BreakLink: mesh.break_link,
     cmd.CastVote: steps.vote,
+    cmd.RecordHeldOut: held_out.record,
     cmd.RejectGroups: rejections.reject,
     cmd.TryGroup: rejections.try_group,
     cmd.RecordCheckpoint: steps.record_checkpoint,

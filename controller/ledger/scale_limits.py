@@ -1,39 +1,47 @@
-"""Limits of the desired counts of workers."""
+"""Limits of the desired counts of workers, which are by pool: see paceline/worker_pools.py."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from controller.ledger.enums import Role
+from controller.ledger.role_traits import TRAITS
+from paceline.worker_pools import role_of
 
 MOST_WORKERS = 10_000
 
 
-def bounds_of(bounds: Mapping[str, int], role: str) -> tuple[int, int]:
-    """(least, most) desired workers of ``role``."""
-    return bounds.get(f"{role}_min", 1), bounds.get(f"{role}_max", MOST_WORKERS)
+def bounds_of(bounds: Mapping[str, int], pool: str) -> tuple[int, int]:
+    """(least, most) desired workers of ``pool``."""
+    name = setting_of(pool)
+    return bounds.get(f"{name}_min", 1), bounds.get(f"{name}_max", MOST_WORKERS)
+
+
+def setting_of(pool: str) -> str:
+    """Name of the setting in [fleet] that has the desired number of ``pool``."""
+    return TRAITS[Role(role_of(pool))].setting
 
 
 def within(bounds: Mapping[str, int], desired: Mapping[str, int]) -> dict[str, int]:
     """``desired`` with every count moved to the nearest allowed one."""
     allowed = {}
-    for role, count in desired.items():
-        least, most = bounds_of(bounds, role)
-        allowed[role] = min(max(count, least), most)
+    for pool, count in desired.items():
+        least, most = bounds_of(bounds, pool)
+        allowed[pool] = min(max(count, least), most)
     return allowed
 
 
-def problem_of(bounds: Mapping[str, int], desired: Mapping[str, int]) -> str:
-    """Why these counts are not allowed, with the limit; empty if they are."""
-    roles = [str(role) for role in Role]
-    for role, count in desired.items():
-        if role not in roles:
-            return f"there is no role {role!r}: one of {', '.join(roles)}"
+def problem_of(bounds: Mapping[str, int], desired: Mapping[str, int], pools: Iterable[str]) -> str:
+    """Why these counts are not allowed, with the limit; empty if they are. ``pools``: of the run."""
+    known = sorted({str(role) for role in (Role.POLICY, Role.ROLLOUT)} | set(pools))
+    for pool, count in desired.items():
+        if pool not in known:
+            return f"there is no role {pool!r}: one of {', '.join(known)}"
         if not 1 <= count <= MOST_WORKERS:
-            return f"{role}={count}: at least 1, at most {MOST_WORKERS}"
-        least, most = bounds_of(bounds, role)
+            return f"{pool}={count}: at least 1, at most {MOST_WORKERS}"
+        least, most = bounds_of(bounds, pool)
         if count < least:
-            return f"{role}={count} is below fleet.{role}_min = {least}"
+            return f"{pool}={count} is below fleet.{setting_of(pool)}_min = {least}"
         if count > most:
-            return f"{role}={count} is above fleet.{role}_max = {most}"
+            return f"{pool}={count} is above fleet.{setting_of(pool)}_max = {most}"
     return "" if desired else "no count given: policy=N, rollout=N"

@@ -25,13 +25,28 @@ Values = Mapping[Any, float]
 TASK_STATES = ("pending", "leased", "ready", "in_step", "trained")
 MOST_WORKERS = 5000
 """Above this, workers are only counted: a series for each would overload the scraper."""
-ROLES = {common_pb2.ROLE_POLICY: "policy", common_pb2.ROLE_ROLLOUT: "rollout"}
+ROLES = {
+    common_pb2.ROLE_POLICY: "policy",
+    common_pb2.ROLE_ROLLOUT: "rollout",
+    common_pb2.ROLE_SCORER: "scorer",
+}
 OF_STEP = {
     "reward_mean": "Mean reward of the newest step",
     "reward_std": "Standard deviation of its rewards",
     "loss": "Its loss",
     "kl": "Its KL divergence from the reference, in nats",
     "kl_behaviour": "Its KL divergence of the trainer from the policy that sampled, in nats",
+    "kl_coef": "Coefficient of the KL penalty in its rewards",
+    "value_loss": "Mean value loss of the critic, per token",
+    "value_mean": "Mean value that the critic gave",
+    "return_mean": "Mean value target",
+    "explained_variance": "Share of the variance of value targets that the critic explains",
+    "grad_norm_critic": "Norm of the critic's gradient",
+    "pair_accuracy": "Share of its pairs whose chosen completion has the higher reward",
+    "reward_margin": "Mean reward of its chosen completions less that of the rejected ones",
+    "chosen_reward": "Mean reward of its chosen completions",
+    "rejected_reward": "Mean reward of its rejected completions",
+    "chosen_logprob_shift": "Mean log-ratio of policy and reference of its chosen completions, in nats",
     "entropy": "Its mean entropy, in nats",
     "clip_fraction": "Share of its tokens that were clipped",
     "dual_clip_fraction": "Share of its tokens that the dual clip bounded",
@@ -48,6 +63,10 @@ OF_STEP = {
     "masked_share": "Share of its tokens that were masked for their age",
     "dropped_share": "Share of generated groups that were dropped for their age, since the step before",
     "uninformative_share": "Share of generated groups that were dropped for equal rewards",
+    "prompts_truncated": "Its prompts that were truncated",
+    "prompts_too_long": "Prompts dropped for their length since the run began",
+    "rows_always_solved": "Share of the data's rows whose newest group was all solved, with a curriculum",
+    "rows_never_solved": "Share of those of which none was solved",
     "ess": "Effective sample size of its importance weights, as a share of its tokens",
     "response_tokens_mean": "Mean length of its completions, in tokens",
     "late_response_tokens_mean": "Mean length of those of late groups",

@@ -9,10 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from controller.ledger.state.settings import SettingChange
 from controller.ledger.views.views import StatusView, TaskCounts
+from paceline.config.scorers import PREFIX
 from paceline.run_view.events.event_history import DOCUMENTED, ListedEvent, SavedCheckpoint
 
 
@@ -52,6 +53,8 @@ class StepsReply(Reply):
 class WorkerReply(Reply):
     worker_id: str
     role: str
+    scorer: str
+    """Its name in the config, if it is a scorer."""
     host: str
     pid: int
     incarnation: str
@@ -292,7 +295,12 @@ class Done(Reply):
     message: str
 
 
-Count = Annotated[int, Field(ge=0, le=100_000, strict=True)]
+def _integral(value: Any) -> Any:
+    """JSON Schema counts 3.0 as an integer; strict types alone would refuse it."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+Count = Annotated[int, Field(ge=0, le=100_000, strict=True), BeforeValidator(_integral)]
 
 
 class DesiredCounts(BaseModel):
@@ -300,6 +308,15 @@ class DesiredCounts(BaseModel):
 
     policy: Count | None = None
     rollout: Count | None = None
+    scorers: dict[Annotated[str, Field(max_length=64)], Count] = Field(default_factory=dict)
+    """By the name of the scorer: {"helpful": 3}."""
+
+    @property
+    def by_pool(self) -> dict[str, int]:
+        """As in `desired` of the run: {"policy": 1, "scorer:helpful": 3}."""
+        named = {"policy": self.policy, "rollout": self.rollout}
+        named |= {PREFIX + name: count for name, count in self.scorers.items()}
+        return {pool: count for pool, count in named.items() if count is not None}
 
 
 class RequestBody(BaseModel):

@@ -29,6 +29,7 @@ from controller.set_settings import set_settings
 from controller.status import setting_changes, status_of
 from paceline.providers.base import who_scales
 from paceline.v1 import admin_pb2, common_pb2
+from paceline.worker_pools import ROLES, role_of
 
 POSITION = re.compile(r"\d{1,20}(-\d{1,20})?")
 FOLLOW_S = 5.0
@@ -101,8 +102,10 @@ async def report_exit(controller: Controller, request: admin_pb2.ExitReport) -> 
 async def scale(controller: Controller, request: admin_pb2.ScaleRequest) -> admin_pb2.AdminReply:
     for what, counts in (("desired", request.desired), ("expected", request.expected)):
         for role, count in counts.items():
-            if role not in ("policy", "rollout") or not 0 <= count <= MAX_WORKERS:
-                raise Invalid(f"{what} {role[:32]} = {count}: policy and rollout, 0 or more, exist")
+            if role_of(role) not in ROLES or len(role) > 64 or not 0 <= count <= MAX_WORKERS:
+                raise Invalid(
+                    f"{what} {role[:64]} = {count}: write policy, rollout or scorer:NAME, and 0 or more"
+                )
     if not request.desired:
         raise Invalid("desired is empty")
     request_id = check_request_id(request.request_id)

@@ -11,6 +11,7 @@ from controller.ledger.commands import (
     CastVote,
     CheckpointVerdict,
     RecordCheckpoint,
+    RecordHeldOut,
     RejectGroups,
     TryGroup,
     VoteResult,
@@ -37,6 +38,8 @@ from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
 log = logging.getLogger(__name__)
 
 MAX_FETCHED = 65536
+HELD_OUT_AT_ONCE = 64
+"""Rows that are read before the size of the reply is looked at again."""
 MOST_KEPT = 32
 """Older checkpoints that stay while no replica of Redis confirms records."""
 
@@ -144,6 +147,48 @@ async def vote(controller: Controller, request: policy_pb2.VoteRequest) -> polic
         if result.outcome is not VoteOutcome.PENDING or left_s <= 0:
             return policy_pb2.VoteReply(outcome=_OUTCOMES[result.outcome], version=result.version)
         await leader.long_polls[Topic.VOTE].wait(seen, left_s)
+
+
+async def held_out_rows(
+    controller: Controller, request: policy_pb2.HeldOutRequest
+) -> policy_pb2.HeldOutReply:
+    leader = controller.leading()
+    caller = check_caller(request.caller)
+    leader.ledger.caller(*caller)
+    total = leader.ledger.state.run.eval_rows
+    reply = policy_pb2.HeldOutReply(total=total)
+    room = leader.context.config.controller.max_message_mb << 19
+    for first in range(request.first, total, HELD_OUT_AT_ONCE):
+        rows = await leader.rows.held_out(first, min(first + HELD_OUT_AT_ONCE, total))
+        for row in rows:
+            room -= len(row.encode()) + 16
+            if room < 0 and reply.rows:
+                return reply
+            reply.rows.append(row)
+    return reply
+
+
+async def record_held_out(
+    controller: Controller, request: policy_pb2.HeldOutMeasured
+) -> policy_pb2.HeldOutRecorded:
+    leader = controller.leading()
+    caller = check_caller(request.caller)
+    stats = check_stats(request.stats)
+    if request.rows and "loss" not in stats:
+        raise Invalid("stats has no loss")
+    measured = {name: stat.sum / stat.weight for name, stat in stats.items() if stat.weight > 0}
+    await leader.execute(
+        RecordHeldOut(
+            *caller,
+            step=Step(request.step),
+            version=Version(request.version),
+            loss=measured.get("loss"),
+            measured=measured,
+            rows=request.rows,
+            left_out=request.left_out,
+        )
+    )
+    return policy_pb2.HeldOutRecorded()
 
 
 async def record_checkpoint(

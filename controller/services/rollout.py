@@ -81,7 +81,7 @@ async def _with_rows(leader: Leader, result: LeaseResult) -> list[rollout_pb2.Le
     # Half of the message may be partial work. The rest, rows of the data set, is small.
     room = leader.context.config.controller.max_message_mb << 19
     partials = await leader.partials.of(result.leases, room)
-    group_size = leader.limits.group_size
+    group_size, run = leader.limits.group_size, leader.ledger.state.run
     config = leader.settings.config
     settings = rollout_pb2.TaskSettings(
         max_tokens=config.rollout.max_tokens,
@@ -99,7 +99,8 @@ async def _with_rows(leader: Leader, result: LeaseResult) -> list[rollout_pb2.Le
             index=lease.index,
             row_json=row,
             seed=lease.seed,
-            group_size=group_size if lease.kind is Kind.TRAIN else 1,
+            group_size=group_size if lease.kind is Kind.TRAIN else run.samples_of(lease.eval_set),
+            eval_set=lease.eval_set,
             settings=settings,
         )
         message.task.task_id = lease.task_id

@@ -35,6 +35,7 @@ MAX_TASKS = 1024
 MAX_STATS = 128
 MAX_COMPONENTS = 64
 MAX_TEXT = 1 << 20
+_TRUNCATED = rollout_pb2.FINISH_REASON_LENGTH
 FINISHED = (rollout_pb2.FINISH_REASON_STOP, rollout_pb2.FINISH_REASON_LENGTH)
 
 
@@ -51,12 +52,22 @@ class GroupLimits:
     """Longest prompt or completion, environment tokens included."""
     vocabulary: int | None = None
     """Token ids must be below it. None: this controller does not know the vocabulary."""
+    eval_samples: int = 1
+    """Most completions of an evaluation's prompt; the ledger knows those of each set."""
+    columns: frozenset[str] = frozenset()
+    """Scorers whose log-probs every completion to train has."""
 
     @classmethod
     def of(cls, config: Config) -> GroupLimits:
-        rollout = config.rollout
-        longest = rollout.max_context or config.data.max_prompt_tokens + rollout.max_tokens
-        return cls(rollout.group_size, longest, vocabulary_size(config.model.path))
+        vocabulary = vocabulary_size(config.model.path)
+        samples = max((each.samples for each in config.evaluation.sets.values()), default=1)
+        columns = {
+            n
+            for n, s in config.scorers.by_name.items()
+            if s.kind == "logprobs" and not config.recorded
+        }
+        longest = config.longest_sequence
+        return cls(config.rollout.group_size, longest, vocabulary, samples, frozenset(columns))
 
 
 def check_caller(caller: common_pb2.Caller) -> tuple[str, int]:
@@ -133,6 +144,9 @@ def check_group(group: rollout_pb2.Group, limits: GroupLimits, newest_version: i
         raise Invalid(f"prompt_text is longer than {MAX_TEXT} characters")
     sequences = _sequences(group, limits, newest_version, _check_finished)
     trainable = sum(sequence.trainable for sequence in sequences)
+    if train and (missing := [c for c in group.completions if limits.columns - c.columns.keys()]):
+        names = ", ".join(sorted(limits.columns - missing[0].columns.keys()))
+        raise Invalid(f"{len(missing)} completions have no log-probs of the scorer {names}")
     if train and trainable == 0:
         raise Invalid("loss_mask leaves no token to train on")
     _check_numbers(group, limits)
@@ -154,6 +168,10 @@ def check_group(group: rollout_pb2.Group, limits: GroupLimits, newest_version: i
         token_versions=_by_version(sequences),
         sequence_versions=_sequences_by_versions(sequences),
         lengths=tuple(len(completion.tokens) // 4 for completion in group.completions),
+        rewards=() if train else tuple(rewards),
+        answers=() if train else tuple(completion.answer for completion in group.completions),
+        truncated=0 if train else sum(c.finish_reason == _TRUNCATED for c in group.completions),
+        prompt_cut=group.prompt_cut,
     )
 
 
@@ -187,9 +205,12 @@ def _sequences(
     check: Callable[[Any, GroupLimits, int], T],
 ) -> list[T]:
     """The result of ``check`` for each completion of the group."""
-    wanted = limits.group_size if group.task.task_id[0] == "t" else 1
-    if len(group.completions) != wanted:
-        raise Invalid(f"{len(group.completions)} completions; {wanted} were requested")
+    count = len(group.completions)
+    if group.task.task_id[0] == "t" and count != limits.group_size:
+        raise Invalid(f"{count} completions; {limits.group_size} were requested")
+    most = limits.group_size if group.task.task_id[0] == "t" else limits.eval_samples
+    if not 1 <= count <= most:
+        raise Invalid(f"{count} completions; an evaluation takes 1 to {limits.eval_samples}")
     if not getattr(group, "offset", 0):
         _token_count(group.prompt_tokens, "prompt_tokens", limits)
     found = []
@@ -227,7 +248,11 @@ def _check_finished(
         for name, value in components.items():
             if not usable_reward(value):
                 raise Invalid(f"reward component {name[:64]} = {value}")
+    if completion.token_rewards:
+        _check_token_rewards(completion, count)
     check_text(completion.text, "text", MAX_TEXT)
+    check_text(completion.answer, "answer")
+    _check_columns(completion.columns, count)
     trainable = count
     first, last = spans[0][0], spans[-1][0]
     if completion.loss_mask:
@@ -237,6 +262,29 @@ def _check_finished(
         found, counts = np.unique(versions[mask], return_counts=True)
         spans = list(zip(found.tolist(), counts.tolist(), strict=True))
     return _Finished(trainable, spans, first, last)
+
+
+def _check_token_rewards(completion: rollout_pb2.Completion, count: int) -> None:
+    last = -1
+    for found in completion.token_rewards:
+        if not last < found.token < count:
+            raise Invalid(
+                f"token_rewards: token {found.token} after {last}, of {count} tokens: name each at most once, in "
+                "rising order"
+            )
+        if not usable_reward(found.reward):
+            raise Invalid(
+                f"token_rewards: {found.reward} for token {found.token}: at most {MAX_REWARD:g} in magnitude"
+            )
+        last = found.token
+
+
+def _check_columns(columns: Mapping[str, bytes], tokens: int) -> None:
+    for name, column in columns.items():
+        if len(column) != 4 * tokens:
+            raise Invalid(f"column {name[:64]} of {len(column) / 4:g}, tokens {tokens}")
+        if not np.isfinite(np.frombuffer(column, "<f4")).all():
+            raise Invalid(f"column {name[:64]} has numbers that are not finite")
 
 
 def _by_version(sequences: Sequence[_Finished]) -> tuple[tuple[Version, int], ...]:

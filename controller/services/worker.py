@@ -11,10 +11,12 @@ from controller.fleet.sessions import ServerSession
 from controller.leader import Leader
 from controller.ledger.commands import BreakLink, BreakMesh, CommandRefused, Observe, Register
 from controller.ledger.enums import Lifecycle
+from controller.ledger.role_traits import TRAITS
 from controller.proto_encoding import ROLES
 from controller.replicated_controller import Controller
 from controller.services.validation import MAX_TASKS, Invalid, check_caller, check_text
 from paceline.config.differences import differences
+from paceline.config.schema import Config
 from paceline.ids import MeshEpoch, Version
 from paceline.process.stacks import MOST_BYTES
 from paceline.process.waits import MOST_TEXT
@@ -25,6 +27,7 @@ MAX_GAUGES = 128
 MAX_RANKS = 4096
 MAX_WAITS = 64
 MAX_AGE_S = 1e9
+NO_ROLE = "role must be policy, rollout or scorer"
 VERSIONS = 1 << 53
 """Limit of reported versions. A rollback continues after the highest one, so numbers must be left."""
 
@@ -43,7 +46,8 @@ async def register(
     context = leader.context
     caller = check_caller(request.caller)
     if request.role not in _ROLES:
-        raise Invalid("role must be policy or rollout")
+        raise Invalid(NO_ROLE)
+    check_scorer(request, context.config)
     if not 1 <= request.ranks <= MAX_RANKS:
         raise Invalid(f"ranks must be 1 to {MAX_RANKS}, not {request.ranks}")
     if request.config_digest != context.config_digest:
@@ -64,6 +68,8 @@ async def register(
             tensor_host=check_text(request.tensor_host, "tensor_host", 256),
             ranks=request.ranks,
             state_version=Version(request.state_version),
+            scorer=request.scorer,
+            address=request.address,
         )
     )
     leader.liveness.heard(*caller, leader.clock.monotonic())
@@ -174,6 +180,22 @@ async def report_peer_error(
     return worker_pb2.PeerErrorReply()
 
 
+def check_scorer(request: worker_pb2.RegisterRequest, config: Config) -> None:
+    """Raises Invalid unless exactly a scorer names its scorer and its address."""
+    if not TRAITS[_ROLES[request.role]].serves:
+        if request.scorer or request.address:
+            raise Invalid("scorer and address are those of a scorer")
+        return
+    known = config.scorers.by_name
+    if request.scorer not in known:
+        raise Invalid(
+            f"the config has no scorer {request.scorer[:64]!r}: one of {', '.join(known) or 'none'}"
+        )
+    host, _, port = check_text(request.address, "address", 300).rpartition(":")
+    if not host or not port.isdigit() or not 1 <= int(port) <= 65535:
+        raise Invalid(f"address {request.address[:300]!r} is not host:port")
+
+
 def check_report(report: worker_pb2.Report) -> None:
     """Raises Invalid if a field of the report is malformed."""
     check_caller(report.caller)
@@ -213,7 +235,7 @@ async def report_waits(
     """Any controller remembers it: there may be no leader, and it changes nothing."""
     check_caller(common_pb2.Caller(worker_id=request.worker_id, incarnation=1))
     if request.role not in _ROLES:
-        raise Invalid("role must be policy or rollout")
+        raise Invalid(NO_ROLE)
     check_text(request.host, "host", 256)
     check_waits(request.waits)
     if len(request.stacks) > MOST_BYTES:

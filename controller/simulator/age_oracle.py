@@ -26,18 +26,24 @@ def ages_of(group: GroupFacts, step: int, steps_of: Mapping[int, int]) -> Ages:
     return ages
 
 
+NO_AGE = 1 << 30
+"""Of recorded data: no group is too old for any step."""
+
+
 def _late_allowed(facts: RunSpec) -> bool:
-    return facts.late_groups == "train" and facts.max_staleness > 0
+    return facts.recorded or (facts.late_groups == "train" and facts.max_staleness > 0)
 
 
 def bound_of(facts: RunSpec) -> int:
     """Age of the oldest token that may have weight in a loss."""
+    if facts.recorded:
+        return NO_AGE
     return facts.max_token_age if _late_allowed(facts) else facts.max_staleness
 
 
 def may_be_trained(ages: Ages, facts: RunSpec) -> bool:
     if _late_allowed(facts):
-        return min(ages) <= facts.max_token_age
+        return min(ages) <= bound_of(facts)
     return max(ages) <= facts.max_staleness
 
 

@@ -47,6 +47,8 @@ class Shape:
     group_fates: dict[int, str] = field(default_factory=dict)
     """Accepted groups that kill each trainer that computes them, that it names as invalid, or whose
     payload vanishes, by ordinal of the task."""
+    solved_rows: frozenset[int] = frozenset()
+    """Rows whose groups always have equal rewards."""
     lease_ttl_s: float = 3.0
     fenced: bool = True
 
@@ -141,6 +143,16 @@ def config_of(shape: Shape) -> Config:
                 "eval_drop": facts.eval_drop,
                 "eval_limit": max(1, facts.eval_rows),
                 "checkpoint_every": facts.checkpoint_every,
+            },
+            "evaluation": {
+                "sets": {
+                    each.name: {
+                        "path": "rows",
+                        "samples": each.samples,
+                        "every": each.every or None,
+                    }
+                    for each in facts.eval_sets
+                }
             },
             "fleet": {
                 "lease_ttl_s": shape.lease_ttl_s,

@@ -118,7 +118,8 @@ class SimulatedController(Controller):
 
     async def load_rows(self) -> DatasetRows:
         facts = self._oracle.facts
-        return DatasetRows(Prompts(facts.dataset_rows), Prompts(facts.eval_rows))
+        sets = {each.name: Prompts(each.rows) for each in facts.eval_sets}
+        return DatasetRows(Prompts(facts.dataset_rows), Prompts(facts.eval_rows), sets)
 
 
 class ControllerProcess(Process):

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from controller.ledger import commands as cmd
 from controller.services import admin
 from controller.simulator.cluster import Shape
 from controller.simulator.faults import with_slow_groups
 from controller.simulator.world import World
+from paceline.dataset.data_order import DataSource, shares
 from paceline.v1 import admin_pb2
 
 LATEST_S = 40.0
@@ -46,6 +48,28 @@ def draw_shape(rng: random.Random) -> Shape:
         generate_s=lambda r: r.expovariate(2.0),
     )
     return with_slow_groups(shape)
+
+
+def with_sources(shape: Shape, rng: random.Random) -> Shape:
+    """The same run over several sources, most of them with weights, under a curriculum: some rows are always solved."""
+    rows = [rng.choice([2, 3, 5]) for _ in range(rng.choice([1, 2, 3]))]
+    counts = shares([rng.choice([0.0, 0.2, 1.0, 3.0]) for _ in rows[1:]] + [1.0])
+    if rng.random() < 0.3:
+        counts = (0,) * len(rows)
+    sources = tuple(
+        DataSource(f"source_{n}", *fields)
+        for n, fields in enumerate(zip(rows, counts, strict=True))
+    )
+    facts = replace(
+        shape.facts,
+        dataset_rows=sum(rows),
+        sources=sources,
+        curriculum_min=rng.choice([0.05, 0.3]),
+        steps=rng.randrange(8, 12),
+    )
+    # The last row stays one that is learnt from: a run that drops equal rewards would never end.
+    solved = frozenset(row for row in range(sum(rows) - 1) if rng.random() < 0.5)
+    return replace(shape, facts=facts, solved_rows=solved)
 
 
 def _leader(world: World) -> bool:
@@ -104,10 +128,14 @@ ROLES: dict[str, Callable[[World], bool]] = {
 }
 
 
-def run_crash_points(seed: int, *, trace: bool = False) -> World:
-    """Runs one seed to its end. Raises Violation; ``oracle.counts`` has the points by role."""
+def run_crash_points(seed: int, *, trace: bool = False, sources: bool = False) -> World:
+    """Runs one seed to its end. Raises Violation; ``oracle.counts`` has the points by role.
+
+    ``sources``: over a mixture of sources with a curriculum.
+    """
     rng = random.Random(seed * 2654435761 % (1 << 32))
-    world = World(seed, draw_shape(rng))
+    shape = draw_shape(rng)
+    world = World(seed, with_sources(shape, rng) if sources else shape)
     if trace:
         world.print_entries()
     roles = list(ROLES)

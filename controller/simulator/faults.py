@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from controller.ledger import commands as cmd
+from controller.ledger.facts import EvalSet
 from controller.services import admin
 from controller.simulator.cluster import Shape
 from controller.simulator.policy import SimulatedPolicyWorker
@@ -63,7 +64,21 @@ def draw_shape(rng: random.Random) -> Shape:
     )
     if rng.random() < 0.25:
         facts = replace(facts, bounds={"rollout_spares": 1})
-    return _with_untrainable_groups(with_slow_groups(replace(shape, facts=facts)))
+    shape = replace(shape, facts=with_eval_sets(facts))
+    return _with_untrainable_groups(with_slow_groups(shape))
+
+
+def with_eval_sets(facts: cmd.RunSpec) -> cmd.RunSpec:
+    """Two runs in five are judged on one or two named sets as well, some of them by another one's metric."""
+    rng = random.Random(facts.seed + 2)
+    if rng.random() >= 0.4:
+        return facts
+    sets = (
+        EvalSet("a", rng.choice([1, 3]), rng.choice([1, 4]), rng.choice([0, 1, 3])),
+        EvalSet("b", rng.choice([2, 4]), 3, rng.choice([0, 2]), truth=True),
+    )[: rng.choice([1, 2])]
+    metric = rng.choice(["", f"a/pass@{sets[0].samples}", "a/reward"])
+    return replace(facts, eval_sets=sets, best_metric=metric)
 
 
 def with_slow_groups(shape: Shape) -> Shape:

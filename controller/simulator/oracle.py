@@ -17,9 +17,10 @@ from controller.ledger import Ledger
 from controller.ledger import events as ev
 from controller.ledger.commands import GroupFacts, Kind, LeasedTask, RunSpec
 from controller.ledger.enums import DropReason, GroupFault
-from controller.ledger.facts import SpecChange, values
+from controller.ledger.facts import EvalSet, SetResult, SpecChange, values
+from controller.ledger.state.evals import MIXED
 from controller.ledger.state.tasks import SUSPECT_DEATHS
-from controller.ledger.views.coverage_report import coverage_of
+from controller.ledger.views.coverage_report import EpochCoverage, coverage_of
 from controller.simulator.age_oracle import (
     Ages,
     ages_of,
@@ -31,7 +32,7 @@ from controller.simulator.age_oracle import (
 )
 from controller.simulator.memory_store import Landed
 from controller.store.ledger_follower import LedgerFollower
-from paceline.dataset.row_sampler import task_row
+from paceline.evaluation.set_scores import RowScore
 from paceline.v1 import policy_pb2, rollout_pb2
 
 
@@ -43,6 +44,10 @@ def next_state(before: str, groups: frozenset[str], lr: float) -> str:
     """The model of an optimizer step: weights after training ``groups`` from ``before`` at ``lr``."""
     text = f"{before}|{','.join(sorted(groups))}|{lr!r}"
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _accounted(epoch: EpochCoverage) -> int:
+    return epoch.trained + epoch.passed_over + epoch.dropped.total()
 
 
 class Oracle:
@@ -85,7 +90,11 @@ class Oracle:
         self.attempts: Counter[str] = Counter()
         """Leases of each task so far, in the order of the first."""
         self.cursor = 0
-        """Training tasks so far."""
+        """Number of the next training task, but for those that the curriculum leaves out."""
+        self.passed: set[int] = set()
+        """Numbers that the curriculum has left out."""
+        self.equal: dict[int, bool] = {}
+        """Whether the newest group of a row had equal rewards."""
         self.leases: dict[str, tuple[int, str, int]] = {}
         """Attempt, worker and incarnation of each task that is leased."""
         self.accepted: dict[str, ev.GroupAccepted] = {}
@@ -106,10 +115,12 @@ class Oracle:
         self.shards: dict[str, tuple[int, ...]] = {}
         self.trials: dict[str, str] = {}
         """Group that each member computes by itself."""
-        self.scored: dict[int, list[tuple[int, float]]] = {}
-        """(version, reward) of each row of the evaluations under way, by step."""
-        self.rounds: dict[int, int] = {}
-        """Rows of each evaluation, by step."""
+        self.scored: dict[int, list[tuple[str, int, RowScore]]] = {}
+        """(set, version, score) of each row of the evaluations under way, by step."""
+        self.rounds: dict[int, tuple[EvalSet, ...]] = {}
+        """Sets of each evaluation, by step."""
+        self.doubtful: dict[int, set[int]] = {}
+        """By step of an evaluation under way: versions whose checkpoint was voided since it began."""
         self.trial_deaths: Counter[str] = Counter()
         """Members that died while they computed a group by itself."""
         self.open: ev.StepOpened | None = None
@@ -216,14 +227,34 @@ class Oracle:
         """A new task is the next one of the data order: the cursor runs ahead of nothing."""
         facts = self.facts
         if lease.kind is Kind.EVAL:
+            of, index = self._eval_row(lease.task_id)
+            if (lease.eval_set or "held_out", lease.index) != (of.name, index):
+                raise Violation(f"{lease.task_id} is row {index} of {of.name}: {lease}")
             return
         if lease.task_id not in self.attempts:
+            while self.cursor in self.passed:
+                self.cursor += 1
             if lease.task_id != f"t{self.cursor}":
                 raise Violation(f"{lease.task_id} is leased after {self.cursor} tasks")
             self.cursor += 1
-        row = task_row(facts.seed, int(lease.task_id[1:]), facts.dataset_rows, facts.shuffle)
+        row = facts.order.place(int(lease.task_id[1:]))
         if (lease.epoch, lease.index) != row:
             raise Violation(f"{lease.task_id} is leased with row {lease.index}, not {row}")
+
+    def _on_RowsPassedOver(self, e: ev.RowsPassedOver) -> None:
+        """Only a row whose newest group had equal rewards is left out, and no task is."""
+        for ordinal in e.ordinals:
+            row = self.facts.order.place(ordinal)[1]
+            if not self.facts.curriculum_min or not self.equal.get(row):
+                raise Violation(f"row {row} was passed over at {ordinal}, and its rewards differed")
+            if f"t{ordinal}" in self.attempts or ordinal in self.passed:
+                raise Violation(f"row {row} was passed over at {ordinal}, which is a task")
+            self.passed.add(ordinal)
+        self.counts["passed over"] += len(e.ordinals)
+
+    def _measure(self, group: GroupFacts) -> None:
+        row = self.facts.order.place(int(group.task_id[1:]))[1]
+        self.equal[row] = group.reward_std == 0
 
     def _end_lease(self, task_id: str, attempt: int, worker_id: str | None = None) -> None:
         held = self.leases.pop(task_id, None)
@@ -237,26 +268,72 @@ class Oracle:
         if task_id in self.accepted:
             raise Violation(f"{task_id} accepted twice")
         self._end_lease(task_id, e.group.attempt, e.worker_id)
+        self._measure(e.group)
         self.accepted[task_id] = e
 
+    def _eval_row(self, task_id: str) -> tuple[EvalSet, int]:
+        """The set of an evaluation's row, and the row in it: the sets follow one another."""
+        step, _, row = task_id[1:].partition(".")
+        rows = [(each, index) for each in self.rounds[int(step)] for index in range(each.rows)]
+        return rows[int(row)]
+
     def _on_EvalScheduled(self, e: ev.EvalScheduled) -> None:
-        self.rounds[e.step] = e.rows
+        if e.rows != sum(each.rows for each in e.sets) or not e.sets:
+            raise Violation(f"the sets of {e} do not have its rows")
+        self.rounds[e.step] = e.sets
+        self.doubtful[e.step] = set()
 
     def _on_EvalRecorded(self, e: ev.EvalRecorded) -> None:
         scored = self.scored.pop(e.step, [])
-        of_one = [reward for version, reward in scored if version == e.version]
-        if e.reward_mean is not None and abs(e.reward_mean * e.count - sum(of_one)) > 1e-9:
-            raise Violation(f"the round of step {e.step} mixes versions: {scored}, {e}")
-        if (e.reward_mean is not None) != (2 * e.count > self.rounds[e.step]):
-            raise Violation(f"the score of step {e.step} rests on few rows, or is missing: {e}")
-        if (e.count, e.left_out) != (len(of_one), len(scored) - len(of_one)):
-            raise Violation(f"the round of step {e.step} has {scored}, and says {e}")
-        self.counts["evaluated"] += e.count
-        self.counts["evaluated with other versions"] += e.left_out
+        doubtful = self.doubtful.pop(e.step)
+        if e.loss is not None:
+            # Of recorded data: measured whole, with the state after the step.
+            if scored or e.version != self.ledger.state.versions.version_of(e.step):
+                raise Violation(f"the held-out loss of step {e.step} is of another state: {e}")
+            self.counts["evaluated"] += e.count
+            return
+        if e.score is not None and e.version in doubtful:
+            raise Violation(f"the round of step {e.step} is scored with weights in doubt: {e}")
+        if [result.name for result in e.sets] != [each.name for each in self.rounds[e.step]]:
+            raise Violation(f"the round of step {e.step} has the sets {self.rounds[e.step]}: {e}")
+        for of, result in zip(self.rounds[e.step], e.sets, strict=True):
+            self._check_set(of, result, e, [(v, row) for n, v, row in scored if n == of.name])
+
+    def _check_set(
+        self, of: EvalSet, result: SetResult, e: ev.EvalRecorded, scored: list[tuple[int, RowScore]]
+    ) -> None:
+        """A set's metrics are of one version, the round's, and of most of its rows."""
+        of_one = [row for version, row in scored if version == e.version]
+        if (result.count, result.left_out) != (len(of_one), len(scored) - len(of_one)):
+            raise Violation(f"{of.name} of step {e.step} has {scored}, and says {result}")
+        if bool(result.metrics) != (2 * len(of_one) > of.rows):
+            raise Violation(f"{of.name} of step {e.step} rests on few rows, or is missing: {e}")
+        for name, total in self._sums(of, of_one).items() if result.metrics else ():
+            if abs(result.metrics[name] * len(of_one) - total) > 1e-9:
+                raise Violation(f"{name} of {of.name} mixes versions at step {e.step}: {e}")
+        name, _, metric = e.metric.partition("/")
+        if name == of.name and e.score != result.metrics.get(metric):
+            raise Violation(f"the score of step {e.step} is not {e.metric}: {e}")
+        self.counts["evaluated"] += result.count
+        self.counts["evaluated with other versions"] += result.left_out
+
+    @staticmethod
+    def _sums(of: EvalSet, rows: list[RowScore]) -> dict[str, float]:
+        """Of the rewards and of pass@k for the largest k, which is 1 if any sample is solved."""
+        passed = sum(row.solved > 0 for row in rows)
+        return {
+            "reward": sum(row.reward_mean for row in rows),
+            f"pass@{of.samples}": float(passed),
+        }
 
     def _on_EvalTaskDone(self, e: ev.EvalTaskDone) -> None:
         step = int(e.task_id[1:].split(".")[0])
-        self.scored.setdefault(step, []).append((e.version, e.reward_mean))
+        if e.version in self.doubtful[step]:
+            raise Violation(f"{e.task_id} counts with weights in doubt: {e}")
+        of, _ = self._eval_row(e.task_id)
+        if e.row is None or e.row.samples != of.samples:
+            raise Violation(f"{e.task_id} of {of.name} has not {of.samples} samples: {e}")
+        self.scored.setdefault(step, []).append((of.name, e.version, e.row))
         self._end_lease(e.task_id, e.attempt, e.worker_id)
 
     def _on_TaskReleased(self, e: ev.TaskReleased) -> None:
@@ -279,6 +356,8 @@ class Oracle:
             self._buried[e.task_id] = True
         if e.task_id in self.leases:
             self._end_lease(e.task_id, e.attempt)
+            if e.group is not None and e.task_id.startswith("t"):
+                self._measure(e.group)
 
     def _left_step(self, e: ev.TaskDropped) -> None:
         self.counts[e.reason] += 1
@@ -308,6 +387,10 @@ class Oracle:
 
     def _on_CheckpointVoided(self, e: ev.CheckpointVoided) -> None:
         self.counts["voided checkpoints"] += 1
+        for step, scored in self.scored.items():
+            self.scored[step] = [(n, MIXED if v == e.version else v, row) for n, v, row in scored]
+        for versions in self.doubtful.values():
+            versions.add(e.version)
 
     def _on_LinkAssigned(self, e: ev.LinkAssigned) -> None:
         self._rise("link", e.epoch)
@@ -552,7 +635,7 @@ class Oracle:
         trained = {task_id for groups in self.line for task_id in groups}
         train_leases = {t for t in self.attempts if t.startswith("t")}
         lost = train_leases - trained - self.dropped
-        if lost or len(train_leases) != counts.cursor:
+        if lost or len(train_leases) + len(self.passed) != counts.cursor:
             raise Violation(f"lost: {sorted(lost)}, dispatched {counts.cursor}")
         if trained & self.dropped:
             raise Violation(f"trained and dropped: {sorted(trained & self.dropped)}")
@@ -566,13 +649,11 @@ class Oracle:
         for task_id in [t for groups in self.line for t in groups] + sorted(self.dropped):
             if task_id.startswith("t"):
                 ordinal = int(task_id[1:])
-                rows[task_row(facts.seed, ordinal, facts.dataset_rows, facts.shuffle)] += 1
+                rows[facts.order.place(ordinal)] += 1
+        rows.update(facts.order.place(ordinal) for ordinal in self.passed)
         cursor = self.ledger.state.tasks.cursor
-        passed = {
-            task_row(facts.seed, ordinal, facts.dataset_rows, facts.shuffle)
-            for ordinal in range(cursor)
-        }
-        if skipped := passed - rows.keys():
+        behind = {facts.order.place(ordinal) for ordinal in range(cursor)}
+        if skipped := behind - rows.keys():
             raise Violation(f"rows were skipped: {sorted(skipped)}")
         if twice := [row for row, many in rows.items() if many > 1]:
             raise Violation(f"rows were finished twice: {sorted(twice)}")
@@ -581,4 +662,15 @@ class Oracle:
             raise Violation("; ".join(problems))
         if sum(epoch.trained for epoch in report.epochs) != len(trained):
             raise Violation(f"{len(trained)} groups are trained, the report says {report.epochs}")
+        if sum(epoch.passed_over for epoch in report.epochs) != len(self.passed):
+            raise Violation(
+                f"{len(self.passed)} rows were passed over, the report says {report.epochs}"
+            )
+        by_source = Counter(facts.order.source_of(row) for _, row in rows.elements())
+        for number, name in enumerate(facts.order.names):
+            found = sum(_accounted(epoch) for epoch in report.epochs if epoch.source == name)
+            if found != by_source[number]:
+                raise Violation(
+                    f"{by_source[number]} rows of source {name!r}, the report has {found}"
+                )
         self.counts["rows"] += len(rows)

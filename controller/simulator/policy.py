@@ -167,6 +167,9 @@ class SimulatedPolicyWorker(SimulatedWorker):
             plan = reply.plan
             if reply.state == policy_pb2.PLAN_STATE_EPOCH_OVER:
                 return
+            if reply.state == policy_pb2.PLAN_STATE_EVALUATE:
+                await self._evaluate(reply.evaluate_step)
+                continue
             if reply.state == policy_pb2.PLAN_STATE_FINISHED:
                 await self.news(0.6)
             if reply.state != policy_pb2.PLAN_STATE_OPEN:
@@ -178,6 +181,17 @@ class SimulatedPolicyWorker(SimulatedWorker):
             gradients = frozenset(self.accumulated)
             reduced = epoch.join(self, (plan.step, plan.mesh_epoch), gradients)
             await self._vote(plan, await self._joined(reduced, mesh))
+
+    async def _evaluate(self, step: int) -> None:
+        """The held-out rows of a run of recorded data."""
+        version = self.state_version
+        await asyncio.sleep(self.cluster.shape.group_s(self.rng))
+        self.check()
+        loss = common_pb2.Stat(sum=1.0 / (1 + step), weight=1.0)
+        request = policy_pb2.HeldOutMeasured(
+            caller=self.caller, step=step, version=version, rows=2, stats={"loss": loss}
+        )
+        await self.call(policy_service.record_held_out, request)
 
     async def _accumulate(self, mesh: worker_pb2.PolicyMesh, plan: policy_pb2.StepPlan) -> bool:
         """Gradients of the shard, on top of what an earlier epoch has accumulated."""

@@ -65,7 +65,8 @@ class SimulatedRolloutWorker(SimulatedWorker):
                 raise Fenced("a request was fenced")
             free = self.cluster.shape.slots - len(self.running)
             leaving = self.lifecycle == worker_pb2.LIFECYCLE_DRAINING
-            if free <= 0 or self.loaded_version < 0 or leaving:
+            unloaded = self.loaded_version < 0 and not self.cluster.shape.facts.recorded
+            if free <= 0 or unloaded or leaving:
                 await self.news(0.6)
                 continue
             await self._lease(free)
@@ -102,9 +103,9 @@ class SimulatedRolloutWorker(SimulatedWorker):
     async def _generate(self, lease: rollout_pb2.Lease, off: asyncio.Future[str]) -> None:
         rng, shape, ref = self.rng, self.cluster.shape, (lease.task.task_id, lease.task.attempt)
         caller, incarnation = self.caller, self.incarnation
-        first = self.loaded_version
-        training = lease.kind == rollout_pb2.TASK_KIND_TRAIN
-        fate = shape.fates.get(int(lease.task.task_id[1:]), "") if training else ""
+        recorded = self.cluster.shape.facts.recorded
+        first = 0 if recorded else self.loaded_version
+        fate = shape.fates.get(int(lease.task.task_id[1:]), "") if training(lease) else ""
         if fate == "kills" and rng.random() < 0.8:
             await self.within(off, rng.random())
             self.exit(1)
@@ -145,7 +146,9 @@ class SimulatedRolloutWorker(SimulatedWorker):
 
     def _group(self, lease: rollout_pb2.Lease, first: int) -> rollout_pb2.Group:
         """What it made of ``lease``, sampled with versions ``first`` to the one that is loaded."""
-        dull, last = self.rng.random() < 0.1, self.loaded_version
+        dull = self.rng.random() < 0.1
+        dull |= training(lease) and lease.index in self.cluster.shape.solved_rows
+        last = 0 if self.cluster.shape.facts.recorded else self.loaded_version
         group = rollout_pb2.Group(task=lease.task, kind=lease.kind, prompt_tokens=bytes(4 * 8))
         for number in range(lease.group_size):
             tokens = self.rng.randrange(10, 60)
@@ -157,6 +160,7 @@ class SimulatedRolloutWorker(SimulatedWorker):
                 versions=[common_pb2.VersionSpan(version=v, length=n) for v, n in spans if n],
                 finish_reason=rollout_pb2.FINISH_REASON_STOP,
                 reward=0.5 if dull else float(number % 2),
+                answer=str(number % 2),
             )
         return group
 
@@ -191,3 +195,7 @@ class SimulatedRolloutWorker(SimulatedWorker):
         self.loaded_version = -1
         while self.running:
             settle(self.running.popitem()[1], "off")
+
+
+def training(lease: rollout_pb2.Lease) -> bool:
+    return lease.kind == rollout_pb2.TASK_KIND_TRAIN

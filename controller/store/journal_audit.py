@@ -26,7 +26,7 @@ import redis
 from controller.ledger import BrokenInvariant, Ledger
 from controller.ledger.codec import known_fields
 from controller.ledger.enums import Kind
-from controller.ledger.events import TasksLeased, from_json
+from controller.ledger.events import RowsPassedOver, TasksLeased, from_json
 from controller.ledger.state.coverage import Spans, contains
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import ordinal_of
@@ -35,7 +35,6 @@ from controller.ledger.views.views import counts, live_payloads
 from controller.store.journal import START, Entry, check_format, decode_entry, order
 from controller.store.payloads import FilePayloads
 from controller.store.redis_keys import Keys
-from paceline.dataset.row_sampler import task_row
 from paceline.ids import Step, TaskId
 from paceline.redis.client import connect_sync, without_password
 from paceline.redis.server import NoRedis
@@ -155,6 +154,8 @@ class _Replay:
             self._count(raw)
             try:
                 event = from_json(raw)
+                if isinstance(event, RowsPassedOver):
+                    self._check_passed(event)
                 self.ledger.apply(event)
                 if isinstance(event, TasksLeased):
                     self._check_rows(event)
@@ -166,16 +167,29 @@ class _Replay:
 
     def _check_rows(self, event: TasksLeased) -> None:
         """Whether the leased rows are those that the data order has for the tasks."""
-        run = self.ledger.state.run
+        data_order = self.ledger.state.run.order
         for lease in event.leases:
             if lease.kind is not Kind.TRAIN:
                 continue
             ordinal = ordinal_of(lease.task_id)
-            expected = task_row(run.seed, ordinal, run.dataset_rows, run.shuffle)
+            expected = data_order.place(ordinal)
             if (lease.epoch, lease.index) != expected:
                 self.report.problem(
                     f"{lease.task_id} was leased with row {lease.index} of epoch {lease.epoch}, "
                     f"which is row {expected[1]} of epoch {expected[0]}"
+                )
+
+    def _check_passed(self, event: RowsPassedOver) -> None:
+        """Whether the curriculum leaves out these rows, by what was measured before."""
+        state = self.ledger.state
+        run, order = state.run, state.run.order
+        for ordinal in event.ordinals:
+            row = order.place(ordinal)[1]
+            if not run.curriculum_min or not state.tasks.curriculum.leaves_out(
+                row, ordinal, run.seed, run.curriculum_min
+            ):
+                self.report.problem(
+                    f"row {row}, the turn of t{ordinal}, was passed over without a reason"
                 )
 
     def _count(self, event: Mapping[str, Any]) -> None:

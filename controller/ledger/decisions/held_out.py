@@ -1,4 +1,5 @@
-"""Decisions that follow from held-out rewards: the best checkpoint, the warning, early stopping.
+"""Decisions that follow from evaluations, by the metric that ranks them, or by the held-out loss of recorded data: the
+best checkpoint, the warnings, early stopping.
 
 Only an evaluation of a checkpoint's own step says how good that checkpoint is. A step that is trained again after a
 rollback trains the same groups, and keeps its score. A score of weights that the other replicas outvoted is dropped, and
@@ -7,14 +8,37 @@ that step is not evaluated again.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.enums import Phase
 from controller.ledger.state.state import State
 from controller.ledger.state.versions import Checkpoint
+from controller.ledger.views.held_out_due import due_for
+from controller.ledger.views.reward_trouble import exploited_by_set
+from paceline.ids import Step
 
 EARLY_STOP = "early-stopping"
 """Request id of the stop."""
+
+
+def record(d: Decider, c: cmd.RecordHeldOut, now: float) -> None:
+    """Takes what a replica measured on the state that the open round of its step is about."""
+    d.caller(c.worker_id, c.incarnation)
+    s = d.state
+    # A repeated request, or one about a state that was rolled back since, changes nothing.
+    if due_for(s, c.worker_id, c.incarnation, c.version) != c.step:
+        return
+    had_fallen = s.evals.fallen
+    recorded = ev.EvalRecorded(
+        c.step, c.version, None, c.rows, c.left_out, loss=c.loss, measured=dict(c.measured)
+    )
+    d.emit(recorded)
+    if recorded.ranking is not None:
+        judge(d, had_fallen=had_fallen)
+    d.settle_fleet(now)
 
 
 def judge(d: Decider, *, had_fallen: bool) -> None:
@@ -24,13 +48,34 @@ def judge(d: Decider, *, had_fallen: bool) -> None:
     step = max(evals.scores)
     best = evals.scores[evals.best]
     if evals.fallen and not had_fallen:
-        d.emit(ev.HeldOutFell(step, evals.scores[step], evals.best, best))
+        fell = (step, evals.scores[step], evals.best, best)
+        d.emit(ev.HeldOutFell(*fell, is_loss=s.run.recorded, metric=s.run.best_metric))
     if patience and evals.since_best >= patience and s.phase is Phase.OPEN:
+        moved, shown = f"{s.run.best_metric or 'the held-out reward'} has not risen", f"{best:.3f}"
+        if s.run.recorded:
+            moved, shown = "the held-out loss has not fallen", f"{-best:.4f}"
         why = (
-            f"early stopping: the held-out reward has not risen for {evals.since_best} evaluations; "
-            f"the best was {best:.3f} after step {evals.best}"
+            f"early stopping: {moved} for {evals.since_best} evaluations; "
+            f"the best was {shown} after step {evals.best}"
         )
         d.emit(ev.StopRequested(EARLY_STOP, why))
+
+
+def warn_of_hacking(d: Decider, known: Collection[str]) -> None:
+    """After an evaluation. ``known``: sets of which this was so before it."""
+    for name, found in exploited_by_set(d.state).items():
+        if name not in known:
+            d.emit(
+                ev.RewardHackingSuspected(
+                    Step(found.step),
+                    f"{name}/reward",
+                    found.truth,
+                    Step(found.best_step),
+                    found.best_truth,
+                    found.score,
+                    found.best_score,
+                )
+            )
 
 
 def settle_best(d: Decider) -> None:
@@ -41,7 +86,9 @@ def settle_best(d: Decider) -> None:
         return
     best = max(scored, key=lambda c: (s.evals.scores[c.step], -c.step))
     if best.step != s.versions.best:
-        d.emit(ev.BestCheckpointChosen(best.step, best.path, s.evals.scores[best.step]))
+        score, metric = s.evals.scores[best.step], s.run.best_metric
+        chosen = (best.step, best.path, score)
+        d.emit(ev.BestCheckpointChosen(*chosen, is_loss=s.run.recorded, metric=metric))
 
 
 def spared(s: State) -> list[Checkpoint]:

@@ -32,16 +32,18 @@ from controller.ledger.enums import (
     Role,
     VerdictCode,
 )
-from controller.ledger.facts import GroupFacts, LeasedTask
-from controller.ledger.state.evals import MIXED
+from controller.ledger.facts import HELD_OUT, GroupFacts, LeasedTask
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task, TaskState
 from controller.ledger.state.token_ages import too_old
-from paceline.dataset.row_sampler import task_row, task_seed
+from paceline.dataset.row_sampler import task_seed
+from paceline.evaluation.set_scores import row_score
 from paceline.ids import Step, TaskId, Version
 from paceline.refusal_code import RefusalCode
 
+MOST_PASSED = 100
+"""Rows that the curriculum leaves out in a row, at most: a lease takes a bounded time."""
 _NUMBER = "(0|[1-9][0-9]{0,17})"
 _TASK_ID = re.compile(rf"t{_NUMBER}|e{_NUMBER}\.{_NUMBER}")
 
@@ -60,6 +62,8 @@ def lease(d: Decider, c: cmd.LeaseTasks, now: float) -> cmd.LeaseResult:
     lost = c.loaded_version > state.versions.version
     withdrawn = c.loaded_version == worker.withdrawn_version
     loaded = Version(-1) if lost or withdrawn else c.loaded_version
+    if state.facts is not None and state.facts.recorded:
+        loaded = state.versions.version  # a recorded row waits for no weights
     if state.phase is not Phase.OPEN or worker.leaving:
         return cmd.LeaseResult((), EmptyReason.STOPPED)
     if state.paused:
@@ -84,6 +88,8 @@ def lease(d: Decider, c: cmd.LeaseTasks, now: float) -> cmd.LeaseResult:
             return cmd.LeaseResult((), EmptyReason.WEIGHTS)
         return cmd.LeaseResult((), EmptyReason.STALENESS)
     leases = tuple(_lease_of(state, task) for task in tasks)
+    if state.run.curriculum_min and (passed := _passed(state, tasks)):
+        d.emit(ev.RowsPassedOver(passed))
     d.emit(ev.TasksLeased(c.worker_id, c.incarnation, c.lease_seq, leases, loaded))
     return cmd.LeaseResult(leases)
 
@@ -104,7 +110,7 @@ def _takes_suspects(state: State, worker: Worker) -> bool:
     """The first worker by name that has weights takes them. Nothing that changes with every step may
     decide it: a worker that is excused in between would get other tasks, and never run empty."""
     workers = (w for w in state.fleet.living(Role.ROLLOUT) if not w.leaving and not w.spare)
-    able = (w for w in workers if w.loaded_version >= 0)
+    able = (w for w in workers if state.run.recorded or w.loaded_version >= 0)
     return min(able, key=lambda w: w.worker_id, default=None) is worker
 
 
@@ -142,17 +148,48 @@ def _train_tasks(state: State, count: int) -> list[Task]:
     tasks = list(islice((t for t in _pending_train(state) if not t.suspect), count))
     cursor = state.tasks.cursor
     new = range(cursor, cursor + count - len(tasks))
-    return tasks + [Task(TaskId(f"t{ordinal}"), Kind.TRAIN, ordinal) for ordinal in new]
+    taken = _taken(state, new) if state.run.curriculum_min else new
+    return tasks + [Task(TaskId(f"t{ordinal}"), Kind.TRAIN, ordinal) for ordinal in taken]
+
+
+def _taken(state: State, new: range) -> list[int]:
+    """As many numbers as ``new`` has, from its start: those whose rows the curriculum does not leave out."""
+    run, order, curriculum = state.run, state.run.order, state.tasks.curriculum
+    taken: list[int] = []
+    ordinal, passed = new.start, 0
+    while len(taken) < len(new):
+        row = order.place(ordinal)[1]
+        if (
+            curriculum.leaves_out(row, ordinal, run.seed, run.curriculum_min)
+            and passed < MOST_PASSED
+        ):
+            passed += 1
+        else:
+            taken.append(ordinal)
+            passed = 0
+        ordinal += 1
+    return taken
+
+
+def _passed(state: State, tasks: list[Task]) -> tuple[int, ...]:
+    """Numbers before those of the new tasks that no task has: the curriculum has left them out."""
+    cursor = state.tasks.cursor
+    new = {t.ordinal for t in tasks if t.kind is Kind.TRAIN and t.ordinal >= cursor}
+    return tuple(n for n in range(cursor, max(new, default=cursor)) if n not in new)
 
 
 def _lease_of(state: State, task: Task) -> LeasedTask:
     """The next try at the task."""
     run = state.run
-    epoch, index = 0, task.ordinal
-    if task.kind is Kind.TRAIN:
-        epoch, index = task_row(run.seed, task.ordinal, run.dataset_rows, run.shuffle)
-    seed = task_seed(run.seed, task.task_id)
-    return LeasedTask(task.task_id, task.attempt + 1, task.kind, epoch, index, seed)
+    again = task.task_id, task.attempt + 1, task.kind
+    if task.kind is Kind.EVAL:
+        of, index = state.evals.rounds[task.eval_step].place(task.ordinal)
+        # A prompt of a named set has the same random numbers in every round: their luck does not differ.
+        drawn = task.task_id if of.name == HELD_OUT else TaskId(f"{of.name}/{index}")
+        eval_set = "" if of.name == HELD_OUT else of.name
+        return LeasedTask(*again, 0, index, task_seed(run.seed, drawn), eval_set)
+    epoch, index = run.order.place(task.ordinal)
+    return LeasedTask(*again, epoch, index, task_seed(run.seed, task.task_id))
 
 
 def accept(d: Decider, c: cmd.AcceptGroup, now: float) -> cmd.Verdict:
@@ -166,9 +203,14 @@ def accept(d: Decider, c: cmd.AcceptGroup, now: float) -> cmd.Verdict:
     if not task.leased_as(group.attempt, c.worker_id):
         return _not_running(task, group.attempt)
     if task.kind is Kind.EVAL:
-        version = group.min_version if group.min_version == group.max_version else MIXED
+        round_ = state.evals.rounds[task.eval_step]
+        version = round_.counted_as(group.min_version, group.max_version)
         what = (task.task_id, task.attempt, c.worker_id, group.reward_mean, version)
-        d.emit(ev.EvalTaskDone(*what))
+        solved_at = round_.place(task.ordinal)[0].solved_at
+        rewards = group.rewards or (group.reward_mean,) * group.sequences
+        lengths = group.lengths or (0,)
+        row = row_score(rewards, group.answers, lengths, group.truncated, solved_at)
+        d.emit(ev.EvalTaskDone(*what, row))
         d.settle_evals(now)
         return cmd.Verdict(VerdictCode.ACCEPTED)
     if found := too_old(state, group, state.next_step):
@@ -192,6 +234,10 @@ def _implausible(state: State, task: Task, group: GroupFacts) -> str:
         )
     if task.kind is Kind.TRAIN and group.sequences != state.run.group_size:
         return f"{group.sequences} completions; a group has {state.run.group_size}"
+    if task.kind is Kind.EVAL:
+        of, _ = state.evals.rounds[task.eval_step].place(task.ordinal)
+        if group.sequences != of.samples:
+            return f"{group.sequences} completions; {of.name} takes {of.samples} of a prompt"
     if group.tokens < 1:
         return "no token to train on"
     return ""

@@ -26,7 +26,8 @@ from controller.ledger.enums import (
     Role,
 )
 from controller.ledger.facts import WorkerSpec, values
-from controller.ledger.scale_limits import bounds_of
+from controller.ledger.role_traits import TRAITS
+from controller.ledger.scale_limits import bounds_of, setting_of
 from controller.ledger.state.fleet import Worker
 from paceline.ids import Version
 from paceline.refusal_code import RefusalCode
@@ -60,7 +61,7 @@ def register(d: Decider, c: cmd.Register, now: float) -> None:
     d.emit(
         ev.WorkerRegistered(
             **values(WorkerSpec, replace(c, state_version=believed)),
-            spare=c.role is Role.ROLLOUT and desired_spares(d.state) > 0,
+            spare=TRAITS[c.role].spares and desired_spares(d.state) > 0,
         )
     )
     d.settle_fleet(now)
@@ -68,7 +69,7 @@ def register(d: Decider, c: cmd.Register, now: float) -> None:
 
 def _check_ranks(d: Decider, c: cmd.Register) -> None:
     """Rank i of every replica forms a mesh of its own: replicas must have equally many."""
-    if c.role is not Role.POLICY:
+    if not TRAITS[c.role].mesh:
         return
     for other in d.state.fleet.living(Role.POLICY):
         if other.worker_id != c.worker_id and other.ranks != c.ranks:
@@ -135,7 +136,7 @@ def _disown(d: Decider, worker: Worker, version: Version) -> None:
         detail = f"{worker.worker_id} holds version {version}, the newest is {s.versions.version}"
         lose_member(d, MeshEnd.LOST_COMMIT, detail)
     publisher = s.fleet.publisher(s.versions.version)
-    if worker.role is Role.ROLLOUT and publisher is not None:
+    if TRAITS[worker.role].receives and publisher is not None:
         # A new link begins with what its receiver should have.
         assign_link(d, publisher, worker)
 
@@ -162,19 +163,19 @@ def drain(d: Decider, c: cmd.Drain, now: float) -> None:
 
 def _one_fewer(d: Decider, worker: Worker) -> dict[str, int]:
     """The desired count that changes when ``worker`` leaves for good. Refused below the minimum."""
-    s, role = d.state, str(worker.role)
-    staying = [w for w in s.fleet.living(worker.role) if not w.leaving and not w.spare]
-    desired = s.desired.get(role, 0)
+    s, pool = d.state, worker.pool
+    staying = [w for w in s.fleet.living_in(pool) if not w.leaving and not w.spare]
+    desired = s.desired.get(pool, 0)
     if worker.spare or len(staying) > desired:
         return {}  # one of the surplus
-    least, _ = bounds_of(s.bounds, role)
+    least, _ = bounds_of(s.bounds, pool)
     if desired - 1 < least:
         raise cmd.CommandRefused(
             RefusalCode.INVALID,
-            f"without {worker.worker_id} the desired count would be {role}={desired - 1}, below "
-            f"fleet.{role}_min = {least}. Replace the worker (--replace), or lower the minimum",
+            f"without {worker.worker_id} the desired count would be {pool}={desired - 1}, below "
+            f"fleet.{setting_of(pool)}_min = {least}. Replace the worker (--replace), or lower the minimum",
         )
-    return {role: desired - 1}
+    return {pool: desired - 1}
 
 
 def _depart(

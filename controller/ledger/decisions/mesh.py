@@ -195,9 +195,10 @@ def roll_back(d: Decider) -> None:
 
 
 def settle_links(d: Decider) -> None:
-    """One link for every living rollout worker, from a replica that holds the newest state."""
+    """One link for every living rollout worker, from a replica that holds the newest state. Those of recorded data
+    load no weights."""
     s = d.state
-    if s.ended or s.phase is Phase.SUSPENDED:
+    if s.ended or s.phase is Phase.SUSPENDED or (s.facts is not None and s.facts.recorded):
         return
     publisher = s.fleet.publisher(s.versions.version)
     if publisher is None:

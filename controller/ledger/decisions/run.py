@@ -8,18 +8,19 @@ from dataclasses import asdict
 from controller.ledger import commands as cmd
 from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
-from controller.ledger.decisions.held_out import judge, settle_best
+from controller.ledger.decisions.held_out import judge, settle_best, warn_of_hacking
 from controller.ledger.decisions.leases import drop
 from controller.ledger.decisions.mesh import leave_step, roll_back
 from controller.ledger.decisions.rejections import MOST_REJECTIONS
 from controller.ledger.decisions.settings import take_over_config
 from controller.ledger.enums import DropReason, MeshEnd, Phase, SuspendStage, VerdictCode
-from controller.ledger.facts import CHANGEABLE
+from controller.ledger.facts import CHANGEABLE, EvalSet, SetResult
 from controller.ledger.scale_limits import problem_of, within
 from controller.ledger.state.evals import EvalRound
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import TaskState
-from paceline.ids import Step
+from controller.ledger.views.reward_trouble import exploited_by_set
+from paceline.ids import Step, Version
 from paceline.refusal_code import RefusalCode
 
 FRUITLESS_BATCHES = 3
@@ -71,29 +72,48 @@ def settle_evals(d: Decider, now: float) -> None:
     if s.phase is Phase.NONE or s.ended:
         return
     run, step = s.run, s.versions.step
-    due = step % run.eval_every == 0 or step >= run.steps
     new = step not in s.evals.rounds and step not in s.evals.done
-    if run.eval_rows and due and new and s.phase is Phase.OPEN:
-        d.emit(ev.EvalScheduled(step, s.versions.version_of(step), run.eval_rows))
+    if new and s.phase is Phase.OPEN:
+        last = step >= run.steps
+        due = tuple(e for e in run.evaluations if last or step % (e.every or run.eval_every) == 0)
+        if due:
+            rows = sum(each.rows for each in due)
+            d.emit(ev.EvalScheduled(step, s.versions.version_of(step), rows, due))
     for round_ in [r for r in s.evals.rounds.values() if r.open == 0]:
-        had_fallen = s.evals.fallen
+        had_fallen, known = s.evals.fallen, exploited_by_set(s)
         recorded = _recorded(s, round_)
         d.emit(recorded)
-        if recorded.reward_mean is not None:
+        if recorded.ranking is not None:
             judge(d, had_fallen=had_fallen)
+        warn_of_hacking(d, known)
     settle_best(d)
 
 
 def _recorded(s: State, round_: EvalRound) -> ev.EvalRecorded:
-    scored = sum(score.count for score in round_.scores.values())
     version = round_.most_scored
-    if version is None:
-        asked = s.versions.version_of(round_.step)
-        return ev.EvalRecorded(round_.step, asked, None, 0, left_out=scored)
-    score = round_.scores[version]
+    sets = tuple(_result(round_, each, version) for each in round_.layout)
+    name, metric = s.run.judging
+    asked = s.versions.version_of(round_.step)
+    judging = next((each for each in sets if each.name == name), SetResult(name, 0, 0, {}))
+    return ev.EvalRecorded(
+        round_.step,
+        asked if version is None else version,
+        judging.metrics.get("reward"),
+        judging.count,
+        judging.left_out,
+        metric=f"{name}/{metric}",
+        score=judging.metrics.get(metric),
+        sets=sets,
+    )
+
+
+def _result(round_: EvalRound, of: EvalSet, version: Version | None) -> SetResult:
+    score = round_.scores.get(version) if version is not None else None
+    scores = score.sets.get(of.name) if score is not None else None
+    count = scores.rows if scores is not None else 0
     # A mean over few rows may be high by chance, and would be the best score of the run.
-    mean = score.mean if 2 * score.count > round_.rows else None
-    return ev.EvalRecorded(round_.step, version, mean, score.count, scored - score.count)
+    metrics = scores.metrics() if scores is not None and 2 * count > of.rows else {}
+    return SetResult(of.name, count, round_.scored(of.name) - count, metrics)
 
 
 def settle_end(d: Decider, now: float) -> None:
@@ -178,7 +198,7 @@ def answer(d: Decider, decide: Callable[..., None], c: cmd.AdminCommand, now: fl
 
 
 def scale(d: Decider, c: cmd.Scale, now: float) -> None:
-    if problem := problem_of(d.state.bounds, c.desired):
+    if problem := problem_of(d.state.bounds, c.desired, d.state.desired):
         raise cmd.CommandRefused(RefusalCode.INVALID, problem)
     if any(d.state.desired.get(role) != count for role, count in c.expected.items()):
         raise cmd.CommandRefused(

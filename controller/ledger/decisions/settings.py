@@ -49,9 +49,9 @@ def take_over_config(d: Decider, c: cmd.StartRun, now: float) -> None:
     """Puts in force what was edited in the config file of a new leader. Raises CommandRefused."""
     s = d.state
     spec = SpecChange(**values(SpecChange, c.facts))
-    extended = s.phase is Phase.FINISHED and s.versions.step >= s.run.steps < spec.steps
-    if s.ended and not extended:
+    if stays_ended(s, spec.steps):
         return
+    extended = s.ended
     if problem := problem_of(s, spec):
         raise cmd.CommandRefused(RefusalCode.INVALID, problem)
     edited = s.settings.edited(c.settings)
@@ -62,6 +62,12 @@ def take_over_config(d: Decider, c: cmd.StartRun, now: float) -> None:
     if extended:
         d.emit(ev.RunExtended(spec.steps, now))
     d.settle_fleet(now)
+
+
+def stays_ended(s: State, steps: int) -> bool:
+    """Whether the run has ended, and does not go on to ``steps``. Then no setting of it changes any more."""
+    extended = s.phase is Phase.FINISHED and s.versions.step >= s.run.steps < steps
+    return s.ended and not extended
 
 
 def _emit(

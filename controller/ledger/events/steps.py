@@ -84,6 +84,9 @@ class StepCommitted(Event):
         members = tuple((m.worker_id, m.incarnation) for m in mesh.members)
         commit = Commit(self.step, self.version, step.mesh_epoch, members)
         s.steps.commit(commit, self.t, self.metrics)
+        if (reward := self.metrics.get("reward_mean")) is not None:
+            deviation = self.metrics.get("reward_std", 0.0)
+            s.evals.training.add(reward, deviation, len(step.groups))
         s.tasks.dropped_groups.clear()
         s.versions.step, s.versions.version = self.step, self.version
         s.agree(step.version, next(iter(step.votes.values())).digest)
@@ -93,7 +96,9 @@ class StepCommitted(Event):
             worker.failures = Failures()
 
     def text(self) -> str:
-        return f"step {self.step} committed, reward {self.metrics.get('reward_mean', math.nan):.3f}"
+        name = "reward" if "reward_mean" in self.metrics else "loss"
+        shown = self.metrics.get("reward_mean", self.metrics.get("loss", math.nan))
+        return f"step {self.step} committed, {name} {shown:.3f}"
 
 
 @event
@@ -236,7 +241,7 @@ class CheckpointVoided(Event):
 
     def apply(self, s: State) -> None:
         s.versions.void(self.path)
-        s.evals.disown(self.step, s.run.eval_drop)
+        s.evals.disown(self.step, self.version, s.run.eval_drop)
 
     def text(self) -> str:
         return (
@@ -252,6 +257,11 @@ class BestCheckpointChosen(Event):
     step: Step
     path: str
     reward_mean: float
+    """Value of ``metric``."""
+    is_loss: bool = False
+    """Recorded data: the reward is the loss with the sign changed."""
+    metric: str = ""
+    """SET/METRIC; empty: the held-out reward."""
 
     directs = False
 
@@ -259,4 +269,7 @@ class BestCheckpointChosen(Event):
         s.versions.best = self.step
 
     def text(self) -> str:
-        return f"checkpoint of step {self.step} is the best so far: held-out reward {self.reward_mean:.3f}"
+        score = f"{self.metric or 'held-out reward'} {self.reward_mean:.3f}"
+        if self.is_loss:
+            score = f"held-out loss {-self.reward_mean:.4f}"
+        return f"checkpoint of step {self.step} is the best so far: {score}"

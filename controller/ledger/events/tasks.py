@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import field
+
 from controller.ledger.enums import ROUTINE_DROPS, GroupFault, Kind, VerdictCode
 from controller.ledger.events.event import LEASES, Event, Severity, Topic, event, reason_in_words
-from controller.ledger.facts import GroupFacts, LeasedTask
+from controller.ledger.facts import HELD_OUT, EvalSet, GroupFacts, LeasedTask, SetResult
+from controller.ledger.state.coverage import passed_key
 from controller.ledger.state.evals import EvalRound
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task, TaskState
+from paceline.evaluation.set_scores import RowScore, row_score
 from paceline.ids import Step, TaskId, Version
 
 
@@ -38,6 +43,31 @@ class TasksLeased(Event):
         return f"{self.worker_id} leased {len(self.leases)} tasks"
 
 
+def _measure(s: State, task: Task, group: GroupFacts | None) -> None:
+    """A group has come in: the curriculum takes note of its rewards."""
+    if group is not None and task.kind is Kind.TRAIN and s.run.curriculum_min:
+        s.tasks.curriculum.measure(s.run.order.place(task.ordinal)[1], group)
+
+
+@event
+class RowsPassedOver(Event):
+    """The curriculum leaves out the rows of these numbers, which would have been new tasks."""
+
+    ordinals: tuple[int, ...]
+
+    directs = False
+    listed = False
+
+    def apply(self, s: State) -> None:
+        order = s.run.order
+        for ordinal in self.ordinals:
+            epoch, row = order.place(ordinal)
+            s.tasks.pass_over(ordinal, passed_key(epoch, order.source_of(row)))
+
+    def text(self) -> str:
+        return f"{len(self.ordinals)} rows passed over by the curriculum"
+
+
 @event
 class GroupAccepted(Event):
     """The training group is ready; its payload is stored under (task_id, attempt)."""
@@ -51,6 +81,7 @@ class GroupAccepted(Event):
 
     def apply(self, s: State) -> None:
         task = s.tasks.records[self.group.task_id]
+        _measure(s, task, self.group)
         s.tasks.move(task, TaskState.READY)
         s.tasks.fruitless = 0
         task.group = self.group
@@ -118,6 +149,7 @@ class TaskDropped(Event):
     def apply(self, s: State) -> None:
         task = s.tasks.records[self.task_id]
         if task.leased:
+            _measure(s, task, self.group)
             del s.fleet.workers[task.owner].held[self.task_id]
         if task.kind is Kind.EVAL:
             s.evals.drop(task.eval_step, task.ordinal)
@@ -148,13 +180,20 @@ class EvalScheduled(Event):
     step: Step
     version: Version
     rows: int
+    """Of all sets."""
+    sets: tuple[EvalSet, ...] = ()
+    """Empty: HELD_OUT alone."""
 
-    wakes = LEASES
+    wakes = LEASES | {Topic.PLAN}
 
     def apply(self, s: State) -> None:
-        s.evals.rounds[self.step] = EvalRound(
-            self.step, self.rows, pending=list(range(self.rows)), open=self.rows
-        )
+        if s.run.recorded:
+            # One replica measures all rows at once: there is nothing to lease.
+            s.evals.begin(self.step, EvalRound(self.step, self.rows, open=1))
+            return
+        pending = list(range(self.rows))
+        round_ = EvalRound(self.step, self.rows, pending, open=self.rows, sets=self.sets)
+        s.evals.begin(self.step, round_)
         for row in range(self.rows):
             task_id = TaskId(f"e{self.step}.{row}")
             s.tasks.records[task_id] = Task(
@@ -162,7 +201,9 @@ class EvalScheduled(Event):
             )
 
     def text(self) -> str:
-        return f"evaluation after step {self.step} started over {self.rows} prompts"
+        named = [each.name for each in self.sets if len(self.sets) > 1 or each.name != HELD_OUT]
+        of = f" of {', '.join(named)}" if named else ""
+        return f"evaluation after step {self.step} started over {self.rows} prompts{of}"
 
 
 @event
@@ -172,7 +213,9 @@ class EvalTaskDone(Event):
     worker_id: str
     reward_mean: float
     version: Version = Version(0)
-    """Of all tokens, or MIXED."""
+    """Of all tokens; MIXED if they are of several versions, or of one in doubt."""
+    row: RowScore | None = None
+    """None: written by a release that took one sample of a prompt and kept only its reward."""
 
     wakes = frozenset({Topic.ISOLATED})
     directs = False
@@ -181,7 +224,8 @@ class EvalTaskDone(Event):
     def apply(self, s: State) -> None:
         task = s.tasks.records[self.task_id]
         s.fleet.workers[self.worker_id].held.pop(self.task_id, None)
-        s.evals.score(task.eval_step, self.reward_mean, self.version)
+        row = self.row or row_score([self.reward_mean], [], [0], 0, 1.0)
+        s.evals.score(task.eval_step, task.ordinal, row, self.version)
         s.tasks.forget(task, VerdictCode.DUPLICATE)
 
     def text(self) -> str:
@@ -193,18 +237,41 @@ class EvalRecorded(Event):
     step: Step
     version: Version
     reward_mean: float | None
-    """None if at most half of the round's rows were scored with one version: that is no reward of 0."""
+    """Of the set that ranks evaluations. None if at most half of its rows were scored with one version: that is
+    no reward of 0; or if the set was not due."""
     count: int
-    """Rows that were scored with ``version``, the version of most: the reward is their mean."""
+    """Rows of that set that were scored with ``version``, the version of most: the reward is their mean."""
     left_out: int = 0
-    """Rows that were scored with other versions, or with several."""
+    """Rows of that set that were scored with other versions, with several, or with one in doubt. Of recorded data: that
+    could not be measured."""
+    loss: float | None = None
+    """Held-out loss of recorded data, which has no reward."""
+    measured: Mapping[str, float] = field(default_factory=dict)
+    """Of recorded data: means over the rows, the loss among them."""
+    metric: str = ""
+    """SET/METRIC that ranks evaluations. Empty: ``reward_mean`` does, or the loss; a release with one set wrote none."""
+    score: float | None = None
+    """Value of ``metric``."""
+    sets: tuple[SetResult, ...] = ()
+
+    @property
+    def ranking(self) -> float | None:
+        """Higher is better."""
+        if self.loss is not None:
+            return -self.loss
+        return self.score if self.metric else self.reward_mean
 
     def apply(self, s: State) -> None:
-        s.evals.done[self.step] = s.evals.rounds.pop(self.step).rows
-        if self.reward_mean is not None:
-            s.evals.record(self.step, self.reward_mean, s.run.eval_drop)
+        s.evals.end(self.step, self.sets)
+        if self.ranking is not None:
+            s.evals.record(self.step, self.ranking, s.run.eval_drop)
 
     def text(self) -> str:
+        if self.loss is not None:
+            return f"evaluation after step {self.step}: loss {self.loss:.4f} over {self.count} rows"
+        if self.metric not in ("", f"{HELD_OUT}/reward") or len(self.sets) > 1:
+            shown = "; ".join(_set_in_words(each, self.metric) for each in self.sets)
+            return f"evaluation after step {self.step}: {shown}"
         if self.reward_mean is None and self.count:
             few = f"too few prompts were scored with one version of the weights ({self.count})"
             return f"evaluation after step {self.step}: no reward, {few}"
@@ -214,14 +281,29 @@ class EvalRecorded(Event):
         return f"evaluation after step {self.step}: {shown}"
 
 
+def _set_in_words(result: SetResult, judging: str) -> str:
+    """ "math: pass@1 0.500, reward 0.480 over 30 prompts"."""
+    if not result.metrics:
+        few = f"only {result.count} prompts were scored with one version of the weights"
+        return f"{result.name}: {few if result.count else 'no prompt could be scored'}"
+    of, _, metric = judging.partition("/")
+    shown = dict.fromkeys([metric, "reward"] if of == result.name else ["reward"])
+    values = ", ".join(f"{name} {result.metrics[name]:.3f}" for name in shown)
+    return f"{result.name}: {values} over {result.count} prompts"
+
+
 @event
 class HeldOutFell(Event):
-    """The held-out reward is far below the best one, and was not at the evaluation before."""
+    """The score that ranks evaluations is far below the best one, and was not at the evaluation before."""
 
     step: Step
     reward_mean: float
     best_step: Step
     best_reward: float
+    is_loss: bool = False
+    """Recorded data: both rewards are losses with the sign changed."""
+    metric: str = ""
+    """SET/METRIC of both; empty: the held-out reward."""
 
     directs = False
     severity = Severity.WARNING
@@ -230,7 +312,12 @@ class HeldOutFell(Event):
         """The evaluation's own event has changed the state."""
 
     def text(self) -> str:
+        if self.is_loss:
+            return (
+                f"held-out loss rose to {-self.reward_mean:.4f} after step {self.step}; it was "
+                f"{-self.best_reward:.4f} after step {self.best_step}"
+            )
         return (
-            f"held-out reward fell to {self.reward_mean:.3f} after step {self.step}; it was "
+            f"{self.metric or 'held-out reward'} fell to {self.reward_mean:.3f} after step {self.step}; it was "
             f"{self.best_reward:.3f} after step {self.best_step}"
         )

@@ -56,6 +56,11 @@ def count(spans: Spans) -> int:
     return sum(end - start for start, end in pairs(spans))
 
 
+def passed_key(epoch: int, source: int) -> str:
+    """``source``: its number."""
+    return f"{epoch}.{source}"
+
+
 @dataclass(slots=True)
 class Tally:
     """Sums over groups whose completions the ledger knows."""
@@ -89,6 +94,9 @@ class Coverage:
     masked_tally: Tally = field(default_factory=Tally)
     """Trained groups that lost tokens to their age: whole groups, under a checkpoint."""
     masked_tokens: int = 0
+    passed: dict[str, int] = field(default_factory=dict)
+    """Rows that the curriculum left out, by ``passed_key``. Their spans are among the trained ones, with which they
+    merge: memory grows with the epochs, not with the rows that are left out."""
     recorded_from: int = 0
     """Tasks before this ordinal may have finished under a release that did not record which."""
 
@@ -102,6 +110,12 @@ class Coverage:
             self.repeated.append(ordinal)
         if group is not None:
             self.trained_tally.add(group)
+
+    def pass_over(self, ordinal: int, key: str) -> None:
+        """The curriculum leaves the row of ``ordinal`` out. ``key``: of its epoch and source."""
+        if not add(self.trained, ordinal):
+            self.repeated.append(ordinal)
+        self.passed[key] = self.passed.get(key, 0) + 1
 
     def drop(self, ordinal: int, reason: str, group: GroupFacts | None) -> None:
         if not add(self.dropped.setdefault(reason, []), ordinal):

@@ -1,9 +1,10 @@
-"""Evaluation rounds: the held-out prompts, sampled greedily once with the weights of a step or newer.
+"""Evaluation rounds: the prompts of the sets that are due, sampled with the weights of a step or newer.
 
 A round's tasks ``e<step>.<row>`` are leased like training tasks and before them; their scores are
-summed here and their payloads are not kept.
+summed here and their payloads are not kept. The rows of a round are those of its first set, then those of the
+next one.
 
-A round's score is of one version: the one that most of its rows were sampled with. The first lease names
+A round's scores, of all of its sets, are of one version: the one that most of its rows were sampled with. The first lease names
 a version, and as long as a worker serves it, only such workers get rows. If they have all gone on to newer
 weights, or have died, the rest goes to others, so that a round never waits for a version that is no more.
 """
@@ -11,8 +12,12 @@ weights, or have died, the rest goes to others, so that a round never waits for 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from controller.ledger.facts import HELD_OUT, EvalSet, SetResult
+from paceline.evaluation.reward_hacking import Checked, Estimate, RewardSums
+from paceline.evaluation.set_scores import RowScore, SetScores
 from paceline.ids import Step, Version
 
 MIXED = Version(-1)
@@ -21,12 +26,10 @@ MIXED = Version(-1)
 
 @dataclass(slots=True)
 class Score:
-    reward_sum: float = 0.0
     count: int = 0
-
-    @property
-    def mean(self) -> float:
-        return self.reward_sum / self.count
+    """Rows of all sets."""
+    sets: dict[str, SetScores] = field(default_factory=dict)
+    """By the set's name. Of MIXED only the number of rows is kept."""
 
 
 @dataclass(slots=True)
@@ -40,13 +43,60 @@ class EvalRound:
     version: Version | None = None
     """Of the engine that took the newest row; None before the first one."""
     scores: dict[Version, Score] = field(default_factory=dict)
-    """By the version of all of a row's tokens; MIXED for rows with tokens of several."""
+    """By the version of all of a row's tokens; MIXED for rows with tokens of several, or of one in doubt."""
+    doubtful: list[Version] = field(default_factory=list)
+    """Versions whose weights may be those of a replica that was outvoted."""
+    sets: tuple[EvalSet, ...] = ()
+    """Empty: HELD_OUT alone, with all rows."""
+    training: Estimate | None = None
+    """Training reward of the steps since the round before; None if there were none."""
+
+    @property
+    def layout(self) -> tuple[EvalSet, ...]:
+        """The sets, in the order of their rows."""
+        return self.sets or (EvalSet(HELD_OUT, self.rows),)
+
+    def place(self, row: int) -> tuple[EvalSet, int]:
+        """The set of ``row``, and the row's index in it."""
+        for each in self.layout:
+            if row < each.rows:
+                return each, row
+            row -= each.rows
+        raise IndexError(row)
+
+    def add(self, row: int, score: RowScore, version: Version) -> None:
+        of, _ = self.place(row)
+        total = self.scores.setdefault(version, Score())
+        total.count += 1
+        scores = total.sets.setdefault(of.name, SetScores(of.samples))
+        if version == MIXED:
+            scores.rows += 1
+        else:
+            scores.add(score)
+
+    def scored(self, name: str) -> int:
+        """Rows of a set that were scored, with whatever version."""
+        return sum(s.sets[name].rows for s in self.scores.values() if name in s.sets)
 
     @property
     def most_scored(self) -> Version | None:
         """The version of most rows, the older one of two; None if no row has a single version."""
         versions = sorted(v for v in self.scores if v != MIXED)
         return max(versions, key=lambda v: self.scores[v].count, default=None)
+
+    def counted_as(self, oldest: Version, newest: Version) -> Version:
+        """In ``scores``: a row whose tokens are of these versions and those between."""
+        return MIXED if oldest != newest or oldest in self.doubtful else oldest
+
+    def doubt(self, version: Version) -> None:
+        """Rows of ``version``, scored or still to come, count with those of several versions."""
+        if version not in self.doubtful:
+            self.doubtful.append(version)
+        if (scored := self.scores.pop(version, None)) is not None:
+            mixed = self.scores.setdefault(MIXED, Score())
+            mixed.count += scored.count
+            for name, each in scored.sets.items():
+                mixed.sets.setdefault(name, SetScores()).rows += each.rows
 
 
 @dataclass(slots=True)
@@ -56,23 +106,42 @@ class Evals:
     done: dict[Step, int] = field(default_factory=dict)
     """Rows of every finished round, by step."""
     scores: dict[Step, float] = field(default_factory=dict)
-    """Mean held-out reward of every finished round in which a row was scored."""
+    """The value that ranks a round (RunSpec.judging), of every finished round that has it."""
     best: Step = Step(-1)
-    """Round with the highest reward, the first of equals; -1: none."""
+    """Round with the highest score, the first of equals; -1: none."""
     since_best: int = 0
-    """Rounds with a reward since then."""
+    """Rounds with a score since then."""
     fallen: bool = False
-    """The newest reward is far below the best one: see RunSpec.eval_drop."""
+    """The newest score is far below the best one: see RunSpec.eval_drop."""
+    training: RewardSums = field(default_factory=RewardSums)
+    """Of the steps since the newest round was scheduled."""
+    checked: dict[str, dict[Step, Checked]] = field(default_factory=dict)
+    """Finished rounds of the sets that measure the truth, by set and step."""
 
-    def record(self, step: Step, reward: float, drop: float) -> None:
-        """``drop``: share of the best reward from which a smaller one counts as fallen; 0: never."""
-        self.scores[step] = reward
+    def begin(self, step: Step, round_: EvalRound) -> None:
+        self.rounds[step] = round_
+        round_.training, self.training = self.training.estimate, RewardSums()
+
+    def end(self, step: Step, results: Sequence[SetResult]) -> None:
+        round_ = self.rounds.pop(step)
+        self.done[step] = round_.rows
+        for of, result in zip(round_.layout, results, strict=False):
+            if of.truth and "reward" in result.metrics:
+                truth = Estimate(result.metrics["reward"], result.metrics["reward_se"])
+                found = self.checked.setdefault(of.name, {})
+                found[step] = Checked(step, truth, round_.training)
+
+    def record(self, step: Step, score: float, drop: float) -> None:
+        """``drop``: share of the best score from which a smaller one counts as fallen; 0: never."""
+        self.scores[step] = score
         self._rank(drop)
 
-    def disown(self, step: Step, drop: float) -> None:
-        """The weights that were scored after ``step`` may be those of a replica that was outvoted."""
-        if step in self.rounds:
-            self.rounds[step].scores.clear()  # a score needs most of the rows
+    def disown(self, step: Step, version: Version, drop: float) -> None:
+        """``version``, the weights after ``step``, may have been scored as a replica had them that was outvoted."""
+        for round_ in self.rounds.values():  # one of an earlier step may go on with these weights
+            round_.doubt(version)
+        for found in self.checked.values():
+            found.pop(step, None)
         if self.scores.pop(step, None) is not None:
             self._rank(drop)
 
@@ -100,12 +169,10 @@ class Evals:
     def release(self, step: Step, row: int) -> None:
         insort(self.rounds[step].pending, row)
 
-    def score(self, step: Step, reward: float, version: Version) -> None:
+    def score(self, step: Step, row: int, score: RowScore, version: Version) -> None:
         round_ = self.rounds[step]
         round_.open -= 1
-        score = round_.scores.setdefault(version, Score())
-        score.reward_sum += reward
-        score.count += 1
+        round_.add(row, score, version)
 
     def drop(self, step: Step, row: int) -> None:
         round_ = self.rounds[step]

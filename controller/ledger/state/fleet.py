@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.facts import LeasedTask, LinkSpec, Member, MeshSpec
 from paceline.ids import MeshEpoch, TaskId, Version
+from paceline.worker_pools import pool_of
 
 _RETIRED_KEPT = 64
 _GONE_KEPT = 256
@@ -70,6 +71,15 @@ class Worker:
     """Tasks leased to it."""
     failures: Failures = Failures()
     """Policy: epochs in a row that failed, presumably because of it."""
+    scorer: str = ""
+    """Scorer: its name in the config."""
+    address: str = ""
+    """Scorer: host:port at which it answers rollout workers."""
+
+    @property
+    def pool(self) -> str:
+        """Of the workers that can take its place; the desired numbers are by pool."""
+        return pool_of(self.role, self.scorer)
 
     @property
     def alive(self) -> bool:
@@ -125,6 +135,14 @@ class Fleet:
 
     def living(self, role: Role) -> list[Worker]:
         return [w for w in self.workers.values() if w.role is role and w.alive]
+
+    def living_in(self, pool: str) -> list[Worker]:
+        return [w for w in self.workers.values() if w.pool == pool and w.alive]
+
+    def scorers(self) -> list[Worker]:
+        """Those that are ready for requests, by worker id."""
+        ready = (w for w in self.living(Role.SCORER) if w.joinable)
+        return sorted(ready, key=lambda worker: worker.worker_id)
 
     def holders(self, version: Version) -> list[Worker]:
         """Living policy replicas that hold the state of ``version``."""

@@ -14,6 +14,8 @@ from typing import Any
 from paceline.ids import Step
 
 JsonValue = Any
+RUN_LENGTH = ("train.steps", "train.epochs", "train.max_samples")
+"""Settings of which exactly one is set."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,11 @@ class Settings:
     def edited(self, file: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
         """Values in ``file``, a leader's config, that were edited since a leader last brought one."""
         known = self.configured
-        return {n: v for n, v in file.items() if n not in known or known[n] != v}
+        found = {n: v for n, v in file.items() if n not in known or known[n] != v}
+        if any(n in known and n in found for n in RUN_LENGTH):
+            # One of them is set. A file that now sets another one also takes back what ``paceline set`` has set.
+            found |= {n: file[n] for n in RUN_LENGTH if n in file}
+        return found
 
     def differing(self, asked: Mapping[str, JsonValue]) -> dict[str, tuple[JsonValue, JsonValue]]:
         """Old and new value of what is not in force yet. A setting of an earlier release has no old one."""

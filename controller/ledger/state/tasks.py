@@ -26,6 +26,7 @@ from controller.ledger.enums import (
 )
 from controller.ledger.facts import GroupFacts, LeasedTask
 from controller.ledger.state.coverage import Coverage
+from controller.ledger.state.curriculum import Curriculum
 from paceline.ids import Step, TaskId
 
 _OUTCOMES_KEPT = 4096
@@ -120,6 +121,8 @@ class TaskBook:
     in_step: int = 0
     trained: int = 0
     """In the surviving steps."""
+    passed_over: int = 0
+    """Numbers of the cursor whose rows the curriculum left out."""
     dropped: Counter[str] = field(default_factory=Counter)
     dropped_groups: dict[str, GroupSizes] = field(default_factory=dict)
     """Generated and dropped since the newest commit, by reason."""
@@ -127,6 +130,7 @@ class TaskBook:
     """Training tasks dropped in a row because their attempts failed, without a group in between."""
     last_failure: str = ""
     """Reason of the newest of them."""
+    curriculum: Curriculum = field(default_factory=Curriculum)
     outcomes: dict[TaskId, tuple[int, VerdictCode]] = field(default_factory=dict)
     """Of tasks that left the memory: the newest attempt, and the verdict on a repeat of it."""
     coverage: Coverage = field(default_factory=Coverage)
@@ -148,6 +152,12 @@ class TaskBook:
         self.move(task, TaskState.LEASED)
         task.attempt, task.owner = lease.attempt, owner
         return task
+
+    def pass_over(self, ordinal: int, key: str) -> None:
+        """The curriculum leaves out the row of ``ordinal``, which would have been a new task."""
+        self.cursor += 1
+        self.passed_over += 1
+        self.coverage.pass_over(ordinal, key)
 
     def count_dropped(self, reason: str, group: GroupFacts) -> None:
         before = self.dropped_groups.get(reason, GroupSizes())

@@ -31,7 +31,9 @@ RESPONSE_TOKENS = {
 
 def age_metrics(s: State, groups: Sequence[GroupFacts], step: Step) -> dict[str, float]:
     """Shares are of the step's tokens or groups; dropped ones count with those of the step. Lengths are
-    in tokens a completion, and absent if there is no such completion. Ages are in steps."""
+    in tokens a completion, and absent if there is no such completion. Ages are in steps. Recorded groups have none."""
+    if s.run.recorded:
+        return {}
     ages = [(age, n) for group in groups for age, n in token_ages(s, group, step)]
     trained = [(age, n) for age, n in ages if age <= token_age(s, step)]
     tokens = sum(n for _, n in trained)

@@ -12,7 +12,7 @@ from controller.ledger.state.coverage import Tally
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import TaskState, ordinal_of
 from controller.ledger.state.token_ages import masked_groups
-from paceline.dataset.row_sampler import task_row
+from paceline.dataset.data_order import DataOrder
 
 ROWS_NAMED = 20
 MASKED = "trained in part"
@@ -23,16 +23,20 @@ _IN_FLIGHT = tuple(str(s) for s in TaskState if s is not TaskState.TRAINED)
 
 @dataclass(slots=True)
 class EpochCoverage:
-    """One pass over the data: each of its rows is counted in exactly one of these, unless it was repeated."""
+    """One pass over a source: each of its rows is counted in exactly one of these, unless it was repeated."""
 
     epoch: int
     rows: int
+    source: str = ""
+    """Empty: the run has one source, without a name."""
     trained: int = 0
     dropped: Counter[str] = field(default_factory=Counter)
     in_flight: Counter[str] = field(default_factory=Counter)
     """pending, leased, ready, in_step."""
     to_come: int = 0
     """Rows that were not dispatched yet."""
+    passed_over: int = 0
+    """Rows that the curriculum left out."""
     skipped: int = 0
     """Passed by, and neither trained nor dropped nor on their way."""
     twice: int = 0
@@ -64,6 +68,8 @@ class CoverageReport:
     epochs: list[EpochCoverage] = field(default_factory=list)
     """Those that were begun."""
     compared: list[Comparison] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    """Names of the sources, in the order of their rows."""
     skipped_rows: list[tuple[int, int]] = field(default_factory=list)
     """(epoch, row) of the first that were skipped, and those that were finished twice."""
     repeated_rows: list[tuple[int, int]] = field(default_factory=list)
@@ -100,17 +106,18 @@ def coverage_of(state: State) -> CoverageReport:
     report = CoverageReport(run.dataset_rows, run.shuffle, run.seed)
     spans = sorted(_spans(state))
     end = max([state.tasks.cursor, *(stop for _, stop, _ in spans)])
-    epochs = -(-end // run.dataset_rows)
-    report.epochs = [EpochCoverage(n, run.dataset_rows) for n in range(epochs)]
+    begun = _Begun(run.order, end)
+    report.epochs = [begun.epochs[key] for key in sorted(begun.epochs)]
+    report.sources = [source.name for source in run.sources]
     unrecorded = _unrecorded(state)
     position = 0
     for start, stop, outcome in [*spans, (end, end, "")]:
         if start > position:
-            unrecorded -= _gap(state, report, position, start, unrecorded)
+            unrecorded -= _gap(begun, state, report, position, start, unrecorded)
         again = min(stop, position)
         if start < again:
-            _repeated(state, report, start, again)
-        for epoch, many in _by_epoch(report, max(start, position), stop):
+            _repeated(begun, report, start, again)
+        for epoch, many in begun.split(max(start, position), stop):
             if outcome == TRAINED:
                 epoch.trained += many
             elif outcome in _IN_FLIGHT:
@@ -119,11 +126,36 @@ def coverage_of(state: State) -> CoverageReport:
                 epoch.dropped[outcome] += many
         position = max(position, stop)
     for ordinal in state.tasks.coverage.repeated:
-        _repeated(state, report, ordinal, ordinal + 1)
-    if report.epochs:
-        report.epochs[-1].to_come = epochs * run.dataset_rows - end
+        _repeated(begun, report, ordinal, ordinal + 1)
+    for key, many in state.tasks.coverage.passed.items():
+        epoch = begun.of(key)
+        epoch.trained -= many
+        epoch.passed_over += many
     report.compared = list(_compared(state))
     return report
+
+
+class _Begun:
+    """The epochs of each source that were begun by the task before ``end``."""
+
+    def __init__(self, order: DataOrder, end: int) -> None:
+        self.order = order
+        self.epochs: dict[tuple[int, int], EpochCoverage] = {}
+        for (epoch, number), many in order.count(0, end).items():
+            rows = order.rows_of(number)
+            found = EpochCoverage(epoch, rows, order.names[number], to_come=rows - many)
+            self.epochs[epoch, number] = found
+
+    def split(self, start: int, stop: int) -> Iterator[tuple[EpochCoverage, int]]:
+        """The tasks of the span, by epoch."""
+        if start < stop:
+            for key, many in self.order.count(start, stop).items():
+                yield self.epochs[key], many
+
+    def of(self, key: str) -> EpochCoverage:
+        """``key``: as passed_key writes it."""
+        epoch, number = map(int, key.split("."))
+        return self.epochs[epoch, number]
 
 
 def _spans(state: State) -> Iterator[tuple[int, int, str]]:
@@ -138,41 +170,35 @@ def _unrecorded(state: State) -> int:
     """Finished tasks of which only the number is known."""
     tasks = state.tasks
     covered = tasks.trained - sum(len(groups) for groups in state.steps.history.values())
+    covered += tasks.passed_over
     recorded = tasks.coverage.count() + len(tasks.coverage.repeated)
     return covered + tasks.dropped.total() - recorded
 
 
-def _by_epoch(report: CoverageReport, start: int, stop: int) -> Iterator[tuple[EpochCoverage, int]]:
-    while start < stop:
-        epoch = report.epochs[start // report.rows]
-        end = min(stop, (epoch.epoch + 1) * report.rows)
-        yield epoch, end - start
-        start = end
-
-
-def _gap(state: State, report: CoverageReport, start: int, stop: int, unrecorded: int) -> int:
+def _gap(
+    begun: _Begun, state: State, report: CoverageReport, start: int, stop: int, unrecorded: int
+) -> int:
     """Rows without an outcome are skipped, but for ``unrecorded`` ones that an earlier release has finished.
     How many of those are here."""
     upgrade = min(max(start, state.tasks.coverage.recorded_from), stop)
     known = min(upgrade - start, max(0, unrecorded))
-    for epoch, many in _by_epoch(report, start, start + known):
+    for epoch, many in begun.split(start, start + known):
         epoch.unrecorded += many
-    for epoch, many in _by_epoch(report, start + known, stop):
+    for epoch, many in begun.split(start + known, stop):
         epoch.skipped += many
-    _name(state, report.skipped_rows, upgrade, stop)
+    _name(begun.order, report.skipped_rows, upgrade, stop)
     return known
 
 
-def _repeated(state: State, report: CoverageReport, start: int, stop: int) -> None:
-    for epoch, many in _by_epoch(report, start, stop):
+def _repeated(begun: _Begun, report: CoverageReport, start: int, stop: int) -> None:
+    for epoch, many in begun.split(start, stop):
         epoch.twice += many
-    _name(state, report.repeated_rows, start, stop)
+    _name(begun.order, report.repeated_rows, start, stop)
 
 
-def _name(state: State, named: list[tuple[int, int]], start: int, stop: int) -> None:
-    run = state.run
+def _name(order: DataOrder, named: list[tuple[int, int]], start: int, stop: int) -> None:
     for ordinal in range(start, min(stop, start + ROWS_NAMED - len(named))):
-        named.append(task_row(run.seed, ordinal, run.dataset_rows, run.shuffle))
+        named.append(order.place(ordinal))
 
 
 def _compared(state: State) -> Iterator[Comparison]:

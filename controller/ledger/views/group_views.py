@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task
-from paceline.dataset.row_sampler import task_row
 from paceline.ids import Step, TaskId
 
 
@@ -29,5 +28,4 @@ def staleness_of(state: State, task: Task, step: int) -> int:
 
 def place_of(state: State, task_id: str) -> tuple[int, int]:
     """(data set epoch, row) of a training task."""
-    run = state.run
-    return task_row(run.seed, int(task_id[1:]), run.dataset_rows, run.shuffle)
+    return state.run.order.place(int(task_id[1:]))

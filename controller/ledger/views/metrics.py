@@ -10,10 +10,14 @@ from controller.ledger.state.state import State
 from controller.ledger.state.steps import Vote
 from controller.ledger.state.token_ages import trained_tokens
 from controller.ledger.views.age_metrics import age_metrics
+from controller.ledger.views.data_metrics import data_metrics
 
 RATIO_SQUARE = "ratio_square"
 """Statistic of votes, sum of squares of the importance weights. With their sum it gives ess, the effective
 sample size as a share of the number n of tokens: (sum w)^2 / (n * sum w^2). 1: all weights are equal."""
+CRITIC = ("return_mean", "return_square", "value_error", "value_error_square")
+"""Statistics of votes that give explained_variance, 1 - Var(return - value) / Var(return). All but the first are
+reported only so."""
 _MEAN_AND_MAX = ("ratio", "logprob_gap", "logprob_gap_fresh")
 """Statistics of votes whose maximum is reported beside the mean."""
 
@@ -26,8 +30,6 @@ def step_metrics(
     assert step is not None
     sequences = sum(g.sequences for g in groups)
     tokens = sum(trained_tokens(state, g, step.step) for g in groups)
-    mean = sum(g.reward_mean * g.sequences for g in groups) / sequences
-    second = sum((g.reward_std**2 + g.reward_mean**2) * g.sequences for g in groups) / sequences
     step_s = max(now - state.steps.last_commit_t, 1e-6)
     if now < state.steps.last_commit_t:
         step_s = math.nan  # the clock was set back: no rate is better than a rate of billions
@@ -36,10 +38,10 @@ def step_metrics(
     metrics = {
         "step": float(step.step),
         "version": float(state.versions.version + 1),
-        "reward_mean": mean,
-        "reward_std": math.sqrt(max(0.0, second - mean**2)),
+        **({} if state.run.recorded else _rewards(groups, sequences)),
         **_merge(votes),
         **age_metrics(state, groups, step.step),
+        **data_metrics(state, groups),
         "tokens": float(tokens),
         "samples": float(sequences),
         "tokens_per_s": tokens / step_s,
@@ -54,6 +56,13 @@ def step_metrics(
         "replicas": float(len(votes)),
     }
     return {name: value for name, value in metrics.items() if math.isfinite(value)}
+
+
+def _rewards(groups: Sequence[GroupFacts], sequences: int) -> dict[str, float]:
+    """Of samples: that of a recorded row says what the row is, not how well the policy does."""
+    mean = sum(g.reward_mean * g.sequences for g in groups) / sequences
+    second = sum((g.reward_std**2 + g.reward_mean**2) * g.sequences for g in groups) / sequences
+    return {"reward_mean": mean, "reward_std": math.sqrt(max(0.0, second - mean**2))}
 
 
 def _merge(votes: Sequence[Vote]) -> dict[str, float]:
@@ -71,11 +80,24 @@ def _merge(votes: Sequence[Vote]) -> dict[str, float]:
         value = s.sum / s.weight if s.weight > 0 else 0.0
         if name in _MEAN_AND_MAX:
             out[f"{name}_mean"], out[f"{name}_max"] = value, s.max
-        elif name == RATIO_SQUARE:
+        elif name == RATIO_SQUARE or name in CRITIC[1:]:
             continue
         else:
             out[name] = value
     ratio, square = merged.get("ratio"), merged.get(RATIO_SQUARE)
     if ratio is not None and square is not None and (most := square.weight * square.sum) > 0:
         out["ess"] = ratio.sum * ratio.sum / most
-    return out
+    explained = _explained_variance([merged.get(name) for name in CRITIC])
+    return out if explained is None else {**out, "explained_variance": explained}
+
+
+def _explained_variance(sums: Sequence[StatValue | None]) -> float | None:
+    """None without a critic, or if all returns are equal: there is nothing to explain."""
+    means = [s.sum / s.weight for s in sums if s is not None and s.weight > 0]
+    if len(means) < len(CRITIC):
+        return None
+    mean, square, error, error_square = means
+    variance = square - mean * mean
+    if variance <= 1e-9 * square:  # nothing but rounding
+        return None
+    return 1.0 - max(0.0, error_square - error * error) / variance

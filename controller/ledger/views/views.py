@@ -8,13 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from controller.ledger.enums import DesiredLifecycle, Kind, Phase, PlanState, Role
+from controller.ledger.enums import DesiredLifecycle, Kind, Lifecycle, Phase, PlanState
 from controller.ledger.facts import Member, MeshSpec
+from controller.ledger.role_traits import TRAITS
 from controller.ledger.state.fleet import Worker
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import TaskState
 from controller.ledger.state.token_ages import oldest_step, trained_sequences, trained_tokens
 from controller.ledger.state.versions import VersionEpoch
+from controller.ledger.views.held_out_due import due_for
+from controller.ledger.views.reward_totals import reward_totals
+from controller.ledger.views.reward_trouble import reward_trouble
 from paceline.ids import MeshEpoch, Step, TaskId, Version
 
 Ref = tuple[TaskId, int]
@@ -27,6 +31,15 @@ class LinkView:
     publisher: Member
     receiver: Member
     reload: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ScorerView:
+    """A scorer worker that is ready for requests."""
+
+    name: str
+    worker_id: str
+    address: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,8 @@ class DirectiveView:
     """Due: a checkpoint of this step or, if that has passed, of any later one; 0 for none."""
     leave_step: bool = False
     """The run stops, and no step is open: what was begun of one is given up."""
+    scorers: tuple[ScorerView, ...] = ()
+    """Rollout: those that are ready for requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +86,11 @@ class PlanView:
     """Without those that are masked for their age."""
     total_sequences: int
     total_groups: int
+    total_samples: int
+    reward_sum: float
+    reward_squares: float
+    """Of each reward's difference from the mean of all; and then from the mean of its group."""
+    within_squares: float
     rank: int
     size: int
     version_epochs: tuple[VersionEpoch, ...]
@@ -118,6 +138,8 @@ class StatusView:
     checkpoint_step: Step
     samples_trained: int
     tokens_trained: int
+    reward_trouble: str
+    """What is wrong with the training reward, and the remedy; empty: nothing is known."""
 
 
 def directive(
@@ -139,8 +161,9 @@ def directive(
         version=version,
         cancelled=cancelled,
         paused=state.paused,
-        checkpoint_step=due_checkpoint(state) if worker.role is Role.POLICY else Step(0),
+        checkpoint_step=due_checkpoint(state) if TRAITS[worker.role].mesh else Step(0),
         leave_step=state.phase in (Phase.STOPPING, Phase.SUSPENDING) and not state.steps.open,
+        scorers=_scorers(state) if TRAITS[worker.role].leases else (),
     )
 
 
@@ -176,8 +199,15 @@ def _lifecycle(state: State, worker: Worker) -> DesiredLifecycle:
         return DesiredLifecycle.RUNNING
     if state.phase is Phase.SUSPENDED:
         return DesiredLifecycle.STOPPED
-    busy = _in_mesh(state, worker) if worker.role is Role.POLICY else bool(worker.held)
-    return DesiredLifecycle.DRAINING if busy else DesiredLifecycle.STOPPED
+    traits = TRAITS[worker.role]
+    busy = _in_mesh(state, worker) if traits.mesh else bool(worker.held)
+    # Only a scorer itself knows which requests it still answers.
+    unknown = traits.serves and worker.lifecycle is not Lifecycle.STOPPED
+    return DesiredLifecycle.DRAINING if busy or unknown else DesiredLifecycle.STOPPED
+
+
+def _scorers(state: State) -> tuple[ScorerView, ...]:
+    return tuple(ScorerView(w.scorer, w.worker_id, w.address) for w in state.fleet.scorers())
 
 
 def _in_mesh(state: State, worker: Worker) -> bool:
@@ -214,6 +244,9 @@ def plan(
     """The plan, if one is open, for a replica that formed ``mesh_epoch`` and holds the state of
     ``state_version``."""
     mesh = state.fleet.whole_mesh
+    formed = mesh is not None and mesh.epoch == mesh_epoch
+    if formed and due_for(state, worker_id, incarnation, state_version) is not None:
+        return PlanState.EVALUATE, None
     if state.ended or state.versions.step >= state.run.steps:
         return PlanState.FINISHED, None
     rank = mesh.rank(worker_id, incarnation) if mesh is not None else -1
@@ -229,6 +262,7 @@ def plan(
     records = state.tasks.records
     facts = {task_id: g for task_id in step.groups if (g := records[task_id].group) is not None}
     groups = facts.values()
+    rewards = reward_totals(groups)
     shard = step.shard(worker_id)
     suspects = state.steps.suspects
     return PlanState.OPEN, PlanView(
@@ -243,6 +277,10 @@ def plan(
         total_tokens=sum(trained_tokens(state, g, step.step) for g in groups),
         total_sequences=sum(trained_sequences(state, g, step.step) for g in groups),
         total_groups=len(facts),
+        total_samples=rewards.samples,
+        reward_sum=rewards.total,
+        reward_squares=rewards.squares,
+        within_squares=rewards.within,
         rank=rank,
         size=len(mesh.members),
         version_epochs=tuple(reversed(state.versions.epochs)),
@@ -255,7 +293,7 @@ def plan(
 def counts(state: State) -> TaskCounts:
     t = state.tasks
     return TaskCounts(
-        dispatched=t.cursor,
+        dispatched=t.cursor - t.passed_over,
         pending=len(t.pending),
         leased=t.leased,
         ready=len(t.ready),
@@ -298,6 +336,7 @@ def status(state: State) -> StatusView:
         checkpoint_step=state.versions.checkpoint.step,
         samples_trained=state.steps.samples_trained,
         tokens_trained=state.steps.tokens_trained,
+        reward_trouble=reward_trouble(state),
     )
 
 

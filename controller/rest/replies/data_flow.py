@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from controller.diagnosis.bottleneck import bottleneck_of
 from controller.fleet.flow_measurement import pace_of
 from controller.ledger.commands import Role
+from controller.ledger.role_traits import TRAITS
 from controller.ledger.state.state import State
 from controller.ledger.views import views
 from controller.ledger.views.age_metrics import RESPONSE_TOKENS, token_ages_of
@@ -16,6 +17,7 @@ from controller.replicated_controller import Controller
 from controller.rest.schemas import AgesReply, FlowReply
 from controller.status import trouble_of
 from paceline.run_view.summary import TIME_SPLIT
+from paceline.worker_pools import in_order
 
 
 def flow(controller: Controller, stalled_s: float) -> FlowReply:
@@ -43,8 +45,15 @@ def flow(controller: Controller, stalled_s: float) -> FlowReply:
         samples_per_s=metrics.get("samples_per_s", 0.0),
         time_split_s={n: metrics[k] for n in TIME_SPLIT if (k := f"time_{n}_s") in metrics},
         step_s=metrics.get("step_s", 0.0),
-        workers={str(role): len(state.fleet.living(role)) for role in Role},
+        workers=workers_by_pool(state),
     )
+
+
+def workers_by_pool(state: State) -> dict[str, int]:
+    """Living workers of each pool that is desired or that has one."""
+    found = Counter(w.pool for w in state.fleet.workers.values() if w.alive)
+    pools = {str(Role.POLICY), str(Role.ROLLOUT), *state.desired, *found}
+    return {pool: found[pool] for pool in in_order(pools)}
 
 
 def ages_of_step(metrics: Mapping[str, float]) -> AgesReply:
@@ -85,14 +94,14 @@ def bottleneck(controller: Controller, stalled_s: float) -> str:
         return "No policy replica is up: groups wait to be trained."
     if not generators:
         return "No rollout worker is up: trainers have nothing to train on."
-    for role, words in ((Role.POLICY, "policy replica"), (Role.ROLLOUT, "rollout worker")):
+    for role in (Role.POLICY, Role.ROLLOUT):
         if leader is not None and all(
             leader.liveness.suspect(w.worker_id, w.incarnation) for w in state.fleet.living(role)
         ):
-            return f"No {words} reports: their connections broke."
+            return f"No {TRAITS[role].words} reports: their connections broke."
     mesh = state.fleet.mesh
     if mesh is None or mesh.broken:
-        return "The trainers' mesh is being formed. Generation continues."
+        return "The trainers' mesh is being formed. Rollout workers go on."
     if stalled_s > 0:
         return f"No commit for {stalled_s:.0f} s: {_awaited(state)}."
     return _pace(controller, state)

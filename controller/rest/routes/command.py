@@ -78,9 +78,8 @@ def router(controller: Controller) -> APIRouter:
 
     @routes.post("/scale", summary="Change the desired number of workers")
     async def scale(body: schemas.ScaleBody) -> schemas.Done:
-        desired = body.model_dump(include={"policy", "rollout"}, exclude_none=True)
-        expected = body.expected.model_dump(exclude_none=True) if body.expected else {}
-        done = await decide(Scale(_id(body), desired, expected))
+        expected = body.expected.by_pool if body.expected else {}
+        done = await decide(Scale(_id(body), body.by_pool, expected))
         who = who_scales(controller.config.fleet.provider, controller.run_dir)
         return done.model_copy(update={"message": f"{done.message}; {who}"})
 

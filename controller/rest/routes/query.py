@@ -28,7 +28,7 @@ from controller.rest.replies.data_flow import bottleneck, flow
 from controller.rest.replies.dropped_groups import DroppedGroups
 from controller.rest.replies.step_rate import StepRate
 from controller.rest.routes import samples
-from controller.rest.routes.query_parameters import MOST_STEP, SearchText, StepNumber
+from controller.rest.routes.query_parameters import MOST_STEP, SearchText, StepNumber, WholeNumber
 from controller.rest.run_index import RunIndex
 from controller.status import controllers_of, status_of, status_view
 from paceline.ids import Version
@@ -90,9 +90,9 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
     )
     async def steps(
         since: Annotated[
-            int, Query(ge=-1, le=MOST_STEP, description="After this step; -1: the newest")
+            WholeNumber, Query(ge=-1, le=MOST_STEP, description="After this step; -1: the newest")
         ] = -1,
-        limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+        limit: Annotated[WholeNumber, Query(ge=1, le=1000)] = 100,
     ) -> Response:
         def answer(records: RunRecords) -> dict[str, Any]:
             rows = records.metrics.rows(since, limit)
@@ -106,10 +106,12 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
     async def metrics(
         names: Annotated[str, Query(max_length=2000, pattern=r"^[A-Za-z0-9_,]*$")] = CURVES,
         since: Annotated[
-            int, Query(ge=-1, le=MOST_STEP, description="Only steps after this one")
+            WholeNumber, Query(ge=-1, le=MOST_STEP, description="Only steps after this one")
         ] = 0,
         until: StepNumber = MOST_STEP,
-        points: Annotated[int, Query(ge=2, le=5000, description="Points per curve, at most")] = 500,
+        points: Annotated[
+            WholeNumber, Query(ge=2, le=5000, description="Points per curve, at most")
+        ] = 500,
     ) -> Response:
         asked = list(dict.fromkeys(n for n in names.split(",") if n))[:64]
 
@@ -150,7 +152,7 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
     @routes.get("/groups", summary="Recent groups of samples", tags=["samples"])
     async def groups(
         chosen: Annotated[samples.Filter, Depends()],
-        limit: Annotated[int, Query(ge=1, le=500)] = 50,
+        limit: Annotated[WholeNumber, Query(ge=1, le=500)] = 50,
         sort: Literal["recent", "oldest", "reward", "-reward", "-length", "-staleness"] = "recent",
         reason: Annotated[
             str | None, Query(max_length=256, description="Only groups dropped for this reason")
@@ -192,7 +194,7 @@ def router(controller: Controller, index: RunIndex, rate: StepRate) -> APIRouter
     @routes.get("/events", summary="Events", tags=["events"], response_model=schemas.EventsReply)
     async def events(
         since: Annotated[str, Query(max_length=64, description="Id of an event; empty: all")] = "",
-        limit: Annotated[int, Query(ge=1, le=2000)] = 200,
+        limit: Annotated[WholeNumber, Query(ge=1, le=2000)] = 200,
         kind: Annotated[
             Literal["all", "notable", "faults", "marks"],
             Query(description="notable: without commits; marks: those that curves are marked with"),

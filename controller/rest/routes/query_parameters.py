@@ -5,12 +5,24 @@ Apart from the schemas: a leader uses those without the web framework, which tak
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 from fastapi import Query
+from pydantic import BeforeValidator
 
 MOST_STEP = 1 << 53
-StepNumber = Annotated[int, Query(ge=0, le=MOST_STEP)]
+
+
+def _whole(text: object) -> object:
+    """Pydantic reads "0.0" as 0, which the published schema does not allow."""
+    if isinstance(text, str) and not re.fullmatch(r"-?[0-9]+", text):
+        raise ValueError("give a whole number, such as 12")
+    return text
+
+
+WholeNumber = Annotated[int, BeforeValidator(_whole)]
+StepNumber = Annotated[WholeNumber, Query(ge=0, le=MOST_STEP)]
 SearchText = Annotated[
     str,
     Query(

@@ -55,6 +55,8 @@ function showRun(run) {
     ([name, c]) =>
       `${name} ${JSON.stringify(c.old)} → ${JSON.stringify(c.new)} from step ${c.step}`,
   );
+  put($("reward-trouble"), run.reward_trouble);
+  $("reward-trouble").hidden = !run.reward_trouble;
   put($("changed"), changed.length ? `Changed since the start: ${changed.join("; ")}` : "");
   $("changed").hidden = !changed.length;
   const others = spare ? `, ${plural(spare, "other")} in reach` : "";

@@ -33,7 +33,7 @@ function extent(lines, evals, floor) {
   let low = Infinity;
   let high = -Infinity;
   const values = lines.flatMap((line) => [line.low, line.high]);
-  for (const side of [...values, evals.map((e) => e.eval_reward_mean)])
+  for (const side of [...values, ...evals.map((of) => of.points.map((p) => p.value))])
     for (const v of side) {
       if (v === null) continue;
       if (v < low) low = v;
@@ -57,13 +57,13 @@ function nearest(x, cursor) {
 }
 
 export class Chart {
-  // spec: { title, lines: [{ name, label }], evals, unit, floor, lead }
+  // spec: { title, lines: [{ name, label }], evals: [{ name, label }] of the evaluations, unit, floor }
   // board: { range, cursor, weight, marks, data, redraw(), zoom(from, to) }
   constructor(spec, board) {
     this.spec = spec;
     this.board = board;
     this.element = document.createElement("figure");
-    this.element.className = spec.lead ? "chart lead" : "chart";
+    this.element.className = "chart";
     const caption = document.createElement("figcaption");
     const title = document.createElement("h3");
     title.textContent = spec.title;
@@ -132,11 +132,19 @@ export class Chart {
     if (!width) return;
     const g = this.cleared(width, height, colours);
     const lines = this.lines();
-    const { x, evals } = this.board.data;
-    const first = !this.board.range && evals.length ? Math.min(x[0] ?? 0, evals[0].step) : x[0];
+    const { x } = this.board.data;
+    const evals = this.evals();
+    const starts = evals.flatMap((of) => of.points.slice(0, 1).map((p) => p.step));
+    const first = this.board.range ? x[0] : Math.min(x[0] ?? 0, ...starts);
     const x0 = x.length ? first : 0;
     const last = x.length ? x[x.length - 1] : 1;
-    const shown = this.spec.evals ? evals.filter((e) => evalIn(e, x0, last)) : [];
+    const within = (p) => p.step >= x0 && p.step <= last;
+    const alone = evals.length === 1 || lines.length > 0;
+    const shown = evals.map((of, n) => ({
+      ...of,
+      points: of.points.filter(within),
+      colour: colours.lines[alone ? 1 : n],
+    }));
     const range = extent(lines, shown, this.spec.floor);
     const [low, high] = range ?? [0, 1];
     const w = width - PAD.left - PAD.right;
@@ -155,13 +163,14 @@ export class Chart {
     lines.forEach((line, n) => {
       this.drawLine(g, line, n, colours);
     });
-    if (shown.length) this.drawEvals(g, shown, colours);
     if (this.drag) {
       const a = this.xOf(this.drag[0]);
       g.fillStyle = colours.band;
       g.fillRect(a, PAD.top, this.xOf(this.drag[1]) - a, h);
     }
     g.restore();
+    // Not clipped: a point at the edge is a whole circle.
+    for (const of of shown) this.drawEvals(g, of.points, of.colour, colours.sheet);
     this.label(g, lines, shown, colours);
   }
 
@@ -193,6 +202,12 @@ export class Chart {
         smooth: weight > 0 ? smoothed(raw, weight) : raw,
       };
     });
+  }
+
+  // Evaluations that have a metric of the chart, as points { step, value }.
+  evals() {
+    const { evals } = this.board.data;
+    return (this.spec.evals ?? []).map((of) => ({ ...of, points: scoresOf(evals, of.name) }));
   }
 
   drawMissing(g, colours) {
@@ -275,10 +290,10 @@ export class Chart {
     g.stroke();
   }
 
-  drawEvals(g, evals, colours) {
-    const points = evals.map((e) => [this.xOf(e.step), this.yOf(e.eval_reward_mean)]);
-    g.strokeStyle = colours.lines[1];
-    g.fillStyle = colours.sheet;
+  drawEvals(g, evals, colour, sheet) {
+    const points = evals.map((e) => [this.xOf(e.step), this.yOf(e.value)]);
+    g.strokeStyle = colour;
+    g.fillStyle = sheet;
     g.lineWidth = 1.25;
     g.setLineDash([3, 3]);
     g.beginPath();
@@ -310,14 +325,30 @@ export class Chart {
     if (pointed && x.length) this.drawCursor(g, index, lines, colours);
     const many = lines.length > 1;
     const values = lines.map((l) => `${many ? `${l.label} ` : ""}${short(l.raw[index])}`);
-    const held = evals.filter((e) => e.step <= x[index]).at(-1);
-    if (held) values.push(`held-out ${short(held.eval_reward_mean)}`);
+    const inks = lines.map((_, n) => (many ? colours.lines[n] : ""));
+    for (const { label, points, colour } of evals) {
+      const held = points.filter((e) => e.step <= x[index]).at(-1);
+      if (!held) continue;
+      values.push(`${label} ${short(held.value)}`);
+      inks.push(colour);
+    }
     const at = this.span(index);
-    this.now.textContent = (pointed ? `${at}: ` : "") + values.join("   ");
+    this.say(pointed ? `${at}: ` : "", values, inks);
     if (pointed) return;
     const unit = this.spec.unit ? ` ${this.spec.unit}` : "";
     const words = `${this.spec.title} at ${at}: ${values.join(", ")}${unit}`;
     this.canvas.setAttribute("aria-label", words);
+  }
+
+  // The values at the cursor, each in the colour of its curve.
+  say(at, values, inks) {
+    const spans = values.map((text, n) => {
+      const span = document.createElement("span");
+      span.textContent = n ? `   ${text}` : text;
+      span.style.color = inks[n];
+      return span;
+    });
+    this.now.replaceChildren(at, ...spans);
   }
 
   drawCursor(g, index, lines, colours) {
@@ -336,7 +367,8 @@ export class Chart {
   }
 }
 
-const evalIn = (e, from, to) => e.step >= from && e.step <= to && e.eval_reward_mean !== null;
+const scoresOf = (evals, name) =>
+  evals.map((e) => ({ step: e.step, value: e[name] ?? null })).filter((e) => e.value !== null);
 
 function segment(g, fromX, fromY, toX, toY) {
   g.beginPath();

@@ -2,7 +2,7 @@
 
 import { answeredByLeader, askLeader } from "../api.js";
 import { confirmCommand, notify } from "../dialog.js";
-import { $, button, put } from "../dom.js";
+import { $, button, make, put } from "../dom.js";
 import { bytes, number, plural, seconds, whole } from "../format.js";
 import { state } from "../state.js";
 import { Table } from "../table.js";
@@ -19,7 +19,7 @@ const LOOKS = {
 const DRAINABLE = ["running", "spare", "starting", "suspect"];
 const GONE = ["dead", "stopped"];
 const LATE_S = 2;
-const ROLES = { policy: "Policy replicas", rollout: "Rollout workers" };
+const SCORER = "scorer:";
 
 const lookOf = (row) => `state ${LOOKS[row.state] || ""}`;
 const isLeader = (c) => c.state === "leader" && state.run;
@@ -117,8 +117,32 @@ export async function fleet() {
   const some = shown.length < workers.length ? `, ${whole(shown.length)} shown` : "";
   put($("workers-count"), `${up} up${some}`);
   showHints(run);
-  for (const role of Object.keys(ROLES))
-    if (!typed.has(role)) $(`scale-${role}`).value = state.run.desired[role] ?? "";
+  for (const pool of poolsOf(state.run.desired))
+    if (!typed.has(pool)) inputOf(pool).value = state.run.desired[pool] ?? "";
+}
+
+function poolsOf(desired) {
+  const scorers = Object.keys(desired).filter((pool) => pool.startsWith(SCORER));
+  return ["policy", "rollout", ...scorers.sort()];
+}
+
+function titleOf(pool) {
+  const roles = { policy: "Policy replicas", rollout: "Rollout workers" };
+  return roles[pool] ?? `Scorers ${pool.slice(SCORER.length)}`;
+}
+
+// The field of a pool. A scorer's is made when the run is first seen to have it.
+function inputOf(pool) {
+  const known = $(`scale-${pool}`);
+  if (known) return known;
+  const input = $("scale-rollout").cloneNode();
+  input.id = `scale-${pool}`;
+  input.value = "";
+  input.addEventListener("input", () => typed.add(pool));
+  const label = make("label", "", `${titleOf(pool)} `);
+  label.append(input);
+  $("scale-form").querySelector("button").before(label);
+  return input;
 }
 
 function showHints(run) {
@@ -144,15 +168,15 @@ function hint(id, text) {
 
 async function scale() {
   const now = state.run.desired;
-  const desired = {};
-  const expected = {};
+  const desired = { scorers: {} };
+  const expected = { scorers: {} };
   const changes = [];
-  for (const [role, title] of Object.entries(ROLES)) {
-    const count = Number($(`scale-${role}`).value);
-    if (!typed.has(role) || count === now[role]) continue;
-    desired[role] = count;
-    if (now[role] !== undefined) expected[role] = now[role];
-    changes.push(`${title}: ${now[role] ?? "–"} → ${count}.`);
+  for (const pool of poolsOf(now)) {
+    const count = Number(inputOf(pool).value);
+    if (!typed.has(pool) || count === now[pool]) continue;
+    setCount(desired, pool, count);
+    if (now[pool] !== undefined) setCount(expected, pool, now[pool]);
+    changes.push(`${titleOf(pool)}: ${now[pool] ?? "–"} → ${count}.`);
   }
   if (changes.length) {
     const ask = { title: "Change the fleet?", text: changes.join(" "), yes: "Scale" };
@@ -161,9 +185,13 @@ async function scale() {
   typed.clear();
 }
 
+function setCount(counts, pool, count) {
+  if (pool.startsWith(SCORER)) counts.scorers[pool.slice(SCORER.length)] = count;
+  else counts[pool] = count;
+}
+
 export function installScaling(refresh) {
-  for (const role of Object.keys(ROLES))
-    $(`scale-${role}`).addEventListener("input", () => typed.add(role));
+  for (const pool of poolsOf({})) inputOf(pool).addEventListener("input", () => typed.add(pool));
   $("scale-form").addEventListener("submit", async (e) => {
     e.preventDefault();
     await scale();

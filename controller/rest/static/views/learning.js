@@ -9,7 +9,11 @@ import { Table } from "../table.js";
 
 const line = (name, label) => ({ name, label });
 const SPECS = [
-  { title: "Reward", lead: true, lines: [line("reward_mean", "train")], evals: true },
+  {
+    title: "Reward",
+    lines: [line("reward_mean", "train")],
+    evals: [line("eval_reward_mean", "held-out")],
+  },
   // Without train.kl_coef there is no reference, and no curve.
   {
     title: "KL from the reference",
@@ -17,9 +21,53 @@ const SPECS = [
     unit: "nats",
     onlyIfMeasured: true,
   },
+  {
+    title: "KL coefficient",
+    lines: [line("kl_coef", "coefficient")],
+    floor: 0,
+    onlyIfMeasured: true,
+  },
+  // Of a critic.
+  {
+    title: "Value loss",
+    lines: [line("value_loss", "loss")],
+    floor: 0,
+    onlyIfMeasured: true,
+  },
+  {
+    title: "Value and return",
+    lines: [line("value_mean", "value"), line("return_mean", "return")],
+    onlyIfMeasured: true,
+  },
+  {
+    title: "Explained variance",
+    lines: [line("explained_variance", "of the returns")],
+    onlyIfMeasured: true,
+  },
+  // Of objectives of preferences.
+  {
+    title: "Pair accuracy",
+    lines: [line("pair_accuracy", "train")],
+    evals: [line("eval_pair_accuracy", "held-out")],
+    floor: 0,
+    onlyIfMeasured: true,
+  },
+  {
+    title: "Rewards of pairs",
+    lines: [line("chosen_reward", "chosen"), line("rejected_reward", "rejected")],
+    onlyIfMeasured: true,
+  },
+  // Below 0 the policy finds the good answers less likely than the reference does.
+  {
+    title: "Shift of the chosen log-probs",
+    lines: [line("chosen_logprob_shift", "from the reference")],
+    unit: "nats",
+    onlyIfMeasured: true,
+  },
   { title: "KL from the sampling policy", lines: [line("kl_behaviour", "KL")], unit: "nats" },
   { title: "Entropy", lines: [line("entropy", "entropy")], unit: "nats", floor: 0 },
-  { title: "Loss", lines: [line("loss", "loss")] },
+  // Recorded data has a held-out loss, and no reward.
+  { title: "Loss", lines: [line("loss", "train")], evals: [line("eval_loss", "held-out")] },
   { title: "Gradient norm", lines: [line("grad_norm", "norm")], floor: 0 },
   {
     title: "Clip fraction",
@@ -62,8 +110,15 @@ const SPECS = [
     ],
     floor: 0,
   },
+  {
+    title: "Rows always or never solved",
+    lines: [line("rows_always_solved", "always"), line("rows_never_solved", "never")],
+    floor: 0,
+    onlyIfMeasured: true,
+  },
   { title: "Effective sample size", lines: [line("ess", "share of tokens")], floor: 0 },
 ];
+const LEADS = ["Reward", "Loss"];
 const NAMES = SPECS.flatMap((s) => s.lines.map((l) => l.name)).join(",");
 const TABLE_COLUMNS = [
   "reward_mean",
@@ -168,7 +223,11 @@ export async function learning() {
   ]);
   if (turn !== board.turn) return;
   board.data = data;
+  chartSets(data.evals);
   for (const chart of charts) chart.element.hidden = unmeasured(chart.spec, data);
+  // The first curves are large: what the run is ranked by. Recorded data has a loss in the place of a reward.
+  const first = charts.find((c) => LEADS.includes(c.spec.title) && !c.element.hidden);
+  for (const chart of charts) chart.element.classList.toggle("lead", chart === first);
   board.marks = marks.events.map(markOf).filter((m) => m.kind !== "fault" || m.fault);
   stepsTable.show(rows.steps.reverse());
   state.drawnStep = data.x.length ? data.x[data.x.length - 1] : -1;
@@ -176,22 +235,65 @@ export async function learning() {
   board.redraw();
 }
 
+// Of each evaluation set a chart of its reward, and one of how much it solves, as soon as an evaluation has it. A run whose
+// only set is held_out has its rewards in the first chart.
+const charted = new Set();
+function chartSets(evals) {
+  const names = [...new Set(evals.flatMap(Object.keys))].filter((n) => SET_METRIC.test(n));
+  if (names.every((n) => n.startsWith("eval_held_out/"))) return;
+  for (const set of new Set(names.map((n) => n.slice("eval_".length).split("/")[0]))) {
+    if (charted.has(set)) continue;
+    charted.add(set);
+    const metrics = names.map((n) => n.split("/")).filter(([of]) => of === `eval_${set}`);
+    const lines = solvedOf(metrics.map(([, metric]) => metric));
+    addChart(`${set}: reward`, [line(`eval_${set}/reward`, "held-out")]);
+    addChart(
+      `${set}: solved`,
+      lines.map((metric) => line(`eval_${set}/${metric}`, metric)),
+    );
+  }
+}
+
+// Of the metrics of a set: one sample, the most samples, and their vote.
+function solvedOf(metrics) {
+  const passes = metrics.filter((m) => m.startsWith("pass@"));
+  passes.sort((a, b) => a.split("@")[1] - b.split("@")[1]);
+  const ends = passes.length > 1 ? [passes[0], passes.at(-1)] : passes;
+  return [...ends, ...metrics.filter((m) => m.startsWith("maj@"))];
+}
+
+function addChart(title, evals) {
+  const chart = new Chart({ title, lines: [], evals, floor: 0 }, board);
+  charts.push(chart);
+  $("charts").append(chart.element);
+}
+const SET_METRIC = /^eval_[^/]+\/(reward|pass@\d+|maj@\d+)$/;
+
+// Before the first step most curves have a place, and none afterwards without a value.
 function unmeasured(spec, data) {
   const values = spec.lines.flatMap(({ name }) => data.series[name] ?? []);
-  return Boolean(spec.onlyIfMeasured) && values.every((v) => v === null);
+  const scores = data.evals.flatMap((e) => (spec.evals ?? []).map(({ name }) => e[name] ?? null));
+  const none = [...values, ...scores].every((v) => v === null);
+  return none && (Boolean(spec.onlyIfMeasured) || data.x.length > 0);
 }
 
 // The curves as they are drawn: at most 360 means over the range of steps that is shown.
 function asCsv({ x, series, evals }) {
   const names = Object.keys(series).filter((name) => series[name].some((v) => v !== null));
-  const scores = new Map(evals.map((e) => [e.step, e.eval_reward_mean]));
+  const measured = evals.flatMap((e) => Object.keys(e).filter((n) => e[n] !== null));
+  const curves = SPECS.flatMap((spec) => (spec.evals ?? []).map(({ name }) => name));
+  const scored = [...new Set(measured)]
+    .filter((n) => curves.includes(n) || SET_METRIC.test(n))
+    .sort();
+  const scores = new Map(evals.map((e) => [e.step, e]));
   const steps = [...new Set([...x, ...scores.keys()])].sort((a, b) => a - b);
   const at = new Map(x.map((step, i) => [step, i]));
   const rows = steps.map((step) => {
     const values = names.map((name) => series[name][at.get(step)] ?? "");
-    return [step, ...values, scores.get(step) ?? ""].join(",");
+    const held = scores.get(step) ?? {};
+    return [step, ...values, ...scored.map((name) => held[name] ?? "")].join(",");
   });
-  return [["step", ...names, "eval_reward_mean"].join(","), ...rows, ""].join("\n");
+  return [["step", ...names, ...scored].join(","), ...rows, ""].join("\n");
 }
 
 function download() {

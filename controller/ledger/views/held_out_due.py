@@ -1,0 +1,19 @@
+"""Evaluation that is due in a run of recorded data, and who measures it."""
+
+from __future__ import annotations
+
+from controller.ledger.state.state import State
+from paceline.ids import Step, Version
+
+
+def due_for(s: State, worker_id: str, incarnation: int, version: Version) -> Step | None:
+    """The step whose held-out rows this replica is to measure with its state of ``version``; None: no step's.
+
+    Rank 0 of the mesh does it before its next vote, so that the state is still there. If it dies, the next one does.
+    """
+    mesh, step = s.fleet.whole_mesh, s.versions.step
+    if s.facts is None or not s.run.recorded or s.ended or step not in s.evals.rounds:
+        return None
+    if mesh is None or mesh.rank(worker_id, incarnation) != 0 or version != s.versions.version:
+        return None
+    return step
