@@ -47,6 +47,7 @@ from paceline.rpc.client import RequestRefused
 from paceline.rpc.side_channel import SideChannel
 from paceline.v1 import common_pb2, policy_pb2, worker_pb2
 from policy_worker.control_plane import BlockingControlPlane
+from policy_worker.held_out_evaluation import HeldOutEvaluation
 from policy_worker.model import pick_device
 from policy_worker.publish_and_checkpoint import PublishAndCheckpoint
 from policy_worker.ranks.rank_group import start_ranks
@@ -149,6 +150,7 @@ class PolicyWorker:
             step_left=self.step_is_left,
         )
         self.shard = ShardGradients(self.control, self.trainer, self.worker_report)
+        self.held_out = HeldOutEvaluation(config, self.control, self.trainer, self.worker_report)
 
     # -- the loop -----------------------------------------------------------------------------
 
@@ -345,6 +347,9 @@ class PolicyWorker:
             self.out.save_checkpoint()
         self.idle_since = time.monotonic()
 
+    def evaluation_is_over(self, epoch: int) -> bool:
+        return self.epoch_is_over(epoch) or self.control.stopped
+
     def step_is_left(self) -> bool:
         """The run stops without the step that is computed, or has ended."""
         directive = self.control.directive
@@ -368,6 +373,10 @@ class PolicyWorker:
                 lambda: self.epoch_is_over(epoch) or self.out.work_due() or self.control.stopped,
             )
         if reply is None or reply.state == policy_pb2.PLAN_STATE_WAIT:
+            return None
+        if reply.state == policy_pb2.PLAN_STATE_EVALUATE:
+            over = functools.partial(self.evaluation_is_over, epoch)
+            self.held_out.run(reply.evaluate_step, over)
             return None
         if reply.state == policy_pb2.PLAN_STATE_FINISHED:
             # Waits for a directive newer than the one this move began with: the present one may be

@@ -1,20 +1,25 @@
-"""Loading of causal language models for training, with one-line errors for people."""
+"""Loading of an objective's parts: language models and models with a scalar head, with one-line errors for people."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 from paceline.config.schema import Config
 from paceline.config.training import ModelConfig
 from paceline.errors import BadInput
 from paceline.process.structured_log import first_line
+from policy_worker.objectives.part import Part
 from policy_worker.step import attention
 from policy_worker.step.logprobs import make_scorer
+from policy_worker.step.value_head import HEAD, make_value_head
 
 
 class ModelError(BadInput):
@@ -32,6 +37,16 @@ def pick_device(desired: str) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
+def load_part(
+    part: Part, config: Config, device: torch.device, *, trainable: bool = True
+) -> nn.Module:
+    """The model of ``part`` with float32 weights, ready for packed rows. Raises ModelError, which names its field."""
+    path = part.path or config.model.path
+    field = part.field if part.path and part.field else "model.path"
+    load = load_model if part.head == "lm" else load_scalar
+    return load(path, config.model, device, field=field, trainable=trainable)
+
+
 def load_model(
     path: str,
     config: ModelConfig,
@@ -40,25 +55,96 @@ def load_model(
     field: str = "model.path",
     trainable: bool = True,
 ) -> nn.Module:
-    """The model at ``path`` (directory or hub name) with float32 weights, ready for packed rows.
+    """The causal language model at ``path`` (directory or hub name) with float32 weights, ready for packed rows.
 
     Raises ModelError, which names ``field``, if it cannot be read.
     """
     attention.register()
     transformers_logging.disable_progress_bar()
     try:
-        model = AutoModelForCausalLM.from_pretrained(
-            path,
-            dtype=torch.float32,
-            attn_implementation=attention.NAME,
-            trust_remote_code=config.trust_remote_code,
-        )
+        model = AutoModelForCausalLM.from_pretrained(path, **_reading(config))
     except Exception as error:  # whatever makes a user's files unreadable
-        raise ModelError(_unreadable(path, field, error)) from error
+        raise ModelError(_unreadable(path, field, error, "a causal language model")) from error
     try:
         make_scorer(model)
     except ValueError as error:
         raise ModelError(f"{field} = {path!r} cannot be trained: {error}") from error
+    return _prepared(model, config, device, trainable=trainable)
+
+
+def load_scalar(
+    path: str,
+    config: ModelConfig,
+    device: torch.device,
+    *,
+    field: str = "model.path",
+    trainable: bool = True,
+) -> nn.Module:
+    """The model at ``path`` with one number for each token: a sequence classifier with one label, or a causal language
+    model, whose head is replaced by zeros.
+
+    Raises ModelError, which names ``field``, if it cannot be read, or if it is a classifier of several labels.
+    """
+    attention.register()
+    transformers_logging.disable_progress_bar()
+    try:
+        stored = AutoConfig.from_pretrained(path, trust_remote_code=config.trust_remote_code)
+        kinds = " ".join(stored.architectures or ())
+        labels = stored.num_labels
+        with _quiet():
+            model, found = AutoModelForSequenceClassification.from_pretrained(
+                path,
+                num_labels=1,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **_reading(config),
+            )
+    except Exception as error:  # whatever makes a user's files unreadable
+        raise ModelError(_unreadable(path, field, error, "a model with a scalar head")) from error
+    classifier = "ForSequenceClassification" in kinds
+    if classifier and labels != 1:
+        raise ModelError(
+            f"{field} = {path!r} is a classifier of {labels} labels, and a scalar head has one: name one with "
+            "num_labels = 1, or a causal language model, whose head is replaced"
+        )
+    missing = set(found["missing_keys"])
+    try:
+        make_value_head(model)
+        if absent := sorted(missing - {f"{HEAD}.weight"}):
+            raise ValueError(f"its files lack {absent[0]}")
+        if classifier and missing:
+            raise ValueError("its files lack the head of the classifier")
+    except ValueError as error:
+        raise ModelError(
+            f"{field} = {path!r} cannot be loaded with a scalar head: {error}"
+        ) from error
+    if missing:
+        torch.nn.init.zeros_(getattr(model, HEAD).weight)
+    return _prepared(model, config, device, trainable=trainable)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without transformers' report of a head that is missing or left out: here that is what is meant."""
+    before = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(before)
+
+
+def _reading(config: ModelConfig) -> dict[str, Any]:
+    return {
+        "dtype": torch.float32,
+        "attn_implementation": attention.NAME,
+        "trust_remote_code": config.trust_remote_code,
+    }
+
+
+def _prepared(
+    model: nn.Module, config: ModelConfig, device: torch.device, *, trainable: bool
+) -> nn.Module:
     model.config.use_cache = False
     model.to(device)
     if trainable:
@@ -74,15 +160,6 @@ def load_model(
     return model
 
 
-def load_reference(config: Config, device: torch.device) -> nn.Module | None:
-    """The frozen model of the KL term; None if kl_coef is 0."""
-    if config.train.kl_coef == 0:
-        return None
-    path = config.train.reference_path
-    field = "train.reference_path" if path else "model.path"
-    return load_model(path or config.model.path, config.model, device, field=field, trainable=False)
-
-
 def switch_off_dropout(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -91,7 +168,7 @@ def switch_off_dropout(model: nn.Module) -> None:
             module.attention_dropout = 0.0
 
 
-def _unreadable(path: str, field: str, error: Exception) -> str:
+def _unreadable(path: str, field: str, error: Exception, what: str) -> str:
     reason = first_line(error)
     local = Path(path).expanduser()
     if local.exists() or path.startswith((".", "/", "~")):
@@ -100,4 +177,4 @@ def _unreadable(path: str, field: str, error: Exception) -> str:
             reason = "no such directory"
     else:
         remedy = "name a local directory, or a hub model this machine can reach"
-    return f"{field} = {path!r} cannot be loaded as a causal language model ({reason}): {remedy}"
+    return f"{field} = {path!r} cannot be loaded as {what} ({reason}): {remedy}"

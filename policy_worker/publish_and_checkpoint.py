@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import Future
 
+from paceline.errors import BadInput
 from paceline.ids import Step, Version
 from paceline.v1 import policy_pb2, worker_pb2
 from policy_worker.checkpoint.checkpoint import CheckpointInfo
@@ -94,6 +95,12 @@ class PublishAndCheckpoint:
             return
         if not self._own_links(directive):
             return
+        if not self._trainer.publishes:
+            # They would wait for ever.
+            raise BadInput(
+                "the objective trains no language model, and rollout workers wait for its weights: train it on recorded "
+                'data (rollout.source = "recorded"), where no engine runs'
+            )
         self.last_publish_s = self.publisher.publish(version, self._trainer.whole_weights())
         self._published = version
 

@@ -20,8 +20,9 @@ from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
 from policy_worker.control_plane import BlockingControlPlane
 from policy_worker.step.batch import BadGroup, GroupKey
-from policy_worker.step.gradients import RowOutOfMemory, StepTotals
+from policy_worker.step.gradients import RowOutOfMemory
 from policy_worker.step.payload_check import check_payloads
+from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import Trainer
 from policy_worker.worker_report import PolicyReport
 

@@ -1,4 +1,4 @@
-"""Training state of a policy replica between steps: parameters, optimizer state, step and version.
+"""Training state of a policy replica between steps: its parts, optimizer state, numbers, step and version.
 
 Everything else a step needs is a pure function of these and of the config: the learning rate is
 computed from ``step``, and nothing in the loss draws random numbers.
@@ -7,7 +7,7 @@ computed from ``step``, and nothing in the loss draws random numbers.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -23,24 +23,55 @@ NO_VERSION = Version(-1)
 class TrainState:
     """The state after ``step`` committed steps, which the controller calls ``version``."""
 
-    model: nn.Module
+    parts: dict[str, nn.Module]
+    """The models that are trained, by name. The first is the main one: the policy, if there is one."""
     optimizer: torch.optim.Optimizer
     step: Step
     version: Version
     config: Config
+    scalars: dict[str, Tensor] = field(default_factory=dict)
+    """Numbers of the objective, such as running moments: float64 of no dimension, on the CPU."""
+
+    @property
+    def model(self) -> nn.Module:
+        """The main part."""
+        return next(iter(self.parts.values()))
+
+    @property
+    def main(self) -> str:
+        """Name of the main part."""
+        return next(iter(self.parts))
 
     def named_weights(self) -> Iterator[tuple[str, Tensor]]:
-        """Weights under their Hugging Face names, tied ones once: parameters, then saved buffers.
+        """Weights of all parts: those of the main part under their Hugging Face names, those of another one with
+        ``part_prefix`` before them."""
+        for part in self.parts:
+            for name, tensor in self.weights_of(part):
+                yield self.part_prefix(part) + name, tensor
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Parameters of all parts, under the names of named_weights()."""
+        for part, model in self.parts.items():
+            for name, parameter in model.named_parameters():
+                yield self.part_prefix(part) + name, parameter
+
+    def weights_of(self, part: str) -> Iterator[tuple[str, Tensor]]:
+        """Weights of one part under their Hugging Face names, tied ones once: parameters, then saved buffers.
 
         Tensors are the live ones, detached; copy them before the next commit. Of a sharded model
         they are this rank's DTensors.
         """
-        for name, parameter in self.model.named_parameters():
+        model = self.parts[part]
+        for name, parameter in model.named_parameters():
             yield name, parameter.detach()
-        for prefix, module in self.model.named_modules():
+        for prefix, module in model.named_modules():
             for name, buffer in module.named_buffers(recurse=False):
                 if name not in module._non_persistent_buffers_set:
                     yield f"{prefix}.{name}" if prefix else name, buffer.detach()
+
+    def part_prefix(self, part: str) -> str:
+        """What named_weights() puts before the names of ``part``; empty for the main one."""
+        return "" if part == self.main else f"{part}/"
 
 
 def local_tensor(tensor: Tensor) -> Tensor:

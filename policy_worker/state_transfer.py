@@ -1,7 +1,7 @@
 """State transfer: the whole state of a replica, from a healthy member of the mesh to one that joins.
 
-Parameters, saved buffers and optimizer moments go tensor by tensor. Their order and sizes follow from
-the model alone, which both ends have loaded, so no manifest is needed. In sharded replicas rank i
+Parameters, saved buffers and optimizer moments of all parts, and the objective's numbers, go tensor by tensor. Their
+order and sizes follow from the models alone, which both ends have loaded, so no manifest is needed. In sharded replicas rank i
 sends to rank i, which slices the same way.
 """
 
@@ -25,9 +25,10 @@ def state_tensors(state: TrainState) -> Iterator[Tensor]:
     """This rank's part of every tensor of the state."""
     for _, tensor in local_weights(state):
         yield tensor
-    for parameter in state.model.parameters():
+    for _, parameter in state.named_parameters():
         for _, moment in sorted(state.optimizer.state.get(parameter, {}).items()):
             yield local_tensor(moment)
+    yield from state.scalars.values()
 
 
 def send_state(

@@ -32,21 +32,24 @@ from paceline.mesh.elastic_mesh import EpochCancelled, Handle, MeshError, Proces
 from paceline.v1 import rollout_pb2
 from paceline.weights.tensor_checksum import weights_digest
 from policy_worker.checkpoint.checkpoint import Checkpointer, CheckpointInfo
-from policy_worker.model import load_reference
+from policy_worker.objectives.load import load_objective
+from policy_worker.objectives.part import POLICY
 from policy_worker.ranks.rank_group import RankCommand, RankGroup
 from policy_worker.ranks.sharding import (
     gathered_weights,
+    load_sharded,
     load_sharded_state,
     local_weights,
-    shard_model,
     squared_norm,
 )
 from policy_worker.state import NO_VERSION, TrainState
 from policy_worker.state_transfer import BUCKET, receive_state, send_state, state_tensors
 from policy_worker.step.batch import BadGroup, GroupKey
-from policy_worker.step.gradients import Gradients, StepTotals
+from policy_worker.step.gradients import Gradients
+from policy_worker.step.held_out import measure_held_out
 from policy_worker.step.optimizer import apply_update
 from policy_worker.step.stats import Stats
+from policy_worker.step.totals import StepTotals
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,13 +80,14 @@ class Trainer:
     """Whether the open step was given up meanwhile; only for the rank that leads."""
 
     def __post_init__(self) -> None:
-        """Loads model.path. Raises ModelError if a model cannot be read."""
+        """Loads the objective's parts. Raises ModelError if a model cannot be read, and ObjectiveError."""
         self.state: TrainState = load_sharded_state(self.config, self.replica, self.device)
-        reference = load_reference(self.config, self.device)
-        if reference is not None and self.replica.mesh is not None:
-            shard_model(reference, self.replica.mesh)
+        frozen = {
+            part.name: load_sharded(part, self.config, self.replica, self.device, trainable=False)
+            for part in load_objective(self.config).frozen
+        }
         self.gradients = Gradients(
-            self.state, self.device, reference, self.replica, self.on_progress, self.step_left
+            self.state, self.device, frozen, self.replica, self.on_progress, self.step_left
         )
         self._checkpointer: Checkpointer | None = None
         self._initial = True
@@ -91,7 +95,8 @@ class Trainer:
         self._mesh: ProcessMesh | None = None
         self._epoch = MeshEpoch(0)
         self._scratch: Tensor | None = None
-        self._norm = 0.0
+        self._norms: dict[str, float] = {}
+        self._sums: dict[str, float] = {}
         self._digest: tuple[Version, str] = (NO_VERSION, "")
 
     def attach(self, run_dir: str | Path) -> None:
@@ -174,7 +179,7 @@ class Trainer:
 
     def _restore_initial(self) -> None:
         if not self._initial:
-            # model.path again and zero moments, in place.
+            # The first weights again and zero moments, in place.
             fresh = load_sharded_state(self.config, self.replica, self.device)
             with torch.no_grad():
                 for target, source in zip(
@@ -204,10 +209,13 @@ class Trainer:
         )
 
     def digest(self) -> str:
-        """Digest of the weights, equal on replicas whose weights are equal bit for bit."""
+        """Digest of all parts' weights and of the objective's numbers, equal on replicas whose state is equal bit for
+        bit."""
         if self._digest[0] != self.state.version:
             self.replica.announce(RankCommand.DIGEST)
-            parts: list[str] = self.replica.gather(weights_digest(local_weights(self.state)))
+            parts: list[str] = self.replica.gather(
+                weights_digest([*local_weights(self.state), *self.state.scalars.items()])
+            )
             whole = hashlib.sha256("".join(parts).encode()).hexdigest()
             self._digest = (self.state.version, parts[0] if len(parts) == 1 else whole)
         return self._digest[1]
@@ -221,8 +229,13 @@ class Trainer:
 
     @property
     def vocabulary(self) -> int:
-        """Token ids that the model knows."""
-        return int(self.state.model.get_input_embeddings().num_embeddings)
+        """Token ids that every model of the step knows."""
+        return self.gradients.vocabulary
+
+    @property
+    def publishes(self) -> bool:
+        """Whether there is a policy whose weights rollout workers could load."""
+        return POLICY in self.state.parts
 
     def add(self, groups: Sequence[rollout_pb2.Group]) -> None:
         """Adds the gradients of ``groups`` to the local ones.
@@ -234,10 +247,18 @@ class Trainer:
             self.replica.announce(RankCommand.ADD, groups=groups)
             self.gradients.add(groups)
 
+    def measure(self, groups: Sequence[rollout_pb2.Group]) -> Stats:
+        """Loss and measurements of held-out groups with the present state, without gradients. Raises BadGroup."""
+        self.replica.announce(RankCommand.MEASURE, groups=groups)
+        found = measure_held_out(self.gradients, groups)
+        stats = Stats()
+        stats.merge(self.replica.gather(found.entries))
+        return stats
+
     def reduce(self) -> Stats:
         """Sums the gradients of all members into a scratch buffer, for commit().
 
-        Local gradients are untouched. Returns this replica's stats of the step, grad_norm (before
+        Local gradients are untouched. Returns this replica's stats of the step, grad_norm of each part (before
         clipping) included. Raises EpochCancelled or MeshError.
         """
         self.replica.announce(RankCommand.REDUCE)
@@ -264,12 +285,20 @@ class Trainer:
                 raise
 
         self._on_all_ranks(reduce)
-        self._norm = float(squared_norm([scratch], self.replica).sqrt())
+        self._norms = {
+            part: float(squared_norm([scratch[where]], self.replica).sqrt())
+            for part, where in self.gradients.part_slices().items()
+        }
+        names = self.gradients.objective.summed
+        totals = self.replica.all_sum(self.gradients.sums_of(scratch).clone()).tolist()
+        self._sums = dict(zip(names, totals, strict=True))
         stats = Stats()
         stats.merge(self.replica.gather(self.gradients.stats.entries))
         # Stats are finite numbers; a norm that is not shows as 0, and as an update that is skipped.
-        finite = math.isfinite(self._norm)
-        stats.set("grad_norm", self._norm if finite else 0.0)
+        for part, norm in self._norms.items():
+            name = "grad_norm" if part == self.state.main else f"grad_norm_{part}"
+            stats.set(name, norm if math.isfinite(norm) else 0.0)
+        finite = all(map(math.isfinite, [*self._norms.values(), *self._sums.values()]))
         stats.set("update_skipped", 0.0 if finite else 1.0)
         return stats
 
@@ -283,7 +312,8 @@ class Trainer:
             self.state,
             self.gradients,
             self._scratch,
-            norm=self._norm,
+            norms=self._norms,
+            sums=self._sums,
             version=version,
             lr=lr,
         )
@@ -298,7 +328,7 @@ class Trainer:
         return self.checkpointer.save_async(self.state, digest)
 
     def whole_weights(self) -> Iterable[tuple[str, Tensor]]:
-        """Full weights by Hugging Face name; to be exhausted before any other operation is called."""
+        """Full weights of the policy by Hugging Face name; to be exhausted before any other operation is called."""
         self.replica.announce(RankCommand.GATHER)
         return gathered_weights(self.state)
 
@@ -345,6 +375,7 @@ class Trainer:
             RankCommand.DIGEST: self.digest,
             RankCommand.BEGIN: begin,
             RankCommand.ADD: self.add,
+            RankCommand.MEASURE: self.measure,
             RankCommand.REDUCE: self.reduce,
             RankCommand.COMMIT: self.commit,
             RankCommand.SAVE: lambda digest: self.checkpointer.save_async(self.state, digest),

@@ -24,7 +24,7 @@ import logging
 import shutil
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,7 +32,6 @@ from typing import Any
 
 import torch
 import transformers
-from torch import Tensor
 
 from paceline.config.load import fleet_digest
 from paceline.config.schema import Config
@@ -48,6 +47,7 @@ from policy_worker.checkpoint.atomic_directory import (
     locked_directory,
 )
 from policy_worker.checkpoint.litter import remove_unfinished, unrecorded
+from policy_worker.checkpoint.named_tensors import named_tensors, shared_weights
 from policy_worker.checkpoint.shards import (
     StateSnapshot,
     first_gap,
@@ -55,6 +55,7 @@ from policy_worker.checkpoint.shards import (
     stored_tensors,
     write_shards,
 )
+from policy_worker.objectives.load import load_objective
 from policy_worker.ranks.rank_group import FOREVER, RankGroup
 from policy_worker.state import TrainState
 
@@ -175,7 +176,8 @@ class Checkpointer:
     def begin_with(self, state: TrainState, path: str | Path) -> None:
         """Loads the weights of another run's checkpoint, and its optimizer state if that fits.
 
-        Step, version and random states stay those of a new run. Raises CheckpointError.
+        Parts that the other run had not keep their first weights; parts that only the other run had are left out. Step,
+        version and random states stay those of a new run. Raises CheckpointError.
         """
         path = Path(path)
         meta = read_meta(path)
@@ -183,9 +185,8 @@ class Checkpointer:
         stored = stored_tensors(path).keys()
         whole = targets.keys() == stored
         if not whole:
-            targets = {name: t for name, t in targets.items() if name.startswith("model.")}
-            weights = {name for name in stored if name.startswith("model.")}
-            if strange := sorted(targets.keys() ^ weights):
+            targets, strange = shared_weights(state, targets, stored)
+            if strange:
                 raise CheckpointError(
                     f"model.initial_checkpoint: {path} is of another model than model.path: "
                     f"{strange[0]} is in only one of them (names that differ: {len(strange)})"
@@ -291,6 +292,10 @@ class Checkpointer:
             "ranks": self._replica.size,
             "config_digest": fleet_digest(self._config)[0],
             "model": {"path": model.path, "tokenizer": model.tokenizer},
+            "parts": [
+                {"name": part.name, "head": part.head, "path": part.path or model.path}
+                for part in load_objective(self._config).trains
+            ],
             "optimizer": {"groups": job.groups},
             "torch": torch.__version__,
             "transformers": transformers.__version__,
@@ -412,15 +417,6 @@ def check_files(
             raise CheckpointError(f"{path} is damaged: {name} is missing") from None
         if found != wanted:
             raise CheckpointError(f"{path} is damaged: {name} is {found}, was written as {wanted}")
-
-
-def named_tensors(state: TrainState) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the state by name: ``model.<name>`` and ``optimizer.<name>.<moment>``."""
-    for name, tensor in state.named_weights():
-        yield f"model.{name}", tensor
-    for name, parameter in state.model.named_parameters():
-        for moment, value in state.optimizer.state.get(parameter, {}).items():
-            yield f"optimizer.{name}.{moment}", value
 
 
 def _scalars(group: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    GenerationConfig,
+)
 from transformers.utils import logging as transformers_logging
 
 from paceline.durable_files import write_durably
@@ -23,12 +29,12 @@ from paceline.errors import BadInput
 from paceline.process.structured_log import first_line
 from policy_worker.checkpoint.atomic_directory import locked_directory, put_in_place
 from policy_worker.checkpoint.checkpoint import CheckpointError, read_meta
+from policy_worker.checkpoint.named_tensors import weights_of_part
 from policy_worker.checkpoint.shards import read_shards, stored_tensors
 
 MARKER = "paceline.json"
 """File that names an export's checkpoint. An existing directory is replaced only if it has one."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_WEIGHTS = "model."
 _TOKENIZER_FILES = (
     *("tokenizer*", "chat_template*", "added_tokens.json", "special_tokens_map.json"),
     *("vocab.json", "vocab.txt", "merges.txt"),
@@ -46,12 +52,14 @@ def export(
     out_dir: str | Path,
     dtype: str | None = None,
     *,
+    part: str | None = None,
     trust_remote_code: bool = False,
 ) -> Path:
     """Writes the weights of ``checkpoint_dir`` to ``out_dir`` as safetensors. Returns ``out_dir``.
 
     ``model_path``: directory or hub name of the original model; None: the one that the checkpoint
-    names. ``dtype``: float32, bfloat16 or float16; None: as stored, bit for bit.
+    names. ``part``: a part that the run trains, such as critic; None: the main one. One with a scalar head becomes an
+    AutoModelForSequenceClassification. ``dtype``: float32, bfloat16 or float16; None: as stored, bit for bit.
     ``trust_remote_code``: run model code that comes with the original. Raises ExportError.
     """
     transformers_logging.disable_progress_bar()
@@ -64,8 +72,10 @@ def export(
         meta = read_meta(checkpoint)
     except CheckpointError as error:
         raise ExportError(str(error)) from error
-    source = str(model_path or meta["model"]["path"])
-    model = _model_of(source, _read_weights(checkpoint), checkpoint, trust_remote_code)
+    chosen = _chosen_part(meta, part, checkpoint)
+    source = str(model_path or chosen["path"])
+    weights = _read_weights(checkpoint, "" if chosen["main"] else chosen["name"])
+    model = _model_of(source, weights, checkpoint, chosen["head"], trust_remote_code)
     if dtype is not None:
         model.to(DTYPES[dtype])
 
@@ -91,19 +101,29 @@ def export(
     return out
 
 
-def _read_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """The model's tensors, whole, in host memory, as stored."""
-    weights = {
-        name: torch.empty(shape, dtype=dtype)
-        for name, (shape, dtype) in stored_tensors(checkpoint).items()
-        if name.startswith(_WEIGHTS)
-    }
+def _chosen_part(meta: dict[str, Any], part: str | None, checkpoint: Path) -> dict[str, Any]:
+    """Name, head and path of the part, and whether it is the main one."""
+    # Checkpoints of releases before parts name none.
+    policy = {"name": "policy", "head": "lm", "path": meta["model"]["path"]}
+    parts = meta.get("parts") or [policy]
+    for found in parts:
+        if part in (None, found["name"]):
+            return {**found, "main": found is parts[0]}
+    names = ", ".join(found["name"] for found in parts)
+    raise ExportError(f"{checkpoint} has no part {part!r}: choose one of {names}")
+
+
+def _read_weights(checkpoint: Path, part: str) -> dict[str, Tensor]:
+    """The part's tensors, whole, in host memory, as stored."""
+    stored = stored_tensors(checkpoint)
+    names = weights_of_part(stored, part)
+    weights = {name: torch.empty(stored[name][0], dtype=stored[name][1]) for name in names}
     read_shards(checkpoint, weights)
-    return {name.removeprefix(_WEIGHTS): tensor for name, tensor in weights.items()}
+    return {names[name]: tensor for name, tensor in weights.items()}
 
 
 def _model_of(
-    source: str, weights: dict[str, Tensor], checkpoint: Path, trust_remote_code: bool
+    source: str, weights: dict[str, Tensor], checkpoint: Path, head: str, trust_remote_code: bool
 ) -> nn.Module:
     """The architecture of ``source`` around ``weights``; nothing of its own weights is read."""
     try:
@@ -115,8 +135,11 @@ def _model_of(
         raise ExportError(
             f"the original model {source!r} cannot be read ({first_line(error)}): {remedy}"
         ) from error
+    kind: Any = AutoModelForCausalLM
+    if head == "scalar":
+        kind, config.num_labels = AutoModelForSequenceClassification, 1
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(config, trust_remote_code=trust_remote_code)
+        model: Any = kind.from_config(config, trust_remote_code=trust_remote_code)
     names = dict(model.named_parameters(remove_duplicate=False))
     for name, tensor in weights.items():
         if name in names and names[name].shape != tensor.shape:
@@ -132,7 +155,7 @@ def _model_of(
             f"{checkpoint} is not of {source}: {strange[0]} is in only one of them "
             f"(names that differ: {len(strange)})"
         )
-    with contextlib.suppress(OSError):  # many models have none
+    with contextlib.suppress(OSError, AttributeError):  # many models have none
         model.generation_config = GenerationConfig.from_pretrained(source)
     model.config.dtype = next(iter(weights.values())).dtype
     return model

@@ -1,13 +1,14 @@
 """Token columns: the per-token inputs of the loss, by name.
 
-Advantages compare the reward of a completion with those of its group. Weights are such that the plain
-sum over a whole step is the loss: they depend only on the step's totals and on a sequence's own length,
-never on the replica or micro-batch of the sequence, so gradients of parts add up to that of the step.
+Weights are such that the plain sum over a whole step is the loss: they depend only on the step's totals and on a
+sequence's own length, never on the replica or micro-batch of the sequence, so gradients of parts add up to that of the
+step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -21,9 +22,7 @@ from policy_worker.step.packing import MicroBatch
 
 Array = TypeVar("Array", np.ndarray, Tensor)
 
-EPSILON = 1e-4
-"""Added to the standard deviation, so that nearly equal rewards do not explode."""
-FLOATS = ("behaviour", "advantage", "weight", "trained", "staleness")
+FLOATS = ("behaviour", "advantage", "weight", "trained", "staleness", "chosen")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,45 +45,34 @@ class TokenColumns(Generic[Array]):
     sequence_of: Array
     """The token's sequence, from 0 to sequences - 1."""
     sequences: int
-    reference: Tensor | None = None
-    """Log-prob under the reference model."""
+    chosen: Array | None = None
+    """1 for tokens that ``train.covariance`` has chosen."""
+    reference: Array | None = None
+    """Log-prob under the reference model. Of a whole batch: only if a scorer computed it."""
+    scored: Mapping[str, Array] = field(default_factory=dict)
+    """By scorer: log-prob under its model."""
 
     def of(
         self, micro: MicroBatch, device: torch.device, reference: Tensor | None
     ) -> TokenColumns[Tensor]:
         """The tokens of one micro-batch of this batch, on ``device``."""
-        floats = {name: getattr(self, name)[micro.token_index] for name in FLOATS}
-        # Stacked: one copy to the device instead of five.
+        found = {name: getattr(self, name) for name in FLOATS}
+        floats = {name: c[micro.token_index] for name, c in found.items() if c is not None}
+        # Stacked: one copy to the device instead of one for each.
         stacked = torch.from_numpy(np.stack(list(floats.values()))).to(device)
+
+        def chosen(column: Array) -> Tensor:
+            return torch.from_numpy(np.asarray(column)[micro.token_index]).to(device)
+
+        if reference is None and self.reference is not None:
+            reference = chosen(self.reference)
         return TokenColumns(
             **dict(zip(floats, stacked, strict=True)),
             sequence_of=micro.sequence_of,
             sequences=len(micro.sequence_index),
             reference=reference,
+            scored={name: chosen(column) for name, column in self.scored.items()},
         )
-
-
-def group_advantages(
-    reward: NDArray[np.float64], sequences: Ints, *, normalise: bool
-) -> NDArray[np.float64]:
-    """reward [S], group after group, ``sequences`` [G] in each -> advantages [S].
-
-    reward - mean of the group; with ``normalise`` divided by (standard deviation of the group, of a
-    sample, + EPSILON). Exactly 0 throughout a group whose rewards are all equal. Sources: GRPO, Shao et
-    al., arXiv 2402.03300; without the division: Dr. GRPO, Liu et al., arXiv 2503.20783.
-    """
-    group = np.repeat(np.arange(len(sequences)), sequences)
-    mean = np.bincount(group, reward, len(sequences)) / sequences
-    starts = np.cumsum(sequences) - sequences
-    lowest = np.minimum.reduceat(reward, starts)
-    equal = lowest == np.maximum.reduceat(reward, starts)
-    # The mean of equal numbers may differ from them in the last bit.
-    centred = np.where(equal[group], 0.0, reward - mean[group])
-    if not normalise:
-        return centred
-    variance = np.bincount(group, centred**2, len(sequences)) / np.maximum(sequences - 1, 1)
-    result: NDArray[np.float64] = centred / (np.sqrt(variance) + EPSILON)[group]
-    return result
 
 
 def token_weights(
@@ -93,12 +81,14 @@ def token_weights(
     """trained [C] (1 or 0), length [S] in tokens (their sum is C) -> float32 [C].
 
     ``tokens`` (trained) and ``sequences`` (with a trained token): of the whole step, on all replicas. token_mean: 1 / tokens.
-    sequence_mean: 1 / (the sequence's trainable tokens * sequences). dr_grpo: 1 / (longest completion
+    sequence_mean: 1 / (the sequence's trainable tokens * sequences). sequence_sum: 1 / sequences. dr_grpo: 1 / (longest completion
     that the run allows * sequences). 0 for tokens that are not trained. Sources: token_mean, DAPO, arXiv 2503.14476;
     sequence_mean, GRPO, arXiv 2402.03300; dr_grpo, arXiv 2503.20783.
     """
     if config.train.aggregation == "token_mean":
         return trained / np.float32(max(tokens, 1))
+    if config.train.aggregation == "sequence_sum":
+        return trained / np.float32(max(sequences, 1))
     if config.train.aggregation == "dr_grpo":
         return trained / np.float32(config.longest_completion * max(sequences, 1))
     own = np.maximum(trained_by_sequence(trained, length), 1.0)

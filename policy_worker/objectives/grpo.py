@@ -2,78 +2,178 @@
 
 Sources: PPO, Schulman et al., arXiv 1707.06347; GRPO, Shao et al., arXiv 2402.03300; asymmetric clip
 and token mean: DAPO, Yu et al., arXiv 2503.14476; dual clip: Ye et al., arXiv 1912.09729; importance
-weight of the KL: DeepSeek-V3.2, arXiv 2512.02556.
+weight of the KL: DeepSeek-V3.2, arXiv 2512.02556; ratio as a constant weight: CISPO, MiniMax-M1, arXiv 2506.13585.
+paceline/config/algorithms.py has the source of each name of the family.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.config.training import TrainConfig
 from policy_worker.objectives.columns import TokenColumns
+from policy_worker.objectives.covariance import chosen_tokens
 from policy_worker.objectives.importance_ratio import (
     LOG_RATIO_LIMIT,
     proximal_policy,
     ratio,
     ratio_mask,
 )
+from policy_worker.objectives.objective import Loss, Objective
+from policy_worker.objectives.sequence_sums import sequence_mean, sum_to_end
+from policy_worker.objectives.token_rewards import token_advantages
+from policy_worker.step.batch import TokenBatch
+from policy_worker.step.logprobs import TokenScores
+from policy_worker.step.totals import StepTotals
 
 
-@dataclass(frozen=True, slots=True)
-class Loss:
-    total: Tensor
-    """Scalar with graph: this micro-batch's summand of the step's loss."""
-    ratio: Tensor
-    """[C], trainer / behaviour before the step; a constant, as what follows."""
-    clipped: Tensor
-    """bool [C]: the clip took the token's gradient away."""
-    dual_clipped: Tensor
-    """bool [C]: the dual clip did."""
-    kl: Tensor | None
-    """[C], to the reference, importance weight included."""
+class Grpo(Objective):
+    """``train.algorithm = "grpo"`` and its family, with the settings of ``[train]``."""
+
+    @property
+    def entropy_gradient(self) -> bool:
+        return self.config.train.entropy_coef > 0
+
+    def advantages(self, batch: TokenBatch, totals: StepTotals) -> NDArray[np.float64]:
+        return token_advantages(batch, totals, self.config.train)
+
+    def columns(self, batch: TokenBatch, totals: StepTotals) -> TokenColumns[np.ndarray]:
+        columns = super().columns(batch, totals)
+        train = self.config.train
+        if train.overlong_filter:
+            # They still count in the totals: filtering gives the others no more weight.
+            whole = ~np.repeat(batch.truncated, batch.length)
+            columns = replace(columns, weight=columns.weight * whole.astype(np.float32))
+        if train.covariance == "none":
+            return columns
+        return replace(
+            columns, chosen=chosen_tokens(batch, columns.advantage, columns.trained, train)
+        )
+
+    def contributing(
+        self, batch: TokenBatch, columns: TokenColumns[np.ndarray]
+    ) -> NDArray[np.bool_]:
+        keep = super().contributing(batch, columns)
+        train = self.config.train
+        terms = train.kl_coef or train.entropy_coef or train.router_aux_loss_coef
+        kept = not terms and train.covariance != "kl"
+        starts = np.cumsum(batch.length) - batch.length
+        if train.overlong_filter:
+            keep &= ~batch.truncated
+        if train.skip_zero_advantage and kept:
+            keep &= np.logical_or.reduceat(columns.advantage != 0, starts)
+        return keep
+
+    def loss(self, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
+        entropy = scores.entropy if self.entropy_gradient else None
+        train = self.config.train
+        return grpo_loss(scores.logprobs, tokens, train, before=scores.before, entropy=entropy)
 
 
-def grpo_loss(logprobs: Tensor, columns: TokenColumns[Tensor], config: TrainConfig) -> Loss:
-    """logprobs: float32 [C], of the policy being trained, with graph.
+def grpo_loss(
+    logprobs: Tensor,
+    columns: TokenColumns[Tensor],
+    config: TrainConfig,
+    *,
+    before: Tensor | None = None,
+    entropy: Tensor | None = None,
+) -> Loss:
+    """logprobs: float32 [C], of the policy being trained, with graph; ``before``: of the policy before the step, a
+    constant (default: the same numbers); ``entropy``: float32 [C], with graph, if it has a bonus.
 
-    Each token contributes weight * (w * -J + kl_coef * v * KL) with
-    J = min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), and at least dual_clip * A where A < 0. r is
-    policy / proximal, w the truncated importance weight proximal / behaviour, v the one of the policy before
-    the step / behaviour. w and v are constants.
+    Each token contributes weight * (w * -J + kl_coef * v * KL - entropy_coef * entropy), with J by ``surrogate``:
+
+    - clip: min(r A, clip(r, 1 - clip_low, 1 + clip_high) A), and at least dual_clip * A if A < 0;
+    - weight: clip(r, 1 - clip_low, 1 + clip_high) A log-prob, with the clipped ratio as a constant.
+
+    r is policy / proximal, with ``importance_level`` sequence its geometric mean over the trained tokens of the
+    sequence; w the truncated importance weight proximal / behaviour, v the one of the policy before the step /
+    behaviour. w and v are constants. With ``kl_in`` reward there is no KL term, and A is lowered by kl_coef times the sum
+    of log(before / reference) from the token to the end of its sequence.
+
+    Measured, per token: clip_fraction (1 if the clip took its gradient away, or with weight its ratio was clipped),
+    dual_clip_fraction (1 if the dual clip did), and with a reference kl, its importance weight included.
     """
-    before = logprobs.detach()
+    before = logprobs.detach() if before is None else before
     proximal = proximal_policy(before, columns.behaviour, columns.staleness, config)
-    r = ratio(logprobs, proximal.logprobs)
-    low, high = 1.0 - config.clip_low, 1.0 + config.clip_high
-    surrogate = r * columns.advantage
-    bounded = r.clamp(low, high) * columns.advantage
-    objective = torch.minimum(surrogate, bounded)
-    dual_clipped = torch.zeros_like(surrogate, dtype=torch.bool)
-    if config.dual_clip is not None:
-        # With A < 0 the clip above bounds r from below only: one token that the engine found unlikely
-        # would be the whole step.
-        lowest = config.dual_clip * columns.advantage
-        dual_clipped = (columns.advantage < 0) & (surrogate < lowest)
-        objective = torch.where(dual_clipped, lowest, objective)
+    constant = config.surrogate == "weight"
+    r = _ratio(before if constant else logprobs, proximal.logprobs, columns, config)
+    advantage = _advantage(before, columns, config)
+    if config.surrogate == "weight":
+        objective, measured = _weighted(logprobs, r, advantage, config)
+    else:
+        objective, measured = _clipped(r, advantage, config)
     if proximal.weight is not None:
         objective = objective * proximal.weight
+    if columns.chosen is not None and config.covariance == "clip":
+        objective = objective * (1.0 - columns.chosen)
     keep = ratio_mask(before, columns, config)
     weight = columns.weight if keep is None else columns.weight * keep
     total = -(objective * weight).sum()
-    kl = None
+    if columns.chosen is not None and config.covariance == "kl":
+        # KL(policy that sampled || policy): tokens are samples of the first.
+        kl = token_kl(columns.behaviour, logprobs, "k3") * columns.chosen
+        total = total + config.covariance_kl_coef * (kl * columns.weight).sum()
+    if entropy is not None:
+        total = total - config.entropy_coef * (entropy * columns.weight).sum()
     if columns.reference is not None:
         # The tokens are samples of the behaviour policy, the KL is an expectation over the policy.
         importance = ratio(before, columns.behaviour)
         if config.tis_cap is not None:
             importance = importance.clamp(max=config.tis_cap)
         kl = importance * token_kl(logprobs, columns.reference, config.kl_estimator)
-        total = total + config.kl_coef * (kl * columns.weight).sum()
-        kl = kl.detach()
+        if config.kl_in == "loss":
+            total = total + config.kl_coef * (kl * columns.weight).sum()
+        measured["kl"] = kl.detach()
+    return Loss(total, measured)
+
+
+def _ratio(
+    logprobs: Tensor, proximal: Tensor, columns: TokenColumns[Tensor], config: TrainConfig
+) -> Tensor:
+    if config.importance_level == "token":
+        return ratio(logprobs, proximal)
+    # GSPO, Zheng et al., arXiv 2507.18071, equation 7.
+    mean = sequence_mean(
+        logprobs - proximal, columns.trained, columns.sequence_of, columns.sequences
+    )
+    return mean.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT).exp()
+
+
+def _advantage(before: Tensor, columns: TokenColumns[Tensor], config: TrainConfig) -> Tensor:
+    if columns.reference is None or config.kl_in == "loss":
+        return columns.advantage
+    # REINFORCE++, Hu et al., arXiv 2501.03262: the KL is a cost of each token, and is summed to the end.
+    cost = (before - columns.reference) * columns.trained
+    to_end = sum_to_end(cost, columns.sequence_of, columns.sequences)
+    return columns.advantage - config.kl_coef * to_end
+
+
+def _clipped(r: Tensor, advantage: Tensor, config: TrainConfig) -> tuple[Tensor, dict[str, Tensor]]:
+    surrogate = r * advantage
+    bounded = r.clamp(1.0 - config.clip_low, 1.0 + config.clip_high) * advantage
+    objective = torch.minimum(surrogate, bounded)
+    dual_clipped = torch.zeros_like(surrogate, dtype=torch.bool)
+    if config.dual_clip is not None:
+        # With A < 0 the clip above bounds r from below only: one token that the engine found unlikely
+        # would be the whole step.
+        lowest = config.dual_clip * advantage
+        dual_clipped = (advantage < 0) & (surrogate < lowest)
+        objective = torch.where(dual_clipped, lowest, objective)
     clipped = (bounded < surrogate).detach()
-    return Loss(total, ratio(before, columns.behaviour), clipped, dual_clipped, kl)
+    return objective, {"clip_fraction": clipped, "dual_clip_fraction": dual_clipped}
+
+
+def _weighted(
+    logprobs: Tensor, r: Tensor, advantage: Tensor, config: TrainConfig
+) -> tuple[Tensor, dict[str, Tensor]]:
+    bounded = r.clamp(1.0 - config.clip_low, 1.0 + config.clip_high)
+    return bounded * advantage * logprobs, {"clip_fraction": bounded != r}
 
 
 def token_kl(logprobs: Tensor, reference: Tensor, estimator: str) -> Tensor:

@@ -67,6 +67,7 @@ class RankCommand(StrEnum):
     DIGEST = auto()
     BEGIN = auto()
     ADD = auto()
+    MEASURE = auto()
     REDUCE = auto()
     COMMIT = auto()
     SAVE = auto()

@@ -12,7 +12,7 @@ joins rank i of all replicas can add, transfer and compare slices without gather
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor
 
+from paceline.config.same_tokens import difference
 from paceline.config.schema import Config
 from paceline.ids import Step
-from policy_worker.model import load_model
+from policy_worker.model import ModelError, load_part
+from policy_worker.objectives.load import load_objective
+from policy_worker.objectives.part import POLICY, Part
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.state import NO_VERSION, TrainState, local_tensor
 from policy_worker.step.optimizer import build_optimizer
@@ -32,20 +35,48 @@ warnings.filterwarnings("ignore", message="FSDP2-wrapped module .* returned a vi
 
 
 def load_sharded_state(config: Config, replica: RankGroup, device: torch.device) -> TrainState:
-    """The initial state of one rank of a replica: model.path's weights, zero optimizer state, step 0,
+    """The initial state of one rank of a replica: the weights of the objective's parts, zero optimizer state, step 0,
     version NO_VERSION. Collective in its first use, not in loading.
 
     Each rank reads the weights into host memory, and only its slices go to ``device``. Raises
-    ModelError if the model cannot be read.
+    ModelError if a model cannot be read, and ObjectiveError.
     """
     torch.manual_seed(config.run.seed)
+    objective = load_objective(config)
+    _check_tokens(objective.trains, config)
+    parts = {
+        part.name: load_sharded(part, config, replica, device, trainable=True)
+        for part in objective.trains
+    }
+    scales = {part.name: part.lr_scale for part in objective.trains}
+    optimizer = build_optimizer(parts, config.train, scales)
+    scalars = {
+        name: torch.tensor(value, dtype=torch.float64) for name, value in objective.scalars.items()
+    }
+    return TrainState(parts, optimizer, Step(0), NO_VERSION, config, scalars)
+
+
+def _check_tokens(parts: Sequence[Part], config: Config) -> None:
+    """Raises ModelError for a part whose token ids are others than those of model.path."""
+    tokens = config.model.tokenizer or config.model.path
+    for part in parts:
+        if part.path and (why := difference(tokens, part.path)):
+            raise ModelError(
+                f"{part.field or part.name} = {part.path!r} has other tokens than model.path ({why}): name a model with "
+                "the tokenizer of model.path"
+            )
+
+
+def load_sharded(
+    part: Part, config: Config, replica: RankGroup, device: torch.device, *, trainable: bool
+) -> nn.Module:
+    """The model of ``part``; of a replica with several ranks, this rank's slices. Raises ModelError."""
     host = device if replica.mesh is None else torch.device("cpu")
-    model = load_model(config.model.path, config.model, host)
+    model = load_part(part, config, host, trainable=trainable)
     if replica.mesh is not None:
         shard_model(model, replica.mesh)
         model.to(device)  # buffers
-    optimizer = build_optimizer(model, config.train)
-    return TrainState(model, optimizer, Step(0), NO_VERSION, config)
+    return model
 
 
 def shard_model(model: nn.Module, mesh: DeviceMesh) -> nn.Module:
@@ -73,12 +104,14 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 
 def gathered_weights(state: TrainState) -> Iterator[tuple[str, Tensor]]:
-    """Collective: ``state.named_weights()`` with whole tensors, on every rank, one at a time.
+    """Collective: the policy's weights as whole tensors, on every rank, one at a time; none if there is no policy.
 
     All ranks must exhaust it. What it yields is not to be written to; a whole tensor of a sharded
     model lives only as long as the caller keeps it.
     """
-    for name, tensor in state.named_weights():
+    if POLICY not in state.parts:
+        return
+    for name, tensor in state.weights_of(POLICY):
         yield name, tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

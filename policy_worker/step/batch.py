@@ -6,8 +6,8 @@ that collects their bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,15 @@ class TokenBatch:
     version: Ints
     """[C], weight version that produced the token."""
     reward: NDArray[np.float64]
-    """[S]"""
+    """[S], of whole sequences, rewards of tokens included."""
+    rewarded: Ints
+    """[R], the tokens that have a reward of their own, rising: positions in [0, C)."""
+    token_reward: NDArray[np.float64]
+    """[R], their rewards."""
+    truncated: NDArray[np.bool_]
+    """[S], whether the sequence was cut at the length limit."""
+    scored: Mapping[str, Floats] = field(default_factory=dict)
+    """[C] each, by scorer: log-probability of each token under its model. Empty if the run has no such scorer."""
 
     @property
     def group_of(self) -> Ints:
@@ -68,6 +76,8 @@ def decode(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
     """Columns of ``groups``, in their order. Raises BadGroup if lengths contradict one another."""
     try:
         return _columns(groups)
+    except BadGroup:
+        raise
     except ValueError as error:
         # From NumPy, if the bytes are no whole number of tokens.
         raise _contradiction(groups) from error
@@ -83,8 +93,10 @@ def _columns(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
     spans = [span for c in completions for span in c.versions]
     span_length = np.array([span.length for span in spans], dtype=np.int64)
     version = np.repeat(np.array([span.version for span in spans], dtype=np.int64), span_length)
+    scored = _scored(groups, completions)
     if not len(tokens) == len(behaviour) == len(trained) == len(version):
         raise _contradiction(groups)
+    rewarded, token_reward = _token_rewards(completions, length)
     return TokenBatch(
         prompt_tokens=np.frombuffer(
             b"".join([group.prompt_tokens for group in groups]), dtype="<i4"
@@ -97,7 +109,56 @@ def _columns(groups: Sequence[rollout_pb2.Group]) -> TokenBatch:
         trained=trained.astype(np.float32),
         version=version,
         reward=np.array([c.reward for c in completions], dtype=np.float64),
+        rewarded=rewarded,
+        token_reward=token_reward,
+        scored=scored,
+        truncated=np.array([c.finish_reason for c in completions])
+        == rollout_pb2.FINISH_REASON_LENGTH,
     )
+
+
+def _token_rewards(
+    completions: Sequence[rollout_pb2.Completion], length: Ints
+) -> tuple[Ints, NDArray[np.float64]]:
+    """Positions in the batch, and rewards. Raises ValueError for a token that its completion does not have."""
+    starts = np.cumsum(length) - length
+    count = np.array([len(c.token_rewards) for c in completions], dtype=np.int64)
+    found = [r for c in completions for r in c.token_rewards]
+    token = np.array([r.token for r in found], dtype=np.int64)
+    if (token >= np.repeat(length, count)).any():
+        raise ValueError("a reward of a token that is none")
+    at = token + np.repeat(starts, count)
+    if (np.diff(at) <= 0).any():
+        raise ValueError("rewards of tokens in another order")
+    return at, np.array([r.reward for r in found], dtype=np.float64)
+
+
+def _scored(
+    groups: Sequence[rollout_pb2.Group], completions: Sequence[rollout_pb2.Completion]
+) -> dict[str, Floats]:
+    """The columns of scorers. Raises BadGroup unless every completion has each, with a number for each token."""
+    names = sorted({name for completion in completions for name in completion.columns})
+    for group in groups if names else ():
+        for completion in group.completions:
+            for name in names:
+                if len(completion.columns.get(name, b"")) != len(completion.tokens):
+                    raise BadGroup(
+                        f"group {group.task.task_id} has no number for each token from the scorer {name}",
+                        [(group.task.task_id, group.task.attempt)],
+                    )
+    return {
+        name: np.frombuffer(b"".join([c.columns[name] for c in completions]), dtype="<f4").astype(
+            np.float32
+        )
+        for name in names
+    }
+
+
+def scored_by(batch: TokenBatch, name: str) -> Floats:
+    """[C], the log-probs of the scorer ``name``. Raises BadGroup if the groups have none."""
+    if name not in batch.scored:
+        raise BadGroup(f"the groups have no log-probs of the scorer {name}")
+    return batch.scored[name]
 
 
 def check_vocabulary(batch: TokenBatch, groups: Sequence[rollout_pb2.Group], rows: int) -> None:
@@ -136,6 +197,13 @@ def _contradiction(groups: Sequence[rollout_pb2.Group]) -> BadGroup:
                 "loss_mask": len(c.loss_mask) or len(c.tokens) / 4,
                 "versions": sum(span.length for span in c.versions),
             }
+            rewarded = [r.token for r in c.token_rewards]
+            if rewarded != sorted(set(rewarded)) or max(rewarded, default=0) >= counts["tokens"]:
+                return BadGroup(
+                    f"group {group.task.task_id} completion {index}: token_rewards name tokens "
+                    "that it does not have, or not in rising order",
+                    [(group.task.task_id, group.task.attempt)],
+                )
             if len(set(counts.values())) != 1:
                 return BadGroup(
                     f"group {group.task.task_id} completion {index}: lengths differ: {counts}",

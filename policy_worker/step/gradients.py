@@ -9,24 +9,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from paceline.ids import Step, Version
 from paceline.mesh.elastic_mesh import EpochCancelled
-from paceline.v1 import policy_pb2, rollout_pb2
-from policy_worker.objectives.columns import (
-    TokenColumns,
-    group_advantages,
-    token_weights,
-    trained_by_sequence,
-)
-from policy_worker.objectives.grpo import grpo_loss
+from paceline.v1 import rollout_pb2
+from policy_worker.objectives.columns import TokenColumns, trained_by_sequence
+from policy_worker.objectives.load import load_objective
+from policy_worker.objectives.objective import Loss, Mean, Objective
 from policy_worker.ranks.rank_group import RankGroup
 from policy_worker.state import TrainState, local_tensor
 from policy_worker.step.batch import (
@@ -35,11 +28,13 @@ from policy_worker.step.batch import (
     TokenBatch,
     check_vocabulary,
     decode,
-    staleness,
 )
-from policy_worker.step.logprobs import score
-from policy_worker.step.packing import MicroBatch, attended_tokens, pack, plan_rows
+from policy_worker.step.logprobs import TokenScores
+from policy_worker.step.packing import MicroBatch, attended_tokens, plan_rows
+from policy_worker.step.router_balance import balance_of_sequences
+from policy_worker.step.row_forwards import RowForwards
 from policy_worker.step.stats import Stats, measure
+from policy_worker.step.totals import StepTotals
 
 
 class RowOutOfMemory(Exception):
@@ -54,47 +49,14 @@ class RowOutOfMemory(Exception):
         return ", ".join(task_id for task_id, _ in self.groups[:8])
 
 
-@dataclass(frozen=True, slots=True)
-class StepTotals:
-    """The totals that all members of a step share."""
-
-    step: Step
-    version: Version
-    """Of the state before the step."""
-    tokens: int
-    sequences: int
-    """With a token that is trained."""
-    version_epochs: tuple[tuple[int, int], ...] = ()
-    """(first_version, offset) of each VersionEpoch of the plan."""
-    oldest_step: Step = Step(0)
-    """Tokens of states before it are masked; ``tokens`` does not count them."""
-
-    @property
-    def token_age(self) -> int:
-        """Age of the oldest tokens that are not masked."""
-        return self.step - 1 - self.oldest_step
-
-    @classmethod
-    def of(cls, plan: policy_pb2.StepPlan) -> StepTotals:
-        epochs = tuple((epoch.first_version, epoch.offset) for epoch in plan.version_epochs)
-        step, version = Step(plan.step), Version(plan.version)
-        totals = plan.total_tokens, plan.total_sequences
-        return cls(step, version, *totals, epochs, Step(plan.oldest_step))
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> StepTotals:
-        """From asdict() that has gone through JSON."""
-        epochs = tuple(tuple(epoch) for epoch in value["version_epochs"])
-        return cls(**{**value, "version_epochs": epochs})
-
-
 @dataclass(eq=False)
 class Gradients:
     """Local gradients of the open step, and the groups that are in them."""
 
     state: TrainState
     device: torch.device
-    reference: nn.Module | None = None
+    frozen: Mapping[str, nn.Module] = field(default_factory=dict)
+    """Models that are only asked, by the name of their part."""
     replica: RankGroup = field(default_factory=RankGroup)
     on_progress: Callable[[], None] = lambda: None
     """Called after every micro-batch."""
@@ -102,9 +64,13 @@ class Gradients:
     """Whether the step was given up meanwhile; asked after every micro-batch on the rank that leads."""
 
     def __post_init__(self) -> None:
-        self.parameters = [p for p in self.state.model.parameters() if p.requires_grad]
-        self.size = sum(local_tensor(p).numel() for p in self.parameters)
-        """Elements of this rank's parameters."""
+        self.objective: Objective = load_objective(self.state.config)
+        self.parameters = [p for _, p in self.state.named_parameters() if p.requires_grad]
+        self._elements = sum(local_tensor(p).numel() for p in self.parameters)
+        self.size = self._elements + len(self.objective.summed)
+        """Elements of this rank's parameters, then the objective's sums."""
+        self._sums = torch.zeros(len(self.objective.summed), device=self.device)
+        self.forwards = RowForwards(self.objective, self.state, self.frozen)
         self._spec: StepTotals | None = None
         self._added: set[GroupKey] = set()
         self.stats = Stats()
@@ -125,6 +91,7 @@ class Gradients:
         """Drops all local gradients."""
         for parameter in self.parameters:
             parameter.grad = None
+        self._sums.zero_()
         self._added.clear()
         self._spec = None
         self.stats = Stats()
@@ -140,22 +107,22 @@ class Gradients:
         if spec is None:
             raise RuntimeError("no step is open")
         batch = decode(groups)
-        check_vocabulary(batch, groups, self.state.model.get_input_embeddings().num_embeddings)
-        columns = self._columns(batch, spec)
-        keep = self._contributing(batch, columns)
+        check_vocabulary(batch, groups, self.vocabulary)
+        columns = self.objective.columns(batch, spec)
+        keep = np.flatnonzero(self.objective.contributing(batch, columns))
         rank, ranks = self.replica.rank, self.replica.size
         limit = self.state.config.train.tokens_per_microbatch
         if ranks > 1:
             total = int(attended_tokens(batch, keep).sum())
             limit = max(1, min(limit, -(-total // ranks)))
-        rows = plan_rows(batch, keep, limit)
+        rows = plan_rows(batch, keep, limit, whole_groups=self.objective.whole_groups)
         for start in range(0, len(rows), ranks):
             mine = start + rank < len(rows)
             # The forward of a sharded model is collective: a rank without a row of its own takes
             # part with one that counts nothing.
             row = rows[start + rank] if mine else rows[start]
             try:
-                self._add_row(columns, pack(batch, row, self.device), counts=mine)
+                self._add_row(columns, self.forwards.pack(batch, row, self.device), counts=mine)
             except torch.OutOfMemoryError as error:
                 refused = self._too_large(batch, row, groups, error)
                 if ranks > 1:
@@ -187,8 +154,23 @@ class Gradients:
             tuple((task.task_id, task.attempt) for task in named),
         )
 
+    @property
+    def vocabulary(self) -> int:
+        """Token ids that every model of the step knows."""
+        models = [*self.state.parts.values(), *self.frozen.values()]
+        return min(int(model.get_input_embeddings().num_embeddings) for model in models)
+
+    def part_slices(self) -> dict[str, slice]:
+        """Where the gradients of each part are in a flat buffer."""
+        slices, start = {}, 0
+        for name, model in self.state.parts.items():
+            mine = [local_tensor(p).numel() for p in model.parameters() if p.requires_grad]
+            slices[name] = slice(start, start + sum(mine))
+            start += sum(mine)
+        return slices
+
     def flatten(self, scratch: Tensor) -> None:
-        """Copies the local gradients into ``scratch``, float32 [size]; zeros if there are none."""
+        """Copies the local gradients and sums into ``scratch``, float32 [size]; zeros if there are none."""
         views = self.views(scratch)
         with_gradient = [i for i, p in enumerate(self.parameters) if p.grad is not None]
         if len(with_gradient) < len(views):
@@ -198,65 +180,43 @@ class Gradients:
                 [views[i] for i in with_gradient],
                 [local_tensor(self.parameters[i].grad) for i in with_gradient],
             )
+        scratch[self._elements :] = self._sums
 
     def views(self, scratch: Tensor) -> list[Tensor]:
-        """``scratch`` cut into the shapes of the parameters' local parts, in parameter order."""
+        """``scratch`` cut into the shapes of the parameters' local parts, in parameter order; without the sums."""
         locals_ = [local_tensor(p) for p in self.parameters]
-        parts = scratch.split([t.numel() for t in locals_])
+        parts = scratch[: self._elements].split([t.numel() for t in locals_])
         return [part.view(t.shape) for part, t in zip(parts, locals_, strict=True)]
 
-    def _columns(self, batch: TokenBatch, spec: StepTotals) -> TokenColumns[np.ndarray]:
-        train = self.state.config.train
-        advantage = group_advantages(batch.reward, batch.sequences, normalise=train.advantage_norm)
-        age = staleness(batch.version, spec.step, spec.version_epochs)
-        trained = batch.trained * (age <= spec.token_age).astype(np.float32)
-        return TokenColumns(
-            behaviour=batch.behaviour,
-            advantage=np.repeat(advantage.astype(np.float32), batch.length),
-            weight=token_weights(
-                trained, batch.length, spec.tokens, spec.sequences, self.state.config
-            ),
-            trained=trained,
-            staleness=age.astype(np.float32),
-            sequence_of=np.repeat(np.arange(len(batch.length)), batch.length),
-            sequences=len(batch.length),
-        )
-
-    def _contributing(self, batch: TokenBatch, columns: TokenColumns[np.ndarray]) -> Ints:
-        """Sequences whose gradient is not zero by construction, ascending."""
-        train = self.state.config.train
-        starts = np.cumsum(batch.length) - batch.length
-        keep = np.add.reduceat(columns.trained, starts) > 0
-        if train.skip_zero_advantage and train.kl_coef == 0:
-            keep &= columns.advantage[starts] != 0
-        return np.flatnonzero(keep)
+    def sums_of(self, scratch: Tensor) -> Tensor:
+        """The objective's sums in ``scratch``, float32 [len(Objective.summed)]; a view."""
+        return scratch[self._elements :]
 
     def _add_row(
         self, columns: TokenColumns[np.ndarray], micro: MicroBatch, *, counts: bool
     ) -> None:
-        config = self.state.config
-        with self._precision():
-            scores = score(self.state.model, micro, config.rollout.temperature)
-        tokens = columns.of(micro, self.device, self._reference_logprobs(micro))
-        loss = grpo_loss(scores.logprobs, tokens, config.train)
+        scores, reference = self.forwards.scores(micro)
+        tokens = columns.of(micro, self.device, reference)
+        loss = self._with_balance(self.objective.loss(scores, tokens), scores, tokens)
         if not counts:
             (loss.total * 0.0).backward()
             return
         loss.total.backward()
-        measure(self.stats, scores, loss, tokens)
+        if loss.sums:
+            self._sums += torch.stack(
+                [loss.sums[n].detach().float() for n in self.objective.summed]
+            )
+        measure(self.stats, scores, loss, tokens, sampled=not self.state.config.recorded)
         self.stats.add("loss", float(loss.total.detach()), 0.0)
 
-    def _reference_logprobs(self, micro: MicroBatch) -> Tensor | None:
-        if self.reference is None:
-            return None
-        with torch.no_grad(), self._precision():
-            return score(self.reference, micro, self.state.config.rollout.temperature).logprobs
-
-    def _precision(self) -> AbstractContextManager[object]:
-        """Context manager around a forward."""
-        # Autocast rather than a second copy in bf16: one set of weights to transfer, reduce and
-        # checkpoint, and gradients arrive in float32. Its price is a cast per row.
-        if self.state.config.model.dtype != "bfloat16":
-            return nullcontext()
-        mixed: AbstractContextManager[object] = torch.autocast(self.device.type, torch.bfloat16)
-        return mixed
+    def _with_balance(self, loss: Loss, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
+        """``loss`` and the load-balancing loss of the experts, if train.router_aux_loss_coef is above 0."""
+        if not scores.routers or self._spec is None:
+            return loss
+        chosen = self.forwards.experts_per_token
+        places = tokens.trained, tokens.sequence_of, tokens.sequences
+        balance = balance_of_sequences(scores.routers, *places, chosen)
+        share = self.state.config.train.router_aux_loss_coef / max(self._spec.sequences, 1)
+        measured = Mean(balance.detach(), (balance > 0).float())
+        means = {**loss.means, "router_balance": measured}
+        return replace(loss, total=loss.total + share * balance.sum(), means=means)

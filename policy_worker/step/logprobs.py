@@ -6,7 +6,10 @@ vocabulary times tokens stays bounded: a chunk's logits are recomputed in the ba
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,13 +26,23 @@ PACKABLE_LAYERS = {"full_attention", "sliding_attention"}
 
 @dataclass(frozen=True, slots=True)
 class TokenScores:
-    """Of C target tokens: ``logprobs`` float32 [C], with graph; ``entropy`` float32 [C], without.
-
-    Both are of softmax(logits / temperature).
-    """
+    """Of C target tokens, under softmax(logits / temperature). float32 [C], or [0] if the objective trains no policy."""
 
     logprobs: Tensor
+    """With graph."""
     entropy: Tensor
+    """With graph if the objective's ``entropy_gradient`` says so."""
+    before: Tensor
+    """The same log-probs as constants: those of the policy before the step, which makes one update."""
+    values: Mapping[str, Tensor] = field(default_factory=dict)
+    """Output of each part with a scalar head, by its name; with graph if the part is trained."""
+    values_before: Mapping[str, Tensor] = field(default_factory=dict)
+    """The same as constants: those of the parts before the step."""
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    """The objective's own numbers before the step (Objective.scalars): constants."""
+    routers: tuple[Tensor, ...] = ()
+    """Of each layer of experts, the router's logits [C, experts] where the tokens are predicted, with graph; only if asked
+    for."""
 
 
 class _ScoresTokens:
@@ -44,20 +57,28 @@ class _ScoresTokens:
         *args: Any,
         microbatch: MicroBatch | None = None,
         temperature: float = 1.0,
+        entropy_gradient: bool = False,
+        routers: bool = False,
         **kwargs: Any,
     ) -> Any:
         if microbatch is None:
             return super().forward(*args, **kwargs)  # type: ignore[misc]
         base = getattr(self, self.base_model_prefix)
-        hidden = base(
+        output = base(
             input_ids=microbatch.input_ids,
             position_ids=microbatch.position_ids,
             packing=microbatch.packing,
             use_cache=False,
-        ).last_hidden_state[0]
-        return _score_in_chunks(
-            self, hidden.index_select(0, microbatch.predict_from), microbatch.targets, temperature
+            **({"output_router_logits": True} if routers else {}),
         )
+        places = microbatch.predict_from
+        chosen = output.last_hidden_state[0].index_select(0, places)
+        head = partial(_score_chunk, self, temperature, entropy_gradient)
+        scores = _score_in_chunks(self, head, chosen, microbatch.targets)
+        if not routers:
+            return scores
+        of_layers = tuple(logits.index_select(0, places) for logits in output.router_logits)
+        return replace(scores, routers=of_layers)
 
 
 def make_scorer(model: nn.Module) -> None:
@@ -65,6 +86,16 @@ def make_scorer(model: nn.Module) -> None:
 
     Raises ValueError, with a reason for people, if its layers cannot run on packed rows.
     """
+    check_packable(model)
+    name = type(model).__name__
+    if getattr(model, "get_output_embeddings", lambda: None)() is None:
+        raise ValueError(f"{name} has no language-model head")
+    # Same name: exports write it to config.json as the architecture.
+    model.__class__ = type(name, (_ScoresTokens, type(model)), {"__module__": __name__})
+
+
+def check_packable(model: Any) -> None:
+    """Raises ValueError, with a reason for people, if the layers of ``model`` cannot run on packed rows."""
     name = type(model).__name__
     config = model.config.get_text_config()
     layers = set(getattr(config, "layer_types", None) or PACKABLE_LAYERS)
@@ -74,34 +105,45 @@ def make_scorer(model: nn.Module) -> None:
         raise ValueError(f"{name} caps attention scores, which packed attention does not do")
     if any(hasattr(module, "sinks") for module in model.modules()):
         raise ValueError(f"{name} has attention sinks, which packed attention does not do")
-    if getattr(model, "get_output_embeddings", lambda: None)() is None:
-        raise ValueError(f"{name} has no language-model head")
-    # Same name: exports write it to config.json as the architecture.
-    model.__class__ = type(name, (_ScoresTokens, type(model)), {"__module__": __name__})
 
 
-def score(model: nn.Module, microbatch: MicroBatch, temperature: float) -> TokenScores:
-    """TokenScores of the micro-batch's targets under ``model``, which make_scorer has prepared."""
-    scores: TokenScores = model(microbatch=microbatch, temperature=temperature)
+def score(
+    model: nn.Module,
+    microbatch: MicroBatch,
+    temperature: float,
+    *,
+    entropy_gradient: bool = False,
+    routers: bool = False,
+) -> TokenScores:
+    """TokenScores of the micro-batch's targets under ``model``, which make_scorer has prepared. ``routers``: with the
+    logits of its experts' routers."""
+    scores: TokenScores = model(
+        microbatch=microbatch,
+        temperature=temperature,
+        entropy_gradient=entropy_gradient,
+        routers=routers,
+    )
     return scores
 
 
-def _score_in_chunks(
-    model: Any, hidden: Tensor, targets: Tensor, temperature: float
-) -> TokenScores:
-    head = model.get_output_embeddings()
-    rows = max(1, LOGITS_PER_CHUNK // head.weight.shape[0])
+_Head = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+def _score_in_chunks(model: Any, head: _Head, hidden: Tensor, targets: Tensor) -> TokenScores:
+    rows = max(1, LOGITS_PER_CHUNK // model.get_output_embeddings().weight.shape[0])
     if len(targets) <= rows:
-        return TokenScores(*_score_chunk(model, hidden, targets, temperature))
+        logprobs, entropy = head(hidden, targets)
+        return TokenScores(logprobs, entropy, logprobs.detach())
     parts = [
-        checkpoint(_score_chunk, model, h, t, temperature, use_reentrant=False)
+        checkpoint(head, h, t, use_reentrant=False)
         for h, t in zip(hidden.split(rows), targets.split(rows), strict=True)
     ]
-    return TokenScores(torch.cat([p[0] for p in parts]), torch.cat([p[1] for p in parts]))
+    logprobs = torch.cat([p[0] for p in parts])
+    return TokenScores(logprobs, torch.cat([p[1] for p in parts]), logprobs.detach())
 
 
 def _score_chunk(
-    model: Any, hidden: Tensor, targets: Tensor, temperature: float
+    model: Any, temperature: float, entropy_gradient: bool, hidden: Tensor, targets: Tensor
 ) -> tuple[Tensor, Tensor]:
     """hidden [c, D], targets int64 [c] -> log-probs and entropies, float32 [c]."""
     logits = _logits(model, hidden).float()
@@ -109,7 +151,7 @@ def _score_chunk(
         logits = logits / temperature
     distribution = torch.log_softmax(logits, dim=-1)
     logprobs = distribution.gather(1, targets[:, None])[:, 0]
-    with torch.no_grad():
+    with nullcontext() if entropy_gradient else torch.no_grad():
         entropy = -(distribution.exp() * distribution).sum(-1)
     return logprobs, entropy
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -17,38 +18,43 @@ from policy_worker.step.gradients import Gradients
 log = logging.getLogger(__name__)
 
 
-def build_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.AdamW:
+def build_optimizer(
+    parts: Mapping[str, nn.Module],
+    config: TrainConfig,
+    lr_scales: Mapping[str, float] | None = None,
+) -> torch.optim.AdamW:
     """AdamW with decoupled weight decay on matrices only: norms and biases (one dimension) have none.
 
-    The state (exp_avg, exp_avg_sq, step) exists from the start, as zeros, so that a fresh replica
-    can be restored, or receive the state, in place. Source: Loshchilov and Hutter, arXiv 1711.05101.
+    ``lr_scales``: learning rate of a part as a multiple of the step's; default 1. The state (exp_avg, exp_avg_sq,
+    step) exists from the start, as zeros, so that a fresh replica can be restored, or receive the state, in place.
+    Source: Loshchilov and Hutter, arXiv 1711.05101.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    matrices = [p for p in parameters if p.ndim >= 2]
-    vectors = [p for p in parameters if p.ndim < 2]
-    groups = [
-        {"params": matrices, "weight_decay": config.weight_decay},
-        {"params": vectors, "weight_decay": 0.0},
-    ]
+    groups: list[dict[str, object]] = []
+    for name, model in parts.items():
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        scale = (lr_scales or {}).get(name, 1.0)
+        matrices = [p for p in parameters if p.ndim >= 2]
+        vectors = [p for p in parameters if p.ndim < 2]
+        for params, decay in ((matrices, config.weight_decay), (vectors, 0.0)):
+            if params:
+                groups.append({"params": params, "weight_decay": decay, "lr_scale": scale})
     optimizer = torch.optim.AdamW(
-        [group for group in groups if group["params"]],
-        lr=config.lr,
-        betas=config.betas,
-        eps=config.eps,
-        fused=True,
+        groups, lr=config.lr, betas=config.betas, eps=config.eps, fused=True
     )
-    for parameter in parameters:
-        optimizer.state[parameter] = {
-            "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
-            "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-            "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
-        }
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            optimizer.state[parameter] = {
+                "step": torch.zeros((), dtype=torch.float32, device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+                "exp_avg_sq": torch.zeros_like(parameter, memory_format=torch.preserve_format),
+            }
     return optimizer
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """``lr``: of the step; each part has its multiple of it."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group["lr_scale"]
 
 
 def apply_update(
@@ -56,33 +62,41 @@ def apply_update(
     gradients: Gradients,
     reduced: Tensor,
     *,
-    norm: float,
+    norms: Mapping[str, float],
+    sums: Mapping[str, float],
     version: Version,
     lr: float,
 ) -> None:
-    """Applies ``reduced``, float32 [gradients.size], which is consumed. ``norm``: of all ranks' parts.
-    ``lr``: the plan's.
+    """Applies ``reduced``, float32 [gradients.size], which is consumed. ``norms``: of each part's gradient, over all
+    ranks; each is clipped by itself. ``sums``: of the objective, over all ranks. ``lr``: the plan's.
 
     The state is ``version`` afterwards, and no local gradients are left. A gradient that is not
-    finite changes no weight: all replicas see the same norm, so all of them skip the update.
+    finite changes no part: all replicas see the same norms, so all of them skip the update.
 
-    It reads nothing but ``reduced``, ``norm``, ``lr`` and the state, all of which are equal on every replica. So
+    It reads nothing but ``reduced``, ``norms``, ``sums``, ``lr`` and the state, all of which are equal on every replica. So
     the new weights are equal bit for bit, too (on machines of one kind).
     """
     config = state.config.train
-    if not math.isfinite(norm):
+    if not all(map(math.isfinite, [*norms.values(), *sums.values()])):
         event(log, "gradient not finite, update skipped", logging.ERROR, version=version)
     else:
         with torch.no_grad():
-            if config.max_grad_norm is not None and norm > config.max_grad_norm:
-                reduced.mul_(config.max_grad_norm / (norm + 1e-6))
+            for part, where in gradients.part_slices().items():
+                if config.max_grad_norm is not None and norms[part] > config.max_grad_norm:
+                    reduced[where].mul_(config.max_grad_norm / (norms[part] + 1e-6))
             parts = zip(gradients.parameters, gradients.views(reduced), strict=True)
             for parameter, part in parts:
                 if parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
                 local_tensor(parameter.grad).copy_(part)
+            scalars = {name: float(number) for name, number in state.scalars.items()}
+            for name in gradients.objective.resting(scalars):
+                for parameter in state.parts[name].parameters():
+                    parameter.grad = None  # no decay either, and no step of the moments
             set_learning_rate(state.optimizer, lr)
             state.optimizer.step()
+            for name, number in gradients.objective.advance(scalars, sums).items():
+                state.scalars[name].fill_(number)
     gradients.clear()
     state.step = Step(state.step + 1)
     state.version = version

@@ -2,7 +2,7 @@
 
 A row is [prompt, completion 1, completion 2, ...] for one group after the other. The prompt appears
 once and all completions of the group attend to it, so its forward is shared. The last token of a
-completion is never an input: nothing is predicted from it.
+completion is an input only if a scalar head reads it: nothing is predicted from it.
 
     row        p p p p a a a b b | p p p c c c c
     position   0 1 2 3 4 5 6 4 5 | 0 1 2 3 4 5 6
@@ -46,16 +46,21 @@ class MicroBatch:
     """[S], indices of these sequences in the batch."""
     sequence_of: Tensor
     """int64 [C], the target's sequence, from 0 to S - 1."""
+    token_at: Tensor | None = None
+    """int64 [C], row position of each target; None if the last tokens of sequences are not in the row."""
 
 
-def plan_rows(batch: TokenBatch, keep: Ints, tokens_per_microbatch: int) -> list[Ints]:
+def plan_rows(
+    batch: TokenBatch, keep: Ints, tokens_per_microbatch: int, *, whole_groups: bool = False
+) -> list[Ints]:
     """Splits the sequences ``keep`` (indices, ascending) into rows of at most so many attended tokens.
 
     A prompt is in the row once and counts once for each of its sequences: attention gathers, and the
     backward pass keeps, queries, keys, values and outputs of every token for every sequence that attends
-    to it. So the number bounds the memory of a row. Groups stay together if they fit, longest first, so that rows hold sequences of similar length. A
-    group that does not fit is split, and its prompt repeated. A single sequence that is longer than
-    the limit gets a row of its own. The same input gives the same rows.
+    to it. So the number bounds the memory of a row. Groups stay together if they fit, longest first, so that rows hold
+    sequences of similar length. A group that does not fit is split, and its prompt repeated. A single sequence that is
+    longer than the limit gets a row of its own, and so does a whole group with ``whole_groups``, which splits none. The
+    same input gives the same rows.
     """
     if len(keep) == 0:
         return []
@@ -78,7 +83,7 @@ def plan_rows(batch: TokenBatch, keep: Ints, tokens_per_microbatch: int) -> list
         row, used = [], 0
         part, size = starts[i], 0
         for s in range(starts[i], ends[i]):
-            if size + attended[s] > tokens_per_microbatch and s > part:
+            if size + attended[s] > tokens_per_microbatch and s > part and not whole_groups:
                 rows.append(keep[part:s])
                 part, size = s, 0
             size += int(attended[s])
@@ -94,11 +99,16 @@ def attended_tokens(batch: TokenBatch, sequences: Ints) -> Ints:
     return tokens
 
 
-def pack(batch: TokenBatch, sequences: Ints, device: torch.device) -> MicroBatch:
-    """The row of ``sequences`` (indices into ``batch``; those of one group stand side by side)."""
+def pack(
+    batch: TokenBatch, sequences: Ints, device: torch.device, *, last_tokens: bool = False
+) -> MicroBatch:
+    """The row of ``sequences`` (indices into ``batch``; those of one group stand side by side).
+
+    ``last_tokens``: the last token of each sequence is in the row, too.
+    """
     group = batch.group_of[sequences]
     length = batch.length[sequences]
-    inputs = length - 1
+    inputs = length if last_tokens else length - 1
     prompt = batch.prompt_length[group]
     first = np.r_[True, group[1:] != group[:-1]]  # the sequence that its group's prompt precedes
     # Row layout.
@@ -131,6 +141,7 @@ def pack(batch: TokenBatch, sequences: Ints, device: torch.device) -> MicroBatch
         token_index=token_index,
         sequence_index=sequences,
         sequence_of=_tensor(sequence_of, device),
+        token_at=_tensor(row_start[sequence_of] + within, device) if last_tokens else None,
     )
 
 

@@ -52,8 +52,11 @@ def contradiction(
         check_vocabulary(batch, [group], vocabulary)
     except BadGroup as error:
         return str(error)
-    if not np.isfinite(batch.behaviour).all() or not np.isfinite(batch.reward).all():
+    numbers = batch.behaviour, batch.reward, batch.token_reward
+    if not all(np.isfinite(found).all() for found in numbers):
         return f"group {key[0]} has log-probs or rewards that are not finite"
+    if not all(np.isfinite(column).all() for column in batch.scored.values()):
+        return f"group {key[0]} has log-probs of a scorer that are not finite"
     found = (len(batch.length), int(batch.trained.sum()))
     if planned is not None and found != (planned.sequences, planned.tokens):
         return (

@@ -11,7 +11,9 @@ from torch import Tensor
 
 from paceline.v1 import common_pb2
 from policy_worker.objectives.columns import TokenColumns
-from policy_worker.objectives.grpo import Loss, token_kl
+from policy_worker.objectives.grpo import token_kl
+from policy_worker.objectives.importance_ratio import ratio
+from policy_worker.objectives.objective import Loss, Mean
 from policy_worker.step.logprobs import TokenScores
 
 Entry = tuple[float, float, float]
@@ -55,33 +57,35 @@ class Stats:
         }
 
 
-def measure(stats: Stats, scores: TokenScores, loss: Loss, columns: TokenColumns[Tensor]) -> None:
-    """Adds a micro-batch's entropy, clip_fraction, dual_clip_fraction, ratio, logprob_gap,
-    kl_behaviour and kl, over trained tokens.
+def measure(
+    stats: Stats,
+    scores: TokenScores,
+    loss: Loss,
+    columns: TokenColumns[Tensor],
+    *,
+    sampled: bool = True,
+) -> None:
+    """Adds a micro-batch's entropy, ratio, logprob_gap, kl_behaviour (if there is a policy), and what the objective
+    measured, over trained tokens.
 
     ratio is the importance weight trainer / behaviour, before clip, cap and masks; its sum and that of
     ratio_square give the effective sample size of the step.
     logprob_gap is |log-prob of the trainer before the step - log-prob as sampled|: what engine and
     trainer compute differently, plus what the policy has moved since (staleness). logprob_gap_fresh
     is the same over tokens of staleness 0 alone: only what they compute differently. kl_behaviour is
-    the k3 estimate of KL(behaviour || trainer before the step), in nats.
+    the k3 estimate of KL(behaviour || trainer before the step), in nats. ``sampled``: False for recorded tokens, which
+    no policy sampled: of them only the entropy, and what the objective measured.
     """
     with torch.no_grad():
         trained = columns.trained
-        fresh = trained * (columns.staleness == 0)
-        gap = (scores.logprobs - columns.behaviour).abs()
-        measured = {
-            "entropy": (scores.entropy, trained),
-            "clip_fraction": (loss.clipped, trained),
-            "dual_clip_fraction": (loss.dual_clipped, trained),
-            "ratio": (loss.ratio, trained),
-            "ratio_square": (loss.ratio.square(), trained),
-            "logprob_gap": (gap, trained),
-            "logprob_gap_fresh": (gap, fresh),
-            "kl_behaviour": (token_kl(columns.behaviour, scores.logprobs, "k3"), trained),
-        }
-        if loss.kl is not None:
-            measured["kl"] = (loss.kl, trained)
+        measured = {name: (values, trained) for name, values in loss.measured.items()}
+        if len(scores.before):
+            compared = _towards_behaviour(scores, columns) if sampled else {}
+            measured = {"entropy": (scores.entropy.detach(), trained), **compared, **measured}
+        means = {name: mean for name, mean in loss.means.items() if mean.values.numel()}
+        measured |= {name: _weighted(mean) for name, mean in means.items()}
+        if not measured:
+            return
         rows = [
             torch.stack([(values * mask).sum(), mask.sum(), (values * mask).max()])
             for values, mask in measured.values()
@@ -89,6 +93,27 @@ def measure(stats: Stats, scores: TokenScores, loss: Loss, columns: TokenColumns
         # One transfer from the device for all of them.
         numbers = torch.stack(rows).tolist()
     for name, (total, count, largest) in zip(measured, numbers, strict=True):
-        if count or name != "logprob_gap_fresh":
+        if count or (name != "logprob_gap_fresh" and name not in loss.means):
             exact_maximum = name in ("ratio", "logprob_gap", "logprob_gap_fresh")
             stats.add(name, total, count, largest if exact_maximum else None)
+
+
+def _towards_behaviour(
+    scores: TokenScores, columns: TokenColumns[Tensor]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """What compares the trainer before the step with the policy that sampled, and the mask of each."""
+    trained = columns.trained
+    gap = (scores.before - columns.behaviour).abs()
+    weight = ratio(scores.before, columns.behaviour)
+    return {
+        "ratio": (weight, trained),
+        "ratio_square": (weight.square(), trained),
+        "logprob_gap": (gap, trained),
+        "logprob_gap_fresh": (gap, trained * (columns.staleness == 0)),
+        "kl_behaviour": (token_kl(columns.behaviour, scores.before, "k3"), trained),
+    }
+
+
+def _weighted(mean: Mean) -> tuple[Tensor, Tensor]:
+    weights = torch.ones_like(mean.values) if mean.weights is None else mean.weights
+    return mean.values, weights

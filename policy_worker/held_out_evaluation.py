@@ -1,0 +1,122 @@
+"""Evaluation of a run of recorded data: one replica measures the held-out rows with the state before the next step.
+
+    NextPlan: EVALUATE ─► rows (once, from the controller) ─► groups ─► forward ─► RecordHeldOut ─► NextPlan
+
+Rank 0 of the mesh does it before it computes its groups of the next step, so the state cannot be lost to a commit. If
+it dies, the next rank 0 is asked.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from paceline.config.schema import Config
+from paceline.process.structured_log import event
+from paceline.process.waits import WaitKind, waiting
+from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
+from paceline.recorded.encoding import RowEncoder
+from paceline.recorded.group import recorded_group
+from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
+from policy_worker.control_plane import BlockingControlPlane
+from policy_worker.step.batch import BadGroup
+from policy_worker.step.stats import Stats
+from policy_worker.trainer import Trainer
+from policy_worker.worker_report import PolicyReport
+
+log = logging.getLogger(__name__)
+
+
+_TASK = "e0."
+"""Of held-out groups, before the number of the row."""
+
+
+@dataclass(eq=False)
+class HeldOutEvaluation:
+    config: Config
+    control: BlockingControlPlane
+    trainer: Trainer
+    report: PolicyReport
+    _groups: dict[int, rollout_pb2.Group | None] = field(default_factory=dict)
+    """By row, what was encoded for an earlier evaluation; None: the row cannot be used."""
+    _encoder: RowEncoder | None = None
+
+    def run(self, step: int, over: Callable[[], bool]) -> None:
+        """Measures and reports; or returns without, if ``over()`` turned true. Raises RequestRefused and what the
+        trainer raises."""
+        began = time.monotonic()
+        self.report.work(f"evaluation after step {step}")
+        if (groups := self._all(over)) is None:
+            return
+        usable = [group for group in groups if group is not None]
+        stats, usable = self._measured(step, usable)
+        request = policy_pb2.HeldOutMeasured(
+            caller=self.control.caller,
+            step=step,
+            version=self.trainer.state.version,
+            rows=len(usable),
+            left_out=len(groups) - len(usable),
+            stats=stats.messages() if stats is not None else {},
+        )
+        with waiting(WaitKind.CONTROLLER, f"reporting the evaluation after step {step}"):
+            self.control.call("PolicyService.RecordHeldOut", request, over)
+        loss = stats.mean("loss") if stats is not None else None
+        ms = (time.monotonic() - began) * 1e3
+        event(log, "evaluated", step=step, rows=len(usable), loss=loss, ms=ms)
+
+    def _measured(
+        self, step: int, usable: list[rollout_pb2.Group]
+    ) -> tuple[Stats | None, list[rollout_pb2.Group]]:
+        """The measurement, and the groups that it is of: without those that the model or its memory cannot take."""
+        while usable:
+            try:
+                return self.trainer.measure(usable), usable
+            except BadGroup as error:
+                named = {task_id for task_id, _ in error.groups}
+                level = logging.WARNING if named else logging.ERROR
+                event(log, "held-out rows left out", level, step=step, rows=len(named), why=error)
+                # Without a name none can be told from the others.
+                usable = [g for g in usable if named and g.task.task_id not in named]
+                self._groups |= dict.fromkeys((_row_of(task_id) for task_id in named), None)
+        return None, []
+
+    def _all(self, over: Callable[[], bool]) -> list[rollout_pb2.Group | None] | None:
+        """The group of each held-out row; None if ``over()`` turned true first."""
+        total = -1
+        found: list[rollout_pb2.Group | None] = []
+        while total < 0 or len(found) < total:
+            request = policy_pb2.HeldOutRequest(caller=self.control.caller, first=len(found))
+            with waiting(WaitKind.CONTROLLER, "fetching held-out rows"):
+                reply = self.control.call("PolicyService.HeldOutRows", request, over)
+            if reply is None:
+                return None
+            total = reply.total
+            if not reply.rows:
+                break
+            # A list: extend() takes from a generator while the length grows.
+            found += [self._group(n, row) for n, row in enumerate(reply.rows, start=len(found))]
+            self.trainer.on_progress()
+        return found
+
+    def _group(self, number: int, row: str) -> rollout_pb2.Group | None:
+        if number not in self._groups:
+            self._groups[number] = self._encoded(number, row)
+        return self._groups[number]
+
+    def _encoded(self, number: int, row: str) -> rollout_pb2.Group | None:
+        if self._encoder is None:
+            self._encoder = RowEncoder(self.config, PromptTokenizer(self.config))
+        task = common_pb2.TaskRef(task_id=f"{_TASK}{number}", attempt=1)
+        try:
+            encoded = self._encoder.encode(json.loads(row))
+        except BadPrompt as error:
+            event(log, "held-out row left out", logging.WARNING, row=number, why=error)
+            return None
+        return recorded_group(task, rollout_pb2.TASK_KIND_EVAL, encoded)
+
+
+def _row_of(task_id: str) -> int:
+    return int(task_id.removeprefix(_TASK))

@@ -1,0 +1,94 @@
+"""Forward passes of one row through every part of an objective."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+
+from policy_worker.model import ModelError
+from policy_worker.objectives.objective import Objective
+from policy_worker.objectives.part import POLICY, REFERENCE
+from policy_worker.state import TrainState
+from policy_worker.step.batch import Ints, TokenBatch
+from policy_worker.step.logprobs import TokenScores, score
+from policy_worker.step.packing import MicroBatch, pack
+from policy_worker.step.router_balance import experts_per_token
+from policy_worker.step.value_head import values
+
+
+@dataclass(eq=False)
+class RowForwards:
+    """Of the parts of ``state``, with graph, and of the ``frozen`` ones, without."""
+
+    objective: Objective
+    state: TrainState
+    frozen: Mapping[str, nn.Module]
+
+    def __post_init__(self) -> None:
+        heads = [p for p in (*self.objective.trains, *self.objective.frozen) if p.head == "scalar"]
+        self._at = {part.name: part.at for part in heads}
+        self._last_tokens = "token" in self._at.values()
+        self._routers = self.state.config.train.router_aux_loss_coef > 0
+        self.experts_per_token = experts_per_token(self.state.model)
+        """Of the main part; 0 if it is dense."""
+        if self._routers and not self.experts_per_token:
+            raise ModelError(
+                f"train.router_aux_loss_coef: {type(self.state.model).__name__} reports no logits of routers. Set it to 0, "
+                "or train a mixture of experts that does"
+            )
+
+    def pack(self, batch: TokenBatch, row: Ints, device: torch.device) -> MicroBatch:
+        """The row, with the last tokens of its sequences if a scalar head reads them."""
+        return pack(batch, row, device, last_tokens=self._last_tokens)
+
+    def scores(self, micro: MicroBatch) -> tuple[TokenScores, Tensor | None]:
+        """Scores of the row's targets, and the reference's log-probs [C] of them."""
+        temperature = self.state.config.rollout.temperature
+        parts, frozen = self.state.parts, self.frozen
+        scalars = {name: float(number) for name, number in self.state.scalars.items()}
+        resting = self.objective.resting(scalars)
+        with self._precision(micro):
+            scores, outputs = _no_policy(micro), {}
+            for name, model in parts.items():
+                with torch.set_grad_enabled(name not in resting):
+                    if name == POLICY:
+                        graph = self.objective.entropy_gradient
+                        asked = {"entropy_gradient": graph, "routers": self._routers}
+                        scores = score(model, micro, temperature, **asked)
+                    else:
+                        outputs[name] = values(model, micro, self._at[name])
+                if name in resting and isinstance(model, FSDPModule):
+                    # Its root stays gathered until a backward, which never comes: the state would no longer be slices.
+                    model.reshard()
+            with torch.no_grad():
+                outputs |= {
+                    n: values(frozen[n], micro, self._at[n]) for n in frozen if n != REFERENCE
+                }
+                reference = (
+                    score(frozen[REFERENCE], micro, temperature).logprobs
+                    if REFERENCE in frozen
+                    else None
+                )
+        constants = {name: output.detach() for name, output in outputs.items()}
+        return replace(scores, values=outputs, values_before=constants, scalars=scalars), reference
+
+    def _precision(self, micro: MicroBatch) -> AbstractContextManager[object]:
+        """Context manager around a forward."""
+        # Autocast rather than a second copy in bf16: one set of weights to transfer, reduce and
+        # checkpoint, and gradients arrive in float32. Its price is a cast per row.
+        if self.state.config.model.dtype != "bfloat16":
+            return nullcontext()
+        mixed: AbstractContextManager[object] = torch.autocast(
+            micro.input_ids.device.type, torch.bfloat16
+        )
+        return mixed
+
+
+def _no_policy(micro: MicroBatch) -> TokenScores:
+    none = torch.zeros(0, device=micro.input_ids.device)
+    return TokenScores(none, none, none)
