@@ -12,9 +12,3 @@ class AttemptFailed(Exception):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
-
-
-def one_line(error: BaseException) -> str:
-    """The error's class and the first line of its message."""
-    message = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {message[0] if message else 'no message'}"

@@ -23,6 +23,9 @@ Leaving: DRAINING takes nothing new, finishes the held tasks or hands them back 
 reports STOPPED and exits 0. STOPPED hands back at once. REJOIN drops everything held; the engine
 keeps its weights.
 
+Recorded data (rollout.source): a producer tokenises the lease's row. There is no engine, no receiver, and
+no scoring; leases, outbox and the rest are the same.
+
 Threads: this event loop; the engine's; the receiver's. Processes: the scoring pool.
 """
 
@@ -40,6 +43,8 @@ from paceline.config.schema import Config
 from paceline.process import structured_log as logs
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, loading_model, waiting
+from paceline.prompt_tokenizer import PromptTokenizer
+from paceline.recorded.encoding import RowEncoder
 from paceline.rpc.addresses import own_address
 from paceline.rpc.client import ControlPlane, RequestRefused
 from paceline.rpc.session import WorkerSession
@@ -48,16 +53,18 @@ from paceline.v1 import common_pb2, rollout_pb2, worker_pb2
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import EngineError
 from rollout_worker.engine.model import pick_device
+from rollout_worker.engine.no_engine import NoEngine
 from rollout_worker.environments.environment_runner import EnvironmentRunner
 from rollout_worker.lifecycle import WorkerLifecycle
 from rollout_worker.rewards.scoring import Scorer
+from rollout_worker.scorers.group_scores import GroupScores
 from rollout_worker.tasks.group_producer import GroupProducer
 from rollout_worker.tasks.held_tasks import HeldTasks
 from rollout_worker.tasks.lease_loop import LeaseLoop, tasks_wanted
 from rollout_worker.tasks.outbox import Outbox
 from rollout_worker.tasks.partial_rollouts import PartialReporter
-from rollout_worker.tasks.task_runner import TaskRunner
-from rollout_worker.tokenizer import PromptTokenizer
+from rollout_worker.tasks.recorded_producer import RecordedProducer
+from rollout_worker.tasks.task_runner import Producer, TaskRunner
 from rollout_worker.weight_loading import WeightLoader
 from rollout_worker.weight_receiver import WeightReceiver
 from rollout_worker.worker_report import EngineRates, RolloutReport
@@ -114,6 +121,13 @@ class RolloutWorker:
         )
         self.engine = make_engine(config, self.tokenizer)
         self.scorer = Scorer(config.reward)
+        self.set_scorers = {
+            name: Scorer(config.reward.model_copy(update={"functions": each.reward}))
+            for name, each in config.evaluation.sets.items()
+            if each.reward is not None
+        }
+        self.group_scores: GroupScores | None = None
+        self._run_dir = run_dir
         self.control = ControlPlane.from_config(config, controllers, run_dir)
         self.held = HeldTasks()
         self.lifecycle = WorkerLifecycle(self.held, config.fleet.drain_s)
@@ -133,7 +147,7 @@ class RolloutWorker:
         working = self.loop.create_task(self.work())
         try:
             await self.lifecycle.ended.wait()
-            if self.receiver is not None:
+            if self.admitted:
                 keep_partial = self.config.rollout.partial_every_tokens > 0
                 await self.lifecycle.leave(self.session, self.tasks, keep_partial=keep_partial)
         finally:
@@ -169,6 +183,9 @@ class RolloutWorker:
         self.admitted = True
         if self.side is not None:
             self.side.registered()
+        self.lifecycle.state = worker_pb2.LIFECYCLE_RUNNING
+        if self.config.recorded:
+            return
         self.receiver = self.reports.receiver = WeightReceiver(
             url=reply.rendezvous_url,
             run_id=reply.run_id,
@@ -178,7 +195,6 @@ class RolloutWorker:
             on_link_error=self.on_link_error,
             host=self.host,
         )
-        self.lifecycle.state = worker_pb2.LIFECYCLE_RUNNING
 
     async def start_engine_and_scorer(self) -> None:
         engine = self.loop.create_task(self._start_engine())
@@ -201,17 +217,21 @@ class RolloutWorker:
             await self.engine.start()
 
     async def _start_scorer(self) -> None:
+        if self.config.recorded:
+            return
         names = ", ".join(self.config.reward.functions)
         with waiting(WaitKind.REWARD, f"importing the reward functions {names}", names):
             await self.scorer.start()
+            for scorer in self.set_scorers.values():
+                await scorer.start()
 
     def connect_parts(self) -> None:
         config, engine, held = self.config, self.engine, self.held
         max_message_bytes = int(config.controller.max_message_mb * 2**20 * 0.95)
         self.rates = EngineRates(engine, config.rollout.max_sequences)
-        self.producer = GroupProducer(
-            config, self.tokenizer, engine, self.scorer, self.environments
-        )
+        if config.scorers.by_name:
+            self.group_scores = GroupScores(config, self._run_dir)
+        self.producer = self.make_producer()
         self.session = WorkerSession(
             self.control,
             worker_id=self.worker_id,
@@ -245,6 +265,13 @@ class RolloutWorker:
             self.loading,
         )
 
+    def make_producer(self) -> Producer:
+        config, tokenizer = self.config, self.tokenizer
+        if isinstance(self.engine, NoEngine):
+            return RecordedProducer(RowEncoder(config, tokenizer), self.engine)
+        parts = (config, tokenizer, self.engine, self.scorer, self.environments)
+        return GroupProducer(*parts, set_scorers=self.set_scorers, group_scores=self.group_scores)
+
     async def close(self) -> None:
         for task in self.held:
             self.tasks.drop(task)
@@ -254,7 +281,10 @@ class RolloutWorker:
         if self.environments is not None:
             await self.environments.close()
         await self.engine.close()
-        await self.scorer.close()
+        for scorer in (self.scorer, *self.set_scorers.values()):
+            await scorer.close()
+        if self.group_scores is not None:
+            await self.group_scores.close()
         await self.control.close()
 
     async def guard(self, loop: Callable[[], Awaitable[None]]) -> None:
@@ -273,6 +303,8 @@ class RolloutWorker:
         if self.receiver is not None:
             link = max(mine, key=lambda link: link.epoch, default=None)
             self.receiver.set_link(link, directive.version)
+        if self.group_scores is not None:
+            self.group_scores.directed(directive.scorers)
         for ref in directive.cancelled:
             if self.tasks.cancel(ref):
                 event(log, "task cancelled", task=ref.task_id, attempt=ref.attempt)

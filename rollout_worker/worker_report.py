@@ -10,10 +10,10 @@ from paceline.process.worker_resources import Resources
 from paceline.v1 import rollout_pb2, worker_pb2
 from rollout_worker.engine.base import Engine, EngineStats
 from rollout_worker.lifecycle import WorkerLifecycle
-from rollout_worker.tasks.group_producer import GroupProducer
 from rollout_worker.tasks.held_tasks import HeldTasks, Stage
 from rollout_worker.tasks.lease_loop import LeaseLoop
 from rollout_worker.tasks.outbox import Outbox
+from rollout_worker.tasks.task_runner import Producer
 from rollout_worker.weight_loading import WeightLoader
 from rollout_worker.weight_receiver import WeightReceiver
 
@@ -63,7 +63,7 @@ class RolloutReport:
     lifecycle: WorkerLifecycle
     engine: Engine
     rates: EngineRates
-    producer: GroupProducer
+    producer: Producer
     held: HeldTasks
     outbox: Outbox
     leasing: LeaseLoop
@@ -78,7 +78,7 @@ class RolloutReport:
         gauges["unsent"] = float(len(self.outbox))
         gauges["continued_tokens"] = float(self.producer.continued_tokens)
         gauges["scoring"] = float(len(self.held.in_stage(Stage.SCORING)))
-        gauges["scoring_capacity"] = float(self.producer.scorer.capacity)
+        gauges["scoring_capacity"] = float(self.producer.scoring_capacity)
         gauges["lease_s"] = self.leasing.round_trip_s
         if self.receiver is not None:
             gauges["transfer_s"] = self.receiver.last_transfer_s

@@ -8,12 +8,16 @@ from rollout_worker.engine.base import Engine, EngineError
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
-    from rollout_worker.tokenizer import PromptTokenizer
+    from paceline.prompt_tokenizer import PromptTokenizer
 
 
 def make_engine(config: Config, tokenizer: PromptTokenizer) -> Engine:
-    """The engine that ``rollout.engine`` names, not started. Raises EngineError."""
+    """The engine that ``rollout.engine`` names, not started; NoEngine for recorded data. Raises EngineError."""
     rollout = config.rollout
+    if config.recorded:
+        from rollout_worker.engine.no_engine import NoEngine
+
+        return NoEngine(config.longest_sequence)
     if rollout.engine == "transformers":
         if rollout.on_update != "keep":
             raise EngineError(

@@ -38,7 +38,7 @@ _places = random.Random()
 """Not the shared generator: an engine seeds that alike in every worker."""
 
 
-class Part(NamedTuple):
+class ParameterPart(NamedTuple):
     """A weight, or a part of it, and the memory of the engine that it was copied to: same shape, any
     strides, dtypes and devices."""
 
@@ -47,7 +47,7 @@ class Part(NamedTuple):
     source: Tensor
 
 
-def differing(parts: Iterable[Part], *, complete: bool) -> list[str]:
+def differing(parts: Iterable[ParameterPart], *, complete: bool) -> list[str]:
     """Names of the weights that differ from their memory in a bit, once converted to its dtype."""
     names, same = [], []
     lattices = _Lattices()
@@ -75,7 +75,7 @@ class _Lattices:
     def __init__(self) -> None:
         self._of: dict[torch.Size, tuple[slice, ...]] = {}
 
-    def of(self, part: Part) -> tuple[Tensor, Tensor]:
+    def of(self, part: ParameterPart) -> tuple[Tensor, Tensor]:
         shape = part.source.shape
         if shape not in self._of:
             self._of[shape] = tuple(map(self._slice, shape, _counts(shape)))
@@ -99,7 +99,7 @@ def _counts(shape: Sequence[int]) -> list[int]:
     return counts
 
 
-def _pieces(part: Part) -> Iterator[tuple[Tensor, Tensor]]:
+def _pieces(part: ParameterPart) -> Iterator[tuple[Tensor, Tensor]]:
     memory, source = part.memory, part.source
     if not source.numel() or not source.dim():
         yield memory, source

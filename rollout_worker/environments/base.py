@@ -17,12 +17,14 @@ from typing import Any, Protocol
 
 from paceline.dataset.rows import Message
 from paceline.errors import BadInput
+from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine.base import Finish
 from rollout_worker.failures import AttemptFailed
-from rollout_worker.tokenizer import PromptTokenizer
 
 COMPONENT = "environment"
 """Component name of a single number that an environment returns."""
+TURNS = "turns"
+"""Component name of the sum of TurnRewards.turns."""
 
 
 class EnvironmentFailed(AttemptFailed):
@@ -138,5 +140,15 @@ class EnvironmentTask:
     tokenizer: PromptTokenizer
 
 
+@dataclass(frozen=True, slots=True)
+class TurnRewards:
+    """Rewards by turn, as an environment may return them. The sample's reward is the sum of all."""
+
+    turns: Sequence[float]
+    """One for each turn of the model, in order."""
+    outcome: float | Mapping[str, float] = 0.0
+    """Of the whole sample: a number, or numbers by component."""
+
+
 Environment = Callable[[EnvironmentTask, Sample], Awaitable[Any]]
-"""Returns None (the reward functions score), a number, or numbers by component."""
+"""Returns None (the reward functions score), a number, numbers by component, or TurnRewards."""

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.dataset.rows import Message
+from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer
 from rollout_worker.engine.base import (
     Aborted,
     Completion,
@@ -39,7 +40,6 @@ from rollout_worker.environments.base import (
     Turn,
 )
 from rollout_worker.tasks.task_messages import text_of
-from rollout_worker.tokenizer import BadPrompt, PromptTokenizer
 
 FULL = "context_length_exceeded"
 TURNS = "max_turns_exceeded"

@@ -18,6 +18,8 @@ import numpy as np
 
 from paceline.config.schema import Config
 from paceline.dataset.rows import Message
+from paceline.errors import one_line
+from paceline.prompt_tokenizer import Prompt, PromptTokenizer
 from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Engine
 from rollout_worker.engine.transformers.rng import sample_keys
@@ -26,8 +28,12 @@ from rollout_worker.environments.conversation import FULL, TURNS, Conversation
 from rollout_worker.environments.environment_thread import EnvironmentThread
 from rollout_worker.environments.load import load
 from rollout_worker.environments.reward_conversion import scores_of
-from rollout_worker.environments.transcript import common_prompt, masked_completion, readable
-from rollout_worker.failures import one_line
+from rollout_worker.environments.transcript import (
+    common_prompt,
+    masked_completion,
+    readable,
+    turn_ends,
+)
 from rollout_worker.openai_server.server import ChatServer
 from rollout_worker.tasks.held_tasks import HeldTask
 from rollout_worker.tasks.task_messages import (
@@ -37,7 +43,6 @@ from rollout_worker.tasks.task_messages import (
     sampling_params,
     settings_of,
 )
-from rollout_worker.tokenizer import Prompt, PromptTokenizer
 
 
 class EnvironmentRunner:
@@ -92,8 +97,9 @@ class EnvironmentRunner:
                 "token_count": [int(mask.sum()) for mask in masks],
                 "transcript": [readable(conversation) for conversation in conversations],
             },
-            scores=scores_of(results),
+            scores=scores_of(results, [len(c.pieces) for c in conversations]),
             masks=masks,
+            turn_ends=[turn_ends(conversation, len(shared)) for conversation in conversations],
         )
 
     def _task(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any, cast
 
+from paceline.process.import_by_name import NotFound, find
 from rollout_worker.environments.base import BadEnvironment, Environment
-from rollout_worker.import_by_name import NotFound, find
 
 
 def load(name: str) -> Environment:

@@ -69,6 +69,12 @@ def masked_completion(
     return completion, np.concatenate(mask)
 
 
+def turn_ends(conversation: Conversation, prompt: int) -> list[int]:
+    """Positions of the last token of each of the model's turns, in the completion after ``prompt`` tokens."""
+    lengths = [len(piece.said) + len(piece.completion.tokens) for piece in conversation.pieces]
+    return [int(end) - prompt - 1 for end in np.cumsum(lengths)]
+
+
 def readable(conversation: Conversation) -> list[dict[str, Any]]:
     """The transcript for reward functions, in order."""
     entries = []

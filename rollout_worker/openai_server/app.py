@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
+from paceline.prompt_tokenizer import BadPrompt
 from rollout_worker.engine.base import Aborted, EngineError, SamplingParams
 from rollout_worker.engine.transformers.rng import sample_keys
 from rollout_worker.environments.base import (
@@ -37,7 +38,6 @@ from rollout_worker.openai_server import history
 from rollout_worker.openai_server.api_errors import UNSUPPORTED, ApiError
 from rollout_worker.openai_server.replies import ChatReply, sse
 from rollout_worker.openai_server.requests import ChatRequest
-from rollout_worker.tokenizer import BadPrompt
 
 HEADER = "X-Paceline-Sample"
 MAX_BODY = 16 << 20

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import uuid4
 
+from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.environments.base import Turn
 from rollout_worker.openai_server.tools import calls_in
-from rollout_worker.tokenizer import PromptTokenizer
 
 
 @dataclass(frozen=True, slots=True)

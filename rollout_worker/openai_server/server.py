@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from paceline.config.schema import Config
 from paceline.process.structured_log import event
+from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.environments.base import BadEnvironment, Endpoint
 from rollout_worker.environments.conversation import Conversation
-from rollout_worker.tokenizer import PromptTokenizer
 
 if TYPE_CHECKING:
     from paceline.rpc.http_server import Http

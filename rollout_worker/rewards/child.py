@@ -19,8 +19,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from paceline.errors import one_line
 from paceline.process.parent_death_signal import die_with
-from rollout_worker.failures import one_line
 from rollout_worker.rewards.functions import Reward, RewardError, load
 from rollout_worker.rewards.guard import guard
 from rollout_worker.rewards.score import Job, ScoringFailed, score

@@ -9,8 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+from paceline.config.scorers import named_scorer
 from paceline.errors import BadInput
-from rollout_worker.import_by_name import NotFound, find
+from paceline.process.import_by_name import NotFound, find
 from rollout_worker.rewards.builtin import exact_match, format_reward, math_verify
 
 _BUILTIN: dict[str, Callable[..., float]] = {"exact_match": exact_match, "math_verify": math_verify}
@@ -58,9 +59,11 @@ def weights_of(functions: Sequence[str] | Mapping[str, float]) -> dict[str, floa
 
 
 def load(functions: Sequence[str] | Mapping[str, float]) -> list[Reward]:
-    """Imports every function. Raises RewardError, naming the function and what is wrong with it."""
+    """Imports every function; scorers are none. Raises RewardError, naming the function and what is wrong with it."""
     rewards: list[Reward] = []
     for name, weight in weights_of(functions).items():
+        if named_scorer(name) is not None:
+            continue
         call = _find(name)
         taken = {reward.component for reward in rewards}
         component = base = _component(name)

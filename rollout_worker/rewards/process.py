@@ -17,7 +17,7 @@ from paceline.process.user_code import python_module
 from rollout_worker.rewards.child import BEAT, BadMessage, encode_message, read_message
 from rollout_worker.rewards.functions import RewardError
 from rollout_worker.rewards.output import RewardOutput
-from rollout_worker.rewards.score import Components, Job, ScoringFailed
+from rollout_worker.rewards.score import Job, ScoringFailed, Values
 
 START_S = 120.0
 """Longest import of the user's reward modules."""
@@ -109,8 +109,8 @@ class ScoringProcess:
             asyncio.create_task(self._watch()),
         ]
 
-    async def run(self, job: Job) -> tuple[Components, float]:
-        """Components for each completion, and seconds spent on them. Raises ScoringFailed."""
+    async def run(self, job: Job) -> tuple[Values, float]:
+        """Values for each completion, and seconds spent on them. Raises ScoringFailed."""
         assert self._process is not None and self._process.stdin is not None
         if self.lost:
             raise ProcessLost("the scoring process has ended", guilty=False)

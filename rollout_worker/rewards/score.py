@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from paceline.errors import one_line
 from paceline.rpc.wire_limits import usable_reward
-from rollout_worker.failures import AttemptFailed, one_line
+from rollout_worker.failures import AttemptFailed
 from rollout_worker.rewards.functions import Reward
 
 
@@ -43,6 +44,8 @@ class Job:
 Calling = Callable[[bool], None]
 Components = list[dict[str, float]]
 """For each completion, the value of each function by component name."""
+Values = list[dict[str, float | list[float]]]
+"""The same, with a list of numbers from a function that rewards turns or tokens."""
 
 
 async def score(
@@ -51,14 +54,14 @@ async def score(
     *,
     timeout_s: float | None,
     calling: Calling = lambda entered: None,
-) -> Components:
+) -> Values:
     """Calls every function on every completion; coroutine functions concurrently for a group.
 
     ``timeout_s`` bounds each wait of a coroutine function. ``calling`` is called before (True) and
     after (False) each call of another function, which only another process can stop. Raises
     ScoringFailed.
     """
-    values: Components = [{} for _ in range(len(job))]
+    values: Values = [{} for _ in range(len(job))]
     for reward in rewards:
         if reward.batch:
             column = await _batch(reward, job, timeout_s, calling)
@@ -68,9 +71,22 @@ async def score(
             column = [_call(reward, job.arguments(i), calling) for i in range(len(job))]
         if len(column) != len(job):
             raise _bad(reward, f"returned {len(column)} values for {len(job)} completions")
-        for target, value in zip(values, column, strict=True):
-            target[reward.component] = number_of(value, partial(_bad, reward))
+        for index, value in enumerate(column):
+            values[index][reward.component] = _value(value, job, index, reward)
     return values
+
+
+def _value(value: Any, job: Job, index: int, reward: Reward) -> float | list[float]:
+    refusal = partial(_bad, reward)
+    if not isinstance(value, list | tuple):
+        return number_of(value, refusal)
+    if transcript := job.each.get("transcript"):
+        places, what = sum(entry["from"] == "model" for entry in transcript[index]), "turns"
+    else:
+        places, what = job.each["token_count"][index], "tokens"
+    if len(value) != places:
+        raise refusal(f"returned a list of {len(value)} rewards for {places} {what} of the model")
+    return [number_of(one, refusal) for one in value]
 
 
 async def _batch(reward: Reward, job: Job, timeout_s: float | None, calling: Calling) -> list[Any]:

@@ -14,14 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from math import fsum
 
+from paceline.config.scorers import named_scorer
 from paceline.config.training import RewardConfig
 from paceline.process.structured_log import event
 from paceline.rpc.wire_limits import usable_reward
 from rollout_worker.rewards.functions import Reward, RewardError, load
 from rollout_worker.rewards.process import ProcessLost, ScoringProcess
-from rollout_worker.rewards.score import Components, Job, ScoringFailed, score
+from rollout_worker.rewards.score import Components, Job, ScoringFailed, Values, score
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +42,8 @@ class Scores:
     rewards: list[float]
     components: Components
     seconds: float
+    placed: list[list[float]] = field(default_factory=list)
+    """Of each completion, the parts of its reward that belong to its turns or tokens, in order; empty: none."""
 
 
 class Scorer:
@@ -48,7 +53,8 @@ class Scorer:
     def __init__(self, config: RewardConfig) -> None:
         self._config = config
         self._in_worker: list[Reward] = []
-        self._processes = [self._new() for _ in range(config.processes)]
+        local = any(named_scorer(name) is None for name in config.functions)
+        self._processes = [self._new() for _ in range(config.processes if local else 0)]
         self._depth = _DEPTH
         self._room = asyncio.Event()
         """Set when a process may have room for another job."""
@@ -81,22 +87,24 @@ class Scorer:
     async def score(self, job: Job) -> Scores:
         """Raises ScoringFailed; never makes up a reward."""
         if self._processes:
-            components, seconds = await self._score_in_pool(job)
+            values, seconds = await self._score_in_pool(job)
         else:
             started = time.monotonic()
-            components = await score(
+            values = await score(
                 self._in_worker, job, timeout_s=job.timeout_s or self._config.timeout_s
             )
             seconds = time.monotonic() - started
+        components = [{name: _whole(value) for name, value in each.items()} for each in values]
         rewards = [
-            sum(weight * values[name] for name, weight in self._weights) for values in components
+            sum(weight * each[name] for name, weight in self._weights) for each in components
         ]
+        placed = [_placed(each, self._weights) for each in values]
         # Finite components may still overflow when weighted.
-        if not all(map(usable_reward, rewards)):
+        if not all(map(usable_reward, [*rewards, *(p for each in placed for p in each)])):
             raise ScoringFailed(
                 "reward_error", "the weighted sum of the rewards is not finite or above 1e9"
             )
-        return Scores(rewards, components, seconds)
+        return Scores(rewards, components, seconds, placed)
 
     async def close(self) -> None:
         # Shielded: a scoring process must not outlive a worker that is cancelled.
@@ -111,7 +119,7 @@ class Scorer:
 
     # ---- the pool
 
-    async def _score_in_pool(self, job: Job) -> tuple[Components, float]:
+    async def _score_in_pool(self, job: Job) -> tuple[Values, float]:
         """Components for each completion, and seconds spent on them. Raises ScoringFailed."""
         while True:
             process = await self._take()
@@ -131,7 +139,7 @@ class Scorer:
             self._room.clear()
             await self._room.wait()
 
-    async def _isolated(self, job: Job) -> tuple[Components, float]:
+    async def _isolated(self, job: Job) -> tuple[Values, float]:
         process = self._new()
         try:
             await process.start()
@@ -165,3 +173,19 @@ class Scorer:
                 event(logger, "scoring process does not start", logging.ERROR, error=error)
                 await asyncio.sleep(1.0)
         self._room.set()
+
+
+def _whole(value: float | list[float]) -> float:
+    return fsum(value) if isinstance(value, list) else value
+
+
+def _placed(
+    values: dict[str, float | list[float]], weights: Sequence[tuple[str, float]]
+) -> list[float]:
+    """Weighted sum of the lists of one completion, place by place."""
+    lists = [
+        [weight * one for one in found]
+        for name, weight in weights
+        if isinstance(found := values[name], list)
+    ]
+    return [fsum(at) for at in zip(*lists, strict=True)]

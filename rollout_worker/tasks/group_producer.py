@@ -8,25 +8,34 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from paceline.config.evaluation import EvalSetConfig
 from paceline.config.schema import Config
+from paceline.config.scorers import named_scorer
 from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
+from paceline.prompt_tokenizer import BadPrompt, Prompt, PromptTokenizer
 from paceline.v1 import rollout_pb2
 from rollout_worker.engine.base import Engine, GenerationFailed, Request
 from rollout_worker.environments.environment_runner import EnvironmentRunner
 from rollout_worker.environments.environment_thread import LOST
 from rollout_worker.failures import AttemptFailed
+from rollout_worker.rewards.overlong import penalised
 from rollout_worker.rewards.score import Job
-from rollout_worker.rewards.scoring import Scorer
+from rollout_worker.rewards.scoring import Scorer, Scores
+from rollout_worker.scorers.group_scores import GroupScores
 from rollout_worker.tasks.held_tasks import HeldTask, Stage
 from rollout_worker.tasks.task_messages import (
     GeneratedGroup,
+    add_columns,
     answer_of,
+    eval_set_of,
     group_message,
+    in_data_fields,
     is_evaluation,
     prefixes_of,
     returned,
@@ -35,7 +44,6 @@ from rollout_worker.tasks.task_messages import (
     settings_of,
     text_of,
 )
-from rollout_worker.tokenizer import Prompt, PromptTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -57,14 +65,23 @@ class GroupProducer:
     scorer: Scorer
     environments: EnvironmentRunner | None = None
     """Makes the completions instead of the engine alone."""
+    set_scorers: Mapping[str, Scorer] = field(default_factory=dict)
+    """Of evaluation sets with rewards of their own, by name."""
+    group_scores: GroupScores | None = None
+    """Scores of the scorers; None: there are none."""
     continued_tokens: int = 0
     """Tokens that other workers had generated and that were not generated again."""
+
+    @property
+    def scoring_capacity(self) -> int:
+        """Groups that are scored at once."""
+        return self.scorer.capacity
 
     async def produce(self, held: HeldTask) -> rollout_pb2.Group | rollout_pb2.ReturnedTask:
         """Raises Aborted if the request was aborted, EngineError if the engine has failed."""
         try:
             return await self._scored_group(held)
-        except AttemptFailed as failed:
+        except (AttemptFailed, BadPrompt) as failed:
             kind = _KINDS.get(failed.reason, rollout_pb2.RETURN_KIND_FAILED)
             return returned(held.lease.task, failed.reason, str(failed), kind)
         except GenerationFailed as error:
@@ -72,25 +89,59 @@ class GroupProducer:
 
     async def _scored_group(self, held: HeldTask) -> rollout_pb2.Group:
         lease = held.lease
-        row = row_of(lease)
+        row = in_data_fields(row_of(lease), lease, self.config)
         generate = self.environments.generate if self.environments else self._generate
         with self._generating():
             made = await generate(held, row)
         generate_s = time.monotonic() - held.since
         held.stage, held.completions = Stage.SCORING, made.completions
-        names = ", ".join(self.config.reward.functions)
-        limit_s = settings_of(lease, self.config).reward_timeout_s
+        of = eval_set_of(lease, self.config)
+        answer = answer_of(row, self.config)
         shared = {
             "prompt": made.prompt.text,
-            "answer": answer_of(row, self.config),
+            "answer": answer,
             "row": row,
             "task_id": lease.task.task_id,
             "attempt": lease.task.attempt,
             "evaluation": is_evaluation(lease),
         }
+        # A set's own rewards replace those of the environment, too.
+        own = of is not None and of.reward is not None
+        scores = (None if own else made.scores) or await self._scores(lease, made, shared, of)
+        if not is_evaluation(lease):
+            tokens = [len(completion.tokens) for completion in made.completions]
+            scores = penalised(scores, tokens, self._most_tokens(lease, made), self.config.reward)
+        vote = of.votes(self.config.reward) if of is not None and of.samples > 1 else ""
+        group = group_message(lease, made, scores, generate_s=generate_s, vote=vote)
+        if self.group_scores is not None and not is_evaluation(lease):
+            add_columns(group, await self.group_scores.columns(made, answer))
+        return group
+
+    async def _scores(
+        self,
+        lease: rollout_pb2.Lease,
+        made: GeneratedGroup,
+        shared: dict[str, Any],
+        of: EvalSetConfig | None,
+    ) -> Scores:
+        """Of the reward functions, then of the scorers: a group that a function fails costs no scorer."""
+        own = of is not None and of.reward is not None
+        scorer = self.set_scorers[lease.eval_set] if own else self.scorer
+        functions = of.reward if of and of.reward else self.config.reward.functions
+        names = ", ".join(name for name in functions if named_scorer(name) is None)
+        limit_s = settings_of(lease, self.config).reward_timeout_s
         with waiting(WaitKind.REWARD, f"scoring with {names}", names, limit_s=limit_s):
-            scores = made.scores or await self.scorer.score(Job(shared, made.scored, limit_s))
-        return group_message(lease, made, scores, generate_s=generate_s)
+            scores = await scorer.score(Job(shared, made.scored, limit_s))
+        if self.group_scores is None:
+            return scores
+        return await self.group_scores.rewards(made, shared["answer"], scores, functions)
+
+    def _most_tokens(self, lease: rollout_pb2.Lease, made: GeneratedGroup) -> int:
+        """Of a completion; with an environment, of the transcript after the prompt."""
+        room = self.engine.max_context - len(made.prompt.tokens)
+        if self.environments:
+            return room
+        return min(sampling_params(self.config, lease).max_tokens, room)
 
     def _generating(self) -> AbstractContextManager[None]:
         """Marks the wait for completions. The engine's own progress is in the worker's report."""

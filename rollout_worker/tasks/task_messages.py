@@ -18,12 +18,14 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from paceline.config.evaluation import EvalSetConfig
 from paceline.config.schema import Config
+from paceline.prompt_tokenizer import Prompt
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Completion, Finish, SamplingParams
 from rollout_worker.failures import AttemptFailed
+from rollout_worker.rewards.answers import answer_of_text
 from rollout_worker.rewards.scoring import Scores
-from rollout_worker.tokenizer import Prompt
 
 _FINISH = {
     Finish.STOP: rollout_pb2.FINISH_REASON_STOP,
@@ -49,8 +51,23 @@ def row_of(lease: rollout_pb2.Lease) -> dict[str, Any]:
     return row
 
 
+def in_data_fields(row: dict[str, Any], lease: rollout_pb2.Lease, config: Config) -> dict[str, Any]:
+    """The lease's row with prompt and answer in the fields that ``data`` names, also if its set names others."""
+    of, data = eval_set_of(lease, config), config.data
+    if of is None:
+        return row
+    named = {data.prompt_field: of.prompt_field, data.answer_field: of.answer_field}
+    given = {to: row[name] for to, name in named.items() if to and name and name in row}
+    return {**row, **given}
+
+
 def is_evaluation(lease: rollout_pb2.Lease) -> bool:
     return lease.kind == rollout_pb2.TASK_KIND_EVAL
+
+
+def eval_set_of(lease: rollout_pb2.Lease, config: Config) -> EvalSetConfig | None:
+    """The named set of an evaluation; None for that of data.eval_path, and for training tasks."""
+    return config.evaluation.sets.get(lease.eval_set) if lease.eval_set else None
 
 
 def answer_of(row: Mapping[str, Any], config: Config) -> Any:
@@ -75,14 +92,15 @@ def settings_of(lease: rollout_pb2.Lease, config: Config) -> rollout_pb2.TaskSet
 
 def sampling_params(config: Config, lease: rollout_pb2.Lease) -> SamplingParams:
     settings, rollout = settings_of(lease, config), config.rollout
+    of = eval_set_of(lease, config)
     return SamplingParams(
         max_tokens=settings.max_tokens,
-        temperature=rollout.temperature,
-        top_p=settings.top_p,
+        temperature=(of and of.temperature) or rollout.temperature,
+        top_p=(of and of.top_p) or settings.top_p,
         top_k=settings.top_k,
         stop=tuple(rollout.stop),
         seed=lease.seed,
-        greedy=is_evaluation(lease),
+        greedy=is_evaluation(lease) if of is None else of.is_greedy,
     )
 
 
@@ -108,6 +126,8 @@ class GeneratedGroup:
     """Of an environment that scores by itself."""
     masks: Sequence[NDArray[np.uint8]] = ()
     """1 where the model produced the token; empty: it produced all."""
+    turn_ends: Sequence[Sequence[int]] = ()
+    """Positions of the last token of each turn of the model; empty: there are no turns."""
 
 
 def _token_bytes(tokens: NDArray[np.int32]) -> bytes:
@@ -128,8 +148,14 @@ def _completion_fields(completion: Completion) -> dict[str, Any]:
 
 
 def group_message(
-    lease: rollout_pb2.Lease, made: GeneratedGroup, scores: Scores, *, generate_s: float
+    lease: rollout_pb2.Lease,
+    made: GeneratedGroup,
+    scores: Scores,
+    *,
+    generate_s: float,
+    vote: str = "",
 ) -> rollout_pb2.Group:
+    """``vote``: what the completions vote on (see answer_of_text); "": on nothing."""
     scored = zip(made.completions, made.texts, scores.rewards, scores.components, strict=True)
     group = rollout_pb2.Group(
         task=lease.task,
@@ -141,16 +167,32 @@ def group_message(
                 reward=reward,
                 reward_components=components,
                 text=text[:_MAX_TEXT],
+                answer=answer_of_text(vote, text) if vote else "",
             )
             for completion, text, reward, components in scored
         ],
         generate_s=generate_s,
         reward_s=scores.seconds,
         prompt_text=made.prompt.text[:_MAX_TEXT],
+        prompt_cut=made.prompt.cut,
     )
     for completion, mask in zip(group.completions, made.masks, strict=False):
         completion.loss_mask = b"" if mask.all() else mask.tobytes()
+    for index, placed in enumerate(scores.placed):
+        places = made.turn_ends[index] if made.turn_ends else range(len(placed))
+        if placed:
+            group.completions[index].token_rewards.extend(
+                rollout_pb2.TokenReward(token=token, reward=reward)
+                for token, reward in zip(places, placed, strict=True)
+            )
     return group
+
+
+def add_columns(group: rollout_pb2.Group, columns: Mapping[str, Sequence[bytes]]) -> None:
+    """``columns``: by name, the bytes of each completion's numbers."""
+    for name, of_completions in columns.items():
+        for completion, column in zip(group.completions, of_completions, strict=True):
+            completion.columns[name] = column
 
 
 def partial_group(

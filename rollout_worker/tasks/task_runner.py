@@ -10,11 +10,11 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
+from paceline.errors import one_line
 from paceline.v1 import common_pb2, rollout_pb2
 from rollout_worker.engine.base import Aborted, Engine, EngineError
-from rollout_worker.failures import one_line
-from rollout_worker.tasks.group_producer import GroupProducer
 from rollout_worker.tasks.held_tasks import HeldTask, HeldTasks, Stage, request_id_of
 from rollout_worker.tasks.outbox import Outbox
 from rollout_worker.tasks.partial_rollouts import PartialReporter
@@ -23,11 +23,25 @@ from rollout_worker.tasks.task_messages import returned
 log = logging.getLogger(__name__)
 
 
+class Producer(Protocol):
+    """Makes the group of a lease: GroupProducer by sampling, RecordedProducer from the row itself."""
+
+    continued_tokens: int
+    """Tokens that other workers had generated and that were not generated again."""
+
+    @property
+    def scoring_capacity(self) -> int:
+        """Groups that are scored at once."""
+
+    async def produce(self, held: HeldTask) -> rollout_pb2.Group | rollout_pb2.ReturnedTask:
+        """Raises Aborted if the request was aborted, EngineError if the engine has failed."""
+
+
 @dataclass(frozen=True)
 class TaskRunner:
     held: HeldTasks
     engine: Engine
-    producer: GroupProducer
+    producer: Producer
     outbox: Outbox
     partials: PartialReporter
     engine_died: Callable[[EngineError], None]

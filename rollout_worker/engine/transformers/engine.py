@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 
 from paceline.config.schema import Config
 from paceline.process.structured_log import event, first_line
+from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine.base import (
     Aborted,
     Completion,
@@ -39,7 +40,7 @@ from rollout_worker.engine.base import (
     Request,
 )
 from rollout_worker.engine.model import cache_budget, context_limit, end_tokens, load_model
-from rollout_worker.engine.parameter_parity import Part, differing
+from rollout_worker.engine.parameter_parity import ParameterPart, differing
 from rollout_worker.engine.stopping import TokenTexts
 from rollout_worker.engine.transformers import fused_decoder
 from rollout_worker.engine.transformers.batch import Ended
@@ -48,7 +49,6 @@ from rollout_worker.engine.transformers.fused_decoder import FusedDecoder
 from rollout_worker.engine.transformers.hf_decoder import HFDecoder
 from rollout_worker.engine.transformers.scheduler import Scheduler
 from rollout_worker.engine.transformers.weights import WeightTable, copy_parts
-from rollout_worker.tokenizer import PromptTokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class _Pending:
 @dataclass(slots=True)
 class _Swap:
     version: int
-    parts: list[Part]
+    parts: list[ParameterPart]
     future: asyncio.Future[float]
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from rollout_worker.engine.base import WeightMismatch
-from rollout_worker.engine.parameter_parity import Part
+from rollout_worker.engine.parameter_parity import ParameterPart
 
 
 class WeightTable:
@@ -48,14 +48,14 @@ class WeightTable:
             result[names[0]] = first
         return result
 
-    def parts(self, tensors: Mapping[str, Tensor]) -> list[Part]:
+    def parts(self, tensors: Mapping[str, Tensor]) -> list[ParameterPart]:
         """The copies of a swap. Raises WeightMismatch; changes nothing."""
         found = self.canonical(tensors)
-        return [Part(name, self._by_name[name], staged) for name, staged in found.items()]
+        return [ParameterPart(name, self._by_name[name], staged) for name, staged in found.items()]
 
 
 @torch.no_grad()
-def copy_parts(parts: Sequence[Part]) -> None:
+def copy_parts(parts: Sequence[ParameterPart]) -> None:
     """Copies every staged tensor into its parameter, converting type and device."""
     for part in parts:
         part.memory.copy_(part.source)

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from paceline.config.schema import Config
 from paceline.process.structured_log import event, first_line
+from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine.base import (
     Aborted,
     Completion,
@@ -42,7 +43,6 @@ from rollout_worker.engine.vllm.outputs import complete, join
 from rollout_worker.engine.vllm.progress import ProgressReporter
 from rollout_worker.engine.vllm.request import GroupRequest
 from rollout_worker.engine.vllm.swap import WeightSwap
-from rollout_worker.tokenizer import PromptTokenizer
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from paceline.weights.tensor_checksum import checksum, weights_digest
-from rollout_worker.engine.parameter_parity import Part
+from rollout_worker.engine.parameter_parity import ParameterPart
 
 
 class ParameterSlice(NamedTuple):
@@ -173,10 +173,10 @@ class Readback(TorchFunctionMode):
         return CopyPlan(self._views)
 
 
-def parts(views: Views, weights: Mapping[str, Tensor]) -> list[Part]:
+def parts(views: Views, weights: Mapping[str, Tensor]) -> list[ParameterPart]:
     """The recorded copies, with what they should have copied. ``weights``: with the names and shapes of
     those that were recorded, row-major."""
-    return [Part(key[0], memory, part_of(weights, key)) for key, memory in views.items()]
+    return [ParameterPart(key[0], memory, part_of(weights, key)) for key, memory in views.items()]
 
 
 def part_of(weights: Mapping[str, Tensor], key: _Key) -> Tensor:

@@ -135,6 +135,8 @@ class PacelineRank:
             # Also after an error: otherwise the next reload would continue this one.
             finalize_layerwise_reload(model, self.model_config)
             _repack_shared(model)
+            for experts, layer in _packed_experts(model):
+                experts.process_weights_after_loading(layer)
         # Quantised models have parameters, such as scales, that no checkpoint carries.
         if loaded is not None and self.model_config.quantization is None and expected - loaded:
             missing = sorted(expected - loaded)
@@ -223,8 +225,22 @@ def _repack_shared(model: nn.Module) -> None:
             method.process_weights_after_loading(module)
 
 
+def _packed_experts(model: nn.Module) -> list[tuple[Any, nn.Module]]:
+    """The kernel of each layer of experts, and the layer, on a CPU: the kernel packs the layer's weights in place. vLLM
+    0.32 does so at the first load only."""
+    kernels = [
+        (getattr(getattr(layer, "quant_method", None), "moe_kernel", None), layer)
+        for layer in model.modules()
+        if isinstance(weight := getattr(layer, "w13_weight", None), Tensor)
+        and weight.device.type == "cpu"
+    ]
+    return [(kernel.fused_experts, layer) for kernel, layer in kernels if kernel is not None]
+
+
 def _packed(model: nn.Module) -> bool:
-    """True if CPU kernels keep their own copy of a parameter: it is in the closure of the layer's
-    compute function."""
+    """True if CPU kernels compute with another form of a parameter: packed in place, or a copy in the closure of the
+    layer's compute function."""
+    if _packed_experts(model):
+        return True
     functions = [getattr(module, "cpu_linear", None) for module in model.modules()]
     return any(getattr(function, "__closure__", None) for function in functions)

@@ -1,0 +1,1 @@
+"""Scorer worker: a frozen model that scores completions for rollout workers."""

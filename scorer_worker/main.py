@@ -1,0 +1,188 @@
+"""Scorer worker: loads its model, answers rollout workers, and leaves when it is told to.
+
+    rollout workers ── Score ──► server ──► scorer (model thread, or a judge) ──► scores
+    controller ◄── reports ── session ── directives ──► lifecycle
+
+It is a member of the fleet as any other worker, but stateless: its death costs nobody more than the time of a request,
+which the rollout worker sends to another scorer. Leaving: it refuses new requests, answers those that it has, reports
+STOPPED and exits 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from paceline.config.schema import Config
+from paceline.process import structured_log as logs
+from paceline.process.structured_log import event
+from paceline.process.waits import WaitKind, loading_model, waiting
+from paceline.process.worker_resources import Resources
+from paceline.rpc.addresses import own_address
+from paceline.rpc.auth import worker_token
+from paceline.rpc.client import ControlPlane, RequestRefused
+from paceline.rpc.session import WorkerSession
+from paceline.rpc.side_channel import SideChannel
+from paceline.v1 import common_pb2, worker_pb2
+from scorer_worker.make_scorer import make_scorer
+from scorer_worker.server import ScorerServer
+
+log = logging.getLogger(__name__)
+
+
+def run(
+    config: Config,
+    name: str,
+    *,
+    controllers: Sequence[str],
+    worker_id: str,
+    run_dir: Path | None = None,
+    tensor_host: str | None = None,
+) -> int:
+    """Runs until the controller says STOPPED or the worker is drained. Returns the exit status. Raises UserError."""
+    logs.setup(worker_id)
+    worker: ScorerWorker | None = None
+    side = SideChannel(config, controllers, worker_id, common_pb2.ROLE_SCORER, run_dir)
+    try:
+        worker = ScorerWorker(config, name, controllers, worker_id, tensor_host, run_dir)
+        asyncio.run(worker.run(side))
+    except RequestRefused as error:
+        print(f"scorer_worker: the controller refused {worker_id}: {error}", file=sys.stderr)
+        return 2 if error.bad_input and (worker is None or not worker.admitted) else 1
+    finally:
+        side.close()
+    return 0
+
+
+class ScorerWorker:
+    def __init__(
+        self,
+        config: Config,
+        name: str,
+        controllers: Sequence[str],
+        worker_id: str,
+        tensor_host: str | None = None,
+        run_dir: Path | None = None,
+    ) -> None:
+        """Raises ScorerError or AuthError."""
+        self.config, self.name, self.worker_id = config, name, worker_id
+        self.host = tensor_host or own_address(controllers[0])
+        # Without a token, nobody may ask.
+        self.token = worker_token(config, run_dir) or secrets.token_hex()
+        self.control = ControlPlane.from_config(config, controllers, run_dir)
+        self.lifecycle: worker_pb2.Lifecycle = worker_pb2.LIFECYCLE_STARTING
+        self.resources = Resources()
+        self.admitted = False
+        """The controller has accepted this worker's config and token."""
+
+    async def run(self, side: SideChannel) -> None:
+        """From start to STOPPED."""
+        loop = asyncio.get_running_loop()
+        side.watch(loop)
+        # Made here: they belong to this loop.
+        self.leaving, self.ended = asyncio.Event(), asyncio.Event()
+        self.scorer = make_scorer(self.config, self.name)
+        self.server = ScorerServer(self.config, self.name, self.scorer, self.token)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.ended.set)
+        try:
+            session = await self._join(side)
+            await self._work(session)
+        finally:
+            await self.server.close()
+            await self.scorer.close()
+            await self.control.close()
+
+    async def _join(self, side: SideChannel) -> WorkerSession:
+        """Loads the model, listens, and only then tells the fleet."""
+        path = self.config.scorers.by_name[self.name].path
+        if path is not None:
+            with loading_model(path):
+                await self.scorer.start()
+        else:
+            await self.scorer.start()
+        address = await self.server.start(self.host)
+        session = WorkerSession(
+            self.control,
+            worker_id=self.worker_id,
+            role=common_pb2.ROLE_SCORER,
+            config=self.config,
+            report=self.report,
+            tensor_host=self.host,
+            scorer=self.name,
+            address=address,
+        )
+        session.on_directive(self._converge)
+        with waiting(WaitKind.CONTROLLER, "registering"):
+            await session.register()
+        self.admitted = True
+        side.registered()
+        self.lifecycle = worker_pb2.LIFECYCLE_RUNNING
+        event(log, "ready", scorer=self.name, address=address)
+        return session
+
+    async def _work(self, session: WorkerSession) -> None:
+        """Until the worker has left. Raises RequestRefused if no leader will ever accept it."""
+        keeping = asyncio.create_task(session.run())
+        leaving = asyncio.create_task(self._leave(session))
+        try:
+            await asyncio.wait({keeping, leaving}, return_when=asyncio.FIRST_COMPLETED)
+            if keeping.done():
+                keeping.result()
+            await leaving
+        finally:
+            keeping.cancel()
+            leaving.cancel()
+            await asyncio.gather(keeping, leaving, return_exceptions=True)
+
+    async def _leave(self, session: WorkerSession) -> None:
+        """Once told to: answers the open requests within fleet.drain_s, and reports STOPPED."""
+        await _first(self.leaving, self.ended)
+        self.server.leaving = True
+        self.lifecycle = worker_pb2.LIFECYCLE_DRAINING
+        session.poke()
+        try:
+            async with asyncio.timeout(self.config.fleet.drain_s):
+                await _first(self.server.idle, self.ended)
+        except TimeoutError:
+            event(log, "left with open requests", logging.WARNING, open=self.server.open_requests)
+        self.lifecycle = worker_pb2.LIFECYCLE_STOPPED
+        await session.close()
+        event(log, "stopped")
+
+    def _converge(self, directive: worker_pb2.Directive) -> None:
+        if directive.lifecycle == worker_pb2.LIFECYCLE_STOPPED:
+            self.ended.set()
+        elif directive.lifecycle == worker_pb2.LIFECYCLE_DRAINING:
+            self.leaving.set()
+
+    def report(self) -> worker_pb2.Report:
+        requests = self.server.open_requests
+        return worker_pb2.Report(
+            lifecycle=self.lifecycle,
+            progress=self.scorer.done,
+            busy=self.scorer.computing,
+            state_version=-1,
+            loaded_version=-1,
+            gauges={
+                "score_batches": float(self.scorer.done),
+                "requests": float(requests),
+                **self.resources.read(),
+            },
+            activity=f"scoring {requests} requests" if requests else "waiting for requests",
+        )
+
+
+async def _first(*events: asyncio.Event) -> None:
+    """Waits for the first of ``events``."""
+    waits = [asyncio.create_task(one.wait()) for one in events]
+    try:
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for wait in waits:
+            wait.cancel()
