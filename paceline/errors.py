@@ -22,3 +22,9 @@ class Unreachable(UserError):
     """No controller answers. Exit status 3."""
 
     exit_status = 3
+
+
+def one_line(error: BaseException) -> str:
+    """The error's class and the first line of its message."""
+    message = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {message[0] if message else 'no message'}"

@@ -67,6 +67,8 @@ class AlertRules:
             yield from self._tell("end", key, text, t, step)
         elif kind == "HeldOutFell":
             yield from self._tell("held_out", key, text, t, step)
+        elif kind == "RewardHackingSuspected":
+            yield from self._tell("reward_hacking", key, text, t, step)
         elif record.get("severity") in ("warning", "error"):
             yield from self._tell("fault", key, text, t, step)
 

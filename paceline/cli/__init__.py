@@ -16,8 +16,9 @@ import typer
 
 from paceline.cli import export
 from paceline.cli.control import admin, roles, settings, up
+from paceline.cli.evaluation import command as evaluation
 from paceline.cli.reports import events, ledger, runs, samples, status, why
-from paceline.cli.setup import alerts, completion, config, doctor
+from paceline.cli.setup import alerts, completion, config, doctor, objective
 from paceline.errors import UserError
 
 app = typer.Typer(
@@ -55,13 +56,15 @@ def _options(
 for command in (
     *(up.up, config.init, doctor.doctor, status.status, status.top, events.events, events.logs),
     *(why.why, why.stacks, samples.samples, runs.runs, runs.compare),
-    *(roles.controller, roles.policy, roles.rollout),
+    *(roles.controller, roles.policy, roles.rollout, roles.scorer),
     *(admin.scale, admin.drain, admin.pause, admin.resume, admin.checkpoint, admin.stop),
     export.export,
+    objective.check_objective,
     completion.completion,
 ):
     app.command()(command)
 app.command("set")(settings.set_settings)
+app.command("eval")(evaluation.evaluate)
 app.add_typer(ledger.ledger, name="ledger")
 app.add_typer(config.config, name="config")
 app.add_typer(alerts.alerts, name="alerts")

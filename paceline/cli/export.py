@@ -30,6 +30,14 @@ def export(
         str | None,
         typer.Option(metavar="TYPE", help="float32, bfloat16 or float16; default: as stored."),
     ] = None,
+    part: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="A part that the run trains, such as critic; default: the policy, or the only part. One with a "
+            "scalar head becomes an AutoModelForSequenceClassification.",
+        ),
+    ] = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code that comes with the model.")
     ] = False,
@@ -43,11 +51,13 @@ def export(
     Example: paceline export runs/demo --out exported
 
     Example: paceline export runs/demo --best --out exported
+
+    Example: paceline export runs/ppo --part critic --out critic
     """
     checkpoint = _checkpoint(source, best=best)
     from policy_worker.checkpoint.export import export as write
 
-    write(checkpoint, model, out, dtype, trust_remote_code=trust_remote_code)
+    write(checkpoint, model, out, dtype, part=part, trust_remote_code=trust_remote_code)
     if as_json:
         print_json({"checkpoint": str(checkpoint), "out": str(out)})
     else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from rich.console import Console as RichConsole
 from rich.console import Group, RenderableType
@@ -50,8 +50,7 @@ class PlainConsole:
         m = status.metrics
         left = self._progress.seconds_left(int(status.step), int(status.total_steps))
         self.note(
-            f"step {status.step}/{status.total_steps} reward {m['reward_mean']:.3f} "
-            f"loss {m['loss']:.4f} staleness {m['staleness_mean']:.2f} "
+            f"step {status.step}/{status.total_steps} {_learning(m)} "
             f"{m['samples_per_s']:.0f} samples/s {m['tokens_per_s']:.0f} tokens/s"
             + (f", {duration(left)} left" if left else "")
         )
@@ -171,6 +170,14 @@ def picture(
         shown += f"  ({duration(max(0.0, time.time() - t))} ago)" if newest else ""
         parts.append(Text(shown, style="bold" if newest else "", no_wrap=True, overflow="ellipsis"))
     return Group(*parts)
+
+
+def _learning(m: Mapping[str, float]) -> str:
+    """Reward, loss and staleness; recorded data has the loss alone."""
+    loss = f"loss {m['loss']:.4f}"
+    if "reward_mean" not in m:
+        return loss
+    return f"reward {m['reward_mean']:.3f} {loss} staleness {m['staleness_mean']:.2f}"
 
 
 def _clock(t: float) -> str:

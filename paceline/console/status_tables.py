@@ -94,7 +94,9 @@ def progress_table(status: admin_pb2.StatusReply) -> Table:
     table.add_column(style="dim")
     table.add_column()
     for name, line in LINES.items():
-        table.add_row(name, line.format_map(shown))
+        # Recorded data has no reward and no staleness.
+        if not shown or any(f"{{{metric}}}" in line for metric in shown):
+            table.add_row(name, line.format_map(defaultdict(lambda: "-", shown)))
     split = [f"{n} {shown[k]}" for n in TIME_SPLIT if (k := f"time_{n}_s") in shown]
     table.add_row("seconds", "   ".join(split) or "-")
     tasks = status.tasks
@@ -108,6 +110,8 @@ def progress_table(status: admin_pb2.StatusReply) -> Table:
         table.add_row("changed", _text(line))
     if status.proposed:
         table.add_row("proposal", _text(f"{_counts(status.proposed)}: {status.proposed_why}"))
+    if status.reward_trouble:
+        table.add_row("warning", _text(status.reward_trouble), style="yellow")
     if status.provider_trouble:
         table.add_row("provider", _text(status.provider_trouble))
     return table

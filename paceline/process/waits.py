@@ -51,6 +51,7 @@ class WaitKind(StrEnum):
     DATASET = "dataset"  # the data set
     STORE = "store"  # the journal or the payload store
     EVENT_LOOP = "event_loop"  # the process's own event loop, which does not run
+    SCORER = "scorer"  # a scorer; of: its name in the config
     RANK = "rank"  # another rank of its replica, which the kernel does not run; of: its process id
 
 

@@ -14,6 +14,7 @@ from paceline.process import stacks
 from paceline.process.process_exit import leave_after
 from paceline.process.process_limits import set_process_limits
 from paceline.process.user_code import search_start_directory_last
+from paceline.worker_pools import SCORER
 
 if TYPE_CHECKING:
     from paceline.config.schema import Config
@@ -25,7 +26,7 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"
 def worker_command(role: str, run: Callable[[Config, argparse.Namespace], int]) -> NoReturn:
     """Parses the command line, calls ``run`` and ends the process with its exit status.
 
-    ``role``: policy or rollout. ``run`` imports torch itself: its thread pools are sized here, once.
+    ``role``: policy, rollout or scorer. ``run`` imports torch itself: its thread pools are sized here, once.
     """
 
     def main() -> int:
@@ -76,4 +77,11 @@ def _parser(role: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--tensor-host", help="address at which other workers reach this one; default: found out"
     )
+    if role == SCORER:
+        parser.add_argument(
+            "--scorer",
+            required=True,
+            metavar="NAME",
+            help="its section in the config: scorers.NAME",
+        )
     return parser

@@ -18,8 +18,8 @@ from pathlib import Path
 
 from paceline.run_view.files.fleet_file import FleetRecord, supervisor_gone
 from paceline.v1 import admin_pb2, common_pb2
+from paceline.worker_pools import in_order, pool_of
 
-ROLES = ("policy", "rollout")
 GONE_OR_LEAVING = ("dead", "stopped", "draining")
 AT_WORK = ("waiting", "running", "paused")
 """Phases of a run in which it needs workers."""
@@ -47,8 +47,8 @@ def _who_scales_here(run_dir: Path) -> str:
     if record is not None and record.supervisor.alive():
         return f"`paceline up` (pid {record.supervisor.pid}) starts or drains workers"
     remedy = supervisor_gone(run_dir) or (
-        "The processes were started by hand: start missing workers with `paceline policy` or "
-        "`paceline rollout`, end surplus ones with `paceline drain WORKER`, or set fleet.provider"
+        "The processes were started by hand: start missing workers with `paceline policy`, "
+        "`paceline rollout` or `paceline scorer`, end surplus ones with `paceline drain WORKER`, or set fleet.provider"
     )
     return f"nobody starts or drains workers. {remedy}"
 
@@ -72,13 +72,13 @@ class Provider(ABC):
         """
         if status.phase not in AT_WORK:
             return ""
-        roles = [role for role in ROLES if role in status.desired]
-        missing = [await self._converge_role(role, status) for role in roles]
+        pools = in_order(status.desired)
+        missing = [await self._converge_pool(pool, status) for pool in pools]
         return "; ".join(filter(None, missing))
 
     @abstractmethod
-    async def _converge_role(self, role: str, status: admin_pb2.StatusReply) -> str:
-        """As ``converge``, for one role with a desired count."""
+    async def _converge_pool(self, pool: str, status: admin_pb2.StatusReply) -> str:
+        """As ``converge``, for one pool with a desired count."""
 
     async def close(self) -> None:  # noqa: B027  (optional)
         """Closes connections. Workers keep running."""
@@ -86,7 +86,7 @@ class Provider(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Moves:
-    """Changes to the workers of one role: the number to start and the names to drain."""
+    """Changes to the workers of one pool: the number to start and the names to drain."""
 
     start: int
     drain: tuple[str, ...]
@@ -107,16 +107,20 @@ def number(name: str) -> tuple[int, str]:
     return (int(found[1]) if found else -1), name
 
 
-def desired_of(status: admin_pb2.StatusReply, role: str) -> int:
-    """Desired processes of a role: active workers and spares."""
-    return int(status.desired[role]) + int(status.spares.get(role, 0))
+def desired_of(status: admin_pb2.StatusReply, pool: str) -> int:
+    """Desired processes of a pool: active workers and spares."""
+    return int(status.desired[pool]) + int(status.spares.get(pool, 0))
 
 
-def staying(status: admin_pb2.StatusReply, role: str) -> dict[str, admin_pb2.WorkerStatus]:
-    """Living workers of a role that have not been asked to leave."""
-    kind = common_pb2.ROLE_POLICY if role == "policy" else common_pb2.ROLE_ROLLOUT
+def staying(status: admin_pb2.StatusReply, pool: str) -> dict[str, admin_pb2.WorkerStatus]:
+    """Living workers of a pool that have not been asked to leave."""
     return {
         worker.worker_id: worker
         for worker in status.workers
-        if worker.role == kind and worker.state not in GONE_OR_LEAVING
+        if _pool(worker) == pool and worker.state not in GONE_OR_LEAVING
     }
+
+
+def _pool(worker: admin_pb2.WorkerStatus) -> str:
+    role = common_pb2.Role.Name(worker.role).removeprefix("ROLE_").lower()
+    return pool_of(role, worker.scorer)

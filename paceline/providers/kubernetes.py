@@ -1,4 +1,4 @@
-"""Kubernetes provider: the replicas of each role's workload follow the desired counts.
+"""Kubernetes provider: the replicas of each pool's workload follow the desired counts.
 
     GET  .../statefulsets/NAME/scale ──► differs? ──► PATCH with the resourceVersion that was read
                                                         409: another writer was faster; read again
@@ -22,6 +22,7 @@ from typing import Any
 from paceline.config.workers import KubernetesConfig
 from paceline.providers.base import Provider, Trouble, desired_of
 from paceline.v1 import admin_pb2
+from paceline.worker_pools import role_of, scorer_of
 
 REQUEST_LIMIT_S = 10.0
 CONFLICTS = 5
@@ -35,13 +36,13 @@ class KubernetesProvider(Provider):
     def __init__(self, config: KubernetesConfig) -> None:
         self._config = config
 
-    async def _converge_role(self, role: str, status: admin_pb2.StatusReply) -> str:
+    async def _converge_pool(self, pool: str, status: admin_pb2.StatusReply) -> str:
         # In a thread, because the client blocks and the leader's loop must not.
-        return await asyncio.to_thread(self._scale, role, desired_of(status, role))
+        return await asyncio.to_thread(self._scale, pool, desired_of(status, pool))
 
-    def _scale(self, role: str, desired: int) -> str:
+    def _scale(self, pool: str, desired: int) -> str:
         """Blocks. Returns what the workload still lacks. Raises Trouble."""
-        workload = str(getattr(self._config, role))
+        workload = self._workload(pool)
         path = self._path(workload)
         try:
             for _ in range(CONFLICTS):
@@ -61,13 +62,21 @@ class KubernetesProvider(Provider):
                     if refusal.code != 409:
                         raise
         except urllib.error.HTTPError as refusal:
-            raise Trouble(f"{workload}: {_explained(role, workload, refusal)}") from refusal
+            raise Trouble(
+                f"{workload}: {_explained(role_of(pool), workload, refusal)}"
+            ) from refusal
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise Trouble(f"the API server does not answer for {workload}: {error}") from error
         raise Trouble(
             f"gave up after {CONFLICTS} write conflicts on {workload}: another controller (an HPA?) "
             "is scaling it"
         )
+
+    def _workload(self, pool: str) -> str:
+        """Of each scorer there is one. Kubernetes allows no "_" in its name."""
+        base = str(getattr(self._config, role_of(pool)))
+        name = scorer_of(pool)
+        return f"{base}-{name.replace('_', '-')}" if name else base
 
     def _path(self, workload: str) -> str:
         kind, _, name = workload.partition("/")

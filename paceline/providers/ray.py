@@ -31,6 +31,7 @@ from paceline.providers.base import (
     staying,
 )
 from paceline.v1 import admin_pb2
+from paceline.worker_pools import POLICY, role_of, scorer_of, worker_name
 
 ANSWER_LIMIT_S = 60.0
 CLOSE_LIMIT_S = 5.0
@@ -42,7 +43,7 @@ class Placed:
     """One actor in the driver's listing."""
 
     name: str
-    role: str
+    pool: str
     state: str
     """pending: not placed yet. silent: placed, but the actor does not answer. running. ended."""
     pid: int = 0
@@ -77,8 +78,8 @@ class RayProvider(Provider):
                 await self._ask(op="remove", name=one.name)
         return await super().converge(status)
 
-    async def _converge_role(self, role: str, status: admin_pb2.StatusReply) -> str:
-        here = {p.name: p for p in self._placed if p.role == role and p.state != "ended"}
+    async def _converge_pool(self, pool: str, status: admin_pb2.StatusReply) -> str:
+        here = {p.name: p for p in self._placed if p.pool == pool and p.state != "ended"}
         known = {w.worker_id: w for w in status.workers}
         leaving = {
             name
@@ -87,33 +88,35 @@ class RayProvider(Provider):
             and (known[name].pid == p.pid or p.state == "silent")
             and known[name].state in ("draining", "stopped")
         }
-        todo = moves(desired_of(status, role), here.keys() - leaving)
+        todo = moves(desired_of(status, pool), here.keys() - leaving)
         for name in todo.drain:
-            worker = staying(status, role).get(name)
+            worker = staying(status, pool).get(name)
             if worker is not None and worker.pid == here[name].pid:
                 await self._drain(worker)
             elif here[name].state == "pending":
                 await self._ask(op="remove", name=name)
-        for name in free_names(role, here, todo.start):
-            await self._ask(op="start", **self._order(role, name, status))
+        for name in free_names(pool, here, todo.start):
+            await self._ask(op="start", **self._order(pool, name, status))
         waiting = sorted((n for n, p in here.items() if p.state == "pending"), key=number)
         return f"{', '.join(waiting)}: waiting for cluster resources" if waiting else ""
 
-    def _order(self, role: str, name: str, status: admin_pb2.StatusReply) -> dict[str, Any]:
+    def _order(self, pool: str, name: str, status: admin_pb2.StatusReply) -> dict[str, Any]:
         fleet, ray = self._config.fleet, self._config.ray
-        policy = role == "policy"
-        threads = fleet.policy_threads if policy else fleet.rollout_threads
+        role = role_of(pool)
+        policy = role == POLICY
+        threads = getattr(fleet, f"{role}_threads")
+        own = ["--scorer", scorer_of(pool)] if scorer_of(pool) else []
         return {
             "name": name,
-            "role": role,
+            "pool": pool,
             "cpus": threads * (fleet.policy_ranks if policy else 1),
-            "gpus": ray.policy_gpus if policy else ray.rollout_gpus,
+            "gpus": getattr(ray, f"{role}_gpus"),
             # The text of the file: the machine may not have the file.
             "config": to_toml(_without_secrets(self._config)),
             "module": f"{role}_worker",
             "arguments": [
                 *("--controllers", ",".join(c.address for c in status.controllers)),
-                *("--id", name, "--run-dir", self._run_dir),
+                *("--id", name, "--run-dir", self._run_dir, *own),
             ],
             "environment": dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(threads)),
             "log": f"{self._run_dir}/logs/{name}.log",
@@ -177,7 +180,7 @@ class RayProvider(Provider):
         return self._process
 
 
-def free_names(role: str, taken: dict[str, Placed], count: int) -> list[str]:
+def free_names(pool: str, taken: dict[str, Placed], count: int) -> list[str]:
     """Unused names for ``count`` new workers, lowest numbers first."""
-    names = (f"{role}-{index}" for index in range(len(taken) + count))
+    names = (worker_name(pool, index) for index in range(len(taken) + count))
     return [name for name in names if name not in taken][:count]

@@ -12,6 +12,8 @@ import sys
 from contextlib import suppress
 from typing import Any
 
+from paceline.worker_pools import pool_of_worker
+
 ANSWER_LIMIT_S = 5.0
 """Time for an actor to report its worker's state. An actor that is not placed yet does not answer."""
 
@@ -67,7 +69,7 @@ class Driver:
             for name, state in groups.items()
         }
         return [
-            {"name": name, "role": name.partition("-")[0], **found.get(name, {"state": state})}
+            {"name": name, "pool": pool_of_worker(name), **found.get(name, {"state": state})}
             for name, state in unheard.items()
         ]
 

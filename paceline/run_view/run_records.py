@@ -13,6 +13,7 @@ from paceline.run_view.files.json_lines import read_lines
 from paceline.run_view.files.run_file_writer import metrics_row
 
 MOST_EVALS = 20_000
+_EVAL_COLUMNS = ("step", "version", "t", "eval_reward_mean", "eval_count")
 
 
 class RunRecords:
@@ -34,7 +35,7 @@ class RunRecords:
     def _reset_metrics(self) -> None:
         self.metrics = MetricStore()
         self.evals: list[dict[str, Any]] = []
-        """step, version, t, eval_reward_mean and eval_count of each evaluation, by step."""
+        """step, version, t, eval_reward_mean, eval_count and eval_SET/METRIC of each evaluation, by step."""
 
     @classmethod
     def read(cls, run_dir: Path) -> RunRecords:
@@ -81,8 +82,8 @@ class RunRecords:
         if row.get("kind", "step") == "step":
             self.metrics.append(row)
             return
-        names = ("step", "version", "t", "eval_reward_mean", "eval_count")
-        found = {name: row.get(name) for name in names}
+        found = {name: row.get(name) for name in _EVAL_COLUMNS}
+        found |= {name: value for name, value in row.items() if name.startswith("eval_")}
         if self.evals and self.evals[-1]["step"] >= row["step"]:
             self.evals = [e for e in self.evals if e["step"] != row["step"]]
         self.evals.append(found)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,11 @@ def summarise(
 
     checkpoints, best = records.history.checkpoints, records.history.best
     rewards = column("reward_mean")
-    scored = [row for row in records.evals if row["eval_reward_mean"] is not None]
+    # Recorded data has a held-out loss in the place of a reward.
+    scores = [row.get("eval_loss", row["eval_reward_mean"]) for row in records.evals]
+    scored = [
+        (row, score) for row, score in zip(records.evals, scores, strict=True) if score is not None
+    ]
 
     def counted(name: str, times: int = 1) -> int | None:
         return None if counts is None else int(counts.get(name, 0)) * times
@@ -54,14 +58,16 @@ def summarise(
         "checkpoint_step": checkpoints[-1].step if checkpoints else 0,
         "reward_first5": _mean(rewards[:FIRST_LAST]),
         "reward_last5": _mean(rewards[-FIRST_LAST:]),
-        "eval_first": scored[0]["eval_reward_mean"] if scored else None,
-        "eval_last": scored[-1]["eval_reward_mean"] if scored else None,
-        "eval_last_count": scored[-1]["eval_count"] if scored else None,
+        "eval_first": scored[0][1] if scored else None,
+        "eval_last": scored[-1][1] if scored else None,
+        "eval_sets": _newest_of_sets(records.evals),
+        "eval_last_count": scored[-1][0]["eval_count"] if scored else None,
         "best_checkpoint_step": best.step if best else None,
         "best_checkpoint_eval": best.reward_mean if best else None,
-        "evals_without_scores": len(records.evals) - len(scored),
+        "evals_without_scores": sum(not _has_score(row) for row in records.evals),
         "samples_trained": counted("trained", group_size),
         "groups_dropped": None if counts is None else dict(counts.get("dropped", {})),
+        "prompts_truncated": int(sum(column("prompts_truncated"))),
         "samples_lost": counted("lost", group_size),
         "samples_duplicated": counted("duplicates", group_size),
         "ledger_ok": None if counts is None else not problems,
@@ -86,6 +92,27 @@ def summarise(
     }
 
 
+def _newest_of_sets(evals: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """By evaluation set: step and metrics of its newest evaluation."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in evals:
+        fresh: dict[str, dict[str, Any]] = {}
+        for column, value in row.items():
+            name, slash, metric = column.removeprefix("eval_").partition("/")
+            if slash:
+                fresh.setdefault(name, {"step": row["step"]})[metric] = value
+        found |= {name: each for name, each in fresh.items() if "reward" in each}
+    return found
+
+
+def _has_score(row: Mapping[str, Any]) -> bool:
+    """Whether any set of the round has a reward, or recorded data a loss. A round may lack the set that ranks checkpoints."""
+    rewards = (value for name, value in row.items() if name.endswith("/reward"))
+    if row.get("eval_loss") is not None:
+        return True
+    return row["eval_reward_mean"] is not None or any(value is not None for value in rewards)
+
+
 def write_summary(run_dir: Path, summary: Mapping[str, Any]) -> None:
     path = run_dir / "summary.json"
     fresh = path.with_name(f".summary.json.{os.getpid()}")
@@ -102,11 +129,11 @@ def read_summary(run_dir: Path) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def can_extend(summary: Mapping[str, Any] | None, steps: int) -> bool:
+def can_extend(summary: Mapping[str, Any] | None, steps: Callable[[], int]) -> bool:
     """Whether the run ended with its last step, and may go on to ``steps``."""
     if summary is None or summary.get("status") != "finished" or summary.get("reason"):
         return False
-    return steps > int(summary.get("steps") or 0)
+    return steps() > int(summary.get("steps") or 0)
 
 
 def _rate(records: RunRecords, name: str) -> float | None:

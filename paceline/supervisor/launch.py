@@ -12,6 +12,7 @@ from paceline.process.user_code import python_module
 from paceline.process.worker_command import THREAD_VARIABLES
 from paceline.rpc.ports import bindable, free_ports
 from paceline.supervisor.child import ChildSpec
+from paceline.worker_pools import role_of, scorer_of, worker_name
 
 WORKER_NICE = 5
 
@@ -36,25 +37,26 @@ class Launcher:
         address = self.addresses[index]
         return self._spec("controller", index, "controller", own, address=address)
 
-    def worker(self, role: str, index: int) -> ChildSpec:
-        """``role``: policy or rollout."""
-        own = ("--controllers", ",".join(self.addresses))
-        return self._spec(role, index, f"{role}_worker", own, nice=WORKER_NICE)
+    def worker(self, pool: str, index: int) -> ChildSpec:
+        own: tuple[str, ...] = ("--controllers", ",".join(self.addresses))
+        if name := scorer_of(pool):
+            own += ("--scorer", name)
+        return self._spec(pool, index, f"{role_of(pool)}_worker", own, nice=WORKER_NICE)
 
     def _spec(
         self,
-        role: str,
+        pool: str,
         index: int,
         module: str,
         own: Sequence[str],
         nice: int = 0,
         address: str = "",
     ) -> ChildSpec:
-        name = f"{role}-{index}"
+        name = worker_name(pool, index)
         common = ("--run-dir", str(self.run_dir), "--id", name)
         return ChildSpec(
             name=name,
-            role=role,
+            role=pool,
             argv=(*python_module(module), str(self.config_path), *common, *own),
             environment=_environment(),
             log=self.run_dir / "logs" / f"{name}.log",

@@ -32,13 +32,15 @@ from paceline.supervisor.child import UNSEEN, Adopted, Child, ChildSpec, end_all
 from paceline.supervisor.launch import Launcher
 from paceline.supervisor.restarts import GiveUp, Leave, Restart, RestartPolicy
 from paceline.v1 import admin_pb2
+from paceline.worker_pools import desired_workers, in_order, worker_name
 
 REPORT_LIMIT_S = 10.0
 WHY_LIMIT_S = 5.0
 """Time for a controller to answer why a worker has ended by itself."""
 FAREWELL_LIMIT_S = 2.0
 """Time to report to a controller how the workers of a stopping run have ended."""
-ROLES = ("policy", "rollout")
+CONTROLLER = "controller"
+"""Role of a process that is no worker. The role of a worker is its pool."""
 
 
 @dataclass(eq=False)
@@ -80,9 +82,9 @@ class LocalFleet:
         """Controllers and workers at once: workers wait for a leader by themselves."""
         for index in range(self.config.fleet.controllers):
             self._tend_new(self.launcher.controller(index))
-        for role in ROLES:
-            for index in range(int(getattr(self.config.fleet, role))):
-                self._tend_new(self.launcher.worker(role, index))
+        for pool, count in desired_workers(self.config).items():
+            for index in range(count):
+                self._tend_new(self.launcher.worker(pool, index))
 
     def adopt_all(self) -> int:
         """Takes over the living processes of the earlier fleet and starts missing controllers.
@@ -93,9 +95,9 @@ class LocalFleet:
         living = {p.name: i for p in self.record.processes for i in p.ids if i.alive()}
         specs = [self.launcher.controller(i) for i in range(self.config.fleet.controllers)]
         for process in self.record.processes:
-            if process.role in ROLES and process.name in living:
+            if process.role != CONTROLLER and process.name in living:
                 specs.append(self.launcher.worker(process.role, _index(process.name)))
-            elif process.role in ROLES and process.state != "ended":
+            elif process.role != CONTROLLER and process.state != "ended":
                 self._mark(process, "ended")
         for spec in specs:
             identity = living.get(spec.name)
@@ -111,15 +113,13 @@ class LocalFleet:
             # The pid: the ledger may still show the previous process of that name.
             if _is_leaving(worker) and child is not None and child.pid == worker.pid:
                 self._leaving.add(worker.worker_id)
-        for role in ROLES:
-            if role not in status.desired:
-                continue
-            staying = [n for n, r in self._roles.items() if r == role and n not in self._leaving]
-            desired = desired_of(status, role) - self._abandoned[role]
+        for pool in in_order(status.desired):
+            staying = [n for n, r in self._roles.items() if r == pool and n not in self._leaving]
+            desired = desired_of(status, pool) - self._abandoned[pool]
             for _ in range(desired - len(staying)):
-                index = self._next_index(role)
-                self.note(f"starting {role}-{index}")
-                self._tend_new(self.launcher.worker(role, index))
+                index = self._next_index(pool)
+                self.note(f"starting {worker_name(pool, index)}")
+                self._tend_new(self.launcher.worker(pool, index))
             surplus = len(staying) - desired
             for name in sorted(staying, key=_index, reverse=True)[: max(0, surplus)]:
                 await self._drain(name)
@@ -137,7 +137,7 @@ class LocalFleet:
     async def stop_workers(self, patience_s: float) -> None:
         """Reports to the ledger how they ended: a continued run must find none of them alive."""
         self._ending.set()
-        running = self._running(*ROLES)
+        running = self._running(workers=True)
         tends = [self._tends[child.spec.name] for child in running]
         await end_all(running, patience_s)
         if tends:
@@ -147,7 +147,7 @@ class LocalFleet:
 
     async def stop_controllers(self, patience_s: float) -> None:
         self._ending.set()
-        await end_all(self._running("controller"), patience_s)
+        await end_all(self._running(workers=False), patience_s)
 
     async def close(self) -> None:
         """Ends every process of the fleet and every task of this object."""
@@ -164,11 +164,13 @@ class LocalFleet:
         self._killed = True
         for task in self._background:
             task.cancel()
-        for child in self._running("controller", *ROLES):
+        for child in (*self._running(workers=False), *self._running(workers=True)):
             child.kill()
 
-    def _running(self, *roles: str) -> list[Child]:
-        return [c for c in self._children.values() if c.running and c.spec.role in roles]
+    def _running(self, *, workers: bool) -> list[Child]:
+        """Those of the workers, or else of the controllers."""
+        there = (c for c in self._children.values() if c.running)
+        return [c for c in there if (c.spec.role != CONTROLLER) == workers]
 
     def _tend_new(self, spec: ChildSpec, first: Child | None = None) -> None:
         """``first``: the process of that name that already runs."""
@@ -198,7 +200,7 @@ class LocalFleet:
                 record.exit_code = None if code == UNSEEN else code
                 self._mark(record, "ended")
                 if self._ending.is_set():
-                    if spec.role in ROLES and code != 0 and not self._killed:
+                    if spec.role != CONTROLLER and code != 0 and not self._killed:
                         self._report_exit(spec, child, code)
                     return
                 if await self._is_done(spec, child, code):
@@ -216,7 +218,7 @@ class LocalFleet:
 
     async def _is_done(self, spec: ChildSpec, child: Child, code: int) -> bool:
         """True if the worker has left for good: the run has ended, or it was drained."""
-        if spec.role not in ROLES:
+        if spec.role == CONTROLLER:
             return False
         if code != 0 and spec.name in self._leaving:
             # Killed while it was draining: it may not have deregistered, and is not restarted.
@@ -278,7 +280,7 @@ class LocalFleet:
                 return True
 
     def _report_exit(self, spec: ChildSpec, child: Child, code: int) -> None:
-        if spec.role == "controller":
+        if spec.role == CONTROLLER:
             run = self.config.run.name
             work: Coroutine[Any, Any, object] = asyncio.to_thread(
                 release_dead, self.redis_url, run, spec.name, child.pid
@@ -317,8 +319,8 @@ class LocalFleet:
         self._leaving.add(name)
         self.note(f"{name} is asked to leave")
 
-    def _next_index(self, role: str) -> int:
-        taken = {_index(name) for name, r in self._roles.items() if r == role}
+    def _next_index(self, pool: str) -> int:
+        taken = {_index(name) for name, r in self._roles.items() if r == pool}
         return next(index for index in range(len(taken) + 1) if index not in taken)
 
     def _record_of(self, spec: ChildSpec) -> ProcessRecord:

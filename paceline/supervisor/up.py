@@ -78,7 +78,7 @@ class LocalRun:
     console: Console
     earlier: FleetRecord | None = None
     """Record of a fleet that has lost its supervisor and is taken over."""
-    extends: bool = False
+    extends_to: int = 0
     """The run was finished, and is given more steps."""
 
     def __post_init__(self) -> None:
@@ -95,6 +95,8 @@ class LocalRun:
         self._dashboard = ""
         self._fleet: LocalFleet | None = None
         self._status: admin_pb2.StatusReply | None = None
+        self._begun = self.earlier is not None
+        """A leader has had a term. A controller that reads the journal again tells of none."""
         self._stop: TimedStop | None = None
         """Set while the run is being stopped."""
         self._events = FileTail(self.run_dir / "events.jsonl")
@@ -215,9 +217,10 @@ class LocalRun:
         if self._stop is not None:
             await self._stop.ask()
         status = self._status = await leader_status(control, ASK_LIMIT_S)
+        self._begun |= status.term > 0
         self._note_dashboard(status)
         self.console.show(status)
-        if self.extends and status.total_steps < self.config.train.steps:
+        if status.total_steps < self.extends_to:
             return None  # the journal's end; the leader has not extended the run yet
         if status.phase in ("finished", "failed"):
             fleet.finished = status.phase == "finished"
@@ -240,8 +243,8 @@ class LocalRun:
             return False
         return (
             self._status is None
-            # The data set is still being opened, or the journal read.
-            or (self._status.phase == "none" and self.earlier is None)
+            # Nothing to save, and no leader to record a stop: the data set of a new run is being opened.
+            or not self._begun
             or self._at_once.done()
             or (self._stop is not None and self._stop.overdue)
         )

@@ -11,13 +11,13 @@ import typer
 
 from paceline.cli.common import JsonOption, Target, is_number, print_json, takes_target
 from paceline.errors import BadInput, UserError
+from paceline.worker_pools import POLICY, ROLLOUT, SCORER, role_of, scorer_of
 
 if TYPE_CHECKING:
     from paceline.rpc.client import ControlPlane
 
 ANSWER_LIMIT_S = 20.0
 POLL_S = 0.5
-ROLES = ("policy", "rollout")
 MOST = 10_000
 """Largest number that the controllers accept."""
 
@@ -26,7 +26,8 @@ MOST = 10_000
 def scale(
     target: Target,
     counts: Annotated[
-        list[str], typer.Argument(metavar="ROLE=COUNT...", help="policy=2, rollout=4, or both.")
+        list[str],
+        typer.Argument(metavar="ROLE=COUNT...", help="policy=2, rollout=4, scorer:NAME=2."),
     ],
     expected: Annotated[
         list[str] | None,
@@ -55,9 +56,11 @@ def _counts(items: list[str], option: str = "") -> dict[str, int]:
     found: dict[str, int] = {}
     for item in items:
         role, equals, count = item.partition("=")
-        if role not in ROLES or not equals or not is_number(count, 1, MOST):
+        known = role in (POLICY, ROLLOUT) or (role_of(role) == SCORER and scorer_of(role))
+        if not known or not equals or not is_number(count, 1, MOST):
             raise BadInput(
-                f"{option}{item}: write policy=COUNT or rollout=COUNT, COUNT from 1 to {MOST:,}"
+                f"{option}{item}: write policy=COUNT, rollout=COUNT or scorer:NAME=COUNT, "
+                f"COUNT from 1 to {MOST:,}"
             )
         if found.get(role, int(count)) != int(count):
             raise BadInput(f"{option}{item}: {role}={found[role]} was given as well")

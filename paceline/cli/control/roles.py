@@ -1,4 +1,4 @@
-"""``paceline controller | policy | rollout``: one process of a role, on any machine."""
+"""``paceline controller | policy | rollout | scorer``: one process of a role, on any machine."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -16,6 +16,9 @@ from paceline.cli.common import ConfigArgument, RunDirOption, SetOption, parse_a
 from paceline.errors import BadInput
 from paceline.process.user_code import python_module
 from paceline.process.worker_command import THREAD_VARIABLES
+
+if TYPE_CHECKING:
+    from paceline.config.schema import Config
 
 Controllers = Annotated[
     str,
@@ -74,18 +77,25 @@ def _worker(role: str, help_text: str) -> Callable[..., None]:
         from paceline.config.load import load_config
 
         settings = load_config(config, overrides or ())
-        addresses = ",".join(parse_addresses(controllers))
-        # The process id: two workers of one name would replace each other.
-        host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:40]
-        name = identity or f"{role}-{host}-{os.getpid()}"
-        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
-            raise BadInput(f"--id {name}: use at most 64 letters, digits, '-', '_' and '.'")
-        directory = run_dir or Path("runs") / settings.run.name
-        arguments = ["--controllers", addresses, "--id", name, "--run-dir", str(directory)]
+        arguments = _arguments(settings, role, controllers, identity, run_dir)
         _become(f"{role}_worker", config, arguments, overrides)
 
     command.__name__, command.__doc__ = role, help_text
     return command
+
+
+def _arguments(
+    settings: Config, role: str, controllers: str, identity: str | None, run_dir: Path | None
+) -> list[str]:
+    """Of a worker. Raises BadInput."""
+    addresses = ",".join(parse_addresses(controllers))
+    # The process id: two workers of one name would replace each other.
+    host = re.sub(r"[^A-Za-z0-9_.-]", "-", socket.gethostname())[:40]
+    name = identity or f"{role}-{host}-{os.getpid()}"
+    if not re.fullmatch(r"[A-Za-z0-9_.-]{1,64}", name):
+        raise BadInput(f"--id {name}: use at most 64 letters, digits, '-', '_' and '.'")
+    directory = run_dir or Path("runs") / settings.run.name
+    return ["--controllers", addresses, "--id", name, "--run-dir", str(directory)]
 
 
 policy = _worker(
@@ -97,6 +107,40 @@ rollout = _worker(
     "rollout",
     "Start one rollout worker.\n\nExample: paceline rollout run.toml --controllers a:7000,b:7000",
 )
+
+
+def scorer(
+    config: ConfigArgument,
+    controllers: Controllers,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            "--scorer",
+            metavar="NAME",
+            help="Section [scorers.NAME] of the file. It may be left out if there is only one.",
+        ),
+    ] = None,
+    identity: Identity = None,
+    run_dir: RunDirOption = None,
+    overrides: SetOption = None,
+) -> None:
+    """Start one worker of a scorer.
+
+    Example: paceline scorer run.toml --scorer helpful --controllers a:7000,b:7000
+    """
+    from paceline.config.load import load_config
+
+    settings = load_config(config, overrides or ())
+    known = list(settings.scorers.by_name)
+    if not known:
+        raise BadInput(f"{config}: it has no scorer. Add a section [scorers.NAME]")
+    if name is None and len(known) > 1:
+        raise BadInput(f"--scorer is missing: the scorers are {', '.join(known)}")
+    chosen = name or known[0]
+    if chosen not in known:
+        raise BadInput(f"--scorer {chosen}: the scorers are {', '.join(known)}")
+    arguments = _arguments(settings, f"scorer-{chosen}", controllers, identity, run_dir)
+    _become("scorer_worker", config, [*arguments, "--scorer", chosen], overrides)
 
 
 def _become(

@@ -55,7 +55,9 @@ def up(
     """
     from paceline.config.load import load_config
     from paceline.preflight import default_run_dir
+    from paceline.preflight.check import LENGTH
     from paceline.preflight.deadline import read_in_time, resolve_in_time
+    from paceline.preflight.run_length import steps_of
     from paceline.process.process_limits import set_process_limits
     from paceline.run_view.summary import can_extend, read_summary
     from paceline.supervisor.run_dir_lock import check_no_leader, clear, end_leftovers, locked
@@ -72,17 +74,19 @@ def up(
         _fleet_left(settings, directory)  # before the lock, which makes the directory
         with locked(directory):
             raise typer.Exit(_run(settings, directory, as_json, _fleet_left(settings, directory)))
-    _check(settings, directory, fresh)
+    length = _check(settings, directory, fresh)
     if dry_run:
         if as_json:
-            print_json({"ready": True, "run": settings.run.name, "run_dir": str(directory)})
+            found = {"ready": True, "run": settings.run.name, "run_dir": str(directory)}
+            print_json({**found, "length": length})
         else:
             typer.echo(f"ready: {_fleet_line(settings)} in {directory}")
+            typer.echo(f"{LENGTH}: {length}")
         return
     with locked(directory):
         if fresh:
             clear(settings, directory)
-        extends = can_extend(read_summary(directory), settings.train.steps)
+        extends = can_extend(read_summary(directory), lambda: steps_of(settings))
         left = end_leftovers(directory)
         if left:
             line = f"ended {len(left)} processes that an earlier session left behind"
@@ -91,12 +95,14 @@ def up(
             check_no_leader(settings)
         if note:
             typer.echo(note, err=as_json)
-        raise typer.Exit(_run(settings, directory, as_json, extends=extends))
+        extends_to = steps_of(settings) if extends else 0
+        raise typer.Exit(_run(settings, directory, as_json, extends_to=extends_to))
 
 
-def _check(settings: Config, directory: Path, fresh: bool) -> None:
-    """Prints warnings. Raises BadInput with a line for each check that failed."""
+def _check(settings: Config, directory: Path, fresh: bool) -> str:
+    """Prints warnings, and returns the length of the run. Raises BadInput with a line for each check that failed."""
     from paceline.preflight import run_checks
+    from paceline.preflight.check import LENGTH
 
     checks = list(run_checks(settings, directory, fresh=fresh, up=True))
     failed = [str(check) for check in checks if check.state == "fail"]
@@ -105,6 +111,7 @@ def _check(settings: Config, directory: Path, fresh: bool) -> None:
     for check in checks:
         if check.state == "warn":
             typer.echo(f"warning: {check}", err=True)
+    return next((check.found for check in checks if check.name == LENGTH), "not known here")
 
 
 def _fleet_left(settings: Config, directory: Path) -> FleetRecord:
@@ -133,7 +140,7 @@ def _run(
     as_json: bool,
     earlier: FleetRecord | None = None,
     *,
-    extends: bool = False,
+    extends_to: int = 0,
 ) -> int:
     from rich.console import Console
 
@@ -147,7 +154,7 @@ def _run(
     console.note(f"{_fleet_line(settings)} in {directory}")
 
     async def run() -> Outcome:
-        return await LocalRun(settings, directory, console, earlier, extends).run()
+        return await LocalRun(settings, directory, console, earlier, extends_to).run()
 
     outcome = asyncio.run(run())
     if as_json:

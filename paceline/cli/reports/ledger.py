@@ -16,7 +16,7 @@ from paceline.errors import BadInput
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from controller.ledger.views.coverage_report import CoverageReport
+    from controller.ledger.views.coverage_report import CoverageReport, EpochCoverage
     from controller.store.journal_audit import Report
     from paceline.config.services import RedisConfig
 
@@ -39,7 +39,8 @@ def verify(
 ) -> None:
     """Replay the journal, check every invariant, and account for every row of every data-set epoch.
 
-    Each row of an epoch is trained once, dropped for a reason, on its way, or still to come. The last
+    Each row of an epoch is trained once, dropped for a reason, passed over by the curriculum, on its way, or
+    still to come. With several sources, each has epochs of its own. The last
     table compares the length and the reward of dropped completions with those that were trained: if they
     differ, what is dropped biases the training.
 
@@ -86,17 +87,33 @@ def _print_coverage(coverage: CoverageReport) -> None:
     console = out_console()
     order = f"shuffled by seed {coverage.seed}" if coverage.shuffle else "in the order of the file"
     typer.echo(f"coverage of the data: {coverage.rows} rows, {order}")
-    newest = coverage.epochs[-EPOCHS_SHOWN:]
+    if coverage.sources:
+        typer.echo(f"  sources: {', '.join(coverage.sources)}; an epoch is a pass over one source")
+    newest = _newest(coverage)
     if earlier := len(coverage.epochs) - len(newest):
         typer.echo(f"  ({earlier} earlier epochs: --json shows them)")
     columns = ["epoch", "trained", "dropped", "on their way", "to come", "skipped", "twice"]
     if any(epoch.unrecorded for epoch in newest):
         columns.append("unrecorded")
+    if any(epoch.passed_over for epoch in newest):
+        columns.append("passed over")
+    if coverage.sources:
+        columns.insert(0, "source")
     table = _table(*columns)
     for epoch in newest:
-        cells: list[object] = [epoch.epoch, epoch.trained, _by_reason(epoch.dropped)]
-        cells += [_by_reason(epoch.in_flight), epoch.to_come, epoch.skipped, epoch.twice]
-        table.add_row(*map(str, [*cells, epoch.unrecorded][: len(columns)]))
+        cells = {
+            "source": epoch.source,
+            "epoch": epoch.epoch,
+            "trained": epoch.trained,
+            "dropped": _by_reason(epoch.dropped),
+            "on their way": _by_reason(epoch.in_flight),
+            "to come": epoch.to_come,
+            "skipped": epoch.skipped,
+            "twice": epoch.twice,
+            "unrecorded": epoch.unrecorded,
+            "passed over": epoch.passed_over,
+        }
+        table.add_row(*(str(cells[name]) for name in columns))
     console.print(table)
     if not coverage.compared:
         return
@@ -106,6 +123,14 @@ def _print_coverage(coverage: CoverageReport) -> None:
         reward = "-" if one.reward is None else f"{one.reward:.3f}"
         table.add_row(one.outcome, str(one.groups), f"{one.share:.1%}", tokens, reward)
     console.print(table)
+
+
+def _newest(coverage: CoverageReport) -> list[EpochCoverage]:
+    """The newest epochs of each source, source by source."""
+    of_source: dict[str, list[EpochCoverage]] = {name: [] for name in coverage.sources or [""]}
+    for epoch in coverage.epochs:
+        of_source[epoch.source].append(epoch)
+    return [epoch for epochs in of_source.values() for epoch in epochs[-EPOCHS_SHOWN:]]
 
 
 def _table(*columns: str) -> Table:

@@ -37,7 +37,8 @@ def init(
         str,
         typer.Option(
             metavar="NAME",
-            help="grpo, dr-grpo, dapo, decoupled or interpolated.",
+            help="For sampled completions: grpo, dr-grpo, dapo, decoupled, interpolated, ppo or online_dpo. For recorded "
+            "data: sft, dpo or reward_model.",
             autocompletion=_algorithms,
         ),
     ] = "grpo",
@@ -50,8 +51,10 @@ def init(
     """Write a commented configuration for an algorithm and a model size.
 
     Example: paceline init --algorithm dr-grpo --size small run.toml
+
+    Example: paceline init --algorithm dpo pairs.toml
     """
-    from paceline.config.template import ALGORITHMS, SIZES, template
+    from paceline.config.template import ALGORITHMS, SIZES, commands, template
 
     for option, value, known in (("--algorithm", algorithm, ALGORITHMS), ("--size", size, SIZES)):
         if value not in known:
@@ -78,8 +81,8 @@ def init(
         return
     typer.echo(f"wrote {out}: edit [model] and [data], then")
     typer.echo(f"    paceline config check {out}")
-    for line in SIZES[size].start:
-        typer.echo(f"    {line.format(out=out)}")
+    for line in commands(algorithm, size, str(out)):
+        typer.echo(f"    {line}")
 
 
 @config.command()
@@ -105,6 +108,7 @@ def check(
     """
     from paceline.config.load import load_config, to_toml
     from paceline.preflight import default_run_dir, run_checks
+    from paceline.preflight.check import FIRST_ROW, LENGTH
     from paceline.preflight.config_warnings import config_warnings
     from paceline.preflight.deadline import resolve_in_time
 
@@ -124,6 +128,8 @@ def check(
             failed.append(str(found))
         elif found.state == "skip":
             typer.echo(f"not checked: {found.name}: {found}", err=True)
+        elif found.name in (FIRST_ROW, LENGTH):
+            typer.echo(f"{found.name}: {found}", err=True)
     if failed:
         raise BadInput("\n".join(failed))
 

@@ -92,6 +92,11 @@ def metrics_row(event: Mapping[str, Any]) -> dict[str, Any] | None:
     if event.get("type") == "EvalRecorded":
         mean = event.get("reward_mean")
         scores = {"eval_reward_mean": mean, "eval_count": float(event.get("count", 0))}
+        # Of recorded data.
+        scores |= {f"eval_{name}": v for name, v in (event.get("measured") or {}).items()}
+        for result in event.get("sets") or ():
+            named = {"count": float(result["count"]), **result["metrics"]}
+            scores |= {f"eval_{result['name']}/{name}": value for name, value in named.items()}
         return {"kind": "eval", **head, **finite(scores)}
     return None
 

@@ -11,8 +11,11 @@ A row has about 100 bytes without completions, so the facts of 10 million groups
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +42,10 @@ _FACTS = {
 """Columns and their Arrow types; each is a field of a group in the REST interface, except t (Unix seconds)."""
 _SMALL_BYTES = 1 << 20
 """A smaller file is merged with the next one: a directory of very many files would be slow to read."""
+_PART = re.compile(r"\d+-\d+-\d+\.\d+\.part")
+"""Name of a file that is being written."""
+LEFT_S = 300.0
+"""Nobody writes any more on such a file that has not grown for so long."""
 _CONTENT = ("prompt", "completions")
 """Null if only the facts are kept. ``completions``: the JSON text of an array of objects."""
 
@@ -46,15 +53,17 @@ _CONTENT = ("prompt", "completions")
 class ArchiveWriter:
     """Writes the files of one leader's term. Raises OSError if the disk fails."""
 
-    def __init__(self, run_dir: Path, term: int, max_bytes: int) -> None:
+    def __init__(
+        self, run_dir: Path, term: int, max_bytes: int, clock: Callable[[], float] = time.time
+    ) -> None:
+        """``clock``: Unix seconds, as in the times of files."""
         self._directory = run_dir / FOLDER
         self._term = term
         self._max_bytes = max_bytes
         self._written = 0
         self._newest: Path | None = None
         """Of this term: rows are added to it as long as it is small."""
-        for left in self._directory.glob("*.part"):
-            left.unlink(missing_ok=True)  # by a leader that died while it wrote
+        self._remove_left(clock() - LEFT_S)
 
     def write(self, rows: Sequence[Mapping[str, Any]]) -> Path:
         """A new file with ``rows`` (at least one), of whole steps. Afterwards the oldest files are deleted
@@ -84,6 +93,14 @@ class ArchiveWriter:
         self._trim(path)
         return path
 
+    def _remove_left(self, before: float) -> None:
+        """Removes what leaders that died left half written. The one before may still be writing. A disk that
+        refuses stops no leader."""
+        with contextlib.suppress(OSError):
+            for path in self._directory.glob("*.part"):
+                if _PART.fullmatch(path.name) and path.stat().st_mtime < before:
+                    path.unlink(missing_ok=True)
+
     def _trim(self, newest: Path) -> None:
         sizes = {path: path.stat().st_size for path in _by_age(self._directory)}
         total = sum(sizes.values())
@@ -102,7 +119,7 @@ class ArchiveReader:
         self._facts: dict[Path, list[dict[str, Any]]] = {}
 
     def groups(self) -> list[dict[str, Any]]:
-        """The facts of every archived group, each attempt once, oldest step first."""
+        """The facts of every archived group, each attempt once by its newest row, in the order of writing."""
         paths = _by_age(self._directory)
         self._facts = {path: self._facts.get(path) or self._read(path) for path in paths}
         found = {
@@ -116,7 +133,8 @@ class ArchiveReader:
         for path in reversed(_by_age(self._directory)):
             rows = self._read(path, group_id)
             if rows:
-                row = max(rows, key=lambda row: row["attempt"])
+                # Of rows of the same attempt the one that was written last.
+                row = max(reversed(rows), key=lambda row: row["attempt"])
                 prompt, completions = (row.pop(name) for name in _CONTENT)
                 return {
                     **row,

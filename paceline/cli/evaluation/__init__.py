@@ -1,0 +1,1 @@
+"""``paceline eval``: a model judged on a data set, without a run."""

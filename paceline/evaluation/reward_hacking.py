@@ -1,0 +1,129 @@
+"""Reward hacking: the training score rises while what it stands for, measured on held-out prompts, falls. Pure.
+
+A learned reward is a proxy. Optimised hard enough, it goes on rising while the true quality falls (Gao et al., "Scaling
+laws for reward model overoptimization", arXiv 2210.10760). A set of held-out prompts with a reward of its own shows it:
+
+    truth   ▁▃▅▇█▇▅▃▁      fallen: the newest two evaluations are both below the best one, by more than noise
+    score   ▁▂▃▄▅▆▇▇█      risen: its mean before the newest two is above that before the best one and its predecessor
+                ↑ best     step to go back to
+
+A score that falls along with the truth is another fault, for example a learning rate that is too high.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NEWEST = 2
+"""Evaluations that must all be lower: a single one swings."""
+TRUTH_NOISE = 3.5
+"""Standard errors of the difference by which the truth must be lower. It is compared with the highest of many evaluations,
+which is high by chance."""
+SCORE_NOISE = 2.0
+"""Standard errors of the difference by which the score must be higher."""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A mean and its standard error."""
+
+    compact = True
+
+    mean: float
+    error: float = 0.0
+
+
+@dataclass(slots=True)
+class RewardSums:
+    """Training rewards of some steps."""
+
+    steps: int = 0
+    total: float = 0.0
+    """Sum of the steps' means."""
+    variance: float = 0.0
+    """Sum of the variances of these means."""
+
+    def add(self, mean: float, deviation: float, groups: int) -> None:
+        """``deviation``: of the rewards of the step's samples. Samples of one prompt are alike, so each of the ``groups``
+        counts as one draw: the error is rather too large than too small."""
+        self.steps += 1
+        self.total += mean
+        self.variance += deviation**2 / max(1, groups)
+
+    @property
+    def estimate(self) -> Estimate | None:
+        """Of the mean reward; None without a step."""
+        if not self.steps:
+            return None
+        return Estimate(self.total / self.steps, math.sqrt(self.variance) / self.steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """An evaluation by a reward that is not the trained one."""
+
+    compact = True
+
+    step: int
+    truth: Estimate
+    score: Estimate | None = None
+    """Training reward of the steps since the evaluation before; None before the first step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exploited:
+    """The reward is probably exploited."""
+
+    step: int
+    """Of the newest evaluation."""
+    truth: float
+    best_step: int
+    best_truth: float
+    score: float
+    """Before the newest evaluations."""
+    best_score: float
+    """Before the best one."""
+
+
+def exploited(evaluations: Sequence[Checked], drop: float) -> Exploited | None:
+    """Whether the score rose while the truth fell; None if not, or if that is not known.
+
+    ``evaluations``: in order of their steps. ``drop``: share of the best truth by which the newest ones must be lower; 0: never.
+    """
+    if not drop or len(evaluations) <= NEWEST:
+        return None
+    best = max(range(len(evaluations)), key=lambda i: evaluations[i].truth.mean)
+    newest = evaluations[-NEWEST:]
+    if best >= len(evaluations) - NEWEST:
+        return None
+    top = evaluations[best].truth
+    if not all(_below(each.truth, top, drop) for each in newest):
+        return None
+    # Before the first step there was no score: that of the first ones is the nearest.
+    around = evaluations[max(0, best - 1) : best + 1]
+    before = _mean(around) or _mean(evaluations[best + 1 : best + 2])
+    after = _mean(newest)
+    if before is None or after is None:
+        return None
+    if after.mean - before.mean <= SCORE_NOISE * math.hypot(after.error, before.error):
+        return None
+    last = evaluations[-1]
+    return Exploited(
+        last.step, last.truth.mean, evaluations[best].step, top.mean, after.mean, before.mean
+    )
+
+
+def _below(truth: Estimate, best: Estimate, drop: float) -> bool:
+    noise = TRUTH_NOISE * math.hypot(truth.error, best.error)
+    return best.mean - truth.mean > max(drop * abs(best.mean), noise)
+
+
+def _mean(evaluations: Sequence[Checked]) -> Estimate | None:
+    """Of their scores; None if none has one."""
+    scores = [each.score for each in evaluations if each.score is not None]
+    if not scores:
+        return None
+    error = math.sqrt(math.fsum(s.error**2 for s in scores)) / len(scores)
+    return Estimate(math.fsum(s.mean for s in scores) / len(scores), error)

@@ -1,0 +1,106 @@
+"""Scores of an evaluation set: sums over its prompts, and the metrics that follow from them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from paceline.evaluation.estimators import majority_solved, pass_at_k, reported_ks
+
+ROUNDING = 1e-9
+"""A weighted sum of rewards may be this much below the reward that counts as solved."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowScore:
+    """What is known of the samples of one prompt."""
+
+    compact = True
+
+    reward_mean: float
+    samples: int = 1
+    solved: int = 0
+    """Samples whose reward reaches the set's threshold."""
+    majority: float = 0.0
+    """See majority_solved."""
+    tokens: int = 0
+    """Completion tokens of all samples."""
+    truncated: int = 0
+    """Samples that ended at the limit of tokens."""
+
+
+def row_score(
+    rewards: Sequence[float],
+    answers: Sequence[str],
+    lengths: Sequence[int],
+    truncated: int,
+    solved_at: float,
+) -> RowScore:
+    """The score of a prompt from its samples. ``answers``: one for each sample ("": it has none), or none at all,
+    if nobody votes. ``solved_at``: reward from which a sample counts as solved."""
+    solved = [reward >= solved_at - ROUNDING for reward in rewards]
+    return RowScore(
+        reward_mean=math.fsum(rewards) / len(rewards),
+        samples=len(rewards),
+        solved=sum(solved),
+        majority=majority_solved(answers, solved) if answers else 0.0,
+        tokens=sum(lengths),
+        truncated=truncated,
+    )
+
+
+@dataclass(slots=True)
+class SetScores:
+    """Sums over the scored prompts of a set, in any order. ``samples``: of each prompt."""
+
+    samples: int = 1
+    rows: int = 0
+    """Prompts that were scored."""
+    reward_sum: float = 0.0
+    reward_squares: float = 0.0
+    passed: dict[str, float] = field(default_factory=dict)
+    """Sum of pass@k over the prompts, by k as text."""
+    majority: float = 0.0
+    tokens: int = 0
+    truncated: int = 0
+
+    def add(self, row: RowScore) -> None:
+        self.rows += 1
+        self.reward_sum += row.reward_mean
+        self.reward_squares += row.reward_mean**2
+        for k in reported_ks(self.samples):
+            value = pass_at_k(row.samples, row.solved, k)
+            self.passed[str(k)] = self.passed.get(str(k), 0.0) + value
+        self.majority += row.majority
+        self.tokens += row.tokens
+        self.truncated += row.truncated
+
+    def metrics(self) -> dict[str, float]:
+        """Means over the prompts by metric; empty if no prompt was scored.
+
+        reward; reward_se, the standard error of its mean, with the prompts as independent draws; pass@k for
+        the reported k; maj@N of N > 1 samples; tokens, the mean length of a sample; truncated, a share.
+        """
+        if not self.rows:
+            return {}
+        samples = self.rows * self.samples
+        found = {"reward": self.reward_sum / self.rows, "reward_se": self._standard_error()}
+        found |= {f"pass@{k}": total / self.rows for k, total in self.passed.items()}
+        if self.samples > 1:
+            found[f"maj@{self.samples}"] = self.majority / self.rows
+        return found | {"tokens": self.tokens / samples, "truncated": self.truncated / samples}
+
+    def _standard_error(self) -> float:
+        """Of the mean reward: sample standard deviation of the prompts' means over the root of their number;
+        0 for one prompt."""
+        if self.rows < 2:
+            return 0.0
+        squares = self.reward_squares - self.reward_sum**2 / self.rows
+        return math.sqrt(max(0.0, squares) / (self.rows - 1) / self.rows)
+
+
+def judging_metrics(samples: int) -> tuple[str, ...]:
+    """Metrics of a set that may choose the best checkpoint: higher is better."""
+    majority = (f"maj@{samples}",) if samples > 1 else ()
+    return ("reward", *(f"pass@{k}" for k in reported_ks(samples)), *majority)
