@@ -1,5 +1,6 @@
 # make demo   set everything up and train the demo with a whole fleet of processes
 # make demo ENGINE=vllm   the same with rollouts on vLLM, which is installed first
+# make rlhf   SFT, a reward model and PPO against it, one after the other; make rlhf ARGS="dpo" for SFT and DPO
 # make test-fast   the loop of a developer: style, types, unit tests, 100 fault schedules
 # make test   set everything up, check style and types, run the tests
 # make test-long   run the tests that take long: more fleets and engines
@@ -25,7 +26,7 @@ export OMP_NUM_THREADS ?= 1
 export MKL_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: help demo test test-fast test-long lint format proto docs bench clean
+.PHONY: help demo rlhf test test-fast test-long lint format proto docs bench clean
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
 	@echo "also: lint format proto docs bench clean"
@@ -63,6 +64,9 @@ $(VENV)/.stamp-vllm: $(VENV)/.stamp-run pyproject.toml constraints.txt
 
 demo: $(VENV)/.stamp-run $(if $(filter vllm,$(ENGINE)),$(VENV)/.stamp-vllm)
 	$(BIN)/python -m examples.digit_sort.demo --set rollout.engine=$(ENGINE)
+
+rlhf: $(VENV)/.stamp-run
+	$(BIN)/python -m examples.rlhf $(ARGS)
 
 lint: $(VENV)/.stamp-dev lint-page
 	$(BIN)/ruff format --check .

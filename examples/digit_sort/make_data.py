@@ -1,8 +1,10 @@
-"""Writes the digit-sort data: ``train.jsonl`` and ``held_out.jsonl``, disjoint, seeded.
+"""Writes the digit-sort data: ``train.jsonl`` and ``held_out.jsonl``, disjoint, seeded, and pairs of both.
 
-A row asks for the digits between ``s`` and ``=`` in rising order:
+A row asks for the digits between ``s`` and ``=`` in rising order. A pair has a wrong answer beside the right one: two
+neighbours are exchanged.
 
     {"prompt": "s7391=", "answer": "1379"}
+    {"prompt": "s7391=", "chosen": "1379", "rejected": "3179"}
 
 Run it again only to change the data; its result is checked in.
 """
@@ -35,6 +37,19 @@ def draw_distinct(rng: random.Random, count: int, taken: set[str]) -> list[dict[
     return rows
 
 
+def pairs_of(rng: random.Random, rows: list[dict[str, str]], count: int) -> list[dict[str, str]]:
+    """Pairs of the first ``count`` rows that have two digits that differ."""
+    pairs = []
+    for row in rows:
+        right = row["answer"]
+        places = [i for i in range(len(right) - 1) if right[i] != right[i + 1]]
+        if places and len(pairs) < count:
+            i = rng.choice(places)
+            wrong = right[:i] + right[i + 1] + right[i] + right[i + 2 :]
+            pairs.append({"prompt": row["prompt"], "chosen": right, "rejected": wrong})
+    return pairs
+
+
 def write(path: Path, rows: list[dict[str, str]]) -> None:
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     print(f"{path}: {len(rows)} rows")
@@ -44,6 +59,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--train", type=int, default=4096, help="rows to train on")
     parser.add_argument("--held-out", type=int, default=256, help="rows to evaluate on")
+    parser.add_argument("--pairs", type=int, default=1024, help="pairs to train on")
+    parser.add_argument("--held-out-pairs", type=int, default=128, help="pairs to evaluate on")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=HERE, help="directory to write to")
     args = parser.parse_args()
@@ -53,7 +70,10 @@ def main() -> None:
     held_out = draw_distinct(rng, args.held_out, taken)
     args.out.mkdir(parents=True, exist_ok=True)
     write(args.out / "held_out.jsonl", held_out)
-    write(args.out / "train.jsonl", draw_distinct(rng, args.train, taken))
+    train = draw_distinct(rng, args.train, taken)
+    write(args.out / "train.jsonl", train)
+    write(args.out / "held_out_pairs.jsonl", pairs_of(rng, held_out, args.held_out_pairs))
+    write(args.out / "pairs.jsonl", pairs_of(rng, train, args.pairs))
 
 
 if __name__ == "__main__":

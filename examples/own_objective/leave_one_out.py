@@ -1,0 +1,40 @@
+"""An objective of one's own: REINFORCE with a leave-one-out baseline and truncated importance weights.
+
+    paceline up RUN.toml --set train.algorithm=examples.own_objective.leave_one_out:LeaveOneOut
+
+Source: RLOO, Ahmadian et al., arXiv 2402.14740. The weight makes up for the age of the samples.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from paceline.config.fields import Section
+from policy_worker.objectives.columns import TokenColumns
+from policy_worker.objectives.objective import Loss, Objective
+from policy_worker.step.batch import TokenBatch
+from policy_worker.step.logprobs import TokenScores
+from policy_worker.step.totals import StepTotals
+
+
+class LeaveOneOut(Objective):
+    class Options(Section):
+        weight_cap: float = 2.0
+        """Largest importance weight of a token."""
+
+    options: Options
+
+    def advantages(self, batch: TokenBatch, totals: StepTotals) -> NDArray[np.float64]:
+        """Reward minus the mean of the group's other samples."""
+        group = batch.group_of
+        others = np.maximum(batch.sequences - 1, 1)[group]
+        total: NDArray[np.float64] = np.bincount(group, batch.reward)[group]
+        return batch.reward - (total - batch.reward) / others
+
+    def loss(self, scores: TokenScores, tokens: TokenColumns[Tensor]) -> Loss:
+        log_weight = (scores.before - tokens.behaviour).clamp(-20.0, 20.0)
+        weight = log_weight.exp().clamp(max=self.options.weight_cap)
+        summands = -weight * scores.logprobs * tokens.advantage * tokens.weight
+        return Loss(summands.sum(), {"importance_weight": weight})
