@@ -39,9 +39,9 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from paceline.config.schema import Config
+from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import Engine, Request, SamplingParams
-from rollout_worker.tokenizer import PromptTokenizer
 
 ROOT = Path(__file__).parents[1]
 DEMO = ROOT / "examples" / "digit_sort"

@@ -58,10 +58,10 @@ async def generate(config, steps: int, warm_up: int, out: Path) -> dict[str, flo
     """Generates and scores ``steps`` batches, a step's groups submitted at once each time."""
     from paceline.dataset.row_sampler import task_row
     from paceline.dataset.rows import load_rows
+    from paceline.prompt_tokenizer import PromptTokenizer
     from paceline.v1 import common_pb2, rollout_pb2
     from rollout_worker.engine import make_engine
     from rollout_worker.engine.base import Finish, Request, SamplingParams
-    from rollout_worker.tokenizer import PromptTokenizer
 
     rows = load_rows(config.data.path, split=config.data.split)
     tokenizer = PromptTokenizer(config)
@@ -131,7 +131,7 @@ def train(config, warm_up: int, path: Path) -> dict[str, float]:
     import torch
 
     from paceline.v1 import rollout_pb2
-    from policy_worker.step.gradients import StepTotals
+    from policy_worker.step.totals import StepTotals
     from policy_worker.trainer import EpochMesh, Trainer
 
     data, batches = path.read_bytes(), []

@@ -36,9 +36,9 @@ from benchmarks.engine import (
     make_larger_model,
     prompts_of,
 )
+from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine import make_engine
-from rollout_worker.engine.parameter_parity import Part, differing
-from rollout_worker.tokenizer import PromptTokenizer
+from rollout_worker.engine.parameter_parity import ParameterPart, differing
 
 
 async def measure(model_path: Path, rounds: int) -> dict[str, Any]:
@@ -65,7 +65,7 @@ async def measure(model_path: Path, rounds: int) -> dict[str, Any]:
                 rates[verified].append(tokens / (time.process_time() - begun))
     for engine, _ in ways.values():
         await engine.close()
-    parts = [Part(name, tensor.clone(), tensor) for name, tensor in weights.items()]
+    parts = [ParameterPart(name, tensor.clone(), tensor) for name, tensor in weights.items()]
     return {
         "parameters": sum(p.numel() for p in weights.values()),
         "weights": len(weights),
@@ -77,7 +77,7 @@ async def measure(model_path: Path, rounds: int) -> dict[str, Any]:
     }
 
 
-def check_ms(parts: list[Part], *, complete: bool) -> float:
+def check_ms(parts: list[ParameterPart], *, complete: bool) -> float:
     spent = []
     for _ in range(30):
         begun = time.process_time()

@@ -28,9 +28,10 @@ from paceline.config.schema import Config
 from paceline.v1 import common_pb2, rollout_pb2
 from policy_worker.state import TrainState
 from policy_worker.step import attention
-from policy_worker.step.gradients import Gradients, StepTotals
+from policy_worker.step.gradients import Gradients
 from policy_worker.step.logprobs import make_scorer
 from policy_worker.step.optimizer import build_optimizer
+from policy_worker.step.totals import StepTotals
 
 GROUPS, GROUP_SIZE, PADDED_COMPLETION, VOCAB = 32, 8, 24, 15
 SIZES = {"0.1 M": (64, 2), "0.8 M": (160, 3)}
@@ -87,8 +88,10 @@ def packed_step(
     )
     model.set_attn_implementation(attention.NAME)
     make_scorer(model)
-    optimizer = build_optimizer(model, config.train)
-    gradients = Gradients(TrainState(model, optimizer, 0, 0, config), torch.device("cpu"))
+    optimizer = build_optimizer({"policy": model}, config.train)
+    gradients = Gradients(
+        TrainState({"policy": model}, optimizer, 0, 0, config), torch.device("cpu")
+    )
     keys = [(g.task.task_id, g.task.attempt) for g in groups]
     tokens = sum(len(c.tokens) // 4 for g in groups for c in g.completions)
     wire = [g.SerializeToString() for g in groups]

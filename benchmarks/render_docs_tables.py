@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import statistics
 import sys
 import textwrap
 from collections.abc import Iterable, Sequence
@@ -317,6 +318,28 @@ def headline() -> str:
     )
 
 
+def ppo() -> str:
+    found = results("ppo")
+    rows = []
+    for name in found["mean"]:
+        runs = sorted((r for r in found["runs"] if r["algorithm"] == name), key=lambda r: r["seed"])
+        explained = [r["explained_variance"] for r in runs if r["explained_variance"] is not None]
+        rows.append(
+            [
+                f"`{name}`",
+                f"{found['mean'][name]:.3f}",
+                " ".join(f"{r['held_out']:.3f}" for r in runs),
+                f"{statistics.fmean(explained):.2f}" if explained else "",
+                f"{statistics.fmean(r['staleness_mean'] for r in runs):.1f}",
+            ]
+        )
+    before = found["runs"][0]["curve"][0]
+    head = ["run", "held-out", "by seed", "explained variance", "staleness"]
+    return (
+        f"{table(head, rows)}\n\nBefore training: {before:.3f}. {found['samples']:,} samples each."
+    )
+
+
 def bottleneck() -> str:
     rows = [
         [
@@ -332,7 +355,94 @@ def bottleneck() -> str:
     return table(["limit, as told", "change", "steps/s before", "after", "times"], rows)
 
 
+def flows() -> str:
+    """Of each flow the mean over its seeds; one without any is left out."""
+    found = results("flows")
+    by_flow: dict[str, list[dict[str, Any]]] = {}
+    for run in found["runs"]:
+        by_flow.setdefault(run["flow"], []).append(run)
+    rows: list[list[object]] = [["before", f"{found['before']:.3f}", "", "", "", ""]]
+    for flow, runs in by_flow.items():
+        reward_model = "held_out_pair_accuracy" in runs[0]
+        name = "held_out_pair_accuracy" if reward_model else "accuracy"
+        each = [run[name] for run in runs]
+        mean = f"{sum(each) / len(each):.3f}"
+        shifts = [s for run in runs if (s := run.get("train_chosen_logprob_shift")) is not None]
+        rows.append(
+            [
+                f"`{flow}`",
+                "" if reward_model else mean,
+                mean if reward_model else "",
+                ", ".join(f"{x:.3f}" for x in each),
+                f"{sum(shifts) / len(shifts):+.2f}" if shifts else "",
+                f"{sum(run['samples'] for run in runs) / len(runs):,.0f}",
+            ]
+        )
+    head = ["flow", "accuracy", "accuracy over pairs", "each seed", "chosen shift", "completions"]
+    return table(head, rows)
+
+
+def reward_hacking() -> str:
+    """Of each run the means over its seeds."""
+    found = results("reward_model_rl")
+    names = {
+        "grpo_kl": "GRPO, `kl_coef = 0.3`",
+        "grpo": "GRPO without KL",
+        "ppo_kl": "PPO, `kl_coef = 0.3`",
+        "ppo": "PPO without KL",
+    }
+    rows = []
+    for arm, name in names.items():
+        of_arm = [run for run in found["runs"] if run["arm"] == arm]
+        if not of_arm:
+            continue
+        seeds = sorted(of_arm, key=lambda run: run["seed"])
+        warned = [str(run["warned_at"] or "no") for run in seeds]
+        rows.append(
+            [
+                name,
+                f"{statistics.fmean(run['before'] for run in seeds):.3f}",
+                f"{statistics.fmean(run['best'] for run in seeds):.3f}",
+                f"{statistics.fmean(run['after'] for run in seeds):.3f}",
+                ", ".join(f"{run['after']:.3f}" for run in seeds),
+                f"{statistics.fmean(run['score_first'] for run in seeds):.2f} → "
+                f"{statistics.fmean(run['score_last'] for run in seeds):.2f}",
+                ", ".join(warned),
+            ]
+        )
+    head = ["run", "truth before", "highest", "at the end", "each seed", "score", "warned at step"]
+    pairs = ", ".join(f"{one['pair_accuracy']:.3f}" for one in found["reward_models"].values())
+    steps = {run["arm"]: run["curve"][-1]["step"] for run in found["runs"]}
+    length = ", ".join(f"{names[arm].split(',')[0].split(' ')[0]} {n}" for arm, n in steps.items())
+    lengths = ", ".join(dict.fromkeys(length.split(", ")))
+    return (
+        f"{table(head, rows)}\n\nAccuracy of the reward models over held-out pairs, by seed: {pairs}. "
+        f"Steps: {lengths}; {found['runs'][0]['samples']:,} completions each."
+    )
+
+
+def distillation() -> str:
+    found = results("distillation")
+    rows = [
+        [
+            run["seed"],
+            f"{run['first']:.3f}",
+            f"{run['last']:.3f}",
+            f"{run['last'] / run['first']:.2f}",
+            run["halved_at"] or "not",
+        ]
+        for run in sorted(found["runs"], key=lambda run: run["seed"])
+    ]
+    head = ["seed", "KL of the first five steps", "of the last five", "ratio", "halved at step"]
+    steps = len(found["runs"][0]["teacher_kl"])
+    return (
+        f"{table(head, rows)}\n\nExact match of the teacher: {found['teacher_exact_match']:.3f}. "
+        f"{steps} steps, {found['runs'][0]['samples']:,} completions each."
+    )
+
+
 PAGES = {
+    "algorithms.md": (ppo, flows, reward_hacking, distillation),
     "diagnosis.md": (bottleneck,),
     "asynchrony.md": (staleness,),
     "performance.md": (peer, overlap, waiting, control_plane, failover, mesh, engine),

@@ -60,10 +60,10 @@ from benchmarks.engine import (
 )
 from benchmarks.runs import machine
 from paceline.config.schema import Config
+from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import Engine
 from rollout_worker.engine.vllm.engine import VLLMEngine
-from rollout_worker.tokenizer import PromptTokenizer
 
 SLOTS = 256
 _SWAP_AFTER_S = 0.05

@@ -42,7 +42,7 @@ class Fleet:
     means: Mapping[str, float]
     """Mean of each step metric."""
     rewards: Sequence[float]
-    """Training reward of every step, warm-up included."""
+    """Training reward of every step, warm-up included; empty if nothing was sampled."""
     cpu_s_per_step: Mapping[str, float]
     """CPU seconds by role."""
     summary: Mapping[str, Any]
@@ -107,7 +107,7 @@ def _read(run_dir: Path, warm_up: int, watch: _CpuWatch) -> Fleet:
             for n in names
             if n not in ("t", "step", "version", "n")
         },
-        rewards=[row["reward_mean"] for row in rows],
+        rewards=[row["reward_mean"] for row in rows if "reward_mean" in row],
         cpu_s_per_step={
             role: used / len(measured) for role, used in watch.between(begun, ended).items()
         },

@@ -35,8 +35,8 @@ GUARDS = (
         (
             Patch(
                 "controller/ledger/decisions/run.py",
-                "score.mean if 2 * score.count > round_.rows else None",
-                "score.mean",
+                "scores is not None and 2 * count > of.rows",
+                "scores is not None",
             ),
         ),
         ("tests/unit/ledger/test_evaluation_versions.py",),

@@ -68,9 +68,9 @@ GUARDS = (
         "the score of an evaluation is of one version",
         (
             Patch(
-                LEASING,
-                "version = group.min_version if group.min_version == group.max_version else MIXED\n",
-                "version = state.versions.version_of(task.eval_step)\n",
+                "controller/ledger/state/evals.py",
+                "return MIXED if oldest != newest or oldest in self.doubtful else oldest\n",
+                "return MIXED if oldest in self.doubtful else oldest\n",
             ),
         ),
         ("tests/unit/ledger/test_evaluation_versions.py",),

@@ -36,7 +36,7 @@ GUARDS = (
         (
             Patch(
                 "policy_worker/trainer.py",
-                "        self._on_all_ranks(reduce)\n        self._norm = ",
+                "        self._on_all_ranks(reduce)\n        self._norms = ",
                 "        try:\n"
                 "            self._on_all_ranks(reduce)\n"
                 "        finally:\n"
@@ -45,7 +45,7 @@ GUARDS = (
                 "            ):\n"
                 "                if parameter.grad is not None:\n"
                 "                    parameter.grad.copy_(part)\n"
-                "        self._norm = ",
+                "        self._norms = ",
             ),
         ),
         ("tests/process/policy/test_policy_step_transaction.py",),
@@ -75,13 +75,25 @@ GUARDS = (
         "a token older than max_token_age has no weight in the loss",
         (
             Patch(
-                "policy_worker/step/gradients.py",
-                "batch.trained * (age <= spec.token_age).astype(np.float32)",
+                "policy_worker/objectives/objective.py",
+                "batch.trained * (age <= totals.token_age).astype(np.float32)",
                 "batch.trained",
             ),
         ),
         ("tests/unit/policy/test_policy_gradients.py",),
         "beyond_the_age",
+    ),
+    Guard(
+        "whole-groups",
+        "a row holds all completions of a group whose objective compares them",
+        (
+            Patch(
+                "policy_worker/step/gradients.py",
+                "whole_groups=self.objective.whole_groups)",
+                "whole_groups=False)",
+            ),
+        ),
+        ("tests/unit/policy/test_preference_objectives.py",),
     ),
     Guard(
         "parity",
