@@ -14,7 +14,7 @@ from tests.fixtures import skips
 from tests.fixtures.shared import record_failure
 
 # The default run is the same every time; HYPOTHESIS_PROFILE=default draws new examples.
-settings.register_profile("same", derandomize=True, database=None)
+settings.register_profile("same", derandomize=True, database=None, deadline=None)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from paceline.redis.server import stop_redis
 from paceline.redis.users import CONTROLLER, user_url
 
@@ -30,13 +32,8 @@ def write_config(directory: Path, rows: int = 100, **sections: dict[str, Any]) -
     }
     for name, fields in sections.items():
         whole.setdefault(name, {}).update(fields)
-    text = ""
-    for name, fields in whole.items():
-        # JSON strings, numbers, booleans and lists of them are TOML too.
-        values = "".join(f"{key} = {json.dumps(value)}\n" for key, value in fields.items())
-        text += f"[{name}]\n{values}\n"
     path = directory / "load.toml"
-    path.write_text(text)
+    path.write_text(tomli_w.dumps(whole))
     return path
 
 

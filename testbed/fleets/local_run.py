@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from paceline.run_view.files.fleet_file import FleetRecord, ProcessId
 from testbed.tiny_model import make_tiny_model
 
@@ -52,14 +54,13 @@ def write_run(where: Path, *, rows: int = 64, **sections: dict[str, Any]) -> Pat
         "rollout": {"group_size": 4, "max_tokens": 8, "max_sequences": 32},
         "fleet": {"controllers": 2, "policy": 2, "rollout": 2},
     }
-    for section, fields in sections.items():
-        settings.setdefault(section, {}).update(fields)
-    text = "\n".join(
-        "\n".join([f"[{section}]", *(f"{k} = {json.dumps(v)}" for k, v in fields.items())])
-        for section, fields in settings.items()
-    )
+    for dotted, fields in sections.items():
+        table = settings
+        for name in dotted.split("."):
+            table = table.setdefault(name, {})
+        table.update(fields)
     path = where / "run.toml"
-    path.write_text(text + "\n")
+    path.write_text(tomli_w.dumps(settings))
     return path
 
 

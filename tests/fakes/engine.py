@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from torch import Tensor
 
+from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine.base import (
     Aborted,
     Completion,
@@ -18,7 +19,6 @@ from rollout_worker.engine.base import (
     ParametersDiffer,
     Request,
 )
-from rollout_worker.tokenizer import PromptTokenizer
 
 MakeCompletion = Callable[[Request], Completion]
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import grpc.aio
+import numpy as np
 
 from paceline.config.training import TrainConfig
 from paceline.process.asyncio_thread import BackgroundLoop
@@ -282,6 +283,7 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
                 total_tokens=sum(len(c.tokens) // 4 for g in groups for c in g.completions),
                 total_sequences=sum(len(g.completions) for g in groups),
                 total_groups=len(groups),
+                **_reward_totals(groups),
                 rank=[m[0] for m in self.members].index(name),
                 size=len(self.members),
                 lr=self.train.lr,
@@ -337,3 +339,14 @@ class SmallController(PolicyServiceServicer, worker_pb2_grpc.WorkerServiceServic
             self.checkpoint = (request.path, request.step)
             self._changed.notify_all()
         return policy_pb2.CheckpointReply()
+
+
+def _reward_totals(groups):
+    rewards = [np.array([c.reward for c in group.completions]) for group in groups]
+    everything = np.concatenate(rewards)
+    return {
+        "total_samples": len(everything),
+        "reward_sum": everything.sum(),
+        "reward_squares": ((everything - everything.mean()) ** 2).sum(),
+        "within_squares": sum(((r - r.mean()) ** 2).sum() for r in rewards),
+    }

@@ -16,7 +16,7 @@ from controller.store.journal_audit import verify
 from paceline.v1 import rollout_pb2, worker_pb2
 from paceline.weights.weight_transfer import StagedWeights
 from policy_worker.step.batch import decode
-from policy_worker.step.gradients import StepTotals
+from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
 from rollout_worker.engine.base import Completion as EngineSample
 from rollout_worker.engine.base import Finish
@@ -26,7 +26,7 @@ from testbed.fleets.controllers import addresses, config_of, running_controllers
 from testbed.fleets.local_run import Up, write_run
 from testbed.workers.fake_workers import FakePolicy
 from tests.fixtures.chat_model import make_chat_model
-from tests.fixtures.engines import Reference, make_test_engine, needs_vllm
+from tests.fixtures.engines import Reference, each_engine, make_test_engine
 from tests.fixtures.environment_fixture import (
     logprobs_of,
     mask_of,
@@ -37,9 +37,7 @@ from tests.fixtures.environment_fixture import (
 )
 
 
-@pytest.mark.parametrize(
-    "kind", ["fused", "general", pytest.param("vllm", marks=[needs_vllm, pytest.mark.long])]
-)
+@pytest.mark.parametrize("kind", each_engine(pytest.mark.long))
 async def test_log_probs_of_every_turn_are_those_behind_the_whole_transcript(
     tmp_path: Path, kind: str
 ) -> None:

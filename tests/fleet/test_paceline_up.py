@@ -71,8 +71,12 @@ def resume(up: Up) -> None:
     assert resumed.returncode == 0, resumed.stderr
 
 
-def test_a_run_from_start_to_exported_model_scaled_while_it_is_paused(start: Start) -> None:
-    up = start()
+def test_a_run_from_start_to_exported_model_scaled_while_it_is_paused(
+    start: Start, tmp_path: Path
+) -> None:
+    sampled = {"path": str(tmp_path / "held_out.jsonl"), "samples": 4, "limit": 5, "every": 6}
+    judged = {"best_metric": "sampled/pass@4"}
+    up = start(**{"evaluation": judged, "evaluation.sets.sampled": sampled})
     hold_until_everyone_has_joined(up)
     status = up.status()
     assert status["term"] > 0 and status["phase"] == "paused"
@@ -91,8 +95,15 @@ def test_a_run_from_start_to_exported_model_scaled_while_it_is_paused(start: Sta
     surplus = next(p for p in record.processes if p.name == "rollout-2")
     assert (surplus.exit_code, len(surplus.ids)) == (0, 1), "it left by itself and stayed away"
 
-    evaluations = [row["step"] for row in up.metrics() if row["kind"] == "eval"]
-    assert evaluations == [0, 3, 6]
+    evaluations = [row for row in up.metrics() if row["kind"] == "eval"]
+    assert [row["step"] for row in evaluations] == [0, 3, 6]
+    of_both = [row["eval_sampled/count"] for row in evaluations if "eval_sampled/pass@4" in row]
+    assert of_both and set(of_both) <= {3, 4, 5}, "those of one version, and most"
+    assert all("eval_held_out/reward" in row for row in evaluations)
+    chosen = up.events("BestCheckpointChosen")
+    assert {event["metric"] for event in chosen} <= {"sampled/pass@4"}
+    sets = up.summary()["eval_sets"]
+    assert set(sets) == {"held_out", "sampled"} and sets["sampled"]["step"] == 6
     verified = paceline("ledger", "verify", "--run-dir", str(up.run_dir))
     assert verified.returncode == 0, verified.stdout + verified.stderr
     assert up.alive() == [], "the Redis started for the check was stopped"

@@ -18,8 +18,11 @@ from testbed.fleets.local_run import ROOT, Up, write_run
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(600)]
 
-PACKAGES = ("paceline", "controller", "policy_worker", "rollout_worker")
-MODULES = ("controller", "policy_worker", "rollout_worker", "rollout_worker.rewards.check")
+PACKAGES = ("paceline", "controller", "policy_worker", "rollout_worker", "scorer_worker")
+MODULES = (
+    *("controller", "policy_worker", "rollout_worker", "scorer_worker"),
+    *("rollout_worker.rewards.check", "policy_worker.objectives.check"),
+)
 """Those of our processes that answer --help."""
 CHILDREN = ("policy_worker.ranks.rank_worker", "rollout_worker.rewards.child")
 """Those that only a process of ours can start."""
@@ -27,6 +30,18 @@ REWARD = """
 import pathlib, sys
 def digits(completion):
     return float(completion[:1].isdigit())
+"""
+OBJECTIVE = """
+from paceline.config.fields import Section
+from policy_worker.objectives.objective import Loss, Objective
+class Mine(Objective):
+    class Options(Section):
+        scale: float
+    def advantages(self, batch, totals):
+        return self.options.scale * batch.reward
+    def loss(self, scores, tokens):
+        total = -(scores.logprobs * tokens.advantage * tokens.weight).sum()
+        return Loss(total, {"mine": tokens.advantage})
 """
 
 
@@ -72,6 +87,7 @@ def start_directory(tmp_path: Path) -> Iterator[Path]:
     for name in ("__init__.py", "__main__.py"):
         (package / name).write_text(mark)
     (tmp_path / "my_reward.py").write_text(REWARD)
+    (tmp_path / "my_objective.py").write_text(OBJECTIVE)
     yield tmp_path
     assert not (tmp_path / "ran").exists(), (tmp_path / "ran").read_text()
 
@@ -119,13 +135,19 @@ print(*(module.__file__ for module in ours))
 
 @pytest.mark.long
 @pytest.mark.parametrize("python", ["wheel"], indirect=True, scope="module")
-def test_a_whole_run_uses_our_roles_and_the_users_reward(
+def test_a_whole_run_uses_our_roles_and_the_users_reward_and_objective(
     python: str, start_directory: Path
 ) -> None:
     config = write_run(
         start_directory,
         reward={"functions": ["my_reward:digits"], "processes": 1},
-        train={"steps": 2, "eval_every": 2, "checkpoint_every": 2},
+        train={
+            "steps": 2,
+            "eval_every": 2,
+            "checkpoint_every": 2,
+            "algorithm": "my_objective:Mine",
+        },
+        objective={"scale": 3.0},
         fleet={"controllers": 1, "policy": 1, "policy_ranks": 2, "rollout": 1},
     )
     # As the console script starts it: without the start directory on the path.
@@ -135,4 +157,7 @@ def test_a_whole_run_uses_our_roles_and_the_users_reward(
     finally:
         up.close()
     assert up.summary()["status"] == "finished"
+    # What it measures: three times the reward, which is 0 or 1 here.
+    steps = [row for row in up.metrics() if row["kind"] == "step"]
+    assert all(0 <= row["mine"] <= 3 for row in steps) and any(row["mine"] > 0 for row in steps)
     assert (start_directory / "run" / "export" / "config.json").is_file()

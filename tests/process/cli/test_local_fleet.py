@@ -81,7 +81,7 @@ async def fleet_of(
 
 def worker_pids(fleet: LocalFleet) -> dict[str, int]:
     """Pid of every worker process that runs."""
-    return {child.spec.name: child.pid for child in fleet._running("policy", "rollout")}
+    return {child.spec.name: child.pid for child in fleet._running(workers=True)}
 
 
 def recorded(run_dir: Path) -> FleetRecord:
@@ -287,7 +287,7 @@ async def test_workers_of_a_run_that_is_stopped_are_not_left_alive_in_the_ledger
         told = []
 
         async def answer(method: str, request: admin_pb2.ExitReport, timeout_s: float) -> None:
-            assert fleet._running("controller"), "they are stopped once they have heard it"
+            assert fleet._running(workers=False), "they are stopped once they have heard it"
             told.append((request.worker_id, request.pid, request.exit_code))
 
         monkeypatch.setattr(fleet.control, "call", answer)

@@ -135,7 +135,6 @@ async def test_a_lease_that_was_given_up_is_not_renewed(
     assert await election.holder() == (None, 0)
 
 
-@pytest.mark.long
 async def test_payloads_of_groups_that_may_still_be_handed_in_survive_the_sweep(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,7 +171,6 @@ async def test_the_sweep_of_a_deposed_leader_deletes_nothing(
     await stores.close()
 
 
-@pytest.mark.long
 async def test_the_last_payloads_of_a_run_stay_until_a_power_cut_cannot_take_back_its_end(
     leader: Leader, monkeypatch: pytest.MonkeyPatch
 ) -> None:

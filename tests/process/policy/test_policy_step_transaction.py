@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import load_file
 
 from paceline.mesh.elastic_mesh import MeshError
-from policy_worker.step.gradients import StepTotals
+from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed.tiny_model import make_tiny_model
 from tests.fakes.policy_controller import SmallController
@@ -28,12 +28,31 @@ from tests.fixtures.policy_models import make_config, random_groups
 STEPS = 3
 
 
+OBJECTIVES = {
+    "grpo": ({}, {}),
+    # A critic, moments of whitening and a KL coefficient are parts of the state, too.
+    "ppo": (
+        {"kl_coef": 0.1},
+        {"kl_controller": "adaptive", "kl_target": 0.01, "critic_lr_scale": 1.0},
+    ),
+    # Rows hold whole groups, and a frozen reference is loaded beside the policy.
+    "dpo": ({"tokens_per_microbatch": 64}, {"beta": 1.0}),
+}
+"""Settings of [train] and of [objective]."""
+both = pytest.mark.parametrize("config", OBJECTIVES, indirect=True)
+
+
 @pytest.fixture(scope="module")
-def config(tmp_path_factory):
+def config(request, tmp_path_factory):
+    """``request.param``: the objective, by default grpo."""
+    algorithm = getattr(request, "param", "grpo")
+    train, objective = OBJECTIVES[algorithm]
+    train = {"lr": 3e-3, "checkpoint_every": 100, "weight_decay": 0.1, **train}
     model = make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32)
     return make_config(
         model=model,
-        train={"lr": 3e-3, "checkpoint_every": 100, "weight_decay": 0.1},
+        train={"algorithm": algorithm, **train},
+        objective=objective,
         fleet={"heartbeat_s": 0.2},
     )
 
@@ -57,7 +76,7 @@ def undisturbed(config, steps):
         trainer.add(groups)
         trainer.reduce()
         trainer.commit(number + 1, config.train.lr)
-        after.append({n: t.clone() for n, t in trainer.state.named_weights()})
+        after.append(policy_process.numbers_of(trainer.state))
     return after
 
 
@@ -175,6 +194,21 @@ def test_a_member_lost_in_the_all_reduce_costs_no_step(start_fleet, undisturbed,
 @pytest.mark.parametrize("instant", ["idle", "forward", "reduce", "vote", "commit"])
 @pytest.mark.parametrize("size", [2, 3])
 def test_a_member_killed_at(start_fleet, undisturbed, size, instant):
+    killed_at(start_fleet, undisturbed, size, instant)
+
+
+@pytest.mark.parametrize("config", ["ppo", "dpo"], indirect=True)
+@pytest.mark.parametrize("instant", ["forward", "reduce", "vote", "commit"])
+def test_another_objective_survives_a_member_killed_at(start_fleet, undisturbed, config, instant):
+    """With a critic, moments and an adaptive coefficient; and with whole groups and a frozen reference."""
+    controller = killed_at(start_fleet, undisturbed, 2, instant)
+    ppo = config.train.algorithm == "ppo"
+    assert any(name.startswith("critic/") for name in undisturbed[-1]) == ppo
+    assert any(name.startswith("scalar ") for name in undisturbed[-1]) == ppo
+    assert ("grad_norm_critic" if ppo else "pair_accuracy") in controller.stats[-1]
+
+
+def killed_at(start_fleet, undisturbed, size, instant):
     fleet, controller = start_fleet(size)
     survivors = [f"policy-{i}" for i in range(size - 1)]
     fleet.start(*survivors)
@@ -185,6 +219,7 @@ def test_a_member_killed_at(start_fleet, undisturbed, size, instant):
     same_bits(weights)
     same_step(weights[0], undisturbed[-1])
     assert_committed_once(controller)
+    return controller
 
 
 def test_a_member_killed_while_it_sends_a_joiner_the_state_is_replaced_as_the_source(
@@ -207,6 +242,7 @@ def test_a_member_killed_while_it_sends_a_joiner_the_state_is_replaced_as_the_so
     assert_committed_once(controller)
 
 
+@both
 def test_a_member_killed_between_vote_and_commit_costs_no_step(start_fleet, undisturbed):
     fleet, controller = start_fleet(3)
 
@@ -224,6 +260,7 @@ def test_a_member_killed_between_vote_and_commit_costs_no_step(start_fleet, undi
     assert_committed_once(controller)
 
 
+@both
 def test_a_member_killed_between_commit_and_optimizer_step_is_replaced(start_fleet, undisturbed):
     fleet, controller = start_fleet(2)
 
@@ -244,6 +281,7 @@ def test_a_member_killed_between_commit_and_optimizer_step_is_replaced(start_fle
     assert_committed_once(controller)
 
 
+@both
 def test_the_last_replica_resumes_from_its_checkpoint_with_the_same_result(
     start_fleet, undisturbed, config
 ):

@@ -14,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from paceline.config.schema import Config
 from policy_worker.checkpoint.checkpoint import Checkpointer, read_meta
 from policy_worker.checkpoint.export import export
 from testbed.redis.redis_process import throwaway_redis
@@ -172,6 +173,31 @@ def test_death_of_one_rank_costs_its_replica_and_not_the_step(runs, tmp_path):
     _assert_close(_weights(folder / "one", "trained"), dict(state.named_weights()))
 
 
+def test_two_ranks_train_a_critic_as_one_does(tmp_path):
+    """Its head has one row, so one rank stores none of it; the moments are sums over both. In two of the three steps
+    the policy rests: its slices must stay slices though no backward pass comes."""
+    settings = tiny_config(tmp_path, tokens_per_microbatch=64, kl_coef=0.1).model_dump(mode="json")
+    settings["train"]["algorithm"] = "ppo"
+    settings["objective"] = {
+        "kl_controller": "adaptive",
+        "critic_lr_scale": 1.0,
+        "value_pretraining_steps": 2,
+    }
+    config = Config.model_validate(settings)
+    arguments = {"config": config.model_dump_json(), "steps": STEPS}
+    two = ranks.run(2, "trainer", run_dir=_made(tmp_path / "two"), **arguments)
+    one = ranks.run(1, "trainer", run_dir=_made(tmp_path / "one"), **arguments)
+    _assert_same_training("trained", [one], [two])
+    for mine, theirs in zip(one["trained"], two["trained"], strict=True):
+        assert mine["scalars"] == pytest.approx(theirs["scalars"], rel=1e-3)
+    states = []
+    for found in (one, two):
+        states.append(tiny_state(config))
+        Checkpointer(tmp_path, config).restore(states[-1], found["checkpoint"])
+    _assert_close(*(dict(state.named_weights()) for state in states))
+    assert states[0].parts["critic"].score.weight.any()
+
+
 def _toml(config) -> str:
     settings = config.model_dump(mode="json", exclude_unset=True)
     settings["train"]["checkpoint_every"] = STEPS
@@ -223,6 +249,20 @@ def test_a_bad_group_ends_no_rank_and_is_in_nobodys_gradients(tmp_path):
     assert all("group t6" in line for line in said["refused"]), said["refused"]
     assert said["version"] == 1
     assert said["norm"] == pytest.approx(ranks.run(1, "bad_group", config=config)["norm"], rel=1e-4)
+
+
+def test_two_ranks_measure_held_out_pairs_as_one_does(tmp_path):
+    """An odd number of rows: a rank without one of its own takes part and counts nothing."""
+    settings = tiny_config(tmp_path, tokens_per_microbatch=30).model_dump(mode="json")
+    settings["train"]["algorithm"] = "dpo"
+    settings["data"] |= {"chosen_field": "chosen", "rejected_field": "rejected"}
+    settings["rollout"] |= {"source": "recorded", "group_size": 2}
+    config = Config.model_validate(settings).model_dump_json()
+    two, one = (ranks.run(count, "held_out", config=config) for count in (2, 1))
+    assert "group t" in two["refused"]
+    assert one["found"].keys() == two["found"].keys()
+    for name, entry in one["found"].items():
+        assert two["found"][name][:2] == pytest.approx(entry[:2], rel=1e-3, abs=1e-5), name
 
 
 @pytest.mark.parametrize("rank", [0, 1])

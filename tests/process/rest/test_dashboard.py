@@ -109,6 +109,34 @@ def test_the_banner_says_what_the_run_waits_for(served: Controllers, page: Any) 
     assert errors_of(page) == []
 
 
+EXPLOITED = "the training score rises while truth/reward falls"
+AS_IF_EXPLOITED = """
+const real = window.fetch;
+window.fetch = async (...asked) => {
+  const answer = await real(...asked);
+  if (!String(asked[0]).endsWith("/run")) return answer;
+  const run = { ...(await answer.json()), reward_trouble: arguments[0] };
+  return new Response(JSON.stringify(run), answer);
+};
+"""
+
+
+def test_a_reward_that_is_exploited_is_told_above_every_view(
+    served: Controllers, page: Any
+) -> None:
+    url = rest_url(served)
+    assert api(url, "run")["reward_trouble"] == ""
+    open_page(page, url, "learning")
+    hidden = "return document.getElementById('reward-trouble').checkVisibility()"
+    assert not page.execute_script(hidden)
+    page.execute_script(AS_IF_EXPLOITED, EXPLOITED)
+    wait(lambda: text(page, "reward-trouble") == EXPLOITED, "no word of it")
+    for tab in ("learning", "fleet", "events"):
+        page.execute_script("document.getElementById(arguments[0]).click()", f"tab-{tab}")
+        assert page.execute_script(hidden)
+    assert errors_of(page) == []
+
+
 def test_markup_in_a_completion_stays_text(served: Controllers, page: Any) -> None:
     open_page(page, rest_url(served), "samples")
     wait(lambda: rows_of(page, "groups-table"), "no groups")
@@ -283,11 +311,15 @@ def test_settings_are_shown_and_searched(served: Controllers, page: Any) -> None
     url = rest_url(served)
     open_page(page, url, "settings")
     wait(lambda: rows_of(page, "settings-table"), "no settings")
-    shown = dict(rows_of(page, "settings-table"))
-    assert float(shown["train.lr"]) == api(url, "config")["train"]["lr"]
-    assert shown["data.eval_path"] == "none"
-    page.find_element("id", "settings-filter").send_keys("group_size")
+    page.find_element("id", "settings-filter").send_keys("data.eval_p")
     wait(lambda: len(rows_of(page, "settings-table")) == 1, "the settings are not searched")
+    assert dict(rows_of(page, "settings-table"))["data.eval_path"] == "none"
+    page.find_element("id", "settings-filter").clear()
+    page.find_element("id", "settings-filter").send_keys("train.lr")
+    wait(lambda: "train.lr" in dict(rows_of(page, "settings-table")), "the rate is not found")
+    searched = dict(rows_of(page, "settings-table"))
+    assert float(searched["train.lr"]) == api(url, "config")["train"]["lr"]
+    assert "data.eval_path" not in searched
 
 
 def test_a_curve_that_is_never_measured_takes_no_place_and_the_others_are_saved(

@@ -219,8 +219,8 @@ async def test_a_standby_sends_writes_to_the_leader(
         assert done.json() == {
             "accepted": True,
             "message": "desired counts are now policy=1, rollout=3; nobody starts or drains workers. "
-            "The processes were started by hand: start missing workers with `paceline policy` or "
-            "`paceline rollout`, end surplus ones with `paceline drain WORKER`, or set fleet.provider",
+            "The processes were started by hand: start missing workers with `paceline policy`, "
+            "`paceline rollout` or `paceline scorer`, end surplus ones with `paceline drain WORKER`, or set fleet.provider",
         }
     assert (await get(leader, "run"))["desired"] == {"policy": 1, "rollout": 3}
 
@@ -352,7 +352,7 @@ async def test_every_refusal_is_problem_details(
     assert_problem(await leader.get("/api/v1/events?since=x"), 422, "since")
     for body in (
         *({"rollout": 0}, {"rollout": -1}, {"learners": 2}, {}, {"rollout": 10**7}),
-        *({"rollout": True}, {"rollout": "3"}, {"rollout": 2.0}),
+        *({"rollout": True}, {"rollout": "3"}, {"rollout": 2.5}),
         *({"rollout": 2, "expected": {"rollout": "1"}}, {"rollout": 2, "expected": 1}),
     ):
         assert_problem(await leader.post("/api/v1/scale", json=body, headers=headers), 422)

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.environments.base import EnvironmentTask
 from rollout_worker.openai_server.tools import ToolCall, calls_in
-from rollout_worker.tokenizer import PromptTokenizer
 from tests.fixtures.chat_model import TOOLS, make_chat_model
 from tests.fixtures.environment_fixture import (
     Stage,

@@ -15,7 +15,7 @@ from controller.store.redis_keys import Keys
 from paceline.redis.client import connect_sync
 from paceline.weights.weight_transfer import StagedWeights
 from rollout_worker.engine.base import ParametersDiffer
-from rollout_worker.engine.parameter_parity import Part
+from rollout_worker.engine.parameter_parity import ParameterPart
 from rollout_worker.engine.transformers import engine as transformers_engine
 from rollout_worker.lifecycle import EngineFailed
 from rollout_worker.main import RolloutWorker
@@ -33,7 +33,7 @@ async def test_no_group_is_trained_with_a_tensor_left_out_and_the_worker_ends_af
     faulty = False
     copy_parts = transformers_engine.copy_parts
 
-    def copy(parts: Sequence[Part]) -> None:
+    def copy(parts: Sequence[ParameterPart]) -> None:
         copy_parts([part for part in parts if not (faulty and part.name == LEFT_OUT)])
 
     monkeypatch.setattr(transformers_engine, "copy_parts", copy)

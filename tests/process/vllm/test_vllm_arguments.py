@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import EngineError
-from rollout_worker.tokenizer import PromptTokenizer
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.engines import needs_vllm, tiny_config
 

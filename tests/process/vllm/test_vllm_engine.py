@@ -15,6 +15,7 @@ import pytest
 import pytest_asyncio
 import torch
 
+from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine import make_engine
 from rollout_worker.engine.base import (
     Aborted,
@@ -28,7 +29,6 @@ from rollout_worker.engine.base import (
     SwapFailed,
 )
 from rollout_worker.engine.vllm import parity, shared_weights
-from rollout_worker.tokenizer import PromptTokenizer
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.engines import Reference, make_test_engine, needs_vllm, tiny_config
 

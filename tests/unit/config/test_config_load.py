@@ -193,3 +193,15 @@ def test_any_text_survives_toml(name: str, stops: list[str]) -> None:
 
     read = Config.model_validate(tomllib.loads(to_toml(config)))
     assert read == config
+
+
+def test_a_curriculum_needs_completions_to_compare() -> None:
+    sections = {
+        "model": {"path": "m"},
+        "data": {"path": "d", "curriculum": "success_rate"},
+        "train": {"algorithm": "ppo"},
+        "rollout": {"group_size": 1},
+    }
+    with pytest.raises(ValueError, match=r"data.curriculum .*rollout.group_size = 1"):
+        Config.model_validate(sections)
+    assert Config.model_validate({**sections, "rollout": {"group_size": 2}}).data.curriculum

@@ -9,9 +9,11 @@ from typer.testing import CliRunner, Result
 
 from paceline.cli import app
 from paceline.config.load import load_config
+from paceline.config.objectives import BUILT_IN
 from paceline.config.schema import Config
-from paceline.config.template import ALGORITHMS, SIZES, template
+from paceline.config.template import ALGORITHMS, SIZES, template, template_settings
 from paceline.errors import BadInput
+from paceline.preflight.config_warnings import config_warnings
 from paceline.preflight.inputs import inputs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,12 +30,16 @@ def test_every_choice_is_a_valid_configuration(tmp_path: Path, algorithm: str, s
     done = init("--algorithm", algorithm, "--size", size, str(out))
     assert done.exit_code == 0, done.output
     config = load_config(out)
-    for name, value in ALGORITHMS[algorithm].train.items():
-        assert getattr(config.train, name) == value
-    for section, fields in SIZES[size].settings.items():
+    for section, fields in template_settings(algorithm, size).items():
         for name, value in fields.items():
-            if section != "train" or name not in ALGORITHMS[algorithm].train:
-                assert getattr(getattr(config, section), name) == value
+            known = config.objective.options if section == "objective" else None
+            held = getattr(getattr(config, section), name) if known is None else known[name]
+            assert held == value, f"{section}.{name}"
+    for name, value in ALGORITHMS[algorithm].train.items():
+        own = SIZES[size].algorithm.get(algorithm, {}).get("train", {})
+        assert getattr(config.train, name) == own.get(name, value)
+    assert config.recorded == (algorithm in ("sft", "dpo", "reward_model"))
+    assert next(iter(config_warnings(config))).state == "ok"
     assert str(out) in out.read_text(), "the commands name the file"
 
 
@@ -46,11 +52,35 @@ def test_each_setting_carries_the_meaning_the_reference_gives() -> None:
     assert all(len(line) <= 100 for line in text.splitlines())
 
 
-def test_the_tiny_one_starts_as_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("algorithm", ["grpo", "ppo", "online_dpo"])
+def test_the_tiny_one_starts_as_it_is(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     out = tmp_path / "run.toml"
-    assert init(str(out)).exit_code == 0
-    assert [check.state for check in inputs(load_config(out))] == ["ok"]
+    assert init("--algorithm", algorithm, str(out)).exit_code == 0
+    assert {check.state for check in inputs(load_config(out))} == {"ok"}
+
+
+@pytest.mark.parametrize("algorithm", ["sft", "dpo", "reward_model"])
+def test_the_tiny_one_of_recorded_data_passes_the_whole_check(
+    algorithm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    out = tmp_path / "run.toml"
+    assert init("--algorithm", algorithm, str(out)).exit_code == 0
+    done = CliRunner().invoke(
+        app, ["config", "check", str(out), "--run-dir", str(tmp_path / "run")]
+    )
+    assert done.exit_code == 0, str(done.exception)
+    assert "trained" in done.stderr and "warning" not in done.stderr
+    assert "[reward]" not in out.read_text()
+
+
+def test_the_options_of_an_objective_carry_their_meaning() -> None:
+    words = " ".join(template("ppo", "tiny", "run.toml").replace("#", " ").split())
+    meaning_of = BUILT_IN["ppo"].model_fields["gae_lambda"].description or ""
+    assert " ".join(meaning_of.split()) in words
 
 
 def test_a_file_that_is_there_is_kept_unless_forced(tmp_path: Path) -> None:

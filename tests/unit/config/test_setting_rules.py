@@ -5,13 +5,17 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from paceline.config.differences import differences
 from paceline.config.load import FIELDS, fleet_digest
 from paceline.config.schema import Config
+from paceline.config.scorers import ScorerConfig
 from paceline.config.setting_rules import (
     RULES,
+    SCORER_START,
     Rule,
     problem_of_change,
     refusal,
+    rule_of,
     values_of,
     with_settings,
 )
@@ -85,3 +89,24 @@ def test_replicas_agree_on_the_divisor_of_the_loss() -> None:
     assert digest("dr_grpo", max_tokens=16, **bounded) == digest(
         "dr_grpo", max_tokens=512, **bounded
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "more"),
+    [("max_tokens", {}), ("max_context", {"environment": "examples.calculator:Calculator"})],
+)
+def test_another_divisor_of_the_loss_is_refused_by_the_name_of_its_setting(
+    name: str, more: dict[str, object]
+) -> None:
+    ours, theirs = (
+        fleet_digest(config(train={"aggregation": "dr_grpo"}, rollout={name: value, **more}))[1]
+        for value in (600, 700)
+    )
+    assert differences(ours, theirs) == f"rollout.{name} is 600 in the run, 700 here"
+
+
+def test_the_numbers_of_a_scorer_are_fixed_and_its_pace_is_not() -> None:
+    assert set(SCORER_START) <= set(ScorerConfig.model_fields)
+    assert rule_of("scorers.helpful.batch_size") is Rule.START
+    assert rule_of("scorers.helpful.path") is rule_of("scorers.helpful.pattern") is Rule.FIXED
+    assert "groups in flight were scored with it" in refusal("scorers.helpful.prompt")

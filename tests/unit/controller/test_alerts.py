@@ -48,9 +48,11 @@ def test_faults_falls_and_the_end_are_alerts_and_what_goes_as_planned_is_none() 
         line("StepCommitted", 1, severity="info"),
         line("WorkerDied", 2, severity="warning"),
         line("HeldOutFell", 3, severity="warning"),
-        line("RunFailed", 4, severity="error"),
+        line("RewardHackingSuspected", 4, severity="warning"),
+        line("RunFailed", 5, severity="error"),
     ]
-    assert kinds(AlertRules(ALL, 0.5), records) == ["fault", "held_out", "end"]
+    found = kinds(AlertRules(ALL, 0.5), records)
+    assert found == ["fault", "held_out", "reward_hacking", "end"]
     assert kinds(AlertRules(frozenset({"end"}), 0.5), records) == ["end"]
 
 

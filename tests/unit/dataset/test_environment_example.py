@@ -10,7 +10,7 @@ from examples.environments import guess_digit, make_data
 from examples.environments.guess_number import HIGHER, LOWER, UNCLEAR
 from paceline.config.load import load_config
 from paceline.dataset.rows import check_rows, load_rows
-from rollout_worker.tokenizer import PromptTokenizer
+from paceline.prompt_tokenizer import PromptTokenizer
 
 HERE = Path(make_data.__file__).parent
 

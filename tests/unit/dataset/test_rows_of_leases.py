@@ -15,6 +15,7 @@ from paceline.dataset.rows import load_rows
 class Leased:
     kind: Kind
     index: int
+    eval_set: str = ""
 
 
 async def test_a_row_pushed_out_of_the_cache_while_a_lease_waits_is_still_handed_out(

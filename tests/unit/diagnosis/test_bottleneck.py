@@ -70,6 +70,45 @@ CASES: dict[BottleneckKind, tuple[Pace, str, str]] = {
 }
 
 
+RECORDED = replace(STARVED, generate_s=0.0, reward_s=0.0, recorded=True)
+OF_RECORDED: dict[str, tuple[Pace, BottleneckKind, str]] = {
+    "tokenising": (RECORDED, BottleneckKind.GENERATION, "Add rollout workers (now 1)"),
+    "staleness": (
+        replace(RECORDED, max_staleness=2, shares=FlowShares(closed=0.9)),
+        BottleneckKind.STALENESS,
+        "Raise train.max_staleness to 5",
+    ),
+    "nothing ahead": (
+        replace(RECORDED, max_staleness=0),
+        BottleneckKind.STALENESS,
+        "train.max_staleness = 0 allows no row to be prepared ahead",
+    ),
+    "journal": (replace(RECORDED, append_s=0.3), BottleneckKind.CONTROLLER, "Redis"),
+    "unsent": (
+        replace(RECORDED, shares=FlowShares(unsent=2.0)),
+        BottleneckKind.CONTROLLER,
+        "Redis",
+    ),
+    "trainers": (
+        replace(RECORDED, wait_s=0.1, shares=FlowShares(ready=0.9)),
+        BottleneckKind.TRAINERS,
+        "Add policy replicas",
+    ),
+    "balanced": (replace(RECORDED, wait_s=0.1), BottleneckKind.NONE, "keep pace"),
+}
+
+
+@pytest.mark.parametrize("name", OF_RECORDED)
+def test_recorded_data_is_limited_by_nothing_that_it_does_not_have(name: str) -> None:
+    """No engine runs, no weights are sent, nothing is rewarded."""
+    pace, kind, remedy = OF_RECORDED[name]
+    found = bottleneck_of(pace)
+    assert found.kind is kind, found.sentence
+    assert remedy in found.sentence
+    for absent in ("engine", "slots", "sample", "reward", "generation"):
+        assert absent not in found.sentence
+
+
 @pytest.mark.parametrize("kind", CASES)
 def test_each_limit_is_told_with_the_remedy_that_helps(kind: BottleneckKind) -> None:
     pace, remedy, futile = CASES[kind]

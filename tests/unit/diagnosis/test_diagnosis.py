@@ -323,6 +323,16 @@ def test_a_healthy_run_accuses_nobody() -> None:
         assert not found.remedy
 
 
+def test_a_run_of_recorded_data_waits_for_no_weights() -> None:
+    """No engine loads any: a rollout worker without weights is a healthy one."""
+    run = Driven(recorded=True)
+    run.policy("p0")
+    run.register("r0")
+    found = diagnose(evidence(run, worker("r0", loaded_version=-1), since_commit_s=1.0))
+    for absent in ("engine", "weights"):
+        assert absent not in f"{found.sentence} {found.next}"
+
+
 def test_a_paused_run_names_its_user() -> None:
     run = fleet(step_open=False)
     run.do(cmd.Pause("p", True))

@@ -14,6 +14,7 @@ import pytest
 import pytest_asyncio
 import torch
 
+from paceline.prompt_tokenizer import PromptTokenizer
 from rollout_worker.engine.base import (
     Aborted,
     Completion,
@@ -27,7 +28,6 @@ from rollout_worker.engine.base import (
 )
 from rollout_worker.engine.transformers import engine as transformers_engine
 from rollout_worker.engine.transformers import scheduler
-from rollout_worker.tokenizer import PromptTokenizer
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.engines import ENGINES, Reference, make_test_engine, tiny_config
 

@@ -19,6 +19,7 @@ from transformers import (
     PreTrainedConfig,
     Qwen2Config,
     Qwen3Config,
+    Qwen3MoeConfig,
 )
 
 from rollout_worker.engine.base import EngineError
@@ -63,6 +64,14 @@ GENERAL = {
         **SMALL, use_sliding_window=True, sliding_window=4, max_window_layers=1
     ),
     "gemma2": Gemma2Config(**SMALL, head_dim=8, sliding_window=4),
+    "qwen3-moe": Qwen3MoeConfig(
+        **SMALL,
+        head_dim=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        norm_topk_prob=True,
+    ),
     "gpt2": GPT2Config(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=128),
     "gpt-neox": GPTNeoXConfig(
         **{k: v for k, v in SMALL.items() if k != "num_key_value_heads"}, rotary_pct=0.5

@@ -19,7 +19,7 @@ from rollout_worker.engine.base import (
     Request,
     SamplingParams,
 )
-from rollout_worker.engine.parameter_parity import WHOLE, Part, differing
+from rollout_worker.engine.parameter_parity import WHOLE, ParameterPart, differing
 from rollout_worker.engine.transformers import engine as transformers_engine
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.engines import Reference, make_test_engine, tiny_config
@@ -40,7 +40,10 @@ def test_a_weight_that_was_left_out_differs_though_few_of_its_elements_changed(
 ) -> None:
     old = torch.randn(300, 700)
     new = trained(old, 0.01)
-    left_out, loaded = Part("a", old.to(dtype), new), Part("b", new.to(dtype), new)
+    left_out, loaded = (
+        ParameterPart("a", old.to(dtype), new),
+        ParameterPart("b", new.to(dtype), new),
+    )
     for _ in range(50):
         found = differing([left_out, loaded], complete=False)
         assert found == ["a"], "1 % changed: 4,096 elements miss it once in 10**18 times"
@@ -50,7 +53,7 @@ def test_one_wrong_element_is_found_by_a_complete_comparison_and_in_small_weight
     large, small = torch.zeros(3, 5 * WHOLE), torch.zeros(WHOLE)
     wrong = large.clone(), small.clone()
     wrong[0][2, 17] = wrong[1][-1] = 1e-30
-    parts = [Part("large", wrong[0], large), Part("small", wrong[1], small)]
+    parts = [ParameterPart("large", wrong[0], large), ParameterPart("small", wrong[1], small)]
     assert differing(parts, complete=True) == ["large", "small"]
     assert differing(parts[1:], complete=False) == ["small"]
 
@@ -60,7 +63,7 @@ def test_every_comparison_samples_other_elements() -> None:
     parameter_parity._places.seed(5)
     old = torch.zeros(200, 1000)
     new = trained(old, 3e-5)
-    found = [differing([Part("w", old, new)], complete=False) for _ in range(60)]
+    found = [differing([ParameterPart("w", old, new)], complete=False) for _ in range(60)]
     assert [] in found and ["w"] in found
 
 
@@ -69,7 +72,10 @@ def test_new_rows_of_an_embedding_and_experts_are_sampled_too() -> None:
     seen = embedding.clone()
     seen[torch.randperm(50_000, generator=torch.Generator().manual_seed(3))[:1500]] = 1.0
     experts = torch.zeros(64, 96, 200)
-    parts = [Part("embedding", embedding, seen), Part("experts", experts, trained(experts, 0.01))]
+    parts = [
+        ParameterPart("embedding", embedding, seen),
+        ParameterPart("experts", experts, trained(experts, 0.01)),
+    ]
     for _ in range(20):
         assert differing(parts, complete=False) == ["embedding", "experts"]
 
@@ -78,10 +84,10 @@ def test_transposed_empty_and_scalar_memory_is_compared() -> None:
     weight = torch.randn(128, 96)
     transposed = weight.t().contiguous().t()
     parts = [
-        Part("t", transposed, weight),
-        Part("empty", torch.empty(0, 4), torch.empty(0, 4)),
-        Part("scalar", torch.tensor(2.0), torch.tensor(3.0)),
-        Part("nan", torch.full((3,), torch.nan), torch.full((3,), torch.nan)),
+        ParameterPart("t", transposed, weight),
+        ParameterPart("empty", torch.empty(0, 4), torch.empty(0, 4)),
+        ParameterPart("scalar", torch.tensor(2.0), torch.tensor(3.0)),
+        ParameterPart("nan", torch.full((3,), torch.nan), torch.full((3,), torch.nan)),
     ]
     for complete in False, True:
         assert differing(parts, complete=complete) == ["scalar"]
@@ -95,7 +101,7 @@ class LeavesOut:
         self.names: Sequence[str] = ()
         self._copy = transformers_engine.copy_parts
 
-    def __call__(self, parts: Sequence[Part]) -> None:
+    def __call__(self, parts: Sequence[ParameterPart]) -> None:
         self._copy([part for part in parts if part.name not in self.names])
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rollout_worker.tokenizer import PromptTokenizer, TokenizerError
+from paceline.prompt_tokenizer import BadPrompt, PromptTokenizer, TokenizerError
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.environment_fixture import stage_config
 
@@ -19,3 +19,64 @@ def test_a_model_directory_without_its_tokenizer_is_named(tmp_path: Path) -> Non
         file.unlink()
     with pytest.raises(TokenizerError, match=r"there is no tokenizer in .*/model: save it there"):
         PromptTokenizer(stage_config(model))
+
+
+def tokenizer_of(model: Path, **data: object) -> PromptTokenizer:
+    config = stage_config(model)
+    changed = config.data.model_validate({**config.data.model_dump(), **data})
+    return PromptTokenizer(config.model_copy(update={"data": changed}))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("tokenizer") / "model", hidden=32)
+
+
+def text_of(tokenizer: PromptTokenizer, prompt: str) -> tuple[str, int]:
+    found = tokenizer.prompt({"prompt": prompt})
+    assert len(found.tokens) <= tokenizer.limit
+    return found.text, found.cut
+
+
+def test_a_long_prompt_is_truncated_and_keeps_its_template_and_suffix(model: Path) -> None:
+    limits = {"max_prompt_tokens": 6, "prompt_template": "s{prompt}", "prompt_suffix": "="}
+    left = tokenizer_of(model, long_prompts="truncate_left", **limits)
+    right = tokenizer_of(model, long_prompts="truncate_right", **limits)
+    assert text_of(left, "12345678") == ("s5678=", 4)
+    assert text_of(right, "12345678") == ("s1234=", 4)
+    assert text_of(left, "1234") == ("s1234=", 0)
+
+
+def test_a_prompt_too_long_without_any_of_its_text_is_dropped(model: Path) -> None:
+    limits = {"max_prompt_tokens": 3, "prompt_template": "s777{prompt}"}
+    tokenizer = tokenizer_of(model, long_prompts="truncate_left", **limits)
+    with pytest.raises(BadPrompt, match="without any text of the row"):
+        tokenizer.prompt({"prompt": "12"})
+
+
+def test_a_long_prompt_is_dropped_by_default(model: Path) -> None:
+    with pytest.raises(BadPrompt, match="8 tokens, at most 6"):
+        tokenizer_of(model, max_prompt_tokens=6).prompt({"prompt": "12345678"})
+
+
+def test_a_suffix_that_leaves_no_room_is_refused_at_the_start(model: Path) -> None:
+    with pytest.raises(
+        TokenizerError, match=r"data.prompt_suffix has 4 tokens, .*max_prompt_tokens"
+    ):
+        tokenizer_of(model, max_prompt_tokens=4, prompt_suffix="1234")
+
+
+def test_arguments_reach_the_chat_template(model: Path) -> None:
+    tokenizer = tokenizer_of(model, chat_template_args={"enable_thinking": False})
+    tokenizer._tokenizer.chat_template = (
+        "{% for m in messages %}{{ m.content }}{% endfor %}{{ '=' if enable_thinking else '7' }}"
+    )
+    assert tokenizer.prompt({"prompt": [{"role": "user", "content": "s21"}]}).text == "s217"
+
+
+def test_the_longest_message_is_truncated(model: Path) -> None:
+    tokenizer = tokenizer_of(model, long_prompts="truncate_right", max_prompt_tokens=6)
+    tokenizer._tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    row = {"prompt": [{"role": "system", "content": "s1"}, {"role": "user", "content": "234567"}]}
+    assert tokenizer.prompt(row).text == "s12345"
+    assert row["prompt"][1]["content"] == "234567", "the row stays as it is"

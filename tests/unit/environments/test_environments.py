@@ -14,6 +14,7 @@ import pytest
 
 from paceline.config import ConfigError, load_config
 from paceline.process.process_exit import exit_status
+from paceline.prompt_tokenizer import PromptTokenizer
 from paceline.v1 import rollout_pb2
 from rollout_worker import main as worker_main
 from rollout_worker.engine.base import Aborted
@@ -26,7 +27,6 @@ from rollout_worker.environments.base import (
 )
 from rollout_worker.environments.load import load
 from rollout_worker.tasks.held_tasks import HeldTask
-from rollout_worker.tokenizer import PromptTokenizer
 from testbed.fleets.controllers import until
 from tests.fixtures.chat_model import END, FORGETFUL, make_chat_model
 from tests.fixtures.environment_fixture import (
@@ -292,9 +292,9 @@ async def test_where_it_does_not_score_the_weighted_reward_functions_do(model: P
     [
         (float("nan"), "it returned the reward nan"),
         ({"a": float("inf")}, "it returned the reward inf"),
-        ("7", "it returned '7', not a number, numbers by name, or None"),
+        ("7", "it returned '7', not a number, numbers by name, TurnRewards, or None"),
         ({}, "it returned 0 rewards, 1 to 64 allowed"),
-        ([1.0], "it returned [1.0], not a number, numbers by name, or None"),
+        ([1.0], "it returned [1.0], not a number, numbers by name, TurnRewards, or None"),
     ],
     ids=str,
 )

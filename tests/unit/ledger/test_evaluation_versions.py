@@ -89,3 +89,29 @@ def test_a_round_whose_every_row_has_tokens_of_several_versions_has_no_score(run
         run.submit("r0", lease, version=0, max_version=1)
     recorded = run.event(ev.EvalRecorded)
     assert (recorded.reward_mean, recorded.count, recorded.left_out) == (None, 0, 4)
+
+
+def test_rows_of_weights_that_were_outvoted_are_left_out_and_counted() -> None:
+    """Those that were scored before the vote, and those that were in flight."""
+    run = Driven(eval_rows=4, eval_every=1, checkpoint_every=1, max_staleness=4)
+    run.policy("p0", "p1", "p2")
+    run.rollout("r0")
+    run.fill("r0", 4)
+    run.train()
+    run.observe("r0", loaded=1)
+    leases = run.lease("r0", 4).leases
+    assert evals(leases) == [f"e1.{row}" for row in range(4)]
+    for lease in leases[:2]:
+        run.submit("r0", lease, version=1, reward_mean=1.0)
+    run.checkpoint("p0", "wrong")
+    run.fill("r0", 4)
+    run.vote("p0", "wrong")
+    run.vote("p1", "right")
+    run.vote("p2", "right")
+    assert run.event(ev.CheckpointVoided).version == 1
+    run.failover()
+    for lease in leases[2:]:
+        run.submit("r0", lease, version=1, reward_mean=1.0)
+    recorded = run.event(ev.EvalRecorded)
+    assert (recorded.reward_mean, recorded.count, recorded.left_out) == (None, 0, 4)
+    assert 1 not in run.state.evals.scores

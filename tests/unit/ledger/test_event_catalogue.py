@@ -19,7 +19,16 @@ from controller.ledger.enums import (
     VerdictCode,
 )
 from controller.ledger.events import Severity, Topic
-from controller.ledger.facts import LeasedTask, Member, SpecChange, StatValue, values
+from controller.ledger.facts import (
+    EvalSet,
+    LeasedTask,
+    Member,
+    SetResult,
+    SpecChange,
+    StatValue,
+    values,
+)
+from paceline.evaluation.set_scores import RowScore
 from tests.fixtures.ledgers import facts, group
 
 MEMBER = Member("policy-0", 7, "10.0.0.1", False)
@@ -67,7 +76,37 @@ LISTED: dict[str, ev.Event] = {
     ),
     "evaluation after step 5 started over 8 prompts": ev.EvalScheduled(5, 5, 8),
     "evaluation after step 5: reward 0.750 over 8 prompts": ev.EvalRecorded(5, 5, 0.75, 8),
+    "evaluation after step 5: loss 0.7500 over 8 rows": ev.EvalRecorded(
+        5, 5, None, 8, loss=0.75, measured={"loss": 0.75}
+    ),
+    "held-out loss rose to 0.7500 after step 7; it was 0.5000 after step 5": ev.HeldOutFell(
+        7, -0.75, 5, -0.5, is_loss=True
+    ),
+    "checkpoint of step 5 is the best so far: held-out loss 0.7500": ev.BestCheckpointChosen(
+        5, "checkpoints/step-5", -0.75, is_loss=True
+    ),
+    (
+        "the training score rises (0.500 to 1.250) while truth/reward falls (0.750 after step 3, 0.250 after step 7): "
+        "the learned reward is probably being exploited; begin again with a larger train.kl_coef, or stop at step 3"
+    ): ev.RewardHackingSuspected(7, "truth/reward", 0.25, 3, 0.75, 1.25, 0.5),
     "evaluation after step 6: no prompt could be scored": ev.EvalRecorded(6, 6, None, 0),
+    "evaluation after step 5 started over 8 prompts of math, rare": ev.EvalScheduled(
+        5, 5, 8, (EvalSet("math", 6, 4), EvalSet("rare", 2))
+    ),
+    "evaluation after step 5: math: pass@4 0.750, reward 0.500 over 6 prompts; rare: no prompt could be scored": (
+        ev.EvalRecorded(
+            5,
+            5,
+            0.5,
+            6,
+            metric="math/pass@4",
+            score=0.75,
+            sets=(
+                SetResult("math", 6, 0, {"reward": 0.5, "pass@4": 0.75}),
+                SetResult("rare", 0, 2, {}),
+            ),
+        )
+    ),
     "desired counts set to policy=1, rollout=3": ev.Scaled("r", {"policy": 1, "rollout": 3}),
     "limits of the desired counts set to policy_max=4": ev.BoundsSet({"policy_max": 4}),
     "limits of the desired counts set to none": ev.BoundsSet({}),
@@ -99,6 +138,7 @@ COUNTED: dict[str, ev.Event] = {
     "stop for now requested": ev.SuspendRequested("r", "", SuspendStage.AT_ONCE),
     "rollout-0 leased 1 tasks": ev.TasksLeased("rollout-0", 7, 1, (LEASE,)),
     "group of task t5 accepted from rollout-0": ev.GroupAccepted("rollout-0", group(LEASE)),
+    "2 rows passed over by the curriculum": ev.RowsPassedOver((4, 6)),
     "task t5 taken back from rollout-0 (owner died: exit)": ev.TaskReleased(
         "t5", 1, "rollout-0", ReleaseReason.OWNER_DIED, True, "exit", True
     ),
@@ -109,7 +149,9 @@ COUNTED: dict[str, ev.Event] = {
         "t7", 1, "expired", "9 steps old", VerdictCode.TOO_STALE, group(LEASE)
     ),
     "rollout-0 is running": ev.WorkerChanged("rollout-0", 7, Lifecycle.RUNNING, -1, 3),
-    "evaluation prompt e5.0 scored, reward 1.000": ev.EvalTaskDone("e5.0", 1, "rollout-0", 1.0),
+    "evaluation prompt e5.0 scored, reward 1.000": ev.EvalTaskDone(
+        "e5.0", 1, "rollout-0", 1.0, 3, RowScore(1.0, 4, 4, 1.0, 20, 1)
+    ),
     "step 3 opened with 2 groups": ev.StepOpened(3, 2, 5, ("t1", "t2"), SHARDS, False),
     "policy-0 voted for step 3": ev.VoteCast(
         "policy-0", 7, 3, 5, "same", {"loss": StatValue(1.0, 2.0, 3.0)}
@@ -169,7 +211,7 @@ def test_only_losses_are_warnings_and_only_the_failed_run_is_an_error() -> None:
         *("TermBegun", "WorkerDied", "TaskDropped", "MeshBroken", "RolledBack", "StepAborted"),
         "ParityFailed",
         *("CheckpointVoided", "WeightsWithdrawn"),
-        "HeldOutFell",
+        *("HeldOutFell", "RewardHackingSuspected"),
     }
     assert ev.TermBegun(1, "controller-0", 1.0).severity is Severity.INFO
     assert ev.WorkerDied("p", 1, DeathCause.REPLACED, "").severity is Severity.INFO

@@ -9,7 +9,7 @@ from controller.ledger import events as ev
 from controller.ledger.decisions.held_out import spared
 from controller.ledger.state.evals import Evals
 from controller.ledger.views import views
-from paceline.ids import Step
+from paceline.ids import Step, Version
 from tests.fixtures.ledgers import Driven
 
 
@@ -88,10 +88,10 @@ def test_without_the_score_of_a_voided_step_the_others_are_ranked_again() -> Non
     for step, reward in ((0, 0.9), (10, 0.8), (20, 0.5)):
         evals.record(Step(step), reward, 0.2)
     assert (evals.since_best, evals.fallen) == (2, True)
-    evals.disown(Step(20), 0.2)
+    evals.disown(Step(20), Version(20), 0.2)
     assert (evals.best, evals.since_best, evals.fallen) == (0, 1, False)
     for step in (0, 10):
-        evals.disown(Step(step), 0.2)
+        evals.disown(Step(step), Version(step), 0.2)
     assert (evals.best, evals.since_best, evals.fallen) == (-1, 0, False)
 
 

@@ -14,6 +14,7 @@ from controller.ledger import events as ev
 from controller.ledger.enums import GroupFault, SuspendStage
 from controller.ledger.facts import SpecChange, values
 from controller.ledger.learning_rate import LearningRate
+from controller.ledger.state.settings import Settings
 from controller.ledger.state.token_ages import oldest_step, trained_tokens
 from controller.ledger.views import views
 from controller.ledger.views.coverage_report import coverage_of
@@ -279,3 +280,16 @@ def test_the_journal_of_an_earlier_release_goes_on_with_the_settings_of_the_file
     assert run.state.run.lr.peak == 1e-3 and run.state.settings.values == FILE
     set_lr(run, 5e-4)
     assert run.state.settings.changed["train.lr"].old == 1e-3
+
+
+def test_a_file_that_sets_another_length_takes_back_the_one_that_was_set_meanwhile() -> None:
+    """Of steps, epochs and samples one is set. A file whose steps are edited must not leave two of them in force."""
+    lengths = ("train.steps", "train.epochs", "train.max_samples")
+    known = Settings(configured=dict(zip(lengths, (100, None, None), strict=True)))
+    known.values = dict(zip(lengths, (None, 3.0, None), strict=True))
+    assert known.edited(dict(known.configured)) == {}
+    file = dict(zip(lengths, (200, None, None), strict=True))
+    assert known.edited(file) == file
+    # A release that knew only steps: what paceline set has changed of them stays.
+    older = Settings(configured={"train.steps": 100}, values={"train.steps": 70})
+    assert "train.steps" not in older.edited({**file, "train.steps": 100})

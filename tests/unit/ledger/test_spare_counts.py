@@ -48,7 +48,6 @@ def test_the_autoscaler_takes_the_fleet_for_settled_with_its_spares_standing_by(
 
 
 def test_the_number_of_spares_reaches_the_ledger_with_the_bounds() -> None:
-    assert FleetConfig(rollout_spares=2).bounds == {"policy_min": 1, "rollout_min": 1} | {
-        "rollout_spares": 2
-    }
+    least = {"policy_min": 1, "rollout_min": 1, "scorers_min": 1}
+    assert FleetConfig(rollout_spares=2).bounds == least | {"rollout_spares": 2}
     assert "rollout_spares" not in FleetConfig().bounds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from typing import Any
 
 import pytest
@@ -180,6 +181,40 @@ def test_the_effective_sample_size_merges_exactly_over_replicas() -> None:
     metrics = run.event(ev.StepCommitted).metrics
     assert metrics["ess"] == pytest.approx(4.5**2 / (4 * 6.25))
     assert "ratio_square" not in metrics
+
+
+def test_the_explained_variance_merges_exactly_over_replicas() -> None:
+    run = Driven()
+    run.policy("p0", "p1")
+    run.rollout("r0")
+    run.fill("r0", 4)
+    returns = {"p0": [1.0, 0.0, 2.0], "p1": [5.0]}
+    values = {"p0": [0.5, 0.5, 1.5], "p1": [2.0]}
+    for replica in returns:
+        errors = [r - v for r, v in zip(returns[replica], values[replica], strict=True)]
+        columns = {
+            "return_mean": returns[replica],
+            "return_square": [r * r for r in returns[replica]],
+            "value_error": errors,
+            "value_error_square": [e * e for e in errors],
+        }
+        stats = {k: cmd.StatValue(sum(v), len(v), max(v)) for k, v in columns.items()}
+        run.vote(replica, stats=stats)
+    metrics = run.event(ev.StepCommitted).metrics
+    every = [r for part in returns.values() for r in part]
+    error = [r - v for p in returns for r, v in zip(returns[p], values[p], strict=True)]
+    expected = 1 - statistics.pvariance(error) / statistics.pvariance(every)
+    assert metrics["explained_variance"] == pytest.approx(expected)
+    assert metrics["return_mean"] == pytest.approx(2.0)
+    assert not {"return_square", "value_error", "value_error_square"} & metrics.keys()
+
+
+def test_returns_that_are_all_equal_have_no_explained_variance() -> None:
+    run = fleet()
+    run.fill("r0", 2)
+    names = ("return_mean", "return_square", "value_error", "value_error_square")
+    run.vote("p0", stats={name: cmd.StatValue(3.0, 3.0, 1.0) for name in names})
+    assert "explained_variance" not in run.event(ev.StepCommitted).metrics
 
 
 @pytest.mark.parametrize(

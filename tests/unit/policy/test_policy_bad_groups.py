@@ -7,8 +7,9 @@ import pytest
 import torch
 
 from paceline.v1 import common_pb2, policy_pb2, rollout_pb2
+from policy_worker.objectives.grpo import Grpo
 from policy_worker.shard_gradients import ShardGradients
-from policy_worker.step import gradients as gradients_module
+from policy_worker.step.row_forwards import RowForwards
 from policy_worker.trainer import Trainer
 from policy_worker.worker_report import PolicyReport
 from testbed.tiny_model import make_tiny_model
@@ -154,24 +155,24 @@ def test_a_payload_that_contradicts_its_facts_is_rejected_by_its_name(trainer, g
 def out_of_memory_above(monkeypatch, sequences, poison=()):
     """A device on which rows of more than ``sequences`` sequences do not fit, nor any of ``poison``,
     the first tokens of prompts. A part of the backward pass is done before it is noticed."""
-    real = gradients_module.grpo_loss
-    packed = gradients_module.pack
+    real = Grpo.loss
+    packed = RowForwards.pack
     rows = []
 
-    def pack(batch, row, device):
+    def pack(forwards, batch, row, device):
         rows.append((len(row), {int(t) for t in batch.group_of[row]}))
         rows[-1] += (batch.prompt_length[batch.group_of[row]].max(),)
-        return packed(batch, row, device)
+        return packed(forwards, batch, row, device)
 
-    def loss(logprobs, tokens, config):
-        result = real(logprobs, tokens, config)
+    def loss(objective, scores, tokens):
+        result = real(objective, scores, tokens)
         if rows[-1][0] > sequences or rows[-1][2] in poison:
             result.total.backward(retain_graph=True)
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80 GiB.\nmore")
         return result
 
-    monkeypatch.setattr(gradients_module, "pack", pack)
-    monkeypatch.setattr(gradients_module, "grpo_loss", loss)
+    monkeypatch.setattr(RowForwards, "pack", pack)
+    monkeypatch.setattr(Grpo, "loss", loss)
     return rows
 
 

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from paceline.errors import BadInput
 from paceline.v1 import common_pb2, policy_pb2, worker_pb2
 from policy_worker import publish_and_checkpoint
 from policy_worker.checkpoint.checkpoint import CheckpointInfo
@@ -43,6 +44,7 @@ class Writer:
 
     def __init__(self) -> None:
         self.rank = 0
+        self.publishes = True
         self.state = SimpleNamespace(step=0, version=0)
         self.device = None
         self.saves: list[tuple[int, int, Future[CheckpointInfo]]] = []
@@ -170,3 +172,13 @@ def test_what_was_published_and_saved_as_the_version_that_came_from_another_is_f
     out.forget_from(3)
     assert forgotten == ["weights", 3]
     assert out._published == -1 and out.checkpoint_due()
+
+
+def test_rollout_workers_that_wait_for_a_policy_that_nobody_trains_end_the_run(due) -> None:
+    """A reward model alone has no weights for them: they would wait for ever."""
+    out, desk, trainer = due
+    trainer.publishes = False
+    out.publish()  # nobody waits
+    desk.directive.links.add(publisher={"incarnation": desk.caller.incarnation})
+    with pytest.raises(BadInput, match=r"rollout\.source"):
+        out.publish()

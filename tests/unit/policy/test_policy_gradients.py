@@ -11,9 +11,10 @@ from paceline.mesh.elastic_mesh import EpochCancelled
 from paceline.v1 import rollout_pb2
 from policy_worker.state import TrainState
 from policy_worker.step.batch import BadGroup, decode
-from policy_worker.step.gradients import Gradients, StepTotals
+from policy_worker.step.gradients import Gradients
 from policy_worker.step.optimizer import build_optimizer
 from policy_worker.step.stats import Stats
+from policy_worker.step.totals import StepTotals
 from tests.fixtures.policy_models import make_config, make_group, random_groups, tiny_network
 
 CPU = torch.device("cpu")
@@ -21,8 +22,9 @@ CPU = torch.device("cpu")
 
 def make_gradients(config, *, reference=None, seed=0):
     model = tiny_network("qwen3", seed=seed)
-    state = TrainState(model, build_optimizer(model, config.train), 0, 0, config)
-    return Gradients(state, CPU, reference)
+    parts = {"policy": model}
+    state = TrainState(parts, build_optimizer(parts, config.train), 0, 0, config)
+    return Gradients(state, CPU, {} if reference is None else {"reference": reference})
 
 
 def spec_of(groups, step=1):
@@ -329,7 +331,7 @@ def test_a_wholly_masked_sequence_takes_no_weight_from_the_others(aggregation):
     gradients.begin(totals, keys([group]))
     gradients.add([group])
     assert gradients.stats.entries["loss"][1] == pytest.approx(1.0)
-    columns = gradients._columns(decode([group]), totals)
+    columns = gradients.objective.columns(decode([group]), totals)
     if aggregation != "dr_grpo":
         assert columns.weight.sum() == pytest.approx(1.0)
 

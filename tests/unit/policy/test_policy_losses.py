@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from policy_worker.objectives.columns import TokenColumns, group_advantages, token_weights
+from policy_worker.objectives.advantages import group_advantages
+from policy_worker.objectives.columns import TokenColumns, token_weights
 from policy_worker.objectives.grpo import grpo_loss, token_kl
-from policy_worker.objectives.importance_ratio import proximal_policy, ratio_mask
+from policy_worker.objectives.importance_ratio import proximal_policy, ratio, ratio_mask
 from tests.fixtures.policy_models import make_config
 
 LENGTHS = np.array([3, 1, 4, 2])
@@ -189,9 +190,13 @@ def test_one_token_with_a_negative_advantage_is_not_the_whole_step():
     """Without the dual clip its gradient is e^10 = 22,026 times that of an ordinary token."""
     loss, slope = one_token(-1.0, 10.0)
     assert (loss.total.item(), slope) == (pytest.approx(3.0), 0.0)
-    assert loss.dual_clipped.tolist() == [True] and loss.clipped.tolist() == [False]
+    assert loss.measured["dual_clip_fraction"].tolist() == [True] and loss.measured[
+        "clip_fraction"
+    ].tolist() == [False]
     loss, slope = one_token(-1.0, 10.0, dual_clip=None)
-    assert slope == pytest.approx(math.exp(10)) and loss.dual_clipped.tolist() == [False]
+    assert slope == pytest.approx(math.exp(10)) and loss.measured[
+        "dual_clip_fraction"
+    ].tolist() == [False]
 
 
 @pytest.mark.parametrize(
@@ -207,7 +212,9 @@ def test_dual_clip_by_hand(advantage, log_ratio, value, slope):
     loss, got = one_token(advantage, log_ratio)
     assert loss.total.item() == pytest.approx(value)
     assert got == pytest.approx(slope)
-    assert loss.dual_clipped.tolist() == [advantage < 0 and math.exp(log_ratio) > 3]
+    assert loss.measured["dual_clip_fraction"].tolist() == [
+        advantage < 0 and math.exp(log_ratio) > 3
+    ]
 
 
 def distribution(numbers):
@@ -286,8 +293,8 @@ def test_loss_by_hand():
     loss = grpo_loss(logprobs, columns, config.train)
     # The second: ratio 0.5, clipped 0.8; min(-0.5, -0.8) = -0.8.
     assert loss.total.item() == pytest.approx(-(1.2 - 0.8) / 2)
-    assert loss.clipped.tolist() == [True, True]
-    assert loss.ratio.tolist() == pytest.approx([1.5, 0.5])
+    assert loss.measured["clip_fraction"].tolist() == [True, True]
+    assert ratio(logprobs, columns.behaviour).tolist() == pytest.approx([1.5, 0.5])
 
 
 def test_weights_of_all_parts_sum_to_one():

@@ -14,8 +14,9 @@ import torch
 
 from controller.services.validation import GroupLimits, check_group
 from policy_worker.state import TrainState
-from policy_worker.step.gradients import Gradients, StepTotals
+from policy_worker.step.gradients import Gradients
 from policy_worker.step.optimizer import build_optimizer
+from policy_worker.step.totals import StepTotals
 from tests.fixtures.policy_models import make_config, make_group, tiny_network
 
 PROMPT = [1, 5, 9]
@@ -92,8 +93,10 @@ def by_hand(config, seed, reference):
 
 def by_trainer(config, group, reference=None):
     model = tiny_network("qwen3")
-    state = TrainState(model, build_optimizer(model, config.train), 0, 0, config)
-    gradients = Gradients(state, torch.device("cpu"), reference)
+    parts = {"policy": model}
+    state = TrainState(parts, build_optimizer(parts, config.train), 0, 0, config)
+    frozen = {} if reference is None else {"reference": reference}
+    gradients = Gradients(state, torch.device("cpu"), frozen)
     # As the controller counts them.
     facts = check_group(group, GroupLimits.of(config), 10)
     gradients.begin(StepTotals(1, 0, facts.tokens, facts.sequences), [("t0", 1)])

@@ -34,7 +34,7 @@ def test_a_linear_schedule_is_that_of_transformers():
 
 def test_norms_are_not_decayed_and_state_exists_from_the_start():
     model = tiny_network("qwen3")
-    optimizer = build_optimizer(model, make_config(train={"weight_decay": 0.5}).train)
+    optimizer = build_optimizer({"policy": model}, make_config(train={"weight_decay": 0.5}).train)
     decayed = {id(p) for p in optimizer.param_groups[0]["params"]}
     for name, parameter in model.named_parameters():
         assert (id(parameter) in decayed) == ("norm" not in name), name
@@ -43,7 +43,7 @@ def test_norms_are_not_decayed_and_state_exists_from_the_start():
 
 def test_first_update_equals_adamw_made_without_prior_state():
     a, b = tiny_network("qwen3"), tiny_network("qwen3")
-    ours = build_optimizer(a, make_config(train={"lr": 1e-3}).train)
+    ours = build_optimizer({"policy": a}, make_config(train={"lr": 1e-3}).train)
     plain = torch.optim.AdamW(b.parameters(), lr=1e-3, weight_decay=0.0)
     for _ in range(2):
         for p, q in zip(a.parameters(), b.parameters(), strict=True):

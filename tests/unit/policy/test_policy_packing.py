@@ -31,7 +31,7 @@ def sequences_of(groups):
             yield prompt, np.frombuffer(completion.tokens, "<i4").tolist()
 
 
-@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma2", "qwen3_moe"])
 @pytest.mark.parametrize("limit", [40, 1000])
 @pytest.mark.parametrize("short", [0, 64])
 def test_packed_rows_equal_each_sequence_alone(family, limit, short, monkeypatch):
@@ -86,6 +86,25 @@ def test_large_vocabularies_are_scored_in_chunks_with_the_same_gradient(monkeypa
     score(model, micro, 1.0).logprobs.sum().backward()
     for parameter, gradient in zip(model.parameters(), wanted, strict=True):
         torch.testing.assert_close(parameter.grad, gradient, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("chunk", [7, 1 << 20])
+def test_the_entropy_has_a_gradient_only_if_it_is_wanted(monkeypatch, chunk):
+    """In chunks and at once, against a plain softmax of each sequence alone."""
+    model = tiny_network("qwen3")
+    groups = random_groups(3, group_size=2, seed=5)
+    micro = pack(decode(groups), np.arange(6), CPU)
+    monkeypatch.setattr(logprobs, "LOGITS_PER_CHUNK", chunk * model.config.vocab_size)
+    assert not score(model, micro, 0.7).entropy.requires_grad
+    found = score(model, micro, 0.7, entropy_gradient=True).entropy
+    found.sum().backward()
+    gradients = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    wanted = [alone(model, p, c, 0.7)[1] for p, c in sequences_of(groups)]
+    torch.testing.assert_close(found, torch.cat(wanted), atol=2e-6, rtol=1e-5)
+    torch.cat(wanted).sum().backward()
+    for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, atol=1e-5, rtol=1e-4)
 
 
 def test_rows_hold_every_sequence_once_within_the_limit():

@@ -7,7 +7,7 @@ import torch
 
 from paceline.mesh import elastic_mesh as mesh_module
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
-from policy_worker.step.gradients import StepTotals
+from policy_worker.step.totals import StepTotals
 from policy_worker.trainer import EpochMesh, Trainer
 from testbed.tiny_model import make_tiny_model
 from tests.fixtures.policy_models import make_config, random_groups

@@ -129,6 +129,17 @@ def test_a_resume_with_another_divisor_of_the_loss_is_refused_by_every_command(
     assert_refused(command, config_file, "rollout.max_tokens=16", words, tmp_path)
 
 
+def test_a_fixed_setting_that_is_the_divisor_of_the_loss_is_named_as_any_other(
+    config_file: Path, earlier_run: Path, tmp_path: Path
+) -> None:
+    environment = 'environment = "examples.environments.guess_number:guess_number"'
+    more = f'[train]\naggregation = "dr_grpo"\n[rollout]\n{environment}\nmax_context = 600\n'
+    config_file.write_text(config_file.read_text() + more)
+    (earlier_run / "config.toml").write_text(to_toml(load_config(config_file)))
+    words = "has another config: rollout.max_context is 600 in the run, 700 here"
+    assert_refused("doctor", config_file, "rollout.max_context=700", words, tmp_path)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_finished_run_is_told_by_every_command(
     command: str, config_file: Path, earlier_run: Path, tmp_path: Path

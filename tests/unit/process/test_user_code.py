@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from paceline.process.import_by_name import NotFound, find
 from paceline.process.user_code import (
     SAFE_PATH,
     hidden_file,
     safe_path_for_children,
     search_start_directory_last,
 )
-from rollout_worker.import_by_name import NotFound, find
 from testbed.fleets.local_run import ROOT
 
 

@@ -249,7 +249,7 @@ def test_the_image_has_what_it_copies_and_ends_on_sigterm() -> None:
         assert all((root / source).exists() for source in sources), line
     assert 'ENTRYPOINT ["tini", "--", "paceline"]' in text
     assert re.search(r"^USER 1000$", text, re.MULTILINE)
-    packages = {"paceline", "controller", "policy_worker", "rollout_worker"}
+    packages = {"paceline", "controller", "policy_worker", "rollout_worker", "scorer_worker"}
     assert packages <= set(re.findall(r"^COPY (\w+) ", text, re.MULTILINE))
 
 

@@ -31,7 +31,7 @@ def test_every_link_between_documents_has_a_target() -> None:
     assert broken == []
 
 
-PACKAGES = ("paceline", "controller", "policy_worker", "rollout_worker")
+PACKAGES = ("paceline", "controller", "policy_worker", "rollout_worker", "scorer_worker")
 RIDDLE = re.compile(
     r"(What|Who|Whose|Whether|Where|When|Why|How|Which|From|Does|Do|Is|Are|Has|Can)\b"
 )

@@ -96,7 +96,7 @@ def test_words_of_processes_are_neither_markup_nor_steer_the_terminal(
     said = "wants [batch, seq] of [/tmp/x] \x1b[31mred"
     shown = "wants [batch, seq] of [/tmp/x] \\x1b[31mred"
     reply = status(3)
-    reply.provider_trouble = reply.proposed_why = reply.reason = said
+    reply.provider_trouble = reply.proposed_why = reply.reason = reply.reward_trouble = said
     reply.proposed["policy"] = 2
     reply.workers[0].activity = said
     out = io.StringIO()
@@ -113,7 +113,7 @@ def test_words_of_processes_are_neither_markup_nor_steer_the_terminal(
     text = out.getvalue()
     assert "31mred" in text
     assert "\x1b[31mred" not in text
-    assert sum(line.count(shown) for line in text.splitlines()) >= 6
+    assert sum(line.count(shown) for line in text.splitlines()) >= 7
 
 
 def test_plain_lines_are_few_and_include_the_last_step() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import random
 import string
@@ -83,10 +84,11 @@ def test_a_damaged_file_and_files_of_others_cost_nothing_else(tmp_path: Path) ->
     assert [g["group_id"] for g in ArchiveReader(tmp_path).groups()] == ["t0"]
 
 
+@pytest.mark.parametrize("small_bytes", [0, 1 << 20], ids=["two files", "one file"])
 def test_a_group_dropped_after_a_rollback_is_not_shown_as_trained(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, small_bytes: int
 ) -> None:
-    monkeypatch.setattr(sample_archive, "_SMALL_BYTES", 0)
+    monkeypatch.setattr(sample_archive, "_SMALL_BYTES", small_bytes)
     writer = ArchiveWriter(tmp_path, 1, 1 << 30)
     writer.write([row("t1", 12), row("t2", 13)])
     writer.write([row("t2", 10, state="dropped", reason="stale")])
@@ -106,11 +108,34 @@ def test_a_step_with_dropped_groups_alone_is_not_archived_yet(tmp_path: Path) ->
     assert archived_steps(tmp_path) == {3, 4}
 
 
-def test_what_a_killed_leader_left_half_written_is_removed(tmp_path: Path) -> None:
-    ArchiveWriter(tmp_path, 1, 1 << 30).write([row("t0", 1)])
-    (tmp_path / "samples" / "00000002-00000002-1.2.part").write_bytes(b"PAR1")
-    ArchiveWriter(tmp_path, 2, 1 << 30)
-    assert [p.suffix for p in (tmp_path / "samples").iterdir()] == [".parquet"]
+def test_what_a_killed_leader_left_half_written_is_removed_once_nobody_writes_it(
+    tmp_path: Path,
+) -> None:
+    left, mine = tmp_path / "samples" / "00000002-00000002-1.2.part", "draft.part"
+    left.parent.mkdir()
+    left.write_bytes(b"PAR1")
+    left.with_name(mine).touch()
+    written = left.stat().st_mtime
+    # The leader before this one may have a file in hand for a moment.
+    ArchiveWriter(tmp_path, 2, 1 << 30, clock=lambda: written + 10.0)
+    assert left.exists()
+    ArchiveWriter(tmp_path, 2, 1 << 30, clock=lambda: written + 600.0)
+    assert [p.name for p in left.parent.iterdir()] == [mine]
+
+
+def test_a_disk_that_refuses_keeps_nobody_from_leading(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = tmp_path / "samples" / "00000002-00000002-1.2.part"
+    left.parent.mkdir()
+    left.touch()
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(Path, "unlink", refuse)
+    ArchiveWriter(tmp_path, 2, 1 << 30, clock=lambda: left.stat().st_mtime + 600.0)
+    assert left.exists()
 
 
 def test_a_reader_sees_what_is_added(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from controller.ledger.decisions import leases
+from controller.ledger.state.curriculum import Curriculum
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import Task
 from controller.simulator.crash_points import ROLES, run_crash_points
@@ -37,6 +38,31 @@ def test_no_row_is_skipped_or_trained_twice_at_any_crash_and_resume_point(chunk:
     assert counts["masked"] > 0 and counts["evaluated"] > 0
     # Beside the points: settings change in every run, and some finished runs go on.
     assert counts["settings changed"] > RUNS // CHUNKS // 2 and counts["extended"] > 0
+
+
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_every_row_of_every_source_is_accounted_for_with_a_curriculum(chunk: int) -> None:
+    """100 schedules of crashes and resumes. The oracle keeps books of its own: a row is passed over only if its
+    newest group had equal rewards, and every row of every source is trained, dropped or passed over, once."""
+    counts: Counter[str] = Counter()
+    for seed in range(chunk, 100, CHUNKS):
+        try:
+            counts += run_crash_points(seed, sources=True).oracle.counts
+        except Exception as error:
+            pytest.fail(
+                f"seed {seed} of run_crash_points(sources=True): {type(error).__name__}: {error}"
+            )
+    assert counts["passed over"] > 100 and counts["rows"] > counts["passed over"]
+    assert counts["lost tails"] == 100 // CHUNKS
+
+
+def test_the_points_notice_a_row_that_is_passed_over_without_a_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Curriculum, "leaves_out", lambda *_: True)
+    with pytest.raises(Violation, match="passed over at"):
+        run_crash_points(0, sources=True)
 
 
 def test_the_points_notice_a_cursor_that_runs_ahead_of_training_on_resume(

@@ -28,6 +28,7 @@ from controller.simulator.faults import (
     run_schedule,
 )
 from controller.simulator.world import World
+from paceline.ids import Step
 
 CHUNKS = 4
 FIRST_SEED = 1_000_000
@@ -123,12 +124,15 @@ def test_every_event_survives_the_journals_json_exactly() -> None:
         ev.ParityFailed("r0", 1, 1, "w"),
         ev.CheckpointVoided("p0", 5, 5, "checkpoints/step-5"),
         ev.WeightsWithdrawn("p0", 5, ("r0", "r1")),
+        ev.RewardHackingSuspected(Step(9), "held_out/reward", 0.4, Step(3), 0.8, 2.5, 1.0),
     ]
     for seed in range(60):
         events.extend(e for entry in run_schedule(seed).redis.entries for e in entry.events)
     # Their settings change, and they are extended.
     for seed in (10, 13):
         events.extend(e for entry in run_crash_points(seed).redis.entries for e in entry.events)
+    passing_over = run_crash_points(0, sources=True)
+    events.extend(e for entry in passing_over.redis.entries for e in entry.events)
     for event in events:
         assert ev.from_json(json.loads(json.dumps(ev.to_json(event)))) == event
     assert {type(event).__name__ for event in events} == set(ev.TYPES)

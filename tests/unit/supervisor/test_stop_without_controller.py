@@ -50,15 +50,35 @@ async def test_a_stop_begins_though_no_controller_answers(
 ) -> None:
     monkeypatch.setattr(up, "TimedStop", Stop)
     monkeypatch.setattr(up, "leader_status", silent)
-    run._status = admin_pb2.StatusReply(phase="open")  # a controller has answered before
+    run._status = admin_pb2.StatusReply(phase="running")  # a controller has answered before
+    run._begun = True
     assert await interrupted(run) == ("interrupted", "interrupted")
 
 
-async def test_a_stop_waits_for_nothing_while_the_data_set_is_opened(
-    run: LocalRun, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("terms", "waits"),
+    [([0], False), ([3], True), ([3, 0], True)],
+    ids=["the data set is being opened", "a leader leads", "the journal is read again"],
+)
+async def test_a_stop_waits_for_nothing_only_if_no_leader_ever_had_a_term(
+    run: LocalRun, monkeypatch: pytest.MonkeyPatch, terms: list[int], waits: bool
 ) -> None:
+    replies = [admin_pb2.StatusReply(phase="waiting", term=term) for term in terms]
+
+    async def status(*_: object) -> admin_pb2.StatusReply:
+        return replies.pop(0)
+
     monkeypatch.setattr(Stop, "overdue", False)
     monkeypatch.setattr(up, "TimedStop", Stop)
-    monkeypatch.setattr(up, "leader_status", silent)
-    run._status = admin_pb2.StatusReply(phase="none")
-    assert await interrupted(run) == ("interrupted", "interrupted")
+    monkeypatch.setattr(up, "leader_status", status)
+    run.console.show = lambda _: None  # type: ignore[method-assign]
+    run._interrupted.set_result(None)
+
+    async def reconcile(_: object) -> None:
+        pass
+
+    fleet: Any = SimpleNamespace(reconcile=reconcile)
+    control: Any = None
+    while replies:
+        assert await run._poll(fleet, control) is None
+    assert run._must_stop_now() is not waits

@@ -1,0 +1,103 @@
+"""The RLHF example as a user starts it: every stage begins with the export of the one before, also after a kill."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from paceline.run_view.files.fleet_file import FleetRecord
+from testbed.fleets.local_run import ROOT, paceline
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(900)]
+
+
+class Pipeline:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.output = root.with_suffix(".out")
+        with self.output.open("ab") as out:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "examples.rlhf", "all", "--short", "--dir", str(root)],
+                cwd=ROOT,
+                stdout=out,
+                stderr=out,
+            )
+
+    def until(self, true: Callable[[], object], limit_s: float = 300.0) -> None:
+        deadline = time.monotonic() + limit_s
+        while not true():
+            assert self.process.poll() is None, self.output.read_text()
+            assert time.monotonic() < deadline, self.output.read_text()
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """With its `paceline up`, as a machine that fails does; what that started goes on."""
+        children = psutil.Process(self.process.pid).children()
+        for one in (psutil.Process(self.process.pid), *children):
+            one.kill()
+        self.process.wait()
+
+
+def committed(run_dir: Path) -> list[int]:
+    """Steps in metrics.jsonl."""
+    path = run_dir / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    rows = map(json.loads, text[: text.rfind("\n") + 1].splitlines())
+    return [row["step"] for row in rows if row["kind"] == "step"]
+
+
+def config(run_dir: Path) -> dict[str, Any]:
+    return tomllib.loads((run_dir / "config.toml").read_text())
+
+
+def end_leftovers(root: Path) -> None:
+    for run_dir in root.iterdir():
+        if (record := FleetRecord.read(run_dir)) is not None:
+            for one in [*record.survivors(), *(i for i in record.redis if i.alive())]:
+                os.killpg(one.pid, signal.SIGKILL)
+
+
+def test_a_pipeline_that_is_killed_goes_on_in_the_middle_of_a_stage(tmp_path: Path) -> None:
+    root = tmp_path / "rlhf"
+    first = Pipeline(root)
+    try:
+        first.until(lambda: committed(root / "reward_model"))
+        first.kill()
+        before = committed(root / "reward_model")
+        sft = (root / "sft" / "summary.json").stat().st_mtime_ns
+        pairs = (root / "preferences" / "pairs.jsonl").stat().st_mtime_ns
+        second = Pipeline(root)
+        assert second.process.wait(700) == 0, second.output.read_text()
+    finally:
+        if first.process.poll() is None:
+            first.kill()
+        end_leftovers(root)
+    # What was done is not done again; what was cut is continued.
+    assert (root / "sft" / "summary.json").stat().st_mtime_ns == sft
+    assert (root / "preferences" / "pairs.jsonl").stat().st_mtime_ns == pairs
+    assert before[0] == 1 and sorted(set(committed(root / "reward_model"))) == list(range(1, 9))
+    for name in ("sft", "reward_model", "ppo", "dpo"):
+        run_dir = root / name
+        summary = json.loads((run_dir / "summary.json").read_text())
+        assert (summary["status"], summary["ledger_ok"]) == ("finished", True)
+        assert (summary["samples_lost"], summary["samples_duplicated"]) == (0, 0)
+        begun_from = config(run_dir)["model"]["path"]
+        assert name == "sft" or begun_from == str(root / "sft" / "export")
+        verified = paceline("ledger", "verify", "--run-dir", str(run_dir))
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+    scorer = config(root / "ppo")["scorers"]["preference"]
+    assert scorer["path"] == str(root / "reward_model" / "export")
+    said = second.output.read_text()
+    assert "[1/5] sft: is done already" in said and "[3/5] reward_model: done" in said
+    assert str(root / "dpo" / "export") in said.rpartition("exported models:")[2]

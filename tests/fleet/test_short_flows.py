@@ -1,0 +1,155 @@
+"""Short runs of the flows with several models, with sampled pairs and with labels, as a user starts them.
+
+Supervised fine-tuning is in test_recorded_run.py, DPO and the reward model in test_preference_runs.py, and an objective
+of a user in test_user_files_named_like_ours.py.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoModelForCausalLM
+
+from testbed.fleets.local_run import Up, paceline, write_run
+from testbed.tiny_model import make_tiny_model, make_tiny_reward_model
+
+pytestmark = [pytest.mark.e2e, pytest.mark.long, pytest.mark.timeout(300)]
+
+FLEET = {"controllers": 1, "policy": 2, "rollout": 1}
+
+
+@contextmanager
+def finished(config: Path, run_dir: Path) -> Iterator[list[Mapping[str, Any]]]:
+    """The metrics of a run to its end, once the ledger shows that every sample was trained exactly once."""
+    up = Up(config, run_dir)
+    try:
+        assert up.wait() == 0, up.said()
+        summary = up.summary()
+        assert summary["ledger_ok"]
+        assert (summary["samples_lost"], summary["samples_duplicated"]) == (0, 0)
+        verified = paceline("ledger", "verify", "--run-dir", str(run_dir))
+        assert verified.returncode == 0, verified.stdout + verified.stderr
+        exported = AutoModelForCausalLM.from_pretrained(summary["export"])
+        assert type(exported).__name__ in exported.config.architectures
+        yield up.metrics()
+    finally:
+        up.close()
+
+
+def of_kind(rows: Sequence[Mapping[str, Any]], kind: str) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row["kind"] == kind]
+
+
+def mean(rows: Sequence[Mapping[str, Any]], name: str) -> float:
+    return sum(row[name] for row in rows) / len(rows)
+
+
+def labelled(path: Path, seed: int, count: int) -> None:
+    """Rows of digits, half of them with the digits in order, which is good, and half in the opposite order."""
+    draw = random.Random(seed)
+    with path.open("w") as file:
+        for n in range(count):
+            digits = "".join(draw.sample("0123456789", draw.randint(2, 4)))
+            right = "".join(sorted(digits))
+            row = {"prompt": f"s{digits}=", "completion": right, "label": True}
+            if n % 2:
+                row |= {"completion": right[::-1], "label": False}
+            file.write(json.dumps(row) + "\n")
+
+
+def test_ppo_learns_what_a_reward_model_scores(tmp_path: Path) -> None:
+    """A completion alone of its prompt: its advantage is the critic's, and its reward a scorer's less the KL."""
+    model = make_tiny_model(tmp_path / "model", hidden=32)
+    make_tiny_reward_model(tmp_path / "rm", model)
+    config = write_run(
+        tmp_path,
+        rows=512,
+        reward={"functions": {"scorer:helpful": 10.0}, "processes": 0},
+        scorers={"helpful": {"kind": "reward_model", "path": str(tmp_path / "rm")}},
+        train={
+            "algorithm": "ppo",
+            "steps": 24,
+            "groups_per_step": 32,
+            "lr": 3e-3,
+            "kl_coef": 0.01,
+            "checkpoint_every": 12,
+            "eval_every": 24,
+        },
+        objective={"critic_lr_scale": 1.0, "value_pretraining_steps": 1},
+        rollout={"group_size": 1},
+        fleet={**FLEET, "scorers": 1},
+    )
+    with finished(config, tmp_path / "run") as rows:
+        steps, evaluated = of_kind(rows, "step"), of_kind(rows, "eval")
+        assert len(steps) == 24
+        assert all(step["grad_norm_critic"] > 0 and step["tokens"] > 0 for step in steps)
+        assert (steps[0]["kl"], steps[0]["value_mean"]) == (pytest.approx(0, abs=1e-5), 0)
+        assert evaluated[-1]["eval_reward_mean"] > evaluated[0]["eval_reward_mean"] + 0.5
+        assert mean(steps[-6:], "kl") > 0.01
+        value, returned = mean(steps[-6:], "value_mean"), mean(steps[-6:], "return_mean")
+        assert value > 0.5 * returned > 0
+
+
+def test_kto_raises_what_is_labelled_good_and_lowers_the_rest(tmp_path: Path) -> None:
+    labelled(tmp_path / "labels.jsonl", 0, 192)
+    labelled(tmp_path / "held_out_labels.jsonl", 1, 32)
+    config = write_run(
+        tmp_path,
+        data={
+            "path": str(tmp_path / "labels.jsonl"),
+            "eval_path": str(tmp_path / "held_out_labels.jsonl"),
+            "completion_field": "completion",
+            "label_field": "label",
+        },
+        train={
+            "algorithm": "kto",
+            "steps": 12,
+            "groups_per_step": 16,
+            "lr": 1e-3,
+            "checkpoint_every": 6,
+            "eval_every": 12,
+        },
+        objective={"beta": 1.0},
+        rollout={"source": "recorded", "group_size": 1},
+        fleet=FLEET,
+    )
+    with finished(config, tmp_path / "run") as rows:
+        steps, evaluated = of_kind(rows, "step"), of_kind(rows, "eval")
+        assert [step["samples"] for step in steps] == [16] * 12
+        # The policy is its own reference before the first update.
+        assert steps[0]["loss"] == pytest.approx(0.5, abs=1e-4)
+        assert steps[0]["chosen_logprob_shift"] == pytest.approx(0, abs=1e-4)
+        last = steps[-3:]
+        assert mean(last, "chosen_reward") > mean(last, "rejected_reward") + 0.1
+        assert evaluated[-1]["eval_loss"] < evaluated[0]["eval_loss"]
+
+
+def test_a_policy_is_distilled_from_a_teacher_that_is_a_scorer(tmp_path: Path) -> None:
+    """The rewards say nothing; only the teacher's log-probs are trained."""
+    make_tiny_model(tmp_path / "model", hidden=32)
+    teacher = make_tiny_model(tmp_path / "teacher", hidden=64)
+    config = write_run(
+        tmp_path,
+        rows=512,
+        scorers={"teacher": {"kind": "logprobs", "path": str(teacher)}},
+        train={
+            "algorithm": "distill",
+            "steps": 24,
+            "groups_per_step": 16,
+            "lr": 3e-3,
+            "checkpoint_every": 12,
+            "eval_every": 24,
+        },
+        objective={"teacher": "teacher"},
+        fleet={**FLEET, "scorers": 1},
+    )
+    with finished(config, tmp_path / "run") as rows:
+        steps = of_kind(rows, "step")
+        assert len(steps) == 24
+        assert mean(steps[-6:], "teacher_kl") < mean(steps[:3], "teacher_kl")

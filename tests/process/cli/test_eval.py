@@ -1,0 +1,165 @@
+"""``paceline eval``: the scores of a run, on a model or a checkpoint, and errors that name the remedy."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomli_w
+from typer.testing import CliRunner
+
+from paceline.cli import app
+from paceline.config.load import load_config
+from paceline.errors import UserError
+from paceline.evaluation.estimators import pass_at_k
+from policy_worker.checkpoint.checkpoint import Checkpointer
+from testbed.fleets.local_run import ROOT, write_run
+from testbed.tiny_model import make_tiny_reward_model
+from tests.fixtures.train_states import synthetic_step, tiny_state
+
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+
+
+def evaluate(*arguments: object, limit_s: float = 240) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "paceline", "eval", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        timeout=limit_s,
+        check=False,
+    )
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run directory with a checkpoint, as ``paceline up`` would leave it."""
+    where = tmp_path_factory.mktemp("eval")
+    run_dir = where / "run"
+    run_dir.mkdir()
+    path = write_run(where, train={"lr": 0.5})
+    raw = tomllib.loads(path.read_text())
+    (run_dir / "config.toml").write_text(tomli_w.dumps(raw))
+    config = load_config(path)
+    state = tiny_state(config)
+    synthetic_step(state)
+    checkpointer = Checkpointer(run_dir, config)
+    checkpointer.save_async(state).result(60)
+    checkpointer.close()
+    (where / "half_a_row.jsonl").write_text('{"prompt": "s21=", "answer": "12"}\n{"prompt": \n')
+    (where / "empty.jsonl").write_text("")
+    make_tiny_reward_model(where / "scorer", where / "model")
+    return run_dir
+
+
+def test_a_model_and_a_checkpoint_of_it_are_judged_with_the_same_table(run_dir: Path) -> None:
+    data, out = run_dir.parent / "held_out.jsonl", run_dir.parent / "scores.json"
+    reward = ("--reward", "testbed.rewards.slow_reward:digit_first", "--threads", 1)
+    options = ("--data", data, "--k", 4, "--max-tokens", 8, "--json", out, *reward)
+    done = evaluate(run_dir.parent / "model", *options)
+    assert done.returncode == 0, done.stderr
+    assert "8 of 8 prompts, reward" in done.stderr
+    for name in ("reward", "pass@1", "pass@2", "pass@4", "maj@4", "tokens per", "truncated share"):
+        assert name in done.stdout
+    model = json.loads(out.read_text())
+    check_report(model)
+    assert (model["prompts"], model["samples"], model["temperature"]) == (8, 4, 1.0)
+
+    done = evaluate(run_dir, "--k", 4, "--json", out, *reward)
+    assert done.returncode == 0, done.stderr
+    checkpoint = json.loads(out.read_text())
+    check_report(checkpoint)
+    assert "step-" in checkpoint["checkpoint"] and checkpoint["data"] == str(data)
+    assert checkpoint["max_tokens"] == 8, "of its run"
+    assert checkpoint["rows"] != model["rows"], "the weights are those of the checkpoint"
+
+
+def check_report(found: dict[str, Any]) -> None:
+    """The means are those of the rows."""
+    rows, k = found["rows"], found["samples"]
+    assert [row["row"] for row in rows] == list(range(8)) and not found["failed"]
+    for n in (1, 2, 4):
+        mean = sum(pass_at_k(k, row["solved"], n) for row in rows) / len(rows)
+        assert math.isclose(found["metrics"][f"pass@{n}"], mean)
+    assert math.isclose(found["metrics"]["reward"], sum(r["reward"] for r in rows) / len(rows))
+    assert found["metrics"]["tokens"] == sum(row["tokens"] for row in rows) / k / len(rows)
+
+
+def test_the_same_seed_gives_the_same_samples_and_a_limit_the_first_rows(run_dir: Path) -> None:
+    out = [run_dir.parent / f"{n}.json" for n in range(2)]
+    model = run_dir.parent / "model"
+    common = ("--data", run_dir.parent / "held_out.jsonl", "--max-tokens", 4, "--threads", 1)
+    for path, limit in zip(out, (8, 3), strict=True):
+        done = evaluate(model, *common, "--k", 2, "--limit", limit, "--json", path)
+        assert done.returncode == 0, done.stderr
+    whole, part = (json.loads(path.read_text())["rows"] for path in out)
+    assert whole[:3] == part
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["nowhere/at/all"], "no such directory. Give a model"),
+        (["{}/model", "--data", "missing.jsonl"], "missing.jsonl"),
+        (["{}/model"], "--data is missing"),
+        (["{}", "--data", "{}/held_out.jsonl"], "no config.json"),
+        (["{}/run", "--k", "4", "--greedy"], "--greedy with --k 4"),
+        (["{}/run", "--greedy", "--temperature", "0.5"], "--temperature has no effect"),
+        (
+            ["{}/model", "--data", "{}/held_out.jsonl", "--reward", "nothing"],
+            "nothing is not a reward",
+        ),
+        (["{}/model", "--data", "{}/held_out.jsonl", "--prompt-field", "q"], "no field 'q'"),
+        (["{}/model", "--data", "{}/half_a_row.jsonl"], "half_a_row.jsonl"),
+        (["{}/model", "--data", "{}/empty.jsonl"], "empty.jsonl"),
+        (["{}/scorer", "--data", "{}/held_out.jsonl"], "it scores text and writes none"),
+        (["{}/run", "--json", "/no/such/place.json"], "--json"),
+        (["{}/run", "--set", "rollout.temprature=1"], "rollout.temperature"),
+    ],
+)
+def test_bad_input_is_named_with_the_remedy(run_dir: Path, options: list[str], words: str) -> None:
+    found = CliRunner().invoke(app, ["eval", *(o.format(run_dir.parent) for o in options)])
+    assert isinstance(found.exception, UserError) and found.exception.exit_status == 2
+    assert words in str(found.exception)
+
+
+def test_an_interrupt_shows_what_is_scored_by_then(run_dir: Path) -> None:
+    out = run_dir.parent / "interrupted.json"
+    many = run_dir.parent / "many.jsonl"
+    many.write_text((run_dir.parent / "held_out.jsonl").read_text() * 5000)
+    process = subprocess.Popen(
+        [
+            *(sys.executable, "-m", "paceline", "eval", str(run_dir), "--data", str(many)),
+            *("--k", "2", "--threads", "1", "--json", str(out)),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env=ENVIRONMENT,
+        start_new_session=True,
+    )
+    try:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if " of 40000 prompts" in line:
+                break
+        process.send_signal(signal.SIGINT)
+        shown, said = process.communicate(timeout=120)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    assert process.returncode == 130, said
+    assert "of 40000 prompts: the means are over those scored" in said and "reward" in shown
+    found = json.loads(out.read_text())
+    assert found["interrupted"] and 0 < found["scored"] < 40000 and "Traceback" not in said

@@ -1,0 +1,100 @@
+"""The doors of evaluation sets: errors name the setting and the remedy, and a run without sets is as before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from paceline.config.evaluation import all_sets, best_metric
+from paceline.config.load import ConfigError, fleet_digest, load_config, to_toml
+from paceline.config.reference import reference
+from paceline.config.schema import Config
+
+BASE = """
+[model]
+path = "m"
+[data]
+path = "train.jsonl"
+eval_path = "held_out.jsonl"
+"""
+MATH = '[evaluation.sets.math]\npath = "math.jsonl"\n'
+
+
+def load(tmp_path: Path, text: str) -> Config:
+    path = tmp_path / "run.toml"
+    path.write_text(BASE + text)
+    return load_config(path)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (
+            '[evaluation]\nbest_metric = "maths/reward"\n' + MATH,
+            ["no set 'maths'", "held_out, math"],
+        ),
+        ('[evaluation]\nbest_metric = "math/pass@3"\n' + MATH, ["samples = 1", "math/pass@1"]),
+        ('[evaluation]\nbest_metric = "math/maj@1"\n' + MATH, ["samples = 1", "raise samples"]),
+        ('[evaluation]\nbest_metric = "math/tokens"\n' + MATH, ["no such metric", "math/reward"]),
+        ('[evaluation]\nbest_metric = "reward"\n' + MATH, ["no set 'reward'", "SET/METRIC"]),
+        (MATH + "samples = 4\ngreedy = true\n", ["evaluation.sets.math", "equal", "samples = 1"]),
+        (MATH + "temperature = 0.5\n", ["temperature has no effect", "greedy = false"]),
+        (MATH + "sampels = 4\n", ["line 9", "evaluation.sets.math.sampels", "math.samples?"]),
+        ("[evaluation.sets.math]\nsamples = 2\n", ["evaluation.sets.math.path is missing"]),
+        ('[evaluation.sets.held_out]\npath = "x"\n', ["data.eval_path is the set of that name"]),
+        ('[evaluation.sets."a/b"]\npath = "x"\n', ["'a/b' is no name of a set"]),
+        (MATH + "samples = 2000\n", ["samples = 2000", "1024"]),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_remedy(
+    tmp_path: Path, text: str, words: list[str]
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(tmp_path, text)
+    assert all(word in str(refused.value) for word in words), refused.value
+    assert "\n" not in str(refused.value)
+
+
+def test_a_set_names_no_prompt_field_beside_a_template(tmp_path: Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"evaluation.sets.math.prompt_field .*data.prompt_template"
+    ):
+        load(tmp_path, 'prompt_template = "{q}"\n' + MATH + 'prompt_field = "q"\n')
+
+
+def test_a_metric_without_any_evaluation_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(BASE.replace("eval_path", "#") + '[evaluation]\nbest_metric = "a/reward"\n')
+    with pytest.raises(ConfigError, match=r"no evaluation. Set data.eval_path"):
+        load_config(path)
+
+
+def test_samples_are_greedy_only_if_there_is_one(tmp_path: Path) -> None:
+    sets = load(tmp_path, MATH + '[evaluation.sets.k]\npath="x"\nsamples = 4\n').evaluation.sets
+    assert (sets["math"].is_greedy, sets["k"].is_greedy) == (True, False)
+
+
+def test_the_shorthand_is_a_greedy_set_that_comes_first(tmp_path: Path) -> None:
+    config = load(tmp_path, '[evaluation.sets.b]\npath="b"\n[evaluation.sets.a]\npath="a"\n')
+    sets = all_sets(config.data, config.evaluation, 7)
+    assert list(sets) == ["held_out", "a", "b"]
+    assert (sets["held_out"].limit, sets["held_out"].is_greedy) == (7, True)
+    assert best_metric(config.data, config.evaluation) == ("held_out", "reward")
+
+
+def test_a_run_without_sets_has_the_digest_of_earlier_releases(tmp_path: Path) -> None:
+    config = load(tmp_path, "")
+    assert '"evaluation"' not in fleet_digest(config)[1]
+    assert fleet_digest(load(tmp_path, MATH))[0] != fleet_digest(config)[0]
+
+
+def test_sets_survive_the_way_through_toml(tmp_path: Path) -> None:
+    config = load(tmp_path, MATH + 'samples = 8\nreward = ["math_verify"]\n')
+    copy = tmp_path / "copy.toml"
+    copy.write_text(to_toml(config))
+    assert load_config(copy) == config
+
+
+def test_the_reference_lists_the_settings_of_a_set() -> None:
+    assert "### [evaluation.sets.NAME]" in reference() and "| `solved_at` |" in reference()

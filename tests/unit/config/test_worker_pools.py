@@ -1,0 +1,51 @@
+"""Worker pools: names of workers, their roles and how many there are at the start."""
+
+from __future__ import annotations
+
+import pytest
+
+from paceline import worker_pools
+from paceline.config.schema import Config
+
+
+@pytest.mark.parametrize(
+    ("role", "scorer", "pool", "worker"),
+    [
+        ("policy", "", "policy", "policy-3"),
+        ("rollout", "", "rollout", "rollout-3"),
+        ("scorer", "helpful", "scorer:helpful", "scorer-helpful-3"),
+        ("scorer", "to_the_point", "scorer:to_the_point", "scorer-to_the_point-3"),
+    ],
+)
+def test_a_workers_name_tells_its_pool(role: str, scorer: str, pool: str, worker: str) -> None:
+    assert worker_pools.pool_of(role, scorer) == pool
+    assert (worker_pools.role_of(pool), worker_pools.scorer_of(pool)) == (role, scorer)
+    assert worker_pools.worker_name(pool, 3) == worker
+    assert worker_pools.pool_of_worker(worker) == pool
+
+
+@pytest.mark.parametrize(
+    ("counts", "helpful", "short"), [(2, 2, 2), ({"helpful": 3}, 3, 1)], ids=["number", "table"]
+)
+def test_each_scorer_is_a_pool_of_its_own(counts: object, helpful: int, short: int) -> None:
+    model = {"kind": "reward_model", "path": "/rm"}
+    config = Config.model_validate(
+        {
+            "model": {"path": "/m"},
+            "data": {"path": "rows.jsonl"},
+            "reward": {"functions": ["scorer:helpful", "scorer:short"]},
+            "scorers": {"short": model, "helpful": model},
+            "fleet": {"policy": 1, "rollout": 4, "scorers": counts},
+        }
+    )
+    assert worker_pools.desired_workers(config) == {
+        "policy": 1,
+        "rollout": 4,
+        "scorer:helpful": helpful,
+        "scorer:short": short,
+    }
+
+
+def test_pools_are_in_order_of_roles_and_then_of_names() -> None:
+    pools = ["scorer:b", "rollout", "scorer:a", "policy"]
+    assert worker_pools.in_order(pools) == ["policy", "rollout", "scorer:a", "scorer:b"]

@@ -1,0 +1,117 @@
+"""The order of a mixture: shares, epochs of each source, the same everywhere, and cheap at any size."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections import Counter
+
+import pytest
+
+from paceline.dataset.data_order import BLOCK, DataOrder, DataSource, shares
+from paceline.dataset.row_sampler import task_row
+
+
+def mixture(*rows_and_weights: tuple[int, float], seed: int = 3, shuffle: bool = True) -> DataOrder:
+    rows = [rows for rows, _ in rows_and_weights]
+    counts = shares([weight for _, weight in rows_and_weights])
+    sources = [
+        DataSource(f"s{n}", *fields) for n, fields in enumerate(zip(rows, counts, strict=True))
+    ]
+    return DataOrder(seed, sum(rows), shuffle, tuple(sources))
+
+
+@pytest.mark.parametrize("rows", [1, 7, 4096, 10_000])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_one_source_has_the_order_that_runs_of_earlier_releases_have(
+    rows: int, shuffle: bool
+) -> None:
+    order = DataOrder(9, rows, shuffle)
+    for ordinal in (0, 1, rows - 1, rows, 3 * rows + 5):
+        assert order.place(ordinal) == task_row(9, ordinal, rows, shuffle)
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ([1, 1], [500, 500]),
+        ([0.7, 0.3], [700, 300]),
+        ([1, 1, 1], [334, 333, 333]),
+        ([1, 1e-9], [999, 1]),
+        ([3, 0], [1000, 0]),
+        ([1e-9] * 3 + [1e9], [1, 1, 1, 997]),
+    ],
+)
+def test_a_weight_is_the_share_of_a_sources_prompts(
+    weights: list[float], expected: list[int]
+) -> None:
+    assert list(shares(weights)) == expected and sum(expected) == BLOCK
+
+
+@pytest.mark.parametrize("weights", [[0, 0], [1, -1]])
+def test_weights_that_share_out_nothing_are_refused(weights: list[float]) -> None:
+    with pytest.raises(ValueError, match="at least one is above 0"):
+        shares(weights)
+
+
+def test_every_thousand_tasks_have_exactly_the_shares_and_any_hundred_about() -> None:
+    order = mixture((50, 0.6), (4000, 0.3), (10, 0.1))
+    sources = [order.source_of(order.place(n)[1]) for n in range(5000)]
+    for start in range(0, 5000, BLOCK):
+        assert Counter(sources[start : start + BLOCK]) == {0: 600, 1: 300, 2: 100}
+    # Sixty of a hundred, plus or minus five standard deviations of a draw.
+    assert all(35 <= sources[n : n + 100].count(0) <= 85 for n in range(0, 5000, 100))
+
+
+def test_each_source_visits_each_of_its_rows_once_in_each_of_its_epochs() -> None:
+    order = mixture((7, 3), (40, 1))
+    seen: Counter[tuple[int, int]] = Counter(order.place(n) for n in range(4 * BLOCK))
+    assert set(seen.values()) == {1}
+    for number, rows in enumerate((range(7), range(7, 47))):
+        visited = order.count(0, 4 * BLOCK)
+        whole = [e for (e, n), many in visited.items() if n == number and many == len(rows)]
+        assert len(whole) >= 24
+        for epoch in whole:
+            assert {row for e, row in seen if e == epoch and row in rows} == set(rows)
+
+
+def test_sources_without_weights_are_one_data_set() -> None:
+    sources = (DataSource("a", 5), DataSource("b", 11))
+    order = DataOrder(4, 16, True, sources)
+    assert [order.place(n) for n in range(40)] == [task_row(4, n, 16, True) for n in range(40)]
+    assert order.count(0, 32) == {(0, 0): 5, (0, 1): 11, (1, 0): 5, (1, 1): 11}
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        DataOrder(1, 13, True),
+        DataOrder(1, 16, False, (DataSource("a", 5), DataSource("b", 11))),
+        mixture((7, 3), (40, 1)),
+        mixture((2, 1), (900, 1), (3, 0), shuffle=False),
+    ],
+)
+def test_counts_agree_with_the_places_one_by_one(order: DataOrder) -> None:
+    rng = random.Random(5)
+    for _ in range(30):
+        start = rng.randrange(2500)
+        stop = start + rng.choice([0, 1, 13, 999, 1500])
+        places = [order.place(n) for n in range(start, stop)]
+        assert order.count(start, stop) == Counter((e, order.source_of(r)) for e, r in places)
+
+
+def test_a_place_costs_the_same_at_any_size_of_the_data() -> None:
+    """Rows x 1, 2, 4, 8: the time for a place does not grow with them, and nothing is held for a row."""
+    cost = {}
+    for factor in (1, 2, 4, 8):
+        order = mixture((100_000 * factor, 2), (50_000 * factor, 1))
+        base = 10**9
+        order.place(base)
+        start = time.process_time()
+        for n in range(4000):
+            order.place(base + n)
+        cost[factor] = time.process_time() - start
+        held = sys.getsizeof(order) + sum(map(sys.getsizeof, order.sources))
+        assert held < 1000
+    assert max(cost.values()) < 3 * min(cost.values()), cost

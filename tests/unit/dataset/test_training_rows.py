@@ -1,0 +1,215 @@
+"""Several sources: their rows, weights and fields, and errors that name the source."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from controller.context import ControllerContext
+from controller.dataset_rows import DatasetRows
+from controller.ledger.commands import Kind
+from paceline.config.load import ConfigError, load_config, run_digest, to_toml
+from paceline.config.run_length import length_in_words, run_steps
+from paceline.config.schema import Config
+from paceline.config.training import DataConfig
+from paceline.dataset.row_source import DataError
+from paceline.dataset.training_rows import open_training_rows
+from paceline.errors import BadInput
+from tests.unit.dataset.test_rows_of_leases import Leased
+
+
+def write(path: Path, count: int, **fields: str) -> str:
+    lines = [
+        json.dumps({name: f"{text}{n}" for name, text in fields.items()}) for n in range(count)
+    ]
+    path.write_text("\n".join(lines) + "\n")
+    return str(path)
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> dict[str, dict]:
+    return {
+        "math": {"path": write(tmp_path / "m.jsonl", 3, prompt="m", answer="1"), "weight": 3},
+        "code": {
+            "path": write(tmp_path / "c.jsonl", 5, task="c", solution="2"),
+            "weight": 1,
+            "prompt_field": "task",
+            "answer_field": "solution",
+        },
+    }
+
+
+def test_rows_of_all_sources_have_the_same_names_for_their_fields(sources: dict) -> None:
+    found = open_training_rows(DataConfig(sources=sources))
+    assert [(s.name, s.rows, s.share) for s in found.sources] == [
+        ("code", 5, 250),
+        ("math", 3, 750),
+    ]
+    assert len(found.rows) == 8
+    first_of_code, first_of_math = found.rows[0], found.rows[5]
+    assert first_of_code == {"task": "c0", "solution": "20", "prompt": "c0", "answer": "20"}
+    assert first_of_math == {"prompt": "m0", "answer": "10"}
+
+
+def test_without_weights_the_sources_are_one_data_set(sources: dict) -> None:
+    for source in sources.values():
+        del source["weight"]
+    assert [s.share for s in open_training_rows(DataConfig(sources=sources)).sources] == [0, 0]
+
+
+def test_one_path_is_opened_as_by_earlier_releases(sources: dict) -> None:
+    data = DataConfig(path=sources["math"]["path"])
+    assert open_training_rows(data).sources == ()
+
+
+async def test_a_lease_gets_the_row_of_its_source(sources: dict, tmp_path: Path) -> None:
+    config = Config.model_validate({"model": {"path": "/"}, "data": {"sources": sources}})
+    rows = await DatasetRows.load(config)
+    (text,) = await rows.of([Leased(Kind.TRAIN, 6)])
+    assert json.loads(text)["prompt"] == "m1" and rows.train_rows == 8
+
+
+def test_a_source_that_lacks_a_field_is_named(sources: dict) -> None:
+    del sources["code"]["prompt_field"]
+    with pytest.raises(DataError, match=r"data.sources.code: .*c.jsonl:1: no field 'prompt'"):
+        open_training_rows(DataConfig(sources=sources))
+
+
+def test_a_placeholder_that_a_source_lacks_is_named(sources: dict) -> None:
+    with pytest.raises(
+        DataError, match=r"data.sources.code: .*'level', which data.prompt_template"
+    ):
+        open_training_rows(DataConfig(sources=sources, prompt_template="{prompt} {level}"))
+
+
+def test_a_renamed_field_needs_a_common_name(sources: dict) -> None:
+    with pytest.raises(DataError, match=r"data.answer_field is none: set it"):
+        open_training_rows(DataConfig(sources=sources, answer_field=None))
+
+
+HEAD = '[model]\npath = "m"\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[data]\n", "data.path and data.sources are both missing"),
+        ('[data]\npath = "x"\n[data.sources.a]\npath = "y"\n', "are both set"),
+        ('[data.sources.a]\npath = "y"\nweight = -1\n', r"data.sources.a.weight = -1"),
+        ('[data.sources.a]\npath = "y"\nweight = 0\n', "data.sources: all weights are 0"),
+        (
+            '[data.sources.a]\npath = "y"\nweight = 1\n[data.sources.b]\npath = "z"\n',
+            "data.sources.b.weight is missing",
+        ),
+        (
+            '[data.sources.a]\npath = "y"\ncolour = "red"\n',
+            "data.sources.a.colour is not a setting",
+        ),
+        ("[data.sources.a]\nweight = 1.0\n", "data.sources.a.path is missing"),
+        ('[[data.sources]]\npath = "y"\nweight = -1\n', "data.sources.source_0.weight = -1"),
+        (
+            '[data]\npath = "x"\nprompt_template = "hello"\n',
+            "data.prompt_template: it takes no field",
+        ),
+        ('[data]\npath = "x"\nprompt_template = "{a.b}"\n', r"data.prompt_template: \{a.b\} is no"),
+        ('[data]\npath = "x"\nprompt_template = "{a"\n', "data.prompt_template: .*for braces"),
+        (
+            '[data]\npath = "x"\nchat_template_args = { tools = 1 }\n',
+            "data.chat_template_args: tools is set by Paceline",
+        ),
+        (
+            '[data]\npath = "x"\n[train]\nsteps = 3\nepochs = 1\n',
+            "train.steps and train.epochs are both",
+        ),
+        (
+            '[data]\npath = "x"\n[train]\nmax_samples = 8\n',
+            "train.max_samples = 8 is less than one step",
+        ),
+        ('[data]\npath = "x"\n[train]\nepochs = 0\n', "train.epochs = 0: input should be greater"),
+    ],
+)
+def test_bad_settings_are_named(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(HEAD + text)
+    with pytest.raises(ConfigError, match=message):
+        load_config(file)
+
+
+def test_sources_survive_the_toml_of_the_run_directory(tmp_path: Path, sources: dict) -> None:
+    data = {
+        "sources": sources,
+        "prompt_suffix": " =",
+        "chat_template_args": {"enable_thinking": False},
+    }
+    config = Config.model_validate({"model": {"path": "/m"}, "data": data, "train": {"epochs": 2}})
+    (tmp_path / "run.toml").write_text(to_toml(config))
+    assert load_config(tmp_path / "run.toml") == config
+
+
+def test_a_run_of_an_earlier_release_keeps_its_digest() -> None:
+    config = Config.model_validate({"model": {"path": "/m"}, "data": {"path": "/d"}})
+    known = json.loads(run_digest(config)[1])["data"]
+    assert sorted(known) == sorted(
+        [
+            "path",
+            "name",
+            "split",
+            "prompt_field",
+            "answer_field",
+            "chat",
+            "system_prompt",
+            "shuffle",
+            "max_prompt_tokens",
+            "eval_path",
+            "eval_split",
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("train", "rows", "steps"),
+    [
+        ({}, 10, 100),
+        ({"steps": 7}, 10, 7),
+        ({"epochs": 1, "groups_per_step": 8}, 32, 4),
+        ({"epochs": 1, "groups_per_step": 8}, 33, 5),
+        ({"epochs": 0.1, "groups_per_step": 1}, 30, 3),
+        ({"epochs": 0.01, "groups_per_step": 8}, 33, 1),
+        ({"max_samples": 1000, "groups_per_step": 8}, 5, 15),
+        ({"steps": "none", "epochs": 2, "groups_per_step": 4}, 10, 5),
+    ],
+)
+def test_the_steps_follow_from_epochs_and_samples(train: dict, rows: int, steps: int) -> None:
+    config = Config.model_validate(
+        {
+            "model": {"path": "/"},
+            "data": {"path": "x"},
+            "train": train,
+            "rollout": {"group_size": 8},
+        }
+    )
+    assert run_steps(config, rows) == steps
+    assert length_in_words(config, rows).startswith(f"{steps} steps of ")
+
+
+def test_a_warm_up_longer_than_the_epochs_is_refused() -> None:
+    train = {"epochs": 1, "groups_per_step": 8, "warmup_steps": 5}
+    config = Config.model_validate({"model": {"path": "/"}, "data": {"path": "x"}, "train": train})
+    with pytest.raises(
+        BadInput, match="warmup_steps = 5 is larger than the run, which has 4 steps"
+    ):
+        run_steps(config, 32)
+
+
+def test_the_controller_tells_the_ledger_the_derived_steps_and_sources(sources: dict) -> None:
+    train = {"epochs": 3, "groups_per_step": 8}
+    data = {"sources": sources, "curriculum": "success_rate"}
+    config = Config.model_validate({"model": {"path": "/"}, "data": data, "train": train})
+    found = open_training_rows(config.data)
+    rows = DatasetRows(found.rows, None, sources=found.sources)
+    context = object.__new__(ControllerContext)
+    context.run_digest = "d"
+    spec = context.run_spec(rows, config)
+    assert (spec.steps, spec.sources, spec.curriculum_min) == (3, found.sources, 0.1)

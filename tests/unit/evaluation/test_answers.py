@@ -1,0 +1,28 @@
+"""What completions vote for: equal answers are equal texts."""
+
+from __future__ import annotations
+
+import pytest
+
+from rollout_worker.rewards.answers import LONGEST, answer_of_text
+
+
+@pytest.mark.parametrize(
+    ("vote", "text", "answer"),
+    [
+        ("text", " 12 \n", "12"),
+        ("text", "  ", ""),
+        ("boxed", r"so \boxed{1} or \boxed{ \frac{1}{2} }", r"\frac{1}{2}"),
+        ("boxed", r"\boxed{007.50}", "7.5"),
+        ("boxed", r"\boxed{3} and \boxed{4", "3"),
+        ("boxed", "none: 12", ""),
+        ("number", "first 3, then 1,000.00.", "1000"),
+        ("number", "it is -0.0", "0"),
+        ("number", "no digits", ""),
+        ("math", r"\boxed{x+1} of 7", "x+1"),
+        ("math", "the answer is 7.0", "7"),
+        ("math", "1" * 5000, "1" * LONGEST),
+    ],
+)
+def test_an_answer_is_read_from_the_text(vote: str, text: str, answer: str) -> None:
+    assert answer_of_text(vote, text) == answer

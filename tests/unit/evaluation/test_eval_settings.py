@@ -1,0 +1,47 @@
+"""Settings of ``paceline eval``: its options over those of the run that the model comes from."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from paceline.cli.evaluation.settings import SET, Wanted, settings
+from paceline.config.schema import Config
+from paceline.config.training import DataConfig
+
+
+def wanted(**options: Any) -> Wanted:
+    none = (
+        "data",
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "engine",
+        "limit",
+        "split",
+        "prompt_field",
+    )
+    defaults = dict.fromkeys((*none, "answer_field", "threads"))
+    given = {"k": 1, "greedy": True, "reward": (), "solved_at": 1.0, "vote": "auto", "seed": 0}
+    return Wanted(
+        **{
+            **defaults,
+            **given,
+            "trust_remote_code": False,
+            "overrides": (),
+            "data": "held_out",
+            **options,
+        }
+    )
+
+
+def prompts_of(config: Config) -> DataConfig:
+    return config.evaluation.sets[SET].data(config.data)
+
+
+def test_prompts_are_made_as_in_the_run_unless_a_field_is_named() -> None:
+    base = Config.model_validate(
+        {"model": {"path": "m"}, "data": {"path": "d", "prompt_template": "{q}="}}
+    )
+    assert prompts_of(settings(wanted(), base, "m")).prompt_template == "{q}="
+    named = prompts_of(settings(wanted(prompt_field="text"), base, "m"))
+    assert (named.prompt_template, named.prompt_field) == (None, "text")

@@ -1,0 +1,152 @@
+"""The curriculum: rows that were always or never solved are drawn less, and the proof accounts for them."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from controller.ledger import Ledger
+from controller.ledger import events as ev
+from controller.ledger.enums import Kind
+from controller.ledger.facts import LeasedTask
+from controller.ledger.state.curriculum import Curriculum
+from controller.ledger.views.coverage_report import coverage_of
+from tests.fixtures.ledgers import Driven, group
+
+SEED = 11
+
+
+def groups(row_std: float, mean: float):
+    return group(LeasedTask("t0", 1, Kind.TRAIN, 0, 0, 1), reward_std=row_std, reward_mean=mean)
+
+
+ALWAYS, NEVER, MIXED = groups(0.0, 1.0), groups(0.0, 0.0), groups(0.5, 0.5)
+
+
+def test_each_group_of_equal_rewards_in_a_row_halves_the_probability_down_to_the_minimum() -> None:
+    curriculum = Curriculum()
+    found = []
+    for newest in (ALWAYS, ALWAYS, ALWAYS, ALWAYS, ALWAYS, MIXED, NEVER, ALWAYS):
+        curriculum.measure(5, newest)
+        found.append(curriculum.probability(5, 0.1))
+    assert found == [0.5, 0.25, 0.125, 0.1, 0.1, 1.0, 0.5, 0.5]
+    assert curriculum.probability(4, 0.1) == curriculum.probability(10**6, 0.1) == 1.0
+    assert (curriculum.always, curriculum.never) == (1, 0)
+
+
+@pytest.mark.parametrize(("minimum", "settled"), [(0.1, 9), (0.3, 9), (0.1, 1), (1.0, 9)])
+def test_rows_are_left_out_at_the_frequency_that_the_probability_says(
+    minimum: float, settled: int
+) -> None:
+    curriculum = Curriculum()
+    for _ in range(settled):
+        curriculum.measure(0, NEVER)
+    taken = sum(not curriculum.leaves_out(0, n, SEED, minimum) for n in range(20_000))
+    expected = 20_000 * max(minimum, 0.5**settled)
+    assert abs(taken - expected) <= 5 * (expected * (1 - expected / 20_000)) ** 0.5
+
+
+def test_a_long_time_of_equal_rewards_is_forgotten_with_one_group_that_differs() -> None:
+    curriculum = Curriculum()
+    for _ in range(1000):
+        curriculum.measure(0, ALWAYS)
+    assert curriculum.probability(0, 1e-9) == 1e-9
+    curriculum.measure(0, MIXED)
+    assert curriculum.probability(0, 1e-9) == 1.0 and curriculum.always == 0
+
+
+def test_a_row_needs_one_byte_and_time_does_not_grow_with_the_rows() -> None:
+    """Rows x 1, 2, 4, 8."""
+    spent, held = {}, {}
+    for factor in (1, 2, 4, 8):
+        curriculum = Curriculum()
+        start = time.process_time()
+        for row in range(25_000 * factor):
+            curriculum.measure(row, ALWAYS if row % 2 else MIXED)
+        spent[factor] = (time.process_time() - start) / factor
+        held[factor] = len(curriculum.measured) / (25_000 * factor)
+    assert max(held.values()) < 1.2, held
+    assert max(spent.values()) < 3 * min(spent.values()), spent
+
+
+def trained(run: Driven, steps: int, solved: set[int]) -> list[int]:
+    """Rows that were drawn in ``steps`` steps. The rewards of the rows ``solved`` are always equal."""
+    drawn = []
+    for _ in range(steps):
+        for lease in run.lease("r0", 4).leases:
+            drawn.append(lease.index)
+            dull = {"reward_std": 0.0, "reward_mean": 1.0} if lease.index in solved else {}
+            run.submit("r0", lease, run.state.versions.version, **dull)
+        run.vote("p0")
+    return drawn
+
+
+@pytest.fixture
+def run() -> Driven:
+    driven = Driven(dataset_rows=8, steps=80, curriculum_min=0.1)
+    driven.policy("p0")
+    driven.rollout("r0")
+    return driven
+
+
+def serve(run: Driven) -> None:
+    run.observe("r0", loaded=run.state.versions.version)
+
+
+def test_rows_that_teach_nothing_are_drawn_less_and_all_rows_are_accounted_for(run: Driven) -> None:
+    drawn: list[int] = []
+    for _ in range(40):
+        drawn += trained(run, 1, solved={0, 1, 2, 3})
+        serve(run)
+    assert len(drawn) == 160
+    often = [drawn.count(row) for row in range(8)]
+    assert max(often[:4]) < min(often[4:]) / 2
+    assert min(often[:4]) >= 2, "no row is left out for good"
+    report = coverage_of(run.state)
+    assert list(report.problems()) == []
+    assert sum(e.trained for e in report.epochs) == 160
+    assert sum(e.passed_over for e in report.epochs) == run.state.tasks.passed_over > 50
+    for epoch in report.epochs[:-1]:
+        assert epoch.trained + epoch.passed_over == 8 and epoch.to_come == 0
+
+
+def test_a_leader_that_follows_and_a_snapshot_draw_the_same_rows(run: Driven) -> None:
+    trained(run, 1, solved={0, 1, 2, 3})
+    for _ in range(12):
+        serve(run)
+        trained(run, 1, solved={0, 1, 2, 3})
+    saved = json.loads(json.dumps(run.ledger.to_snapshot()))
+    again = Ledger.from_snapshot(saved, checked=True)
+    assert again.fingerprint() == run.ledger.fingerprint()
+    assert again.state.tasks.curriculum == run.state.tasks.curriculum
+    serve(run)
+    run.failover()  # asserts that the journal leads to the same state
+    first = trained(run, 1, solved={0, 1, 2, 3})
+    assert len(first) == 4
+
+
+def test_what_was_passed_over_needs_no_memory_for_each_row(run: Driven) -> None:
+    for _ in range(40):
+        trained(run, 1, solved={0, 1, 2, 3, 4, 5})
+        serve(run)
+    before = run.state.tasks.passed_over
+    run.checkpoint()
+    trained(
+        run, 1, solved=set()
+    )  # its votes agree on the weights of the checkpoint, which then covers the steps
+    coverage = run.state.tasks.coverage
+    assert before > 50 and len(coverage.trained) <= 2 * (1 + run.state.tasks.passed_over - before)
+    assert len(coverage.passed) <= len(coverage_of(run.state).epochs)
+
+
+def test_without_a_curriculum_nothing_is_measured_or_passed_over() -> None:
+    run = Driven(dataset_rows=8, steps=80)
+    run.policy("p0")
+    run.rollout("r0")
+    for _ in range(6):
+        trained(run, 1, solved=set(range(8)))
+        serve(run)
+    assert run.state.tasks.passed_over == 0 and not run.state.tasks.curriculum.measured
+    assert not any(isinstance(event, ev.RowsPassedOver) for event in run.last)

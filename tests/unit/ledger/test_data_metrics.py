@@ -1,0 +1,53 @@
+"""Metrics of the data: per source, truncated prompts, and what the proof says of each source."""
+
+from __future__ import annotations
+
+from controller.ledger.views.coverage_report import coverage_of
+from paceline.dataset.data_order import DataSource
+from tests.fixtures.ledgers import Driven
+
+SOURCES = (DataSource("code", 3, 250), DataSource("math", 9, 750))
+
+
+def started() -> Driven:
+    run = Driven(dataset_rows=12, steps=40, sources=SOURCES)
+    run.policy("p0")
+    run.rollout("r0")
+    return run
+
+
+def test_a_step_says_the_reward_and_the_share_of_each_source() -> None:
+    run = started()
+    leases = run.lease("r0", 4).leases
+    of_code = [lease for lease in leases if lease.index < 3]
+    for lease in leases:
+        run.submit("r0", lease, reward_mean=1.0 if lease in of_code else 0.25, prompt_cut=7)
+    run.vote("p0")
+    metrics = run.state.steps.metrics
+    assert metrics["source_share_code"] == len(of_code) / 4
+    assert metrics["source_share_math"] == 1 - len(of_code) / 4
+    assert metrics["source_reward_math"] == 0.25
+    assert ("source_reward_code" in metrics) == bool(of_code)
+    assert metrics["prompts_truncated"] == 4 and metrics["prompts_too_long"] == 0
+    assert "rows_always_solved" not in metrics
+
+
+def test_each_source_has_epochs_of_its_own_in_the_proof() -> None:
+    run = started()
+    dropped = 0
+    for _ in range(20):
+        (lease,) = run.lease("r0").leases
+        run.return_task("r0", lease, "drop", "prompt_too_long")
+        dropped += 1
+        run.train()
+        run.observe("r0", loaded=run.state.versions.version)
+    report = coverage_of(run.state)
+    assert list(report.problems()) == [] and report.sources == ["code", "math"]
+    for name, rows in (("code", 3), ("math", 9)):
+        epochs = [epoch for epoch in report.epochs if epoch.source == name]
+        assert [epoch.epoch for epoch in epochs] == list(range(len(epochs)))
+        for epoch in epochs:
+            assert epoch.trained + epoch.dropped.total() + epoch.to_come == epoch.rows == rows
+        assert all(epoch.to_come == 0 for epoch in epochs[:-1])
+    assert sum(e.dropped["prompt_too_long"] for e in report.epochs) == dropped
+    assert sum(e.trained for e in report.epochs) == 80

@@ -1,0 +1,96 @@
+"""Scorers in the ledger: each pool is scaled and drained on its own, and across failovers."""
+
+from __future__ import annotations
+
+import pytest
+
+from controller.ledger import commands as cmd
+from controller.ledger import events as ev
+from tests.fixtures.ledgers import Driven
+
+BOUNDS = {"scorers_min": 1, "scorers_max": 3}
+
+
+def scored() -> Driven:
+    """Two scorers named helpful and one named short, all alive."""
+    run = Driven(
+        desired={"policy": 1, "rollout": 1, "scorer:helpful": 2, "scorer:short": 1}, bounds=BOUNDS
+    )
+    for worker_id, name in (
+        ("scorer-helpful-0", "helpful"),
+        ("scorer-helpful-1", "helpful"),
+        ("scorer-short-0", "short"),
+    ):
+        register(run, worker_id, name)
+    return run
+
+
+def register(run: Driven, worker_id: str, name: str) -> None:
+    run.incarnations += 1
+    run.current[worker_id] = run.incarnations
+    run.do(
+        cmd.Register(
+            worker_id,
+            run.incarnations,
+            cmd.Role.SCORER,
+            "h",
+            1,
+            "127.0.0.1",
+            scorer=name,
+            address="127.0.0.1:1",
+        )
+    )
+    run.observe(worker_id)
+
+
+def test_one_scorer_is_scaled_and_the_others_are_not() -> None:
+    run = scored()
+    reply = run.do(cmd.Scale("x", {"scorer:helpful": 3}))
+    assert "scorer:helpful=3" in reply
+    run.failover()
+    assert run.state.desired["scorer:helpful"] == 3
+    assert run.state.desired["scorer:short"] == 1
+    assert run.do(cmd.Scale("x", {"scorer:helpful": 3})) == reply
+
+
+@pytest.mark.parametrize(
+    ("desired", "why"),
+    [
+        ({"scorer:helpful": 4}, r"scorer:helpful=4 is above fleet\.scorers_max = 3"),
+        ({"scorer:helpful": 0}, "scorer:helpful=0: at least 1"),
+        ({"scorer:other": 1}, "scorer:other"),
+    ],
+)
+def test_a_scale_that_a_scorer_cannot_have_is_refused(desired: dict[str, int], why: str) -> None:
+    run = scored()
+    with pytest.raises(cmd.CommandRefused, match=why):
+        run.do(cmd.Scale("x", desired))
+    assert run.state.desired["scorer:helpful"] == 2
+
+
+def test_a_drain_lowers_the_number_of_its_own_pool() -> None:
+    run = scored()
+    run.do(cmd.Drain("d", "scorer-helpful-1"))
+    assert run.event(ev.Drained).desired == {"scorer:helpful": 1}
+    run.failover()
+    assert run.state.desired["scorer:helpful"] == 1
+    assert run.state.desired["scorer:short"] == 1
+
+
+def test_the_last_of_a_pool_is_drained_only_if_it_is_replaced() -> None:
+    """The scorers of another name cannot stand in for it."""
+    run = scored()
+    with pytest.raises(cmd.CommandRefused, match=r"fleet\.scorers_min = 1"):
+        run.do(cmd.Drain("d", "scorer-short-0"))
+    run.do(cmd.Drain("e", "scorer-short-0", replace=True))
+    assert run.state.desired["scorer:short"] == 1
+
+
+def test_the_death_of_a_scorer_returns_no_task() -> None:
+    run = scored()
+    run.rollout("r0")
+    (lease,) = run.lease("r0").leases
+    run.die("scorer-helpful-0")
+    assert "TaskReleased" not in run.names()
+    run.failover()
+    assert run.submit("r0", lease).code == "accepted"

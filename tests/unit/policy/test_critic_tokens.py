@@ -1,0 +1,91 @@
+"""A critic of another tokenizer is refused by name: before the start, and by the policy worker that loads it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from paceline.config.same_tokens import difference
+from paceline.preflight.models import model_problems
+from policy_worker.model import ModelError
+from policy_worker.ranks.rank_group import RankGroup
+from policy_worker.ranks.sharding import load_sharded_state
+from testbed.tiny_model import make_tiny_model
+from tests.fixtures.policy_models import make_config
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    # The same number of tokens, and two of them swapped.
+    swapped = make_tiny_model(folder / "swapped", vocab="0123456789=s", hidden=32)
+    smaller = make_tiny_model(folder / "smaller", vocab="0123456789s", hidden=32)
+    same = make_tiny_model(folder / "same", hidden=32, seed=1)
+    return {
+        "model": str(make_tiny_model(folder / "model", hidden=32)),
+        "swapped": str(swapped),
+        "smaller": str(smaller),
+        "same": str(same),
+    }
+
+
+def config_with(models, critic):
+    return make_config(
+        model=models["model"],
+        train={"algorithm": "ppo"},
+        objective={"critic_path": models[critic]},
+    )
+
+
+@pytest.mark.parametrize("critic", ["swapped", "smaller"])
+def test_another_tokenizer_is_refused_by_the_worker_that_loads_the_critic(models, critic):
+    with pytest.raises(ModelError, match=r"^objective.critic_path = .*model.path.*name a model"):
+        load_sharded_state(config_with(models, critic), RankGroup(), torch.device("cpu"))
+
+
+@pytest.mark.parametrize("critic", ["swapped", "smaller"])
+def test_another_tokenizer_is_refused_before_anything_starts(models, critic):
+    (found, remedy), *others = model_problems(config_with(models, critic), None)
+    assert found.startswith("objective.critic_path: ") and "other tokens" in found
+    assert "objective.critic_path" in remedy
+    assert not others
+
+
+def test_a_critic_of_the_same_tokenizer_is_taken(models):
+    config = config_with(models, "same")
+    assert list(model_problems(config, None)) == []
+    state = load_sharded_state(config, RankGroup(), torch.device("cpu"))
+    theirs = AutoModelForCausalLM.from_pretrained(models["same"]).get_input_embeddings().weight
+    critic = state.parts["critic"].get_input_embeddings().weight
+    assert torch.equal(critic, theirs)
+
+
+def test_a_critic_that_is_not_there_is_named_before_anything_starts(models, tmp_path):
+    config = config_with({**models, "none": str(tmp_path / "none")}, "none")
+    ((found, _),) = model_problems(config, None)
+    assert found.startswith("objective.critic_path: ") and "no such directory" in found
+
+
+def test_padded_embeddings_of_one_tokenizer_do_not_matter(models, tmp_path):
+    padded = AutoModelForCausalLM.from_pretrained(models["model"])
+    padded.resize_token_embeddings(64)
+    padded.save_pretrained(tmp_path)
+    assert "embeddings of 15 and 64" in difference(models["model"], str(tmp_path))
+    AutoTokenizer.from_pretrained(models["model"]).save_pretrained(tmp_path)
+    assert difference(models["model"], str(tmp_path)) == ""
+
+
+def test_a_token_that_was_added_is_a_difference(models, tmp_path):
+    tokenizer = AutoTokenizer.from_pretrained(models["model"])
+    tokenizer.add_tokens(["<call>"])
+    tokenizer.save_pretrained(tmp_path)
+    assert "'<call>'" in difference(models["model"], str(tmp_path))
+
+
+def test_tokenizers_that_nobody_can_read_are_no_difference(models, tmp_path):
+    (tmp_path / "tokenizer.json").write_text(json.dumps({"model": {"vocab": 3}}))
+    assert difference(models["model"], str(tmp_path)) == ""
+    assert difference(models["model"], "someone/not-downloaded") == ""

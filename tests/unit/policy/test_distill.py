@@ -1,0 +1,127 @@
+"""On-policy distillation and the remote reference: losses against plain loops, and columns that are checked."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.config.schema import Config
+from policy_worker.objectives.conformance import conformance
+from policy_worker.objectives.load import load_objective
+from policy_worker.objectives.toy_step import CPU, random_groups, totals_of
+from policy_worker.step.batch import BadGroup, decode
+from policy_worker.step.logprobs import TokenScores
+from policy_worker.step.packing import pack
+
+
+def config(algorithm: str = "distill", **train: object) -> Config:
+    return Config.model_validate(
+        {
+            "model": {"path": "toy"},
+            "data": {"path": "toy"},
+            "train": {"algorithm": algorithm, "max_staleness": 2, **train},
+            "rollout": {"group_size": 4, "max_tokens": 16},
+            "scorers": {"teacher": {"kind": "logprobs", "path": "toy"}},
+        }
+    )
+
+
+def test_the_loss_is_the_policy_gradient_of_the_reverse_kl() -> None:
+    """Against a loop over tokens: clip(ratio) x (log teacher - log policy), mean over the step's tokens."""
+    settings = config()
+    groups = random_groups(np.random.default_rng(3))
+    objective = load_objective(settings)
+    batch, totals = decode(groups), totals_of(groups)
+    columns = objective.columns(batch, totals)
+    micro = pack(batch, np.arange(len(batch.length)), CPU)
+    tokens = columns.of(micro, CPU, None)
+    draw = 0.3 * torch.randn(len(batch.behaviour), generator=torch.Generator().manual_seed(1))
+    logprobs = (tokens.behaviour + draw).requires_grad_()
+    before = logprobs.detach()
+    found = objective.loss(TokenScores(logprobs, torch.zeros_like(before), before), tokens)
+    found.total.backward()
+
+    total, gradient = 0.0, []
+    train = settings.train
+    for i in range(len(before)):
+        policy, behaviour = float(before[i]), float(tokens.behaviour[i])
+        advantage = float(tokens.scored["teacher"][i]) - policy
+        ratio = math.exp(policy - behaviour)
+        low, high = 1 - train.clip_low, 1 + train.clip_high
+        clipped = min(max(ratio, low), high) * advantage
+        objective_value, slope = ratio * advantage, ratio * advantage
+        if clipped < objective_value:
+            objective_value, slope = clipped, 0.0
+        assert train.dual_clip is not None and train.tis_cap is not None
+        if advantage < 0 and ratio * advantage < train.dual_clip * advantage:
+            objective_value, slope = train.dual_clip * advantage, 0.0
+        weight = float(tokens.trained[i]) / totals.tokens
+        total -= objective_value * weight
+        gradient.append(-slope * weight)
+    assert float(found.total.detach()) == pytest.approx(total, abs=1e-5)
+    assert logprobs.grad is not None
+    assert torch.allclose(logprobs.grad, torch.tensor(gradient), atol=1e-5)
+
+
+def test_on_policy_its_gradient_is_that_of_the_exact_reverse_kl() -> None:
+    """Over all tokens of a small vocabulary, weighted by their probability, instead of over samples."""
+    generator = torch.Generator().manual_seed(2)
+    logits = torch.randn(7, generator=generator, dtype=torch.float64, requires_grad=True)
+    teacher = torch.randn(7, generator=generator, dtype=torch.float64).log_softmax(0)
+    policy = logits.log_softmax(0)
+    kl = (policy.exp() * (policy - teacher)).sum()
+    (exact,) = torch.autograd.grad(kl, logits, retain_graph=True)
+    advantage = (teacher - policy).detach()
+    sampled = -(policy.detach().exp() * advantage * policy).sum()
+    (estimated,) = torch.autograd.grad(sampled, logits)
+    assert torch.allclose(exact, estimated, atol=1e-12)
+
+
+@pytest.mark.parametrize("train", [{}, {"aggregation": "sequence_mean", "proximal": "trainer"}])
+def test_distillation_keeps_what_elastic_training_rests_on(train: dict[str, object]) -> None:
+    torch.set_num_threads(1)
+    assert [p for p in conformance("distill", {}, train) if p.problem] == []
+
+
+def test_a_remote_reference_replaces_the_model_of_the_trainer() -> None:
+    torch.set_num_threads(1)
+    settings = config("grpo", kl_coef=0.1, reference="scorer:teacher")
+    objective = load_objective(settings)
+    assert objective.frozen == ()
+    batch = decode(groups := random_groups(np.random.default_rng(3)))
+    columns = objective.columns(batch, totals_of(groups))
+    micro = pack(batch, np.arange(len(batch.length)), CPU)
+    found = columns.of(micro, CPU, None).reference
+    assert torch.equal(found, torch.from_numpy(batch.scored["teacher"][micro.token_index]))
+    remote = {"kl_coef": 0.1, "reference": "scorer:teacher"}
+    assert [p for p in conformance("grpo", {}, remote) if p.problem] == []
+
+
+def test_groups_without_the_teachers_numbers_are_named() -> None:
+    groups = random_groups(np.random.default_rng(3))
+    groups[2].completions[1].columns["teacher"] = b"\0" * 4
+    with pytest.raises(BadGroup, match="group t2 has no number for each token") as error:
+        decode(groups)
+    assert error.value.groups == (("t2", 1),)
+    for group in groups:
+        for completion in group.completions:
+            completion.columns.clear()
+    with pytest.raises(BadGroup, match="no log-probs of the scorer teacher"):
+        load_objective(config()).advantages(decode(groups), totals_of(groups))
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"scorers": {}}, r"Add a section \[scorers\.teacher\]"),
+        ({"train": {"algorithm": "distill", "filter_uninformative": True}}, "set it to false"),
+        ({"train": {"kl_coef": 0.1, "reference": "scorer:none"}}, "there is no scorer 'none'"),
+        ({"reward": {"functions": ["scorer:teacher"]}}, "a number for each token"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(change: dict[str, object], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        Config.model_validate({**config().model_dump(exclude_none=True), **change})

@@ -1,0 +1,265 @@
+"""The GRPO family against TRL 1.16 and against loops written from the papers, values and gradients.
+
+The fixture holds what TRL's trainers gave for six completions of unequal lengths, two with a masked token: loss and
+gradient by log-prob, float32.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+
+from paceline.config.algorithms import FAMILY
+from paceline.config.training import TrainConfig
+from policy_worker.objectives.advantages import EPSILON, advantages_of
+from policy_worker.objectives.columns import TokenColumns, token_weights
+from policy_worker.objectives.covariance import chosen_tokens
+from policy_worker.objectives.grpo import grpo_loss
+from policy_worker.objectives.sequence_sums import sum_to_end
+from policy_worker.step.batch import decode
+from policy_worker.step.totals import StepTotals
+from tests.fixtures.policy_models import make_config, make_group
+
+TRL: dict[str, Any] = json.loads(
+    (Path(__file__).parents[2] / "fixtures" / "policy_losses_of_trl_1_16.json").read_text()
+)
+LENGTH = np.array(TRL["lengths"])
+KEEP = torch.arange(7)[None] < torch.tensor(LENGTH)[:, None]
+
+
+def flat(name: str) -> Tensor:
+    return torch.tensor(TRL[name])[KEEP]
+
+
+def columns_of(config: Any, *, reference: bool = False, behaviour: str = "old") -> Any:
+    trained = flat("mask").numpy()
+    owner = torch.repeat_interleave(torch.arange(len(LENGTH)), torch.tensor(LENGTH))
+    weight = token_weights(trained, LENGTH, int(trained.sum()), len(LENGTH), config)
+    return TokenColumns(
+        behaviour=flat(behaviour),
+        advantage=torch.tensor(TRL["advantages"])[owner],
+        weight=torch.from_numpy(weight),
+        trained=torch.from_numpy(trained),
+        staleness=torch.zeros(len(trained)),
+        sequence_of=owner,
+        sequences=len(LENGTH),
+        reference=flat("reference") if reference else None,
+    )
+
+
+def ours(train: dict[str, Any], **columns: Any) -> tuple[Tensor, Tensor]:
+    """Loss, and its gradient by log-prob."""
+    config = make_config(train=train, rollout={"max_tokens": 7})
+    logprobs = flat("logprobs").requires_grad_()
+    entropy = flat("entropy") if config.train.entropy_coef else None
+    loss = grpo_loss(logprobs, columns_of(config, **columns), config.train, entropy=entropy)
+    loss.total.backward()
+    return loss.total.detach(), logprobs.grad
+
+
+@pytest.mark.parametrize(
+    ("case", "train"),
+    [
+        ("grpo", {"algorithm": "grpo", "aggregation": "sequence_mean"}),
+        ("dr_grpo", {"algorithm": "dr_grpo"}),
+        ("dapo", {"algorithm": "dapo"}),
+        ("gspo", {"algorithm": "gspo"}),
+        ("gspo wide", {"algorithm": "gspo", "clip_low": 0.2, "clip_high": 0.2}),
+        ("cispo", {"algorithm": "cispo"}),
+        ("cispo capped at 1.2", {"algorithm": "cispo", "clip_high": 0.2}),
+        ("entropy", {"aggregation": "token_mean", "entropy_coef": 0.1}),
+    ],
+)
+def test_each_loss_is_that_of_trl(case: str, train: dict[str, Any]) -> None:
+    total, gradient = ours({"dual_clip": "none", **train})
+    expected = TRL["cases"][case]
+    assert total.item() == pytest.approx(expected["loss"], abs=1e-5)
+    wanted = torch.tensor(expected["gradient"])[KEEP]
+    torch.testing.assert_close(gradient, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_rloo_on_policy_has_the_gradient_of_trl() -> None:
+    _, gradient = ours({"algorithm": "rloo"}, behaviour="logprobs")
+    wanted = torch.tensor(TRL["cases"]["rloo on policy"]["gradient"])[KEEP]
+    torch.testing.assert_close(gradient, wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_rloo_off_policy_weighs_each_token_with_its_truncated_ratio() -> None:
+    _, gradient = ours({"algorithm": "rloo"})
+    ratio = (flat("logprobs") - flat("old")).exp().clamp(max=2.0)
+    owner = np.repeat(np.arange(len(LENGTH)), LENGTH)
+    expected = -ratio * torch.tensor(TRL["advantages"])[owner] * flat("mask") / len(LENGTH)
+    torch.testing.assert_close(gradient, expected, atol=1e-6, rtol=1e-5)
+
+
+def test_the_kl_in_the_loss_has_the_weighted_value_of_trl() -> None:
+    train = {"aggregation": "sequence_mean", "dual_clip": "none", "kl_coef": 0.1}
+    total, _ = ours({**train, "tis_cap": "none"}, reference=True)
+    assert total.item() == pytest.approx(
+        TRL["cases"]["grpo with the KL weighted"]["loss"], abs=1e-5
+    )
+
+
+def test_a_kl_in_the_reward_lowers_each_tokens_advantage_by_what_follows_it() -> None:
+    """Against a loop: r_t = -beta log(pi / ref) at each token, and the advantage is their sum from t on."""
+    train = {"algorithm": "reinforce++", "kl_coef": 0.3, "dual_clip": "none"}
+    total, gradient = ours(train, reference=True)
+    logprobs, old, ref, mask = (flat(n) for n in ("logprobs", "old", "reference", "mask"))
+    value, expected, tokens = 0.0, torch.zeros_like(logprobs), float(mask.sum())
+    start = 0
+    for sequence, length in enumerate(LENGTH):
+        for t in range(start, start + length):
+            later = range(t, start + length)
+            cost = sum(float((logprobs[s] - ref[s]) * mask[s]) for s in later)
+            advantage = TRL["advantages"][sequence] - 0.3 * cost
+            ratio = math.exp(float(logprobs[t] - old[t]))
+            clipped = min(max(ratio, 0.8), 1.2)
+            value -= min(ratio * advantage, clipped * advantage) * float(mask[t]) / tokens
+            if ratio * advantage <= clipped * advantage:
+                expected[t] = -ratio * advantage * mask[t] / tokens
+        start += length
+    assert total.item() == pytest.approx(value, abs=1e-5)
+    torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-5)
+
+
+REWARD = np.array([1.0, 0.0, 0.5, 1.0, 1.0, 0.2])
+SIZES = np.array([3, 2, 1])
+
+
+def totals() -> StepTotals:
+    means = np.repeat([0.5, 1.0, 0.2], SIZES)
+    within = float(((REWARD - means) ** 2).sum())
+    sums = float(REWARD.sum()), float(((REWARD - REWARD.mean()) ** 2).sum())
+    return StepTotals(
+        1, 0, 10, 6, samples=6, reward_sum=sums[0], reward_squares=sums[1], within_squares=within
+    )  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("rloo", [1 - 0.25, -0.75, 0.0, 0.0, 0.0, 0.0]),
+        ("dr_grpo", [0.5, -0.5, 0.0, 0.0, 0.0, 0.0]),
+        ("reinforce++", (REWARD - REWARD.mean()) / (REWARD.std(ddof=1) + EPSILON)),
+        (
+            "reinforce++-baseline",
+            np.array([0.5, -0.5, 0, 0, 0, 0]) / (math.sqrt(0.5 / 5) + EPSILON),
+        ),
+    ],
+)
+def test_advantages_by_name(name: str, expected: Any) -> None:
+    """Groups of three, two with a tie, and one alone."""
+    found = advantages_of(REWARD, SIZES, totals(), TrainConfig(algorithm=name))
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
+def test_a_sum_to_the_end_is_that_of_each_sequence() -> None:
+    owner = torch.tensor([0, 0, 0, 1, 2, 2])
+    values = torch.tensor([1.0, 2.0, 3.0, 10.0, 0.5, 0.25])
+    assert sum_to_end(values, owner, 3).tolist() == [6.0, 5.0, 3.0, 10.0, 0.75, 0.25]
+
+
+def covariance_batch() -> Any:
+    logprobs = [[-0.1, -3.0, -1.0], [-2.5, -0.2]]
+    group = make_group("t0", [1], [[2, 3, 4], [5, 6]], [1.0, 0.0], logprobs=logprobs)
+    return decode([group]), np.array([2.0, 2.0, 2.0, -3.0, -3.0], np.float32)
+
+
+def test_the_tokens_of_the_largest_covariance_are_chosen() -> None:
+    batch, advantage = covariance_batch()
+    centred = (batch.behaviour - batch.behaviour.mean()) * (advantage - advantage.mean())
+    train = TrainConfig(covariance="kl", covariance_share=0.4)
+    chosen = chosen_tokens(batch, advantage, np.ones(5, np.float32), train)
+    assert chosen.sum() == 2 and set(np.flatnonzero(chosen)) == set(np.argsort(-centred)[:2])
+
+
+def test_tokens_are_chosen_from_the_range_only_and_never_untrained_ones() -> None:
+    batch, advantage = covariance_batch()
+    centred = (batch.behaviour - batch.behaviour.mean()) * (advantage - advantage.mean())
+    train = TrainConfig(covariance="clip", covariance_share=1.0, covariance_range=(0.5, 100.0))
+    everything = chosen_tokens(batch, advantage, np.ones(5, np.float32), train)
+    assert (everything == (centred >= 0.5)).all() and 0 < everything.sum() < 5
+    first = int(np.flatnonzero(everything)[0])
+    trained = np.ones(5, np.float32)
+    trained[first] = 0
+    assert chosen_tokens(batch, advantage, trained, train)[first] == 0
+
+
+def test_a_small_share_is_right_over_many_groups() -> None:
+    groups = [
+        make_group(f"t{n}", [1], [[n % 17, 3, n % 5], [5, n % 11]], [1.0, 0.0]) for n in range(400)
+    ]
+    batch = decode(groups)
+    advantage = np.tile(np.array([1, 1, 1, -1, -1], np.float32), 400)
+    train = TrainConfig(covariance="kl", covariance_share=0.1)
+    share = chosen_tokens(batch, advantage, np.ones(2000, np.float32), train).mean()
+    assert share == pytest.approx(0.1, abs=0.02)
+
+
+def chosen_gradient(covariance: str) -> tuple[Tensor, Tensor]:
+    config = make_config(train={"covariance": covariance, "covariance_kl_coef": 0.5})
+    plain = columns_of(config)
+    chosen = torch.zeros(len(plain.weight))
+    chosen[3] = 1.0
+    gradients = []
+    for extra in ({}, {"chosen": chosen}):
+        logprobs = flat("logprobs").requires_grad_()
+        fields = {n: getattr(plain, n) for n in plain.__dataclass_fields__ if n != "chosen"}
+        grpo_loss(logprobs, TokenColumns(**fields, **extra), config.train).total.backward()
+        gradients.append(logprobs.grad)
+    return gradients[0], gradients[1]
+
+
+def test_clip_cov_takes_the_gradient_of_a_chosen_token_and_no_other() -> None:
+    without, with_it = chosen_gradient("clip")
+    assert with_it[3] == 0 and without[3] != 0
+    without[3] = 0
+    torch.testing.assert_close(with_it, without)
+
+
+def test_kl_cov_adds_a_kl_to_the_policy_that_sampled_at_a_chosen_token_and_no_other() -> None:
+    without, with_it = chosen_gradient("kl")
+    change = with_it - without
+    x = flat("old")[3] - flat("logprobs")[3]
+    weight = columns_of(make_config()).weight[3]
+    assert change[3].item() == pytest.approx((0.5 * ((-x).exp() - 1) * weight).item(), abs=1e-6)
+    change[3] = 0
+    assert (change == 0).all()
+
+
+@pytest.mark.parametrize("name", sorted(FAMILY))
+def test_a_users_setting_goes_before_what_a_name_suggests(name: str) -> None:
+    suggested = FAMILY[name].suggests
+    train = TrainConfig(algorithm=name)
+    assert all(getattr(train, key) == value for key, value in FAMILY[name].settings.items())
+    if "clip_high" in suggested:
+        assert TrainConfig(algorithm=name, clip_high=0.123).clip_high == 0.123
+
+
+@pytest.mark.parametrize("name", sorted(n for n in FAMILY if FAMILY[n].defines))
+def test_a_setting_that_contradicts_a_name_is_refused_with_the_way_out(name: str) -> None:
+    key, value = next(iter(FAMILY[name].defines.items()))
+    other = {"aggregation": "sequence_mean", "advantage": "group", "surrogate": "clip"}.get(
+        key, not value if isinstance(value, bool) else "token"
+    )
+    with pytest.raises(ValidationError, match=rf"{key} .*train\.algorithm = grpo"):
+        TrainConfig(algorithm=name, **{key: other})
+
+
+def test_settings_written_out_in_full_give_the_same_algorithm_again() -> None:
+    for name in FAMILY:
+        train = TrainConfig(algorithm=name)
+        assert TrainConfig(**train.model_dump()) == train
+
+
+def test_a_group_of_equal_rewards_is_no_waste_if_the_step_is_the_baseline() -> None:
+    with pytest.raises(ValidationError, match="filter_uninformative"):
+        TrainConfig(algorithm="reinforce++", filter_uninformative=True)

@@ -1,0 +1,118 @@
+"""Held-out rows of recorded data: one that cannot be measured is left out, and the others are measured without it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.v1 import common_pb2, policy_pb2
+from policy_worker.held_out_evaluation import HeldOutEvaluation
+from policy_worker.step.row_forwards import RowForwards
+from policy_worker.trainer import EpochMesh, Trainer
+from policy_worker.worker_report import PolicyReport
+from testbed.tiny_model import make_tiny_model
+from tests.fixtures.policy_models import make_config
+
+LONG = {"prompt": "s9876543210=", "chosen": "0123456789", "rejected": "9876543210"}
+ROWS = [
+    {"prompt": "s21=", "chosen": "12", "rejected": "21"},
+    {"prompt": "s312=", "chosen": "123", "rejected": "321"},
+    LONG,
+    {"prompt": "s40=", "chosen": "04", "rejected": "40"},
+]
+
+
+class Controller:
+    """Has the rows, two in a message, and hears what is measured."""
+
+    caller = common_pb2.Caller(worker_id="policy-0", incarnation=1)
+
+    def __init__(self, rows: list[dict[str, str]]) -> None:
+        self.rows = [json.dumps(row) for row in rows]
+        self.heard: list[policy_pb2.HeldOutMeasured] = []
+
+    def call(self, method: str, request: Any, over: Any) -> Any:
+        if method.endswith("HeldOutRows"):
+            some = self.rows[request.first : request.first + 2]
+            return policy_pb2.HeldOutReply(rows=some, total=len(self.rows))
+        self.heard.append(request)
+        return policy_pb2.HeldOutRecorded()
+
+
+@pytest.fixture(scope="module")
+def trainer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Trainer]:
+    torch.set_num_threads(1)
+    config = make_config(
+        model=make_tiny_model(tmp_path_factory.mktemp("model"), hidden=32),
+        data={
+            "path": "unused",
+            "chosen_field": "chosen",
+            "rejected_field": "rejected",
+            "eval_path": "unused",
+            "max_prompt_tokens": 16,
+        },
+        train={"algorithm": "dpo"},
+        rollout={"source": "recorded", "group_size": 2},
+    )
+    made = Trainer(config, torch.device("cpu"))
+    made.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
+    made.restore("", 0, 0)
+    # Another policy than its reference, so that the loss depends on the rows.
+    with torch.no_grad():
+        for parameter in made.state.parts["policy"].parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    yield made
+    made.close()
+
+
+def measured(trainer: Trainer, rows: list[dict[str, str]]) -> policy_pb2.HeldOutMeasured:
+    controller = Controller(rows)
+    evaluation = HeldOutEvaluation(trainer.config, controller, trainer, PolicyReport())  # type: ignore[arg-type]
+    evaluation.run(0, lambda: False)
+    (heard,) = controller.heard
+    return heard
+
+
+def assert_same(found: policy_pb2.HeldOutMeasured, expected: policy_pb2.HeldOutMeasured) -> None:
+    assert found.rows == expected.rows
+    for name in ("loss", "pair_accuracy", "reward_margin"):
+        one, other = found.stats[name], expected.stats[name]
+        assert (one.sum, one.weight) == pytest.approx((other.sum, other.weight), abs=1e-5)
+
+
+def test_a_row_that_does_not_fit_into_memory_leaves_the_others_measured(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is packed with others, which do fit."""
+    others = measured(trainer, [row for row in ROWS if row != LONG])
+    scores = RowForwards.scores
+
+    def small_device(self: RowForwards, micro: Any) -> Any:
+        if micro.input_ids.numel() > 30:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 80.00 GiB.")
+        return scores(self, micro)
+
+    monkeypatch.setattr(RowForwards, "scores", small_device)
+    found = measured(trainer, ROWS)
+    assert_same(found, others)
+    assert found.left_out == 1
+
+
+def test_a_row_that_cannot_be_encoded_is_left_out(trainer: Trainer) -> None:
+    others = measured(trainer, ROWS[:2])
+    found = measured(trainer, [*ROWS[:2], {"prompt": "s1=", "chosen": "1", "rejected": "1"}])
+    assert_same(found, others)
+    assert found.left_out == 1
+
+
+def test_no_row_that_fits_is_no_loss(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_device(self: RowForwards, micro: Any) -> Any:
+        raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    monkeypatch.setattr(RowForwards, "scores", no_device)
+    found = measured(trainer, ROWS)
+    assert (found.rows, found.left_out, dict(found.stats)) == (0, 4, {})

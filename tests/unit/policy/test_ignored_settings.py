@@ -1,0 +1,112 @@
+"""Settings that an objective does not read: the list of them is true, and none is ignored without a word."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from paceline.cli import app
+from paceline.config.ignored_settings import IGNORED, TERMS
+from paceline.config.load import ConfigError, load_config
+from paceline.v1 import rollout_pb2
+from policy_worker.objectives.conformance import toy_config
+from policy_worker.objectives.toy_step import ToyStep
+
+OTHER: dict[str, dict[str, Any]] = {
+    "aggregation": {"aggregation": "dr_grpo"},
+    "advantage": {"advantage": "leave_one_out"},
+    "advantage_norm": {"advantage_norm": False},
+    "skip_zero_advantage": {"skip_zero_advantage": False},
+    "surrogate": {"surrogate": "weight"},
+    "importance_level": {"importance_level": "sequence"},
+    "clip_low": {"clip_low": 0.01},
+    "clip_high": {"clip_high": 0.01},
+    "dual_clip": {"dual_clip": 1.01},
+    "proximal": {"proximal": "interpolated"},
+    "tis_cap": {"proximal": "trainer", "tis_cap": 0.5},
+    "mask_ratio_token": {"mask_ratio_token": (0.9, 1.1)},
+    "mask_ratio_sequence": {"mask_ratio_sequence": (0.99, 1.01)},
+    "kl_coef": {"kl_coef": 0.2},
+    "kl_estimator": {"kl_coef": 0.1, "kl_estimator": "k2"},
+    "kl_in": {"kl_coef": 0.1, "kl_in": "reward"},
+    "entropy_coef": {"entropy_coef": 0.1},
+    "overlong_filter": {"overlong_filter": True},
+    "covariance": {"covariance": "clip", "covariance_share": 0.9, "covariance_range": (-9.0, 9.0)},
+}
+UNSEEN = {("grpo", "skip_zero_advantage"), ("distill", "clip_high")}
+"""It leaves out what adds nothing; and the toy's teacher finds every token less likely than the policy does."""
+
+
+def gradient(algorithm: str, train: dict[str, Any]) -> torch.Tensor:
+    """Of the toy's step, without the checks of the settings."""
+    config = toy_config(algorithm, {}, {})
+    changed = config.train.model_copy(update=train)
+    toy = ToyStep(config.model_copy(update={"train": changed}))
+    for group in toy.groups[::2]:
+        group.completions[0].finish_reason = rollout_pb2.FINISH_REASON_LENGTH
+    return toy.gradient(toy.groups)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", *IGNORED])
+def test_what_is_listed_changes_no_gradient_and_the_rest_does(algorithm: str) -> None:
+    listed = IGNORED.get(algorithm, frozenset())
+    default = gradient(algorithm, {})
+    for name, train in OTHER.items():
+        base = {key: value for key, value in train.items() if key != name}
+        before = gradient(algorithm, base) if base else default
+        same = torch.equal(before, gradient(algorithm, train))
+        unchanged = name in listed or (algorithm, name) in UNSEEN
+        assert same == unchanged, f"{algorithm}: train.{name}"
+    assert listed <= {*OTHER, "reference"}
+
+
+FIELDS = {
+    "sft": 'completion_field = "answer"',
+    "reward_model": 'chosen_field = "a"\nrejected_field = "b"',
+}
+
+
+def written(tmp_path: Path, algorithm: str, **train: Any) -> Path:
+    recorded = 'source = "recorded"' if algorithm in FIELDS else ""
+    lines = "".join(f"{name} = {json.dumps(value)}\n" for name, value in train.items())
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f'[model]\npath = "m"\n[data]\npath = "d"\n{FIELDS.get(algorithm, "")}\n[rollout]\n{recorded}\n'
+        f'[train]\nalgorithm = "{algorithm}"\n{lines}'
+    )
+    return path
+
+
+CASES = [
+    ("ppo", {"overlong_filter": True}),
+    ("ppo", {"covariance": "kl"}),
+    ("dpo", {"overlong_filter": True}),
+    ("dpo", {"entropy_coef": 0.01}),
+    ("sft", {"covariance": "clip"}),
+    ("sft", {"kl_coef": 0.1}),
+    ("reward_model", {"covariance": "clip"}),
+]
+
+
+@pytest.mark.parametrize(("algorithm", "train"), CASES)
+def test_a_term_that_the_loss_does_not_have_is_refused_with_the_remedy(
+    algorithm: str, train: dict[str, Any], tmp_path: Path
+) -> None:
+    (name,) = train
+    assert name in TERMS
+    path = written(tmp_path, algorithm, **train)
+    with pytest.raises(ConfigError, match=rf"line \d+: train\.{name}: .*{algorithm}.* Remove it"):
+        load_config(path)
+
+
+def test_a_detail_that_nothing_reads_is_a_warning_of_the_check(tmp_path: Path) -> None:
+    path = written(tmp_path, "dpo", clip_high=0.3, aggregation="dr_grpo")
+    done = CliRunner().invoke(app, ["config", "check", "--settings-only", str(path)])
+    assert done.exit_code == 0, done.output
+    said = " ".join(done.stderr.split())
+    assert "train.aggregation, train.clip_high: no effect with train.algorithm = dpo" in said

@@ -1,0 +1,227 @@
+"""Objectives: every built-in one and the example keep what elastic training rests on, and mistakes are named."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+from typer.testing import CliRunner
+
+from examples.own_objective.leave_one_out import LeaveOneOut
+from paceline.cli import app
+from paceline.config.algorithms import FAMILY
+from paceline.config.fields import Section
+from paceline.config.load import fleet_digest, run_digest
+from paceline.config.schema import Config
+from policy_worker.objectives.conformance import conformance
+from policy_worker.objectives.load import ObjectiveError, check_options, objective_class
+from policy_worker.objectives.objective import Loss, Objective
+from policy_worker.objectives.toy_step import totals_of
+from policy_worker.step.batch import decode
+from tests.fixtures.policy_models import make_config, make_group
+
+EXAMPLE = "examples.own_objective.leave_one_out:LeaveOneOut"
+HERE = "tests.unit.policy.test_objectives"
+
+
+def failing(name: str, **train: Any) -> dict[str, str]:
+    """The properties that do not hold, with what is said of them."""
+    return {p.name: p.problem for p in conformance(name, {}, train) if p.problem}
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        {},
+        {"kl_coef": 0.1, "kl_estimator": "k1"},
+        {"proximal": "trainer", "aggregation": "sequence_mean"},
+        {"proximal": "interpolated", "aggregation": "dr_grpo", "advantage_norm": False},
+        {"mask_ratio_token": [0.5, 2.0], "mask_ratio_sequence": [0.7, 1.4], "dual_clip": "none"},
+        {"entropy_coef": 0.01, "aggregation": "sequence_sum"},
+        {"kl_coef": 0.1, "kl_in": "reward"},
+        {"covariance": "clip", "covariance_share": 0.3, "covariance_range": [0.0, 5.0]},
+        {"covariance": "kl", "covariance_share": 0.3},
+    ],
+)
+def test_grpo_keeps_every_property_whatever_its_settings(train: dict[str, Any]) -> None:
+    assert failing("grpo", **train) == {}
+
+
+@pytest.mark.parametrize("name", sorted(FAMILY))
+def test_every_name_of_the_family_keeps_every_property(name: str) -> None:
+    assert failing(name) == {}
+
+
+def test_the_example_keeps_every_property() -> None:
+    assert failing(EXAMPLE) == {}
+
+
+def test_the_examples_advantages_are_rewards_less_the_mean_of_the_others() -> None:
+    groups = [
+        make_group("t0", [1, 2], [[3], [4, 5], [6]], [1.0, 0.0, 0.5]),
+        make_group("t1", [1], [[2]], [0.7]),
+    ]
+    found = LeaveOneOut(make_config()).advantages(decode(groups), totals_of(groups))
+    np.testing.assert_allclose(found, [1 - 0.25, 0 - 0.75, 0.5 - 0.5, 0.7])
+
+
+class Plain(Objective):
+    """-log-prob times reward: the simplest that is right. The mistakes below change it."""
+
+    def advantages(self, batch, totals):
+        return batch.reward
+
+    def loss(self, scores, tokens):
+        return Loss(-(scores.logprobs * tokens.advantage * tokens.weight).sum())
+
+
+class NormalisedOverTheBatch(Plain):
+    def advantages(self, batch, totals):
+        return (batch.reward - batch.reward.mean()) / (batch.reward.std() + 1e-4)
+
+
+class MeanOfTheRow(Plain):
+    def loss(self, scores, tokens):
+        return Loss(-(scores.logprobs * tokens.advantage).mean())
+
+
+class Random(Plain):
+    def loss(self, scores, tokens):
+        return Loss(super().loss(scores, tokens).total * random.random())
+
+
+class KeepsAState(Plain):
+    seen = 0.0
+
+    def advantages(self, batch, totals):
+        type(self).seen = 0.9 * self.seen + 0.1 * float(batch.reward.mean())
+        return batch.reward - self.seen
+
+
+class Overflows(Plain):
+    def loss(self, scores, tokens):
+        ratio = (scores.logprobs - 2 * tokens.behaviour).exp()
+        return Loss(-(ratio * tokens.advantage * tokens.weight).sum())
+
+
+class DividesByZero(Plain):
+    def advantages(self, batch, totals):
+        centred = batch.reward - np.repeat([batch.reward.mean()], len(batch.reward))
+        with np.errstate(all="ignore"):
+            return centred / batch.reward.std()
+
+
+class TrainsMaskedTokens(Plain):
+    def loss(self, scores, tokens):
+        return Loss(-(scores.logprobs * tokens.advantage).sum() / 100)
+
+    def contributing(self, batch, columns):
+        return np.ones(len(batch.length), bool)
+
+
+class DetachesApart(Plain):
+    def loss(self, scores, tokens):
+        square = scores.logprobs * scores.logprobs.detach()
+        return Loss((square * tokens.weight).sum())
+
+
+def test_the_simplest_objective_keeps_every_property() -> None:
+    assert failing(f"{HERE}:Plain") == {}
+
+
+@pytest.mark.parametrize(
+    ("mistake", "where", "said"),
+    [
+        (NormalisedOverTheBatch, "groups may be split over replicas", "depends on other groups"),
+        (MeanOfTheRow, "sequences may be packed into rows", "no mean"),
+        (Random, "a step can be computed again", "random numbers"),
+        (KeepsAState, "a step can be computed again", "keeps a state"),
+        (Overflows, "gradients are finite", "clamp before exp"),
+        (DividesByZero, "gradients are finite", "epsilon"),
+        (TrainsMaskedTokens, "masked tokens train nothing", "token's weight"),
+        (DetachesApart, "the gradient is the loss's", "detached"),
+    ],
+)
+def test_a_mistake_is_named(mistake: type[Objective], where: str, said: str) -> None:
+    found = failing(f"{HERE}:{mistake.__name__}")
+    assert said in found[where]
+
+
+class WithoutLoss(Objective):
+    def advantages(self, batch, totals):
+        return batch.reward
+
+
+class OtherSignature(Plain):
+    def loss(self, logprobs):
+        return Loss(logprobs.sum())
+
+
+class WithOptions(Plain):
+    class Options(Section):
+        beta: float = 0.1
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("grpoo", "is not an objective: name one that is built in (grpo, dr_grpo"),
+        (f"{HERE}:Nothing", "has no 'Nothing'"),
+        ("no_such_module:Class", "cannot import no_such_module"),
+        (f"{HERE}:failing", "must be a subclass of policy_worker.objectives.objective.Objective"),
+        (f"{HERE}:WithoutLoss", "it has no method loss"),
+        (f"{HERE}:OtherSignature", "loss must take (self, scores, tokens)"),
+    ],
+)
+def test_a_class_that_is_no_objective_is_named_with_the_remedy(name: str, said: str) -> None:
+    with pytest.raises(ObjectiveError) as refused:
+        objective_class(name)
+    assert said in str(refused.value)
+
+
+def test_options_are_those_of_the_class() -> None:
+    check_options(WithOptions, "mine", {"beta": 0.2})
+    with pytest.raises(ObjectiveError, match=r"objective\.bta: .*Options of mine: beta"):
+        check_options(WithOptions, "mine", {"bta": 0.2})
+    with pytest.raises(ObjectiveError, match=r"objective\.beta: .*number"):
+        check_options(WithOptions, "mine", {"beta": "much"})
+
+
+def with_objective(algorithm: str, **options: Any) -> Config:
+    return make_config(train={"algorithm": algorithm}, objective=options)
+
+
+def test_a_config_with_an_objective_that_is_none_is_refused() -> None:
+    with pytest.raises(ValidationError, match="'grop' is not an objective"):
+        with_objective("grop")
+    with pytest.raises(ValidationError, match=r"objective\.beta is not an option .*it has none"):
+        with_objective("grpo", beta=1)
+
+
+def test_options_are_part_of_what_the_fleet_shares_and_the_run_is_fixed_to() -> None:
+    without, one, other = (
+        with_objective("m:C", **options) for options in ({}, {"beta": 1}, {"beta": 2})
+    )
+    for digest in (fleet_digest, run_digest):
+        assert len({digest(config)[0] for config in (without, one, other)}) == 3
+        # Runs of releases that had no such section can be continued.
+        assert "objective" not in digest(without)[1].replace('"algorithm"', "")
+
+
+def test_the_command_says_what_holds(tmp_path: Path) -> None:
+    fine = CliRunner().invoke(app, ["check-objective", EXAMPLE, "--set", "objective.weight_cap=5"])
+    assert fine.exit_code == 0, fine.output
+    assert fine.output.count("ok  ") == 8 and "packed into rows" in fine.output
+    bad = CliRunner().invoke(app, ["check-objective", f"{HERE}:MeanOfTheRow"])
+    assert bad.exit_code == 1 and "FAILS" in bad.output and "no mean" in bad.output
+    unknown = CliRunner().invoke(app, ["check-objective", "grpo", "--set", "rollout.top_p=1"])
+    assert "[objective] or [train]" in str(unknown.exception)
+
+
+def test_the_example_is_short() -> None:
+    path = Path(__file__).resolve().parents[3] / "examples/own_objective/leave_one_out.py"
+    assert len(path.read_text().splitlines()) <= 50

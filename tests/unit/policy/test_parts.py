@@ -1,0 +1,306 @@
+"""Parts of a state: scalar heads, and everything that must hold, move and save all of them."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from policy_worker.checkpoint.checkpoint import CheckpointError
+from policy_worker.checkpoint.export import ExportError, export
+from policy_worker.model import ModelError, load_scalar
+from policy_worker.objectives.conformance import conformance
+from policy_worker.objectives.load import ObjectiveError, load_objective
+from policy_worker.objectives.objective import Objective
+from policy_worker.objectives.part import Part
+from policy_worker.ranks.rank_group import RankGroup
+from policy_worker.ranks.sharding import gathered_weights, load_sharded_state
+from policy_worker.state_transfer import state_tensors
+from policy_worker.step.batch import decode
+from policy_worker.step.packing import pack
+from policy_worker.step.totals import StepTotals
+from policy_worker.step.value_head import values
+from policy_worker.trainer import EpochMesh, Trainer
+from testbed.tiny_model import make_tiny_model
+from tests.fixtures.policy_models import make_config, random_groups
+from tests.fixtures.train_states import all_bits, assert_same_bits
+
+CPU = torch.device("cpu")
+BOTH, ALONE = (f"tests.fixtures.two_parts:{name}" for name in ("PolicyAndValue", "ScalarAlone"))
+SETTINGS = {"lr": 1e-2, "max_grad_norm": 1.0}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return str(make_tiny_model(tmp_path_factory.mktemp("m") / "lm", hidden=32))
+
+
+@pytest.fixture(scope="module")
+def classifier(model, tmp_path_factory):
+    """A sequence classifier with one label and a head that is not zero, as reward models are published."""
+    path = tmp_path_factory.mktemp("m") / "classifier"
+    torch.manual_seed(1)
+    found = AutoModelForSequenceClassification.from_pretrained(model, num_labels=1)
+    torch.nn.init.normal_(found.score.weight)
+    found.save_pretrained(path)
+    return str(path)
+
+
+def config_of(model, algorithm=BOTH, **train):
+    return make_config(model=model, train={**SETTINGS, "algorithm": algorithm, **train})
+
+
+def trained(config, steps=2):
+    trainer = Trainer(config, CPU)
+    trainer.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
+    trainer.restore("", 0, 0)
+    for step in range(1, steps + 1):
+        train(trainer, step)
+    return trainer
+
+
+def train(trainer, step):
+    groups = random_groups(4, group_size=3, seed=step, first=10 * step, vocab=15)
+    tokens = sum(len(c.tokens) // 4 for g in groups for c in g.completions)
+    trainer.begin(StepTotals(step, step - 1, tokens, 12), [(g.task.task_id, 1) for g in groups])
+    trainer.add(groups)
+    stats = trainer.reduce()
+    trainer.commit(step, trainer.config.train.lr)
+    return stats
+
+
+# ---- scalar heads
+
+
+@pytest.mark.parametrize("at", ["token", "before"])
+def test_a_scalar_head_on_a_packed_row_equals_transformers_on_each_sequence_alone(classifier, at):
+    head = load_scalar(classifier, make_config().model, CPU)
+    plain = AutoModelForSequenceClassification.from_pretrained(classifier)
+    plain.config.pad_token_id = None  # it pools the last token that is not padding
+    groups = random_groups(3, group_size=4, seed=5, longest=12, vocab=15)
+    batch = decode(groups)
+    order = np.arange(len(batch.length))
+    row = pack(batch, order, CPU, last_tokens=at == "token")
+    found = values(head, row, at).split(batch.length.tolist())
+    sequences = [(g, c) for g in groups for c in g.completions]
+    for got, (group, completion) in zip(found, sequences, strict=True):
+        prompt = np.frombuffer(group.prompt_tokens, "<i4")
+        tokens = np.frombuffer(completion.tokens, "<i4")
+        # One prefix at a time: the classifier pools the last token of what it is given.
+        ends = [len(prompt) + n + (at == "token") for n in range(len(tokens))]
+        whole = torch.from_numpy(np.concatenate([prompt, tokens]).astype(np.int64))
+        with torch.no_grad():
+            wanted = torch.stack([plain(whole[None, :end]).logits[0, 0] for end in ends])
+        torch.testing.assert_close(got.detach(), wanted, atol=1e-5, rtol=1e-5)
+
+
+def test_the_head_of_a_language_model_is_zero_and_that_of_a_classifier_is_kept(model, classifier):
+    settings = make_config().model
+    fresh = load_scalar(model, settings, CPU)
+    assert not fresh.score.weight.any()
+    backbone = dict(AutoModelForCausalLM.from_pretrained(model).named_parameters())
+    for name, parameter in fresh.model.named_parameters():
+        assert torch.equal(parameter, backbone[f"model.{name}"]), name
+    kept = AutoModelForSequenceClassification.from_pretrained(classifier)
+    assert torch.equal(load_scalar(classifier, settings, CPU).score.weight, kept.score.weight)
+
+
+def test_a_classifier_of_several_labels_is_refused_with_the_setting(model, tmp_path):
+    AutoModelForSequenceClassification.from_pretrained(model, num_labels=3).save_pretrained(
+        tmp_path
+    )
+    with pytest.raises(ModelError, match=r"objective.critic_path = .*3 labels.*num_labels = 1"):
+        load_scalar(str(tmp_path), make_config().model, CPU, field="objective.critic_path")
+
+
+def test_an_unreadable_scalar_part_is_one_line_that_names_its_setting(model, tmp_path):
+    with pytest.raises(ModelError, match=r"^objective.critic_path = .*no such directory"):
+        load_scalar(str(tmp_path / "none"), make_config().model, CPU, field="objective.critic_path")
+
+
+# ---- the whole state
+
+
+def test_both_parts_learn_and_each_is_clipped_by_its_own_norm(model):
+    trainer = trained(config_of(model), steps=0)
+    before = {name: t.clone() for name, t in trainer.state.named_weights()}
+    assert train(trainer, 1).entries.keys() >= {"grad_norm", "grad_norm_critic", "value_error"}
+    stats = train(trainer, 2)
+    changed = {
+        name.partition("/")[0]
+        for name, tensor in trainer.state.named_weights()
+        if not torch.equal(tensor, before[name]) and "/" in name
+    }
+    assert changed == {"critic"}
+    assert not torch.equal(
+        before["model.embed_tokens.weight"],
+        dict(trainer.state.named_weights())["model.embed_tokens.weight"],
+    )
+    assert stats.entries["grad_norm"] != stats.entries["grad_norm_critic"]
+
+
+def test_a_part_has_its_multiple_of_the_learning_rate(model):
+    """AdamW's first update is the learning rate, whatever the gradient."""
+    trainer = trained(config_of(model, max_grad_norm="none"), steps=0)
+    before = {name: t.clone() for name, t in trainer.state.named_weights()}
+    train(trainer, 1)
+    after = dict(trainer.state.named_weights())
+    policy = (after["model.embed_tokens.weight"] - before["model.embed_tokens.weight"]).abs().max()
+    critic = (after["critic/score.weight"] - before["critic/score.weight"]).abs().max()
+    assert float(policy) == pytest.approx(1e-2, rel=1e-3)
+    assert float(critic) == pytest.approx(3e-2, rel=1e-3)
+
+
+def test_a_part_whose_gradient_is_not_finite_leaves_all_parts_as_they_are(model):
+    trainer = trained(config_of(model))
+    before = all_bits(trainer.state)
+    trainer.reduce()
+    trainer._scratch[trainer.gradients.part_slices()["critic"]] = float("nan")
+    trainer._norms["critic"] = float("nan")
+    trainer.commit(3, 1e-2)
+    assert_same_bits(before, all_bits(trainer.state))
+
+
+def test_a_checkpoint_holds_all_parts_bit_for_bit(model, tmp_path):
+    trainer = trained(config_of(model))
+    trainer.attach(tmp_path)
+    trainer.state.scalars["moment"].fill_(0.25)
+    saved = trainer.save().result(60)
+    names = {
+        part["name"]: part for part in json.loads((saved.path / "meta.json").read_text())["parts"]
+    }
+    assert names["critic"] == {"name": "critic", "head": "scalar", "path": model}
+    again = Trainer(config_of(model), CPU)
+    again.attach(tmp_path)
+    again.restore(str(saved.path), 2, 2)
+    assert_same_bits(all_bits(trainer.state), all_bits(again.state))
+    assert again.digest() == trainer.digest()
+    # The curve goes on as if nothing had happened.
+    for each in (trainer, again):
+        each.form(EpochMesh(2, 0, 1, "", "run", ""), lambda: False)
+        train(each, 3)
+    assert_same_bits(all_bits(trainer.state), all_bits(again.state))
+
+
+@pytest.mark.parametrize("changed", ["weight", "scalar"])
+def test_the_digest_sees_every_part_and_number(model, changed):
+    one, other = trained(config_of(model)), trained(config_of(model))
+    assert one.digest() == other.digest()
+    if changed == "weight":
+        with torch.no_grad():
+            other.state.parts["critic"].score.weight[0, 0] += 1e-3
+    else:
+        other.state.scalars["moment"] += 1e-9
+    other._digest = (-1, "")
+    assert one.digest() != other.digest()
+
+
+def test_a_joiner_is_sent_the_tensors_of_all_parts(model):
+    state = trained(config_of(model)).state
+    sent = {t.data_ptr() for t in state_tensors(state)}
+    for part in state.parts.values():
+        for parameter in part.parameters():
+            assert parameter.data_ptr() in sent
+            for moment in state.optimizer.state[parameter].values():
+                assert moment.data_ptr() in sent
+    assert state.scalars["moment"].data_ptr() in sent
+
+
+def test_only_the_policy_is_published(model):
+    state = trained(config_of(model), steps=0).state
+    wanted = {
+        name
+        for name, _ in load_sharded_state(
+            config_of(model, "grpo"), RankGroup(), CPU
+        ).named_weights()
+    }
+    assert {name for name, _ in gathered_weights(state)} == wanted
+    alone = trained(config_of(model, ALONE))
+    assert not alone.publishes
+    assert list(alone.whole_weights()) == []
+
+
+def test_a_run_begins_with_the_policy_of_a_run_that_had_no_critic(model, tmp_path):
+    plain = trained(config_of(model, "grpo"))
+    plain.attach(tmp_path)
+    path = plain.save().result(60).path
+    both = Trainer(config_of(model), CPU)
+    both.attach(tmp_path)
+    critic = {n: t.clone() for n, t in both.state.weights_of("critic")}
+    both.checkpointer.begin_with(both.state, path)
+    assert_same_bits(dict(plain.state.named_weights()), dict(both.state.weights_of("policy")))
+    assert_same_bits(critic, dict(both.state.weights_of("critic")))
+
+
+def test_a_run_without_a_critic_begins_with_the_policy_of_one_that_had_one(model, tmp_path):
+    both = trained(config_of(model))
+    both.attach(tmp_path)
+    path = both.save().result(60).path
+    plain = Trainer(config_of(model, "grpo"), CPU)
+    plain.attach(tmp_path)
+    plain.checkpointer.begin_with(plain.state, path)
+    assert_same_bits(dict(plain.state.named_weights()), dict(both.state.weights_of("policy")))
+
+
+def test_a_policy_does_not_begin_with_a_reward_model(model, tmp_path):
+    reward = trained(config_of(model, ALONE))
+    reward.attach(tmp_path)
+    path = reward.save().result(60).path
+    plain = Trainer(config_of(model, "grpo"), CPU)
+    plain.attach(tmp_path)
+    with pytest.raises(CheckpointError, match="of another model"):
+        plain.checkpointer.begin_with(plain.state, path)
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "part"), [(BOTH, "critic"), (ALONE, None), (ALONE, "reward")]
+)
+def test_an_exported_scalar_part_gives_the_same_numbers_in_transformers(
+    model, tmp_path, algorithm, part
+):
+    trainer = trained(config_of(model, algorithm))
+    trainer.attach(tmp_path)
+    path = trainer.save().result(60).path
+    out = export(path, None, tmp_path / "out", part=part)
+    loaded = AutoModelForSequenceClassification.from_pretrained(out)
+    mine = trainer.state.parts[part or "reward"]
+    tokens = torch.tensor([[5, 6, 7, 3]])
+    assert mine.score.weight.any()
+    torch.testing.assert_close(loaded(tokens).logits, mine(tokens).logits, atol=1e-6, rtol=0)
+
+
+def test_a_part_that_is_not_there_is_named_with_those_that_are(model, tmp_path):
+    trainer = trained(config_of(model))
+    trainer.attach(tmp_path)
+    path = trainer.save().result(60).path
+    with pytest.raises(ExportError, match="'judge': choose one of policy, critic"):
+        export(path, None, tmp_path / "out", part="judge")
+    policy = AutoModelForCausalLM.from_pretrained(export(path, None, tmp_path / "policy"))
+    assert_same_bits(dict(trainer.state.weights_of("policy")), dict(policy.named_parameters()))
+
+
+# ---- objectives
+
+
+@pytest.mark.parametrize("algorithm", [BOTH, ALONE])
+def test_an_objective_of_several_parts_conforms(algorithm):
+    assert [p for p in conformance(algorithm, {}, {}) if p.problem] == []
+
+
+@pytest.mark.parametrize(
+    ("trains", "why"),
+    [
+        ((), "trains names no part"),
+        ((Part("actor"),), "a trained language model is named policy"),
+        ((Part("policy"), Part("policy")), "two parts are named policy"),
+        ((Part("policy", head="scalar"),), "the part policy has the head scalar"),
+        ((Part("../x", head="scalar"),), "a name of small letters"),
+    ],
+)
+def test_parts_that_cannot_be_are_named(monkeypatch, model, trains, why):
+    monkeypatch.setattr(Objective, "trains", trains)
+    with pytest.raises(ObjectiveError, match=why):
+        load_objective(config_of(model, "grpo"))

@@ -1,0 +1,261 @@
+"""Objectives of preferences in a step: what elastic training rests on, whole groups in a row, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.config.load import ConfigError
+from paceline.config.preference_objectives import DpoOptions
+from policy_worker.objectives.conformance import conformance
+from policy_worker.objectives.load import load_objective
+from policy_worker.objectives.pairs import PairColumns
+from policy_worker.state import TrainState
+from policy_worker.step.batch import decode
+from policy_worker.step.gradients import Gradients
+from policy_worker.step.held_out import measure_held_out
+from policy_worker.step.optimizer import build_optimizer
+from policy_worker.step.packing import attended_tokens, pack, plan_rows
+from policy_worker.step.totals import StepTotals
+from policy_worker.trainer import EpochMesh, Trainer
+from testbed.tiny_model import make_tiny_model
+from tests.fixtures.policy_models import (
+    RECORDED_PAIRS,
+    make_config,
+    make_group,
+    random_groups,
+    tiny_network,
+)
+from tests.fixtures.train_states import all_bits, assert_same_bits
+
+CPU = torch.device("cpu")
+RECORDED_LABELS = {
+    "data": {"path": "unused", "completion_field": "completion", "label_field": "label"},
+    "rollout": {"source": "recorded", "group_size": 1},
+}
+LOSSES = DpoOptions.model_fields["loss"].annotation.__args__  # type: ignore[union-attr]
+
+
+def failing(name: str, **options: Any) -> dict[str, str]:
+    return {p.name: p.problem for p in conformance(name, options, {}) if p.problem}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_dpo_keeps_every_property_whatever_its_loss(loss: str) -> None:
+    assert failing("dpo", loss=loss, label_smoothing=0.1, beta=0.5, sft_coef=0.5) == {}
+
+
+@pytest.mark.parametrize("pairs", ["best_worst", "all"])
+@pytest.mark.parametrize("name", ["online_dpo", "ipo", "orpo"])
+def test_objectives_of_pairs_keep_every_property(name: str, pairs: str) -> None:
+    assert failing(name, pairs=pairs) == {}
+
+
+@pytest.mark.parametrize("baseline", [0.0, 0.3])
+def test_kto_keeps_every_property(baseline: float) -> None:
+    assert failing("kto", desirable_weight=1.3, baseline=baseline) == {}
+
+
+@pytest.mark.parametrize("options", [{}, {"margin": True, "center_coef": 0.1, "pairs": "all"}])
+def test_the_reward_model_keeps_every_property(options: dict[str, Any]) -> None:
+    assert failing("reward_model", **options) == {}
+
+
+def test_a_whole_group_is_never_split_and_one_that_is_too_long_has_a_row_of_its_own() -> None:
+    batch = decode(random_groups(9, group_size=4, seed=7))
+    keep = np.array([0, 1, 2, 5, 6, 9, 10, 12, 15, 20, 22, 33, 35])
+    for limit in (1, 30, 64, 10_000):
+        rows = plan_rows(batch, keep, limit, whole_groups=True)
+        assert sorted(np.concatenate(rows).tolist()) == keep.tolist()
+        homes = [set(batch.group_of[row].tolist()) for row in rows]
+        assert sum(map(len, homes)) == len(set.union(*homes)), "a group is in two rows"
+        for row, groups in zip(rows, homes, strict=True):
+            assert attended_tokens(batch, row).sum() <= limit or len(groups) == 1
+    assert plan_rows(batch, keep[:0], 64, whole_groups=True) == []
+
+
+def test_half_a_pair_is_never_trained() -> None:
+    objective = load_objective(make_config(train={"algorithm": "orpo"}))
+    batch = decode([make_group("t0", [1], [[2], [3], [4]], [1.0, 0.5, 0.0])])
+    columns = objective.columns(batch, StepTotals(1, 0, 3, 3))
+    for split in ([0, 1], [1, 2]):
+        micro = pack(batch, np.array(split), CPU)
+        with pytest.raises(RuntimeError, match="whole_groups"):
+            columns.of(micro, CPU, None)
+    alone = columns.of(pack(batch, np.array([1]), CPU), CPU, None)
+    assert isinstance(alone, PairColumns)
+    assert len(alone.winner) == 0
+
+
+def gradients_of(groups: list[Any], *, row_tokens: int = 1 << 20, **settings: Any) -> Gradients:
+    train = {"tokens_per_microbatch": row_tokens, **settings.pop("train")}
+    config = make_config(train=train, **settings)
+    model = tiny_network("qwen3")
+    parts = {"policy": model}
+    state = TrainState(parts, build_optimizer(parts, config.train), 0, 0, config)
+    gradients = Gradients(state, CPU, {"reference": tiny_network("qwen3", seed=9)})
+    sequences = sum(len(group.completions) for group in groups)
+    if groups:
+        gradients.begin(StepTotals(1, 0, 1, sequences), [(g.task.task_id, 1) for g in groups])
+        gradients.add(groups)
+    return gradients
+
+
+def flat(gradients: Gradients) -> torch.Tensor:
+    found = torch.empty(gradients.size)
+    gradients.flatten(found)
+    return found
+
+
+@pytest.mark.parametrize("name", ["dpo", "ipo", "orpo", "kto"])
+def test_a_step_is_the_same_in_one_row_and_in_a_row_for_each_group(name: str) -> None:
+    """With a reference that is another model, so that no log-ratio is 0."""
+    groups = random_groups(5, group_size=4, seed=3)
+    one = gradients_of(groups, train={"algorithm": name})
+    many = gradients_of(groups, train={"algorithm": name}, row_tokens=1)
+    torch.testing.assert_close(flat(many), flat(one), atol=5e-7, rtol=2e-4)
+    for metric, (total, weight, _) in one.stats.entries.items():
+        assert many.stats.entries[metric][:2] == pytest.approx((total, weight), rel=1e-4, abs=1e-6)
+    assert one.stats.mean("loss") == pytest.approx(many.stats.mean("loss"), rel=1e-5)
+
+
+@pytest.mark.parametrize("row_tokens", [1, 1 << 20])
+def test_held_out_pairs_are_measured_as_a_step_measures_them(row_tokens: int) -> None:
+    """Also groups that make no pair are there, and no pair is split over rows."""
+    groups = random_groups(5, group_size=4, seed=3)
+    for completion in groups[2].completions:
+        completion.reward = 1.0
+    trained = gradients_of(groups, train={"algorithm": "dpo"})
+    held_out = gradients_of([], row_tokens=row_tokens, train={"algorithm": "dpo"})
+    found = measure_held_out(held_out, groups)
+    for name in ("pair_accuracy", "reward_margin", "chosen_logprob_shift"):
+        total, weight, _ = trained.stats.entries[name]
+        assert found.entries[name][:2] == pytest.approx((total, weight), rel=1e-4, abs=1e-6)
+    assert found.mean("loss") == pytest.approx(trained.stats.mean("loss"), rel=1e-5)
+
+
+def test_pairs_are_counted_in_what_is_measured() -> None:
+    """Two of the three groups have unequal rewards."""
+    tokens = [[3, 4], [5], [6, 7, 8]]
+    groups = [
+        make_group("t0", [1, 2], tokens, [1.0, 0.0, 0.0]),
+        make_group("t1", [1, 2], tokens, [1.0, 1.0, 1.0]),
+        make_group("t2", [1, 2], tokens, [0.3, 0.1, 0.2]),
+    ]
+    found = gradients_of(groups, train={"algorithm": "online_dpo"}).stats.entries
+    for name in ("pair_accuracy", "reward_margin", "chosen_logprob_shift"):
+        assert found[name][1] == 2
+    # The third group's middle completion is in no pair, and neither is one of the first group's.
+    assert found["entropy"][1] == 2 + 3 + 2 + 1
+
+
+def test_a_step_without_any_pair_has_no_gradient_and_still_ends() -> None:
+    groups = [make_group("t0", [1, 2], [[3, 4], [5]], [1.0, 1.0])]
+    gradients = gradients_of(groups, train={"algorithm": "dpo"})
+    assert float(flat(gradients).abs().max()) == 0
+    assert gradients.stats.mean("loss") == 0
+    assert "pair_accuracy" not in gradients.stats.entries
+
+
+def test_the_gradient_raises_the_chosen_completion_and_lowers_the_other() -> None:
+    groups = [make_group("t0", [1, 2], [[3, 4], [5]], [0.0, 1.0])]
+    gradients = gradients_of(groups, train={"algorithm": "dpo"}, objective={"beta": 1.0})
+    model = gradients.state.model
+    before = gradients.stats.mean("reward_margin")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter -= 0.01 * parameter.grad
+    gradients.clear()
+    gradients.begin(StepTotals(2, 1, 1, 2), [("t0", 1)])
+    gradients.add(groups)
+    assert gradients.stats.mean("reward_margin") > before
+
+
+def trained(trainer: Trainer, steps: range) -> list[dict[str, Any]]:
+    """What was measured in each of ``steps``."""
+    found = []
+    for step in steps:
+        groups = random_groups(4, group_size=2, seed=step, first=10 * step, vocab=15)
+        for group in groups:
+            group.completions[0].reward, group.completions[1].reward = 1.0, 0.0
+        keys = [(group.task.task_id, 1) for group in groups]
+        trainer.begin(StepTotals(step, step - 1, 1, 8), keys)
+        trainer.add(groups)
+        found.append(trainer.reduce().entries)
+        trainer.commit(step, trainer.config.train.lr)
+    return found
+
+
+def new_trainer(config: Any, run_dir: Path) -> Trainer:
+    trainer = Trainer(config, CPU)
+    trainer.attach(run_dir)
+    trainer.form(EpochMesh(1, 0, 1, "", "run", ""), lambda: False)
+    return trainer
+
+
+@pytest.mark.parametrize("name", ["dpo", "reward_model"])
+def test_a_run_that_is_resumed_from_a_checkpoint_has_the_same_curve(
+    name: str, tmp_path: Path
+) -> None:
+    """Also the reference is the same: the model that the run began with, not the one that it resumes."""
+    model = make_tiny_model(tmp_path / "model", hidden=32)
+    config = make_config(model=model, train={"algorithm": name, "lr": 1e-2}, **RECORDED_PAIRS)
+    first = new_trainer(config, tmp_path / "run")
+    first.restore("", 0, 0)
+    begun = trained(first, range(1, 3))
+    saved = first.save().result(60)
+    undisturbed = trained(first, range(3, 6))
+    resumed = new_trainer(config, tmp_path / "run")
+    resumed.restore(str(saved.path), 2, 2)
+    assert trained(resumed, range(3, 6)) == undisturbed
+    assert_same_bits(all_bits(resumed.state), all_bits(first.state))
+    assert begun[0]["reward_margin"][0] == pytest.approx(0, abs=1e-5)
+    assert abs(undisturbed[-1]["reward_margin"][0]) > 1e-3
+    first.close()
+    resumed.close()
+
+
+@pytest.mark.parametrize(
+    ("algorithm", "settings", "said"),
+    [
+        ("dpo", {"objective": {"beta": 0}}, "objective.beta"),
+        ("dpo", {"objective": {"loss": "aot"}}, "objective.loss"),
+        ("dpo", {"objective": {"loss": "exo_pair"}}, "set objective.label_smoothing above 0"),
+        ("dpo", {"objective": {"label_smoothing": 0.5}}, "objective.label_smoothing"),
+        ("ipo", {"objective": {"loss": "hinge"}}, "objective.loss is not an option"),
+        ("orpo", {"objective": {"beta": -1}}, "objective.beta"),
+        ("kto", {"objective": {"pairs": "all"}}, "objective.pairs is not an option"),
+        ("dpo", {"rollout": {"group_size": 1}}, "two completions"),
+        ("online_dpo", {"rollout": {"group_size": 1}}, "two completions"),
+        ("orpo", {"rollout": {"group_size": 1}}, "two completions"),
+        ("dpo", {"train": {"kl_coef": 0.1}}, "objective.beta"),
+        ("reward_model", {}, 'set rollout.source = "recorded"'),
+        ("online_dpo", RECORDED_PAIRS, "needs completions that the policy samples"),
+        ("sft", RECORDED_PAIRS, "does not train rows of the form pair"),
+        ("dpo", RECORDED_LABELS, "does not train rows of the form labelled"),
+        ("kto", {"train": {"kl_coef": 0.1}}, "objective.beta"),
+        ("kto", {"train": {"filter_uninformative": True}}, "set it to false"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_at_the_door(
+    algorithm: str, settings: dict[str, Any], said: str
+) -> None:
+    train = {"algorithm": algorithm, **settings.get("train", {})}
+    with pytest.raises(ValueError, match=said):
+        make_config(**{**settings, "train": train})
+
+
+def test_kto_needs_no_pairs() -> None:
+    make_config(train={"algorithm": "kto"}, rollout={"group_size": 1})
+    make_config(train={"algorithm": "kto"}, **RECORDED_LABELS)
+    make_config(train={"algorithm": "kto"}, **RECORDED_PAIRS)
+
+
+def test_check_objective_names_a_wrong_option() -> None:
+    with pytest.raises(ConfigError, match=r"^objective\.beta: Input should be greater than 0"):
+        conformance("dpo", {"beta": -1}, {})

@@ -1,0 +1,153 @@
+"""The load-balancing loss of experts: its values, its gradient, and that it is a sum over sequences."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
+
+from policy_worker.model import ModelError
+from policy_worker.state import TrainState
+from policy_worker.step.batch import decode
+from policy_worker.step.gradients import Gradients
+from policy_worker.step.optimizer import build_optimizer
+from policy_worker.step.router_balance import balance_of_sequences, experts_per_token
+from policy_worker.step.totals import StepTotals
+from tests.fixtures.policy_models import make_config, random_groups, tiny_network
+
+
+def logits(tokens: int, experts: int, layers: int = 1, seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(tokens, experts, generator=generator, requires_grad=True) for _ in range(layers)
+    ]
+
+
+@pytest.mark.parametrize("chosen", [1, 2, 4])
+def test_one_layer_of_one_sequence_is_the_loss_of_the_switch_transformer(chosen: int) -> None:
+    (ours,) = logits(11, 8)
+    theirs = ours.detach().clone().requires_grad_()
+    trained = torch.tensor([1.0] * 7 + [0.0] * 4)
+    value = balance_of_sequences([ours], trained, torch.zeros(11, dtype=torch.long), 1, chosen)
+    # transformers counts each of the chosen experts as a whole token.
+    expected = load_balancing_loss_func((theirs,), 8, chosen, trained[None]) / chosen
+    torch.testing.assert_close(value[0], expected, atol=1e-6, rtol=1e-6)
+    value.sum().backward()
+    expected.backward()
+    torch.testing.assert_close(ours.grad, theirs.grad, atol=1e-6, rtol=1e-6)
+
+
+def test_it_is_a_mean_over_layers_and_a_sum_over_sequences() -> None:
+    layers = logits(9, 4, layers=3)
+    trained = torch.tensor([1.0, 1, 0, 1, 1, 1, 1, 0, 1])
+    owner = torch.tensor([0, 0, 0, 1, 1, 1, 1, 2, 2])
+    together = balance_of_sequences(layers, trained, owner, 3, 2)
+    for sequence in range(3):
+        mine = owner == sequence
+        alone = [
+            balance_of_sequences([layer[mine]], trained[mine], owner[mine] - sequence, 1, 2)[0]
+            for layer in layers
+        ]
+        torch.testing.assert_close(together[sequence], torch.stack(alone).mean())
+
+
+def test_equal_shares_are_one_and_a_single_favourite_is_all_experts() -> None:
+    owner = torch.zeros(4, dtype=torch.long)
+    equal = torch.eye(4) * 1e-4
+    favourite = torch.zeros(4, 4)
+    favourite[:, 2] = 50.0
+    trained = torch.ones(4)
+    assert balance_of_sequences([equal], trained, owner, 1, 1).item() == pytest.approx(1.0)
+    assert balance_of_sequences([favourite], trained, owner, 1, 1).item() == pytest.approx(4.0)
+
+
+def test_a_sequence_without_a_trained_token_counts_nothing() -> None:
+    (layer,) = logits(4, 4)
+    owner = torch.tensor([0, 0, 1, 1])
+    value = balance_of_sequences([layer], torch.tensor([1.0, 1, 0, 0]), owner, 2, 2)
+    assert value[1] == 0 and value[0] > 0
+
+
+def test_a_dense_model_has_no_experts() -> None:
+    assert experts_per_token(tiny_network("qwen3")) == 0
+    assert experts_per_token(tiny_network("qwen3_moe")) == 2
+
+
+CPU = torch.device("cpu")
+
+
+def gradients_of(coefficient: float, groups, cut: int | None = None, **train):
+    """Gradient of a step by parameter name, its groups added in two calls, and what was measured."""
+    config = make_config(train={"router_aux_loss_coef": coefficient, **train})
+    parts = {"policy": tiny_network("qwen3_moe")}
+    state = TrainState(parts, build_optimizer(parts, config.train), 0, 0, config)
+    gradients = Gradients(state, CPU, {})
+    tokens = sum(len(c.tokens) // 4 for g in groups for c in g.completions)
+    sequences = sum(len(g.completions) for g in groups)
+    keys = [(g.task.task_id, g.task.attempt) for g in groups]
+    gradients.begin(StepTotals(1, 0, tokens, sequences), keys)
+    for some in (groups[:cut], groups[cut:]) if cut else (groups,):
+        gradients.add(some)
+    named = {name: p.grad for name, p in parts["policy"].named_parameters()}
+    return named, gradients.stats
+
+
+def alone(groups):
+    """Mean balance of the sequences, and its gradient, through the model's ordinary forward of each one."""
+    model = tiny_network("qwen3_moe", scorer=False)
+    batch = decode(groups)
+    prompts = batch.prompt_tokens.tolist()
+    starts = [0, *batch.prompt_length.cumsum().tolist()]
+    ends = batch.length.cumsum().tolist()
+    values = []
+    for s, (end, length) in enumerate(zip(ends, batch.length.tolist(), strict=True)):
+        g = int(batch.group_of[s])
+        prompt = prompts[starts[g] : starts[g + 1]]
+        ids = torch.tensor([[*prompt, *batch.tokens[end - length : end].tolist()]])
+        out = model(input_ids=ids, output_router_logits=True, use_cache=False)
+        predicting = slice(len(prompt) - 1, len(prompt) - 1 + length)
+        layers = [layer.reshape(-1, 4)[predicting] for layer in out.router_logits]
+        each = [load_balancing_loss_func((layer,), 4, 2) / 2 for layer in layers]
+        values.append(torch.stack(each).mean())
+    mean = torch.stack(values).mean()
+    mean.backward()
+    return mean.item(), {name: p.grad for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("train", [{}, {"tokens_per_microbatch": 24}])
+def test_the_gradient_of_packed_rows_is_that_of_each_sequence_alone(train) -> None:
+    groups = random_groups(3, group_size=3, seed=4)
+    without, _ = gradients_of(0.0, groups, **train)
+    with_it, stats = gradients_of(0.5, groups, cut=1, **train)
+    value, expected = alone(groups)
+    assert stats.mean("router_balance") == pytest.approx(value, abs=1e-5)
+    for name, gradient in expected.items():
+        if gradient is not None:
+            change = with_it[name] - without[name]
+            torch.testing.assert_close(change, 0.5 * gradient, atol=2e-6, rtol=1e-4)
+
+
+def test_recomputed_activations_change_nothing() -> None:
+    groups = random_groups(2, group_size=2, seed=4)
+    plain, _ = gradients_of(0.5, groups)
+    config = make_config(train={"router_aux_loss_coef": 0.5})
+    model = tiny_network("qwen3_moe")
+    model.train()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    parts = {"policy": model}
+    state = TrainState(parts, build_optimizer(parts, config.train), 0, 0, config)
+    gradients = Gradients(state, CPU, {})
+    tokens = sum(len(c.tokens) // 4 for g in groups for c in g.completions)
+    gradients.begin(StepTotals(1, 0, tokens, 4), [(g.task.task_id, 1) for g in groups])
+    gradients.add(groups)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(parameter.grad, plain[name], atol=1e-6, rtol=1e-5)
+
+
+def test_a_dense_model_with_the_coefficient_is_refused() -> None:
+    config = make_config(train={"router_aux_loss_coef": 0.1})
+    parts = {"policy": tiny_network("qwen3")}
+    state = TrainState(parts, build_optimizer(parts, config.train), 0, 0, config)
+    with pytest.raises(ModelError, match=r"router_aux_loss_coef.*Set it to 0"):
+        Gradients(state, CPU, {})

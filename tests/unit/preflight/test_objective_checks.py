@@ -1,0 +1,88 @@
+"""An objective of a user that cannot be used, or that breaks a promise of the run, is named before anything starts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.config.schema import Config
+from paceline.preflight.objective import objective_checks
+from policy_worker.objectives.check import doubts
+from policy_worker.objectives.load import ObjectiveError
+from policy_worker.objectives.part import Part
+from tests.fixtures.policy_models import make_config
+from tests.unit.policy.test_objectives import Plain
+
+HERE = "tests.unit.preflight.test_objective_checks"
+THERE = "tests.unit.policy.test_objectives"
+
+
+class WrongSignature(Plain):
+    def loss(self, scores):  # type: ignore[override]
+        raise NotImplementedError
+
+
+class ConstructorRaises(Plain):
+    def __init__(self, config):
+        super().__init__(config)
+        if config.rollout.group_size == 3:
+            raise ValueError("a group of three has no middle")
+
+
+class HeadlessParts(Plain):
+    @property
+    def trains(self):
+        return (Part("value"),)
+
+
+class NeedsRealRows(Plain):
+    def advantages(self, batch, totals):
+        raise RuntimeError("there is no such row")
+
+
+def config_of(kind: str, **sections: Any) -> Config:
+    return make_config(train={"algorithm": kind}, **sections)
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (f"{HERE}:WrongSignature", "loss must take (self, scores, tokens)"),
+        (f"{HERE}:ConstructorRaises", "a group of three has no middle"),
+        (f"{HERE}:HeadlessParts", "the part value has the head lm"),
+        (f"{HERE}:Objectiv", "Objectiv"),
+        (f"{THERE}:NormalisedOverTheBatch", "depends on other groups: use the step's totals"),
+        (f"{THERE}:MeanOfTheRow", "it must be a sum over tokens"),
+        (f"{THERE}:KeepsAState", "keeps a state"),
+    ],
+)
+def test_what_would_break_the_run_is_refused_with_the_remedy(kind: str, said: str) -> None:
+    with pytest.raises(ObjectiveError, match=f"^train.algorithm = {kind}: ") as refused:
+        doubts(config_of(kind))
+    assert said in str(refused.value)
+
+
+def test_a_property_that_no_fleet_rests_on_is_a_doubt() -> None:
+    (said,) = doubts(config_of(f"{THERE}:DetachesApart"))
+    assert "'the gradient is the loss's'" in said.replace('"', "'") and "detached" in said
+
+
+def test_an_objective_that_the_toy_cannot_compute_is_only_doubted() -> None:
+    assert all(
+        "there is no such row" in said for said in doubts(config_of(f"{HERE}:NeedsRealRows"))
+    )
+
+
+def test_the_example_leaves_no_doubt() -> None:
+    example = "examples.own_objective.leave_one_out:LeaveOneOut"
+    assert doubts(config_of(example, objective={"weight_cap": 4.0})) == []
+
+
+def test_the_checks_before_a_start_say_both() -> None:
+    """In processes of their own, as for a user."""
+    (failed,) = objective_checks(config_of(f"{THERE}:NormalisedOverTheBatch"))
+    assert failed.state == "fail" and "depends on other groups" in failed.found
+    (warned,) = objective_checks(config_of(f"{THERE}:DetachesApart"))
+    assert warned.state == "warn" and "check-objective" in warned.remedy
+    assert list(objective_checks(config_of("grpo"))) == []

@@ -1,0 +1,107 @@
+"""The first recorded row as the checks before a start show it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli import app
+from paceline.config.schema import Config
+from paceline.preflight.inputs import inputs
+from paceline.prompt_tokenizer import PromptTokenizer
+from paceline.recorded.encoding import RowEncoder
+from paceline.recorded.preview import LONGEST, row_text
+from tests.fixtures.chat_model import FORGETFUL, PLAIN, make_chat_model
+
+CHAT = [
+    {"role": "user", "content": "2+2"},
+    {"role": "assistant", "content": "4"},
+    {"role": "user", "content": "and 1"},
+    {"role": "assistant", "content": "5"},
+]
+ALGORITHMS = {"messages_field": "sft", "chosen_field": "dpo"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_chat_model(tmp_path_factory.mktemp("models") / "plain", PLAIN)
+
+
+def run_of(model: Path, path: str = "d", **data: Any) -> Config:
+    algorithm = next(kind for field, kind in ALGORITHMS.items() if field in data)
+    return Config.model_validate(
+        {
+            "model": {"path": str(model), "device": "cpu"},
+            "data": {"path": path, **data},
+            "train": {"algorithm": algorithm},
+            "rollout": {"source": "recorded"},
+        }
+    )
+
+
+def shown(config: Config, row: dict[str, Any]) -> list[str]:
+    tokenizer = PromptTokenizer(config)
+    text = row_text(RowEncoder(config, tokenizer).encode(row), tokenizer.decode_all)
+    return text.splitlines()
+
+
+def test_the_turns_of_the_assistant_are_marked_and_the_rest_is_not(model: Path) -> None:
+    assert shown(run_of(model, messages_field="m"), {"m": CHAT}) == [
+        "what is trained is between ⟦ and ⟧",
+        "prompt, 22 tokens: [user]2+2<eos>",
+        "    [assistant]",
+        "completion, 29 tokens, 4 trained: ⟦4<eos>⟧",
+        "    [user]and 1<eos>",
+        "    [assistant]⟦5<eos>⟧",
+    ]
+
+
+def test_both_completions_of_a_pair_are_named(model: Path) -> None:
+    config = run_of(model, chosen_field="better", rejected_field="worse")
+    assert shown(config, {"prompt": "1+1=", "better": "2", "worse": "11"})[1:] == [
+        "prompt, 4 tokens: 1+1=",
+        "chosen, 2 tokens, 2 trained: ⟦2<eos>⟧",
+        "rejected, 3 tokens, 3 trained: ⟦11<eos>⟧",
+    ]
+
+
+def test_the_middle_of_a_long_text_is_left_out(model: Path) -> None:
+    long = [*CHAT[:1], {"role": "assistant", "content": "x" * 3000}]
+    text = "\n".join(shown(run_of(model, messages_field="m"), {"m": long}))
+    assert "characters ..." in text and text.endswith("x<eos>⟧")
+    assert len(text) < LONGEST + 300
+
+
+def test_the_check_of_a_configuration_shows_it(model: Path, tmp_path: Path) -> None:
+    data = tmp_path / "pairs.jsonl"
+    data.write_text(json.dumps({"prompt": "1+1=", "better": "2", "worse": "11"}) + "\n")
+    config = tmp_path / "run.toml"
+    config.write_text(
+        f'[model]\npath = "{model}"\ndevice = "cpu"\n'
+        f'[data]\npath = "{data}"\nchosen_field = "better"\nrejected_field = "worse"\n'
+        '[train]\nalgorithm = "dpo"\n[rollout]\nsource = "recorded"\n'
+    )
+    done = CliRunner().invoke(app, ["config", "check", str(config)])
+    assert done.exit_code == 0, done.output
+    assert "first row: what is trained is between ⟦ and ⟧" in done.stderr
+    assert "    rejected, 3 tokens, 3 trained: ⟦11<eos>⟧" in done.stderr
+    assert "⟦" not in done.stdout
+
+
+def test_a_template_that_drops_every_row_is_found_before_the_start(tmp_path: Path) -> None:
+    """The fields are there; only a tokenizer can tell."""
+    template = FORGETFUL.replace("m.role == 'assistant'", "m.role == 'assistant' and not loop.last")
+    model = make_chat_model(tmp_path / "forgetful", template)
+    thought = [CHAT[0], {"role": "assistant", "content": "hm|4"}, *CHAT[2:]]
+    data = tmp_path / "chats.jsonl"
+    data.write_text(json.dumps({"m": thought}) + "\n")
+    checks = inputs(run_of(model, str(data), messages_field="m"))
+    (found,) = [check for check in checks if check.state != "ok"]
+    assert found.state == "fail"
+    assert (
+        "would be dropped (malformed_row)" in found.found and "one row for each turn" in found.found
+    )

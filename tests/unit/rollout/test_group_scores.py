@@ -1,0 +1,256 @@
+"""Scores of scorers: no fault of a scorer is one of the group, and no answer is taken unchecked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from paceline.config.schema import Config
+from paceline.process import waits
+from paceline.prompt_tokenizer import Prompt
+from paceline.rpc.auth import TOKEN_VARIABLE
+from rollout_worker.engine.base import Completion, Finish
+from rollout_worker.rewards.scoring import Scores
+from rollout_worker.scorers.group_scores import GroupScores
+from rollout_worker.scorers.score_call import ScorerFailed
+from rollout_worker.tasks.task_messages import GeneratedGroup
+from scorer_worker.scorer import Item, NoScore, Score, Unavailable
+from tests.fakes.scripted_scorer import TOKEN, Answer, ScriptedScorer, lengths, never
+
+LIMIT_S = 60.0
+NAMED = {"exact_match": 1.0, "scorer:helpful": 0.5}
+
+
+@pytest.fixture(autouse=True)
+def _token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, TOKEN)
+
+
+def config(**scorer: object) -> Config:
+    known = {"kind": "reward_model", "path": "/rm", "timeout_s": 30.0, **scorer}
+    reward = {"functions": {"exact_match": 1.0}}
+    if known["kind"] != "logprobs":
+        reward["functions"]["scorer:helpful"] = 0.5
+    return Config.model_validate(
+        {
+            "model": {"path": "/m"},
+            "data": {"path": "rows.jsonl"},
+            "reward": reward,
+            "scorers": {"helpful": known},
+        }
+    )
+
+
+def group(*lengths_of: int) -> GeneratedGroup:
+    completions = tuple(
+        Completion(
+            np.arange(n, dtype=np.int32), np.zeros(n, np.float32), ((0, n),), Finish.STOP, None
+        )
+        for n in lengths_of
+    )
+    prompt = Prompt(np.array([1, 2], np.int32), "p")
+    return GeneratedGroup(prompt, completions, ["x" * n for n in lengths_of], {})
+
+
+def functions(count: int) -> Scores:
+    return Scores([1.0] * count, [{"exact_match": 1.0} for _ in range(count)], 0.0)
+
+
+async def rewards(scores: GroupScores, *lengths_of: int) -> Scores:
+    async with asyncio.timeout(LIMIT_S):
+        return await scores.rewards(group(*lengths_of), "7", functions(len(lengths_of)), NAMED)
+
+
+async def test_scores_are_weighted_and_added_in_order() -> None:
+    settings = config(batch_size=2)
+    async with ScriptedScorer(settings, "s-0", lengths) as scorer:
+        scores = GroupScores(settings)
+        scores.directed([scorer.directed])
+        found = await rewards(scores, 3, 5, 4)
+        await scores.close()
+    assert found.rewards == [1 + 1.5, 1 + 2.5, 1 + 2.0]
+    assert [c["scorer:helpful"] for c in found.components] == [3.0, 5.0, 4.0]
+    assert sorted(scorer.asked) == [1, 2]
+
+
+async def test_a_group_waits_while_no_scorer_is_alive_and_says_so() -> None:
+    settings = config()
+    scores = GroupScores(settings)
+    waiting = asyncio.create_task(rewards(scores, 3))
+    async with asyncio.timeout(LIMIT_S):
+        while not (found := waits.present(0.0)):  # noqa: ASYNC110  (of another task)
+            await asyncio.sleep(0)
+    assert [(w.kind, w.of) for w in found] == [(waits.WaitKind.SCORER, "helpful")]
+    assert found[0].what == "waiting for scorer helpful: none is alive"
+    async with ScriptedScorer(settings, "s-0", lengths) as scorer:
+        scores.directed([scorer.directed])
+        assert (await waiting).components[0]["scorer:helpful"] == 3.0
+    await scores.close()
+
+
+async def test_a_request_goes_on_with_another_scorer_if_one_leaves_the_directive() -> None:
+    """A stopped process answers nothing; its request moves once it is declared dead."""
+    settings = config()
+    async with (
+        ScriptedScorer(settings, "s-0", never) as stopped,
+        ScriptedScorer(settings, "s-1", lengths) as other,
+    ):
+        scores = GroupScores(settings)
+        scores.directed([stopped.directed])
+        waiting = asyncio.create_task(rewards(scores, 3))
+        async with asyncio.timeout(LIMIT_S):
+            await stopped.was_asked.wait()
+        scores.directed([other.directed])
+        assert (await waiting).components[0]["scorer:helpful"] == 3.0
+        await scores.close()
+
+
+async def test_a_killed_scorer_costs_no_more_than_another_request() -> None:
+    settings = config()
+    async with ScriptedScorer(settings, "s-1", lengths) as other:
+        async with ScriptedScorer(settings, "s-0", never) as killed:
+            scores = GroupScores(settings)
+            scores.directed([killed.directed])
+            waiting = asyncio.create_task(rewards(scores, 3))
+            async with asyncio.timeout(LIMIT_S):
+                await killed.was_asked.wait()
+            scores.directed([killed.directed, other.directed])
+        # Its server is gone now; the directive still names it.
+        assert (await waiting).components[0]["scorer:helpful"] == 3.0
+        await scores.close()
+
+
+async def test_a_slow_scorer_is_overtaken_by_another() -> None:
+    settings = config(timeout_s=0.05)
+    async with (
+        ScriptedScorer(settings, "s-0", never) as slow,
+        ScriptedScorer(settings, "s-1", lengths) as other,
+    ):
+        scores = GroupScores(settings)
+        scores.directed([slow.directed, other.directed])
+        assert (await rewards(scores, 3)).components[0]["scorer:helpful"] == 3.0
+        assert slow.asked == [1]
+        await scores.close()
+
+
+async def test_a_late_second_reply_changes_nothing() -> None:
+    """Both scorers answer one request, and say different things: the group has the first reply once."""
+    settings = config(timeout_s=0.05)
+    released = asyncio.Event()
+
+    async def late(items: Sequence[Item]) -> list[Score]:
+        await released.wait()
+        return [99.0 for _ in items]
+
+    async with (
+        ScriptedScorer(settings, "s-0", late) as slow,
+        ScriptedScorer(settings, "s-1", lengths) as other,
+    ):
+        scores = GroupScores(settings)
+        scores.directed([slow.directed, other.directed])
+        first = await rewards(scores, 3)
+        released.set()
+        scores.directed([other.directed])
+        second = await rewards(scores, 4)
+        assert [c["scorer:helpful"] for c in first.components] == [3.0]
+        assert [c["scorer:helpful"] for c in second.components] == [4.0]
+        await scores.close()
+
+
+async def test_an_unreachable_judge_is_asked_again_and_fails_no_attempt() -> None:
+    settings = config()
+    replies = iter([Unavailable("http://judge does not answer"), None])
+
+    async def at_first_not(items: Sequence[Item]) -> list[Score]:
+        if (error := next(replies)) is not None:
+            raise error
+        return await lengths(items)
+
+    async with ScriptedScorer(settings, "s-0", at_first_not) as scorer:
+        scores = GroupScores(settings)
+        scores.directed([scorer.directed])
+        assert (await rewards(scores, 3)).components[0]["scorer:helpful"] == 3.0
+        assert scorer.asked == [1, 1]
+        await scores.close()
+
+
+def answers(*values: Score) -> Answer:
+    async def answer(items: Sequence[Item]) -> list[Score]:
+        return list(values)
+
+    return answer
+
+
+async def no_score(items: Sequence[Item]) -> list[Score]:
+    raise NoScore("the reply has no score")
+
+
+async def bug(items: Sequence[Item]) -> list[Score]:
+    raise RuntimeError("CUDA error")
+
+
+async def nothing(items: Sequence[Item]) -> list[Score]:
+    return []
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (answers(1.0), "returned 1 scores for 2 completions"),
+        (answers(1.0, float("nan")), "returned the score nan"),
+        (answers(1.0, float("inf")), "returned the score inf"),
+        (answers(np.zeros(3, np.float32), np.zeros(3, np.float32)), "returned 0 scores for 2"),
+        (no_score, "the reply has no score"),
+        (bug, "RuntimeError: CUDA error"),
+        (nothing, "returned nothing"),
+    ],
+)
+async def test_what_is_no_score_fails_the_attempt_with_the_reason(answer: Answer, why: str) -> None:
+    settings = config()
+    async with ScriptedScorer(settings, "s-0", answer) as scorer:
+        scores = GroupScores(settings)
+        scores.directed([scorer.directed])
+        with pytest.raises(ScorerFailed, match=why) as failed:
+            await rewards(scores, 3, 3)
+        assert failed.value.reason == "scorer_error"
+        assert "helpful" in str(failed.value)
+        await scores.close()
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (answers(np.zeros(3, np.float32)), "returned 3 numbers for 4 tokens"),
+        (answers(np.full(4, np.nan, np.float32)), "not finite"),
+        (answers(1.0), "returned 0 columns for 1 completions"),
+    ],
+)
+async def test_columns_are_checked_against_the_tokens(answer: Answer, why: str) -> None:
+    settings = config(kind="logprobs")
+    async with ScriptedScorer(settings, "s-0", answer) as scorer:
+        scores = GroupScores(settings)
+        scores.directed([scorer.directed])
+        with pytest.raises(ScorerFailed, match=why):
+            async with asyncio.timeout(LIMIT_S):
+                await scores.columns(group(4), None)
+        await scores.close()
+
+
+async def test_a_caller_without_the_token_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told so in `why`, and waits: the scorer is not at fault, nor is the task."""
+    settings = config()
+    monkeypatch.setenv(TOKEN_VARIABLE, "another-token-of-many-characters")
+    async with ScriptedScorer(settings, "s-0", lengths) as scorer:
+        scores = GroupScores(settings)
+        scores.directed([scorer.directed])
+        waiting = asyncio.create_task(rewards(scores, 3))
+        async with asyncio.timeout(LIMIT_S):
+            while not any("token" in w.what for w in waits.present(0.0)):  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
+        assert scorer.asked == []
+        waiting.cancel()
+        await asyncio.gather(waiting, return_exceptions=True)
+        await scores.close()

@@ -1,0 +1,132 @@
+"""Judges: their replies are parsed and checked, and a server that is away is nobody's fault."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.config.schema import Config
+from scorer_worker.make_scorer import make_scorer
+from scorer_worker.scorer import Item, NoScore, Unavailable
+from testbed.tiny_model import make_tiny_model
+
+ONE = np.zeros(1, np.int32)
+
+
+class JudgeServer:
+    """OpenAI-compatible; ``replies`` are given in turn: a text, or a status."""
+
+    def __init__(self) -> None:
+        self.replies: list[str | int] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                assert self.path == "/v1/chat/completions"
+                length = int(self.headers["Content-Length"])
+                outer.bodies.append(json.loads(self.rfile.read(length)))
+                outer.keys.append(self.headers["Authorization"])
+                reply = outer.replies.pop(0)
+                self.send_response(reply if isinstance(reply, int) else 200)
+                self.end_headers()
+                message = {"choices": [{"message": {"content": reply}}]}
+                self.wfile.write(json.dumps(message).encode())
+
+            def log_message(self, *arguments: Any) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}/v1"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def server() -> Iterator[JudgeServer]:
+    made = JudgeServer()
+    yield made
+    made.close()
+
+
+async def asked(**scorer: Any) -> list[Any]:
+    config = Config.model_validate(
+        {
+            "model": {"path": scorer.pop("run_model", "/m"), "device": "cpu"},
+            "data": {"path": "rows.jsonl"},
+            "scorers": {"judge": {"kind": "judge", **scorer}},
+        }
+    )
+    judge = make_scorer(config, "judge")
+    try:
+        await judge.start()
+        return await judge.score([Item(ONE, ONE, "2 + 2?", "four {x}", "4")])
+    finally:
+        await judge.close()
+
+
+async def test_the_last_score_in_the_reply_counts(
+    server: JudgeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PACELINE_JUDGE_KEY", raising=False)
+    (tmp_path / "key").write_text("secret\n")
+    server.replies = ["Score: 3 would be low.\nScore: 7.5"]
+    key = str(tmp_path / "key")
+    prompt = "Q {prompt} A {completion} R {answer} {{}}"
+    found = await asked(url=server.url, model="big", api_key_file=key, prompt=prompt)
+    assert found == [7.5]
+    body = server.bodies[0]
+    assert body["messages"] == [{"role": "user", "content": "Q 2 + 2? A four {x} R 4 {}"}]
+    assert (body["model"], body["temperature"], server.keys) == ("big", 0.0, ["Bearer secret"])
+
+
+async def test_a_reply_without_a_score_is_asked_again_and_then_named(server: JudgeServer) -> None:
+    server.replies = ["I cannot say.", "Score: 11", "Score: 8"]
+    assert await asked(url=server.url, model="m", attempts=3) == [8.0]
+    server.replies = ["I cannot say.", "Score: 11"]
+    with pytest.raises(NoScore, match=r"score 11 is not from 0 to 10.*2 replies"):
+        await asked(url=server.url, model="m", attempts=2)
+    server.replies = ["I cannot say."]
+    with pytest.raises(NoScore, match=r"has no score .*I cannot say"):
+        await asked(url=server.url, model="m", attempts=1)
+
+
+@pytest.mark.parametrize(
+    ("status", "error"), [(503, Unavailable), (429, Unavailable), (400, NoScore)]
+)
+async def test_an_overloaded_server_is_asked_again_and_a_refusal_is_final(
+    server: JudgeServer, status: int, error: type[Exception]
+) -> None:
+    server.replies = [status]
+    with pytest.raises(error, match=str(status)):
+        await asked(url=server.url, model="m")
+
+
+async def test_a_server_that_is_away_is_unavailable(server: JudgeServer) -> None:
+    server.close()
+    with pytest.raises(Unavailable, match="does not answer"):
+        await asked(url=server.url, model="m")
+
+
+async def test_a_judge_of_a_path_replies_in_this_process(tmp_path: Path) -> None:
+    """A tiny model says digits; which ones is not the point."""
+    model = str(make_tiny_model(tmp_path / "model", hidden=32))
+    wide = {"pattern": r"^(.?)", "score_range": (-1.0, 10.0), "max_tokens": 4}
+    with pytest.raises(NoScore):
+        await asked(path=model, **{**wide, "pattern": "(never)"})
+    try:
+        found = await asked(path=model, **{**wide, "pattern": r"(\d)"})
+        assert 0.0 <= found[0] <= 9.0
+    except NoScore as error:
+        assert "has no score" in str(error)  # it said no digit

@@ -1,0 +1,124 @@
+"""Models of scorers: their numbers are those of one plain forward pass, and models that do not fit are refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from paceline.config.schema import Config
+from scorer_worker.make_scorer import make_scorer
+from scorer_worker.scorer import BadCompletion, Item, ScorerError
+from testbed.tiny_model import make_tiny_model, make_tiny_reward_model
+
+PAD = 0
+
+
+def config_of(model: Path, scorer: dict[str, Any], **rollout: Any) -> Config:
+    return Config.model_validate(
+        {
+            "model": {"path": str(model), "device": "cpu"},
+            "data": {"path": "rows.jsonl"},
+            "rollout": rollout,
+            "scorers": {"one": scorer},
+        }
+    )
+
+
+def items() -> list[Item]:
+    """Unequal lengths; the last one ends with the padding token."""
+    draw = np.random.default_rng(0)
+    made = [
+        Item(draw.integers(3, 15, p).astype(np.int32), draw.integers(3, 15, n).astype(np.int32))
+        for p, n in ((3, 5), (1, 1), (6, 2), (2, 7))
+    ]
+    made[-1].tokens[-1] = PAD
+    return made
+
+
+def whole(item: Item) -> torch.Tensor:
+    return torch.from_numpy(np.concatenate([item.prompt_tokens, item.tokens]).astype("int64"))[None]
+
+
+async def scores_of(config: Config) -> list[Any]:
+    torch.set_num_threads(1)
+    scorer = make_scorer(config, "one")
+    try:
+        await scorer.start()
+        return await scorer.score(items())
+    finally:
+        await scorer.close()
+
+
+async def test_a_reward_models_score_is_its_head_at_the_last_token(tmp_path: Path) -> None:
+    """In batches of any size. The classifier of transformers, asked for one sequence, is the reference."""
+    model = make_tiny_model(tmp_path / "model", hidden=32)
+    path = make_tiny_reward_model(tmp_path / "rm", model)
+    reference = AutoModelForSequenceClassification.from_pretrained(path)
+    # It would otherwise skip a last token that is the padding token.
+    reference.config.pad_token_id = 99
+    expected = [reference(whole(item)).logits.item() for item in items()]
+    for batch_size in (1, 3, 16):
+        scorer = {"kind": "reward_model", "path": str(path), "batch_size": batch_size}
+        assert await scores_of(config_of(model, scorer)) == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_log_probs_of_a_scorer_are_those_of_a_plain_loop(
+    tmp_path: Path, temperature: float
+) -> None:
+    model = make_tiny_model(tmp_path / "model", hidden=32)
+    reference = AutoModelForCausalLM.from_pretrained(model)
+    scorer = {"kind": "logprobs", "path": str(model), "batch_size": 3}
+    found = await scores_of(config_of(model, scorer, temperature=temperature))
+    for item, column in zip(items(), found, strict=True):
+        logits = reference(whole(item)).logits[0]
+        for position, token in enumerate(item.tokens):
+            row = logits[len(item.prompt_tokens) + position - 1].double() / temperature
+            expected = row[int(token)] - torch.logsumexp(row, 0)
+            assert column[position] == pytest.approx(expected.item(), abs=1e-5)
+        assert column.dtype == np.float32
+        assert len(column) == len(item.tokens)
+
+
+async def test_a_model_of_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", hidden=32)
+    other = make_tiny_model(tmp_path / "other", vocab="9876543210s=", hidden=32)
+    for scorer in (
+        {"kind": "logprobs", "path": str(other)},
+        {"kind": "reward_model", "path": str(make_tiny_reward_model(tmp_path / "rm", other))},
+    ):
+        with pytest.raises(ScorerError, match=r"scorers\.one\.path.*not that of the run.*judge"):
+            await scores_of(config_of(model, scorer))
+
+
+async def test_a_language_model_is_refused_as_a_reward_model(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", hidden=32)
+    with pytest.raises(ScorerError, match="no weights of the head"):
+        await scores_of(config_of(model, {"kind": "reward_model", "path": str(model)}))
+
+
+async def test_a_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", hidden=32)
+    scorer = {"kind": "reward_model", "path": str(tmp_path / "none")}
+    with pytest.raises(ScorerError, match=r"scorers\.one\.path .*no such directory"):
+        await scores_of(config_of(model, scorer))
+
+
+async def test_one_completion_that_is_too_long_fails_alone(tmp_path: Path) -> None:
+    model = make_tiny_model(tmp_path / "model", hidden=32)
+    scorer = make_scorer(
+        config_of(model, {"kind": "logprobs", "path": str(model), "max_context": 8}), "one"
+    )
+    await scorer.start()
+    with pytest.raises(BadCompletion, match="have 9 tokens, and this scorer takes 8"):
+        await scorer.score(items()[3:])
+    strange = Item(np.array([3], np.int32), np.array([99], np.int32))
+    with pytest.raises(BadCompletion, match="token 99"):
+        await scorer.score([strange])
+    assert len(await scorer.score(items()[:1])) == 1
+    await scorer.close()
