@@ -37,7 +37,7 @@ def init(
         str,
         typer.Option(
             metavar="NAME",
-            help="For sampled completions: grpo, dr-grpo, dapo, decoupled, interpolated, ppo or online_dpo. For recorded "
+            help="For sampled completions: grpo, dr_grpo, dapo, decoupled, interpolated, ppo or online_dpo. For recorded "
             "data: sft, dpo or reward_model.",
             autocompletion=_algorithms,
         ),
@@ -50,7 +50,7 @@ def init(
 ) -> None:
     """Write a commented configuration for an algorithm and a model size.
 
-    Example: paceline init --algorithm dr-grpo --size small run.toml
+    Example: paceline init --algorithm dr_grpo --size small run.toml
 
     Example: paceline init --algorithm dpo pairs.toml
     """

@@ -42,7 +42,7 @@ def complete(words: str, directory: Path | None = None) -> list[str]:
 def test_commands_options_and_values_are_completed() -> None:
     assert complete("paceline lo") == ["logs"]
     assert {"--run-dir", "--follow"} <= set(complete("paceline events --"))
-    assert complete("paceline init --algorithm d") == ["dr-grpo", "dapo", "decoupled", "dpo"]
+    assert complete("paceline init --algorithm d") == ["dr_grpo", "dapo", "decoupled", "dpo"]
     assert complete("paceline samples --sort st") == ["stalest"]
     assert complete("paceline config ") == ["check", "docs"]
 

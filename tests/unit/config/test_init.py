@@ -102,7 +102,7 @@ def test_standard_output_gets_the_configuration_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("option", "said"), [("--algorithm", "dr-grpo"), ("--size", "tiny, small, 7b")]
+    ("option", "said"), [("--algorithm", "dr_grpo"), ("--size", "tiny, small, 7b")]
 )
 def test_unknown_choices_are_refused_with_the_known_ones(
     tmp_path: Path, option: str, said: str
