@@ -124,7 +124,7 @@ def problem_of_preferences(
     if issubclass(PREFERENCES[algorithm], PairOptions) and group_size < 2:
         return (
             f"train.algorithm = {algorithm} compares two completions of a prompt, and rollout.group_size = {group_size}: "
-            "set it to 2 or more to compare sampled completions, or rollout.source to \"recorded\" for pairs of a file"
+            'set it to 2 or more to compare sampled completions, or rollout.source to "recorded" for pairs of a file'
         )
     if kl_coef > 0:
         return (
