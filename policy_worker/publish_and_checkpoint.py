@@ -12,14 +12,19 @@ of a newer term asks for it still: the record is posted again, because the files
 
 from __future__ import annotations
 
+import re
 import time
 from concurrent.futures import Future
+
+import torch
 
 from paceline.errors import BadInput
 from paceline.ids import Step, Version
 from paceline.v1 import policy_pb2, worker_pb2
+from paceline.weights.weight_snapshot import WireDtype
 from policy_worker.checkpoint.checkpoint import CheckpointInfo
 from policy_worker.control_plane import BlockingControlPlane
+from policy_worker.objectives.part import POLICY
 from policy_worker.state import NO_VERSION
 from policy_worker.trainer import Trainer
 from policy_worker.weight_publisher import WeightPublisher
@@ -44,6 +49,7 @@ class PublishAndCheckpoint:
             url=reply.rendezvous_url,
             run_id=reply.run_id,
             device=trainer.device,
+            wire=wire_dtype(trainer),
             on_link_error=lambda epoch, why: control.report_failure(epoch, why, is_link=True),
             host=host,
         )
@@ -191,3 +197,17 @@ class PublishAndCheckpoint:
         if self._saved == version:
             self._save_again_at = time.monotonic() + RETRY_S
             self._saved, self._saved_step = NO_VERSION, Step(0)
+
+
+def wire_dtype(trainer: Trainer) -> WireDtype:
+    """The engine's type. Some models keep a few tensors in float32 beside bfloat16 (a router's bias)."""
+    config, policy = trainer.config, trainer.state.parts.get(POLICY)
+    dtype = config.model.dtype if config.rollout.dtype == "auto" else config.rollout.dtype
+    if policy is None or dtype == "float32":
+        return WireDtype()
+    kept = getattr(policy, "_keep_in_fp32_modules_strict", None) or ()
+    pattern = re.compile(
+        "|".join(rf"(?:^|\.)(?:{module})(?:$|\.)" for module in sorted(kept)) or "$^"
+    )
+    names = [name for name, _ in trainer.state.weights_of(POLICY) if pattern.search(name)]
+    return WireDtype(getattr(torch, dtype), frozenset(names))

@@ -22,13 +22,8 @@ from paceline.process.structured_log import event
 from paceline.process.waits import WaitKind, waiting
 from paceline.v1 import worker_pb2
 from paceline.weights.weight_link import LinkEnd, WeightLink
-from paceline.weights.weight_transfer import (
-    PUBLISHER,
-    SnapshotPool,
-    WeightSnapshot,
-    await_hello,
-    send_snapshot,
-)
+from paceline.weights.weight_snapshot import SnapshotPool, WeightSnapshot, WireDtype
+from paceline.weights.weight_transfer import PUBLISHER, Sent, await_hello, send_snapshot
 
 _log = logging.getLogger(__name__)
 
@@ -39,8 +34,9 @@ class WeightPublisher(LinkEnd):
     rank = PUBLISHER
     thread_name = "publish"
 
-    def __init__(self, **ends: Any) -> None:
-        """Arguments as for LinkEnd."""
+    def __init__(self, *, wire: WireDtype | None = None, **ends: Any) -> None:
+        """``wire``: the type in which weights travel; default: the tensors' own. Other arguments as for LinkEnd."""
+        self._wire = wire or WireDtype()
         self._pool = SnapshotPool()
         self._newest: WeightSnapshot | None = None
         super().__init__(**ends)
@@ -53,7 +49,12 @@ class WeightPublisher(LinkEnd):
         """
         started = time.perf_counter()
         if version > self.version:
-            snapshot = WeightSnapshot.take(version, named_tensors, self._pool)
+            base = self._newest
+            if base is not None:
+                # One base is kept: a receiver that has an earlier version gets whole buckets.
+                base.forget_base()
+            snapshot = WeightSnapshot.take(version, named_tensors, self._pool, wire=self._wire)
+            snapshot.follow(base)
             with self._changed:
                 self._newest = snapshot
                 self._changed.notify_all()
@@ -80,13 +81,15 @@ class WeightPublisher(LinkEnd):
         )
 
     def transfer(self, link: WeightLink, mesh: ProcessMesh) -> NoReturn:
-        has = await_hello(mesh)
-        self._formed(link, has=has)
+        hello = await_hello(mesh)
+        self._formed(link, has=hello.version)
+        has, held = hello.version, hello.base
         while True:
-            has = self._send_newer(mesh, link, has)
+            sent = self._send_newer(mesh, link, has, held)
+            has, held = sent.version, sent.fingerprint
 
-    def _send_newer(self, mesh: ProcessMesh, link: WeightLink, has: int) -> int:
-        """Waits for a version newer than ``has`` and sends it; returns it."""
+    def _send_newer(self, mesh: ProcessMesh, link: WeightLink, has: int, held: str) -> Sent:
+        """Waits for a version newer than ``has`` and sends it, as deltas if ``held`` is its base."""
         with self._changed:
             self._changed.wait_for(lambda: link.withdrawn.is_set() or self.version > has)
             snapshot = self._newest
@@ -94,7 +97,7 @@ class WeightPublisher(LinkEnd):
             raise EpochCancelled("the link was withdrawn")
         started = time.perf_counter()
         with waiting(WaitKind.WEIGHTS, f"sending weights to {link.peer}", link.peer):
-            send_snapshot(mesh, snapshot)
+            sent = send_snapshot(mesh, snapshot, held)
         self.last_transfer_s = time.perf_counter() - started
         event(
             _log,
@@ -103,5 +106,7 @@ class WeightPublisher(LinkEnd):
             peer=link.peer,
             version=snapshot.version,
             ms=self.last_transfer_s * 1e3,
+            bytes=sent.wire_bytes,
+            share=sent.wire_bytes / max(1, snapshot.manifest.total_bytes),
         )
-        return snapshot.version
+        return sent

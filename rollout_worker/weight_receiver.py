@@ -22,6 +22,7 @@ from paceline.weights.weight_link import LinkEnd, WeightLink
 from paceline.weights.weight_manifest import WeightsRefused
 from paceline.weights.weight_transfer import (
     RECEIVER,
+    ReceiverBase,
     StagedWeights,
     acknowledge,
     receive_snapshot,
@@ -54,6 +55,8 @@ class WeightReceiver(LinkEnd):
         self._handing_over = threading.Lock()
         self.version = -1
         """Newest version handed to on_weights; -1 for none."""
+        self._base: ReceiverBase | None = None
+        """The weights that came last. They outlive the link: the next one may go on with deltas."""
         super().__init__(**ends)
 
     def set_link(self, link: worker_pb2.WeightsLink | None, newest: int | None = None) -> None:
@@ -76,12 +79,19 @@ class WeightReceiver(LinkEnd):
             if link.reload or (link.newest is not None and link.newest < self.version):
                 self.version = -1
             version = self.version
-        say_hello(mesh, version)
+        base = self._base
+        say_hello(mesh, version, base)
         self._formed(link, has=version)
         while True:
             what = f"waiting for weights from {link.peer}"
             with waiting(WaitKind.WEIGHTS, what, link.peer):
-                staged = receive_snapshot(mesh, newer_than=self.version)
+                try:
+                    staged = receive_snapshot(mesh, newer_than=self.version, base=base)
+                except WeightsRefused:
+                    # It may be the base that is damaged: the next link brings whole buckets.
+                    self._base = None
+                    raise
+            base = self._base = staged.base
             if self.version >= 0 and self._evaluating():
                 with waiting(WaitKind.ENGINE, "generating for an evaluation of the loaded version"):
                     while self._evaluating() and not link.withdrawn.wait(HOLD_CHECK_S):

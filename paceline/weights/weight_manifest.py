@@ -7,7 +7,7 @@ message. A manifest from a message is checked in full before anything is allocat
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -63,19 +63,29 @@ class Manifest:
     bucket_bytes: int
 
     @classmethod
-    def of(cls, named: Iterable[tuple[str, Tensor]], *, bucket_bytes: int) -> Manifest:
-        """Describes tensors; one that is the same view of memory as an earlier one is tied to it."""
+    def of(
+        cls,
+        named: Iterable[tuple[str, Tensor]],
+        *,
+        bucket_bytes: int,
+        dtype: Callable[[str, Tensor], torch.dtype] = lambda name, tensor: tensor.dtype,
+    ) -> Manifest:
+        """Describes tensors; one that is the same view of memory as an earlier one is tied to it.
+
+        ``dtype``: the type in which a tensor of this name travels.
+        """
         specs: dict[str, TensorSpec] = {}
         seen: dict[tuple[Any, ...], str] = {}
         for name, tensor in named:
             if name in specs:
                 raise ValueError(f"two weights are named {name!r}")
-            dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
-            if dtype not in DTYPES:
-                raise ValueError(f"weight {name!r} has dtype {dtype}, which is not sent")
-            identity = (tensor.data_ptr(), tensor.device, dtype, shape, tensor.stride())
+            sent_as = str(dtype(name, tensor)).removeprefix("torch.")
+            if sent_as not in DTYPES:
+                raise ValueError(f"weight {name!r} has dtype {sent_as}, which is not sent")
+            shape = tuple(tensor.shape)
+            identity = (tensor.data_ptr(), tensor.device, sent_as, shape, tensor.stride())
             first = seen.setdefault(identity, name) if tensor.numel() else name
-            specs[name] = TensorSpec(name, dtype, shape, "" if first == name else first)
+            specs[name] = TensorSpec(name, sent_as, shape, "" if first == name else first)
         return cls(tuple(specs.values()), bucket_bytes)
 
     @cached_property
@@ -95,6 +105,12 @@ class Manifest:
     def total_bytes(self) -> int:
         """Size of the flat buffer, padding included."""
         return sum(-(-spec.size_bytes // _ALIGNMENT) * _ALIGNMENT for spec in self.specs)
+
+    @cached_property
+    def may_be_sparse(self) -> bool:
+        """A step may change few words: most bytes are of 16-bit types. Of float32 it changes nearly all."""
+        short = sum(spec.size_bytes for spec in self.specs if DTYPES[spec.dtype].itemsize == 2)
+        return 2 * short > self.total_bytes
 
     @property
     def buckets(self) -> int:

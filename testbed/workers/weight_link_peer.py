@@ -18,12 +18,12 @@ import torch
 
 from paceline.mesh.elastic_mesh import ProcessMesh
 from paceline.v1 import worker_pb2
+from paceline.weights.frames import send_frame
+from paceline.weights.weight_snapshot import WeightSnapshot
 from paceline.weights.weight_transfer import (
     PUBLISHER,
     RECEIVER,
     StagedWeights,
-    WeightSnapshot,
-    _send_frame,
     await_hello,
 )
 from rollout_worker.weight_receiver import WeightReceiver
@@ -76,7 +76,7 @@ def half_sender(url: str, run_id: str, epoch: int) -> None:
     await_hello(mesh)
     snapshot = WeightSnapshot.take(7, [("w", torch.ones(4096))], bucket_bytes=4096)
     announcement = {"version": 7, "direct": False, "manifest": snapshot.manifest.to_json()}
-    _send_frame(mesh, announcement, RECEIVER)
+    send_frame(mesh, announcement, RECEIVER)
     mesh.send(snapshot.bucket(0), RECEIVER)
     say(sent="half")
     threading.Event().wait()

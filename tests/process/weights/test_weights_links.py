@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import queue
 import signal
 import threading
@@ -103,6 +104,70 @@ def test_a_joiner_gets_the_current_version_at_once(
     publishing.publish(6)
     assert receiving.next_version() == 6
     until(lambda: publishing.publisher.last_transfer_s > 0)
+
+
+class Trained:
+    """Weights in bfloat16 of which each version changes a hundredth."""
+
+    def __init__(self, publishing: PublishingEnd, receiving: ReceivingEnd) -> None:
+        self._publishing, self._receiving = publishing, receiving
+        self.weights = torch.randn(200_000).bfloat16()
+
+    def publish(self, version: int) -> None:
+        self.weights = torch.where(torch.rand(200_000) < 0.01, -self.weights, self.weights)
+        self._publishing.publisher.publish(version, [("w", self.weights)])
+
+    def arrives(self, version: int) -> None:
+        staged = self._receiving.staged.get(timeout=60)
+        assert staged.version == version
+        assert torch.equal(staged.tensors["w"], self.weights)
+
+
+def shares(caplog: pytest.LogCaptureFixture) -> list[float]:
+    """Of the whole weights' bytes, by transfer."""
+    sent = [r.getMessage() for r in caplog.records if r.getMessage().startswith("weights sent")]
+    return [float(message.partition("share=")[2].split()[0]) for message in sent]
+
+
+def test_each_version_after_the_first_travels_as_what_changed(
+    publishing: PublishingEnd, receiving: ReceivingEnd, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    trained = Trained(publishing, receiving)
+    publishing.publisher.set_links([link(1)])
+    receiving.receiver.set_link(link(1))
+    for version in (1, 2):
+        trained.publish(version)
+        trained.arrives(version)
+    # The base outlives the link.
+    publishing.publisher.set_links([link(2)])
+    receiving.receiver.set_link(link(2))
+    trained.publish(3)
+    trained.arrives(3)
+    until(lambda: len(shares(caplog)) == 3)
+    whole, second, third = shares(caplog)
+    assert whole == 1 and second < 0.05 and third < 0.05
+
+
+def test_a_damaged_base_costs_one_link_and_then_the_whole(
+    publishing: PublishingEnd, receiving: ReceivingEnd, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    trained = Trained(publishing, receiving)
+    publishing.publisher.set_links([link(1)])
+    receiving.receiver.set_link(link(1))
+    trained.publish(1)
+    trained.arrives(1)
+    base = receiving.receiver._base
+    assert base is not None
+    base.flat[5] ^= 1
+    trained.publish(2)
+    assert receiving.errors.get(timeout=60) == 1
+    publishing.publisher.set_links([link(2)])
+    receiving.receiver.set_link(link(2))
+    trained.arrives(2)
+    until(lambda: len(shares(caplog)) == 2)
+    assert shares(caplog) == [1, 1]
 
 
 def test_versions_pass_by_a_receiver_that_is_busy(

@@ -12,11 +12,14 @@ from torch import Tensor
 from paceline.mesh.elastic_mesh import EpochCancelled, MeshError, ProcessMesh
 from paceline.weights.tensor_checksum import weights_digest
 from paceline.weights.weight_manifest import WeightsRefused
+from paceline.weights.weight_snapshot import SnapshotPool, WeightSnapshot, WireDtype
 from paceline.weights.weight_transfer import (
     PUBLISHER,
     RECEIVER,
-    SnapshotPool,
-    WeightSnapshot,
+    Hello,
+    ReceiverBase,
+    Sent,
+    StagedWeights,
     acknowledge,
     await_hello,
     receive_snapshot,
@@ -56,15 +59,16 @@ def link(url: str, request: pytest.FixtureRequest) -> Iterator[Pair]:
 class Sending(threading.Thread):
     """Sends in the background; what went wrong is in ``error``."""
 
-    def __init__(self, mesh: ProcessMesh, snapshot: WeightSnapshot) -> None:
+    def __init__(self, mesh: ProcessMesh, snapshot: WeightSnapshot, held: str = "") -> None:
         super().__init__(daemon=True)
-        self._mesh, self._snapshot = mesh, snapshot
+        self._mesh, self._snapshot, self._held = mesh, snapshot, held
         self.error: Exception | None = None
+        self.sent: Sent | None = None
         self.start()
 
     def run(self) -> None:
         try:
-            send_snapshot(self._mesh, self._snapshot)
+            self.sent = send_snapshot(self._mesh, self._snapshot, self._held)
         except (MeshError, EpochCancelled, WeightsRefused) as error:
             self.error = error
 
@@ -180,7 +184,152 @@ def test_a_message_of_nonsense_is_refused(link: Pair, raw: bytes) -> None:
 
 def test_the_receiver_tells_what_it_has(link: Pair) -> None:
     publisher, receiver = link
-    speaking = threading.Thread(target=say_hello, args=(receiver, 41))
+    held = base_of(WeightSnapshot.take(41, [("w", torch.ones(5))]))
+    speaking = threading.Thread(target=say_hello, args=(receiver, 41, held))
     speaking.start()
-    assert await_hello(publisher) == 41
+    assert await_hello(publisher) == Hello(41, held.fingerprint)
     speaking.join()
+
+
+def base_of(snapshot: WeightSnapshot) -> ReceiverBase:
+    """What a receiver of this snapshot holds."""
+    return ReceiverBase(snapshot.manifest, snapshot.flat.clone(), snapshot.fingerprint)
+
+
+def trained(weights: dict[str, Tensor], share: float) -> dict[str, Tensor]:
+    """The weights after a step that changed this share of their elements."""
+    generator = torch.Generator().manual_seed(2)
+    result = {}
+    for name, tensor in weights.items():
+        changed = torch.rand(tensor.shape, generator=generator) < share
+        result[name] = torch.where(changed, tensor * 1.01, tensor)
+    return result
+
+
+def two_versions(share: float) -> tuple[WeightSnapshot, WeightSnapshot]:
+    generator = torch.Generator().manual_seed(1)
+    weights = {name: torch.randn(300, 70, generator=generator).bfloat16() for name in "abc"}
+    old = WeightSnapshot.take(1, weights.items(), bucket_bytes=8192)
+    new = WeightSnapshot.take(2, trained(weights, share).items(), bucket_bytes=8192)
+    new.follow(old)
+    return old, new
+
+
+def send_second(
+    link: Pair, new: WeightSnapshot, held: ReceiverBase | None
+) -> tuple[StagedWeights, Sent]:
+    publisher, receiver = link
+    sending = Sending(publisher, new, "" if held is None else held.fingerprint)
+    staged = receive_snapshot(receiver, newer_than=1, base=held)
+    acknowledge(receiver, staged.version)
+    sending.join(timeout=60)
+    assert sending.error is None and sending.sent is not None
+    assert staged.base is not None and torch.equal(staged.base.flat, new.flat)
+    assert staged.base.fingerprint == sending.sent.fingerprint == new.fingerprint
+    return staged, sending.sent
+
+
+def test_what_changed_little_travels_as_its_changes(link: Pair) -> None:
+    old, new = two_versions(share=0.01)
+    held = base_of(old)
+    _, sent = send_second(link, new, held)
+    assert 0 < sent.wire_bytes < 0.05 * new.manifest.total_bytes
+    assert torch.equal(held.flat, old.flat), "the base serves another try"
+
+
+def test_what_changed_much_travels_whole(link: Pair) -> None:
+    old, new = two_versions(share=1.0)
+    _, sent = send_second(link, new, base_of(old))
+    assert sent.wire_bytes == new.manifest.total_bytes
+
+
+def test_a_receiver_without_the_base_gets_the_whole(link: Pair) -> None:
+    _, new = two_versions(share=0.01)
+    _, sent = send_second(link, new, None)
+    assert sent.wire_bytes == new.manifest.total_bytes
+
+
+def test_a_base_of_the_same_version_with_other_bits_is_not_taken_for_it(link: Pair) -> None:
+    old, new = two_versions(share=0.01)
+    old.flat[0] ^= 1
+    other = base_of(WeightSnapshot(1, old.manifest, old.flat.clone()))
+    old.flat[0] ^= 1
+    _, sent = send_second(link, new, other)
+    assert sent.wire_bytes == new.manifest.total_bytes
+
+
+def test_a_transfer_goes_on_with_its_base_while_the_next_version_is_published(link: Pair) -> None:
+    old, new = two_versions(share=0.01)
+    held = base_of(old)
+    first = new.delta(0, old)
+    new.forget_base()
+    assert first is not None and new.base is None
+    _, sent = send_second(link, new, held)
+    assert sent.wire_bytes == new.manifest.total_bytes, "a transfer that begins now has no base"
+
+
+def test_deltas_for_a_base_that_is_not_here_are_refused(link: Pair) -> None:
+    publisher, receiver = link
+    old, new = two_versions(share=0.01)
+    Sending(publisher, new, base_of(old).fingerprint)
+    with pytest.raises(WeightsRefused, match="not here"):
+        receive_snapshot(receiver, base=base_of(new))
+
+
+def test_a_base_that_was_damaged_in_memory_is_noticed(link: Pair) -> None:
+    publisher, receiver = link
+    old, new = two_versions(share=0.01)
+    held = base_of(old)
+    held.flat[9000] ^= 1
+    Sending(publisher, new, held.fingerprint)
+    with pytest.raises(WeightsRefused, match="bucket 1 of version 2 was damaged"):
+        receive_snapshot(receiver, base=held)
+
+
+@pytest.mark.parametrize("size", [-1, 8192])
+def test_a_delta_of_absurd_size_is_refused(
+    link: Pair, size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    publisher, receiver = link
+    old, new = two_versions(share=0.01)
+    monkeypatch.setattr(new, "delta", lambda index, base: LyingSize(size))
+    Sending(publisher, new, base_of(old).fingerprint)
+    with pytest.raises(WeightsRefused, match=f"a delta of {size} bytes"):
+        receive_snapshot(receiver, base=base_of(old))
+
+
+class LyingSize:
+    def __init__(self, size: int) -> None:
+        self._size = size
+
+    def numel(self) -> int:
+        return self._size
+
+    def cpu(self) -> Tensor:
+        return torch.zeros(8, dtype=torch.uint8)
+
+
+def test_float32_is_never_kept_as_a_base(link: Pair) -> None:
+    publisher, receiver = link
+    sending = Sending(publisher, WeightSnapshot.take(1, [("w", torch.ones(5000))]))
+    staged = receive_snapshot(receiver)
+    acknowledge(receiver, 1)
+    sending.join(timeout=60)
+    assert staged.base is None, "a step changes nearly all of it, and the memory is the engine's"
+
+
+def test_weights_travel_in_the_type_of_the_engine(link: Pair) -> None:
+    publisher, receiver = link
+    weights = odd_weights()
+    wire = WireDtype(torch.bfloat16, {"specials"})
+    sending = Sending(publisher, WeightSnapshot.take(1, weights.items(), wire=wire))
+    staged = receive_snapshot(receiver)
+    acknowledge(receiver, 1)
+    sending.join(timeout=60)
+    assert sending.error is None
+    for name, tensor in weights.items():
+        keeps = name in ("bf16", "specials", "flags", "fp8")
+        expected = tensor if keeps else tensor.bfloat16()
+        assert staged.tensors[name].dtype == expected.dtype, name
+        assert weights_digest([("t", staged.tensors[name])]) == weights_digest([("t", expected)])
+    assert staged.tensors["head"] is staged.tensors["embed"]

@@ -1,0 +1,160 @@
+"""Weight snapshots: copies of all weights at one version, as they travel to the engines."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import weakref
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.weights.bucket_delta import encode_delta
+from paceline.weights.tensor_checksum import checksum
+from paceline.weights.weight_manifest import Manifest
+
+BUCKET_BYTES = 16 << 20
+
+
+@dataclass(frozen=True)
+class WireDtype:
+    """Type in which weights travel: that of the engine, which would convert them anyway."""
+
+    dtype: torch.dtype | None = None
+    """None: each tensor's own."""
+    kept: Collection[str] = ()
+    """Names of tensors that engines hold in the type they have."""
+
+    def of(self, name: str, tensor: Tensor) -> torch.dtype:
+        if self.dtype is None or name in self.kept or not tensor.is_floating_point():
+            return tensor.dtype
+        return self.dtype if tensor.element_size() > self.dtype.itemsize else tensor.dtype
+
+
+class WeightSnapshot:
+    """A copy of all weights at one version, in one flat buffer on the weights' device."""
+
+    def __init__(self, version: int, manifest: Manifest, flat: Tensor) -> None:
+        self.version = version
+        self.manifest = manifest
+        self.flat = flat
+        self._ready: Any = None
+        self._checksums: dict[int, str] = {}
+        self._deltas: dict[int, Tensor | None] = {}
+        self._base: WeightSnapshot | None = None
+        self._lock = threading.Lock()
+        if flat.device.type == "cuda":
+            self._ready = torch.cuda.Event()
+            self._ready.record()
+
+    @classmethod
+    def take(
+        cls,
+        version: int,
+        named: Iterable[tuple[str, Tensor]],
+        pool: SnapshotPool | None = None,
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        wire: WireDtype = WireDtype(),
+    ) -> WeightSnapshot:
+        """Copies the tensors (any layout, one device), once.
+
+        With a ``pool`` the memory of snapshots that are no longer in use is used again.
+        """
+        tensors = [(name, tensor.detach()) for name, tensor in named]
+        manifest = Manifest.of(tensors, bucket_bytes=bucket_bytes, dtype=wire.of)
+        device = tensors[0][1].device if tensors else torch.device("cpu")
+        slot = (pool or SnapshotPool()).take(manifest, device)
+        targets, sources = [], []
+        for spec, (name, tensor) in zip(manifest.specs, tensors, strict=True):
+            if not spec.same_as and tensor.numel():
+                targets.append(slot.views[name])
+                sources.append(tensor)
+        if targets:
+            torch._foreach_copy_(targets, sources)
+        snapshot = cls(version, manifest, slot.flat)
+        if pool is not None:
+            weakref.finalize(snapshot, pool.give_back, slot).atexit = False
+        return snapshot
+
+    def wait_ready(self) -> None:
+        """Blocks until a copy that a device makes in the background is complete."""
+        if self._ready is not None:
+            self._ready.synchronize()
+
+    def bucket(self, index: int) -> Tensor:
+        return self.manifest.bucket(self.flat, index)
+
+    def checksum(self, index: int) -> str:
+        """Of one bucket; computed once, however many links the snapshot goes over."""
+        if index not in self._checksums:
+            self._checksums[index] = checksum(self.bucket(index))
+        return self._checksums[index]
+
+    @property
+    def fingerprint(self) -> str:
+        """Of all bits, as both ends of a link compute it."""
+        return fingerprint([self.checksum(i) for i in range(self.manifest.buckets)])
+
+    def follow(self, base: WeightSnapshot | None) -> None:
+        """Lets buckets travel as what changed since ``base``, if that has the same tensors."""
+        if base is not None and base.manifest == self.manifest and self.manifest.may_be_sparse:
+            self._base = base
+
+    def forget_base(self) -> None:
+        """Frees the snapshot before this one, as soon as no transfer uses it."""
+        with self._lock:
+            self._base = None
+            self._deltas.clear()
+
+    @property
+    def base(self) -> WeightSnapshot | None:
+        return self._base
+
+    def delta(self, index: int, base: WeightSnapshot) -> Tensor | None:
+        """One bucket as encode_delta() of that of ``base``, on the host; None if it travels whole.
+
+        ``base``: as ``self.base`` was when the transfer began. Computed once, however many links it goes over.
+        """
+        with self._lock:
+            if index not in self._deltas:
+                delta = encode_delta(base.bucket(index), self.bucket(index))
+                self._deltas[index] = None if delta is None else delta.cpu()
+            return self._deltas[index]
+
+
+def fingerprint(checksums: Sequence[str]) -> str:
+    """Of weights whose buckets have these checksums."""
+    return hashlib.blake2b("".join(checksums).encode(), digest_size=16).hexdigest()
+
+
+@dataclass(frozen=True)
+class _Slot:
+    manifest: Manifest
+    flat: Tensor
+    views: dict[str, Tensor]
+
+
+class SnapshotPool:
+    """Buffers of snapshots that are no longer in use; fresh memory costs more than the copy."""
+
+    def __init__(self, keep: int = 2) -> None:
+        self._keep = keep
+        self._free: list[_Slot] = []
+        self._lock = threading.Lock()
+
+    def take(self, manifest: Manifest, device: torch.device) -> _Slot:
+        with self._lock:
+            for i, slot in enumerate(self._free):
+                if slot.manifest == manifest and slot.flat.device == device:
+                    return self._free.pop(i)
+        # Zeroed: padding between tensors is part of the buckets' checksums.
+        flat = torch.zeros(manifest.total_bytes, dtype=torch.uint8, device=device)
+        return _Slot(manifest, flat, manifest.views(flat))
+
+    def give_back(self, slot: _Slot) -> None:
+        with self._lock:
+            self._free = [slot, *self._free][: self._keep]
