@@ -116,6 +116,7 @@ bench: $(VENV)/.stamp-vllm
 	$(BIN)/python -m benchmarks.control_plane --groups-total 100000
 	$(BIN)/python -m benchmarks.failover
 	$(BIN)/python -m benchmarks.mesh
+	$(BIN)/python -m benchmarks.weights
 	$(BIN)/python -m benchmarks.engine
 	$(BIN)/python -m benchmarks.rollout
 	$(BIN)/python -m benchmarks.overlap

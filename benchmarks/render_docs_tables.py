@@ -421,6 +421,20 @@ def reward_hacking() -> str:
     )
 
 
+def weights() -> str:
+    found = results("weights")
+    rows = []
+    for count in sorted({row["receivers"] for row in found["rows"]}):
+        of = {row["wire"]: row for row in found["rows"] if row["receivers"] == count}
+        rows.append([count, *(f"{of[wire]['transfer_ms']:.0f}" for wire in of)])
+    deltas = next(row for row in found["rows"] if row["wire"] == "deltas")
+    head = ["receivers", "float32, ms", "bfloat16, ms", "deltas, ms"]
+    return (
+        f"{table(head, rows)}\n\n{found['elements'] / 1e6:.0f} million weights. Bytes of the deltas: "
+        f"{deltas['share_of_bf16']:.1%} of those of bfloat16, {deltas['worst_share_of_bf16']:.1%} in the worst step."
+    )
+
+
 def distillation() -> str:
     found = results("distillation")
     rows = [
@@ -445,7 +459,7 @@ PAGES = {
     "algorithms.md": (ppo, flows, reward_hacking, distillation),
     "diagnosis.md": (bottleneck,),
     "asynchrony.md": (staleness,),
-    "performance.md": (peer, overlap, waiting, control_plane, failover, mesh, engine),
+    "performance.md": (peer, overlap, waiting, control_plane, failover, mesh, weights, engine),
     "vllm.md": (rollout,),
     "fault-tolerance.md": (chaos, simulator),
     "../README.md": (headline,),

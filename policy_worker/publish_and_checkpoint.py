@@ -50,6 +50,7 @@ class PublishAndCheckpoint:
             run_id=reply.run_id,
             device=trainer.device,
             wire=wire_dtype(trainer),
+            deltas=trainer.config.rollout.weight_deltas,
             on_link_error=lambda epoch, why: control.report_failure(epoch, why, is_link=True),
             host=host,
         )

@@ -34,8 +34,10 @@ class WeightPublisher(LinkEnd):
     rank = PUBLISHER
     thread_name = "publish"
 
-    def __init__(self, *, wire: WireDtype | None = None, **ends: Any) -> None:
-        """``wire``: the type in which weights travel; default: the tensors' own. Other arguments as for LinkEnd."""
+    def __init__(self, *, wire: WireDtype | None = None, deltas: bool = True, **ends: Any) -> None:
+        """``wire``: the type in which weights travel; default: the tensors' own. ``deltas``: keep the version before,
+        so that the newest may travel as what changed. Other arguments as for LinkEnd."""
+        self._deltas = deltas
         self._wire = wire or WireDtype()
         self._pool = SnapshotPool()
         self._newest: WeightSnapshot | None = None
@@ -54,7 +56,8 @@ class WeightPublisher(LinkEnd):
                 # One base is kept: a receiver that has an earlier version gets whole buckets.
                 base.forget_base()
             snapshot = WeightSnapshot.take(version, named_tensors, self._pool, wire=self._wire)
-            snapshot.follow(base)
+            if self._deltas:
+                snapshot.follow(base)
             with self._changed:
                 self._newest = snapshot
                 self._changed.notify_all()

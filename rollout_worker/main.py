@@ -192,6 +192,7 @@ class RolloutWorker:
             device=pick_device(self.config.model.device),
             on_weights=self.loading.on_weights,
             evaluating=self.held.evaluating,
+            deltas=self.config.rollout.weight_deltas,
             on_link_error=self.on_link_error,
             host=self.host,
         )

@@ -45,11 +45,14 @@ class WeightReceiver(LinkEnd):
         *,
         on_weights: Callable[[StagedWeights], None],
         evaluating: Callable[[], bool] = lambda: False,
+        deltas: bool = True,
         **ends: Any,
     ) -> None:
         """``on_weights``: called from the link's thread with each new version, in rising order; the
         next transfer starts after it returns. ``evaluating``: while it is true, a version that has come
-        waits, because an evaluated completion is of one version. Other arguments as for LinkEnd."""
+        waits, because an evaluated completion is of one version. ``deltas``: keep the newest weights in
+        host memory, so that the next version may come as what changed. Other arguments as for LinkEnd."""
+        self._deltas = deltas
         self._on_weights = on_weights
         self._evaluating = evaluating
         self._handing_over = threading.Lock()
@@ -91,7 +94,7 @@ class WeightReceiver(LinkEnd):
                     # It may be the base that is damaged: the next link brings whole buckets.
                     self._base = None
                     raise
-            base = self._base = staged.base
+            base = self._base = staged.base if self._deltas else None
             if self.version >= 0 and self._evaluating():
                 with waiting(WaitKind.ENGINE, "generating for an evaluation of the loaded version"):
                     while self._evaluating() and not link.withdrawn.wait(HOLD_CHECK_S):

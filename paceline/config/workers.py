@@ -53,6 +53,9 @@ class RolloutConfig(Section):
     forward pass as well, which needs memory for a second copy of the model."""
     verify_every: Positive = 50
     """Swaps from one comparison of all elements to the next."""
+    weight_deltas: bool = True
+    """Receive only what changed since the version before, if weights travel as 16-bit numbers. A
+    rollout worker then keeps a copy of them in host memory, and a trainer a second snapshot."""
     partial_every_tokens: NonNegative = 64
     """A running sequence is reported to the controller every this many tokens. If its worker dies
     or leaves, another worker continues it from there. 0 disables it."""

@@ -139,6 +139,7 @@ def test_each_version_after_the_first_travels_as_what_changed(
     for version in (1, 2):
         trained.publish(version)
         trained.arrives(version)
+        until(lambda version=version: len(shares(caplog)) == version)
     # The base outlives the link.
     publishing.publisher.set_links([link(2)])
     receiving.receiver.set_link(link(2))
