@@ -130,7 +130,10 @@ def items_of(request: scorer_pb2.ScoreRequest) -> list[Item]:
     if not 1 <= len(request.completions) <= MOST_COMPLETIONS:
         raise BadCompletion(f"a request has 1 to {MOST_COMPLETIONS} completions")
     prompt = _tokens(request.prompt_tokens, "prompt_tokens")
-    answer = json.loads(request.answer_json) if request.answer_json else ""
+    try:
+        answer = json.loads(request.answer_json) if request.answer_json else ""
+    except ValueError as error:
+        raise BadCompletion(f"answer_json is no JSON: {error}") from None
     shown = answer if isinstance(answer, str) else json.dumps(answer)
     return [
         Item(prompt, _tokens(one.tokens, "tokens"), request.prompt, one.text, shown)

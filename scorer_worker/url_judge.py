@@ -23,6 +23,7 @@ from scorer_worker.scorer import CompletionScorer, Item, NoScore, Score, ScorerE
 
 KEY_VARIABLE = "PACELINE_JUDGE_KEY"
 OVERLOADED = (408, 425, 429)
+REDIRECTS = range(300, 400)
 MOST_BYTES = 4 << 20
 """Of a reply."""
 
@@ -69,10 +70,14 @@ class UrlJudge(CompletionScorer):
             headers["Authorization"] = f"Bearer {self._key}"
         request = urllib.request.Request(self._url, json.dumps(body).encode(), headers)
         try:
-            with urllib.request.urlopen(request, timeout=self._scorer.timeout_s) as answer:
+            with _WITHOUT_REDIRECTS.open(request, timeout=self._scorer.timeout_s) as answer:
                 return _content(answer.read(MOST_BYTES))
         except urllib.error.HTTPError as error:
             said = f"{self._url} answers {error.code}: {error.read(SHOWN).decode(errors='replace')}"
+            if error.code in REDIRECTS:
+                raise NoScore(
+                    f"{said}: redirects are not followed; set the URL of the server itself"
+                ) from None
             if error.code >= 500 or error.code in OVERLOADED:
                 raise Unavailable(said) from None
             raise NoScore(said) from None
@@ -83,6 +88,14 @@ class UrlJudge(CompletionScorer):
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect would take the key to another server."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_WITHOUT_REDIRECTS = urllib.request.build_opener(_NoRedirects)
 SHOWN = 300
 """Bytes of a refusal in an error."""
 

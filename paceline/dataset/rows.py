@@ -24,6 +24,7 @@ from paceline.dataset.arrow_dataset import open_hub, open_parquet, open_saved
 from paceline.dataset.jsonl import JsonLines
 from paceline.dataset.prompt_template import placeholders, render
 from paceline.dataset.row_source import Concatenated, DataError, Row, RowSource
+from paceline.errors import seen_from
 
 __all__ = ["DataError", "Message", "Row", "RowSource", "check_rows", "load_rows", "prompt_of"]
 
@@ -58,7 +59,7 @@ def load_rows(path: str | Path, *, name: str | None = None, split: str = "train"
         return _open_directory(local, split)
     if could_be_hub_name(text):
         return open_hub(text, name, split)
-    raise DataError(f"{text}: no such file or directory")
+    raise DataError(f"{text}: no such file or directory{seen_from(text)}")
 
 
 def check_fields(

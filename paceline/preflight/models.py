@@ -13,6 +13,7 @@ from typing import Any
 from paceline.config.same_tokens import difference
 from paceline.config.schema import Config
 from paceline.dataset.rows import DataError, Row, prompt_of
+from paceline.errors import seen_from
 from paceline.preflight.check import Problem
 from paceline.preflight.deadline import NoAnswer, read_in_time
 from paceline.preflight.hub import CHECK_HUB, hub_silence
@@ -76,7 +77,7 @@ def _model_problem(path: str, whole: bool) -> Problem | None:
     if not local.exists():
         looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
         if looks_local or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", path):
-            return ": no such directory", GIVE_MODEL
+            return f": no such directory{seen_from(path)}", GIVE_MODEL
         if local.parent.is_dir() and "/" in path:
             return f": no such directory, though {local.parent} is one", GIVE_MODEL
         return None

@@ -21,8 +21,8 @@ def chosen_tokens(
 ) -> Floats:
     """advantage [C], trained [C] (1 or 0) -> float32 [C]: 1 for tokens that ``train.covariance`` chooses.
 
-    clip: of the tokens whose covariance is in covariance_range, at random. kl: those with the largest. In both as many
-    as covariance_share of the group's trained tokens; a fraction is rounded up or down at random, so that the share is
+    clip: of the tokens whose covariance is in covariance_range, at random. kl: those with the largest, if it is
+    above 0. In both at most covariance_share of the group's trained tokens; a fraction is rounded up or down at random, so that the share is
     right over many groups. What is random depends on the group's tokens alone: every replica draws the same.
     """
     chosen = np.zeros(len(trained), dtype=np.float32)
@@ -40,7 +40,10 @@ def chosen_tokens(
             within = np.flatnonzero((covariance >= low) & (covariance <= high))
             picked = rng.permutation(within)[:count]
         else:
-            picked = np.argsort(-covariance, kind="stable")[:count]
+            # Of equal ones any: in the order of the tokens it would always be the first.
+            order = rng.permutation(len(covariance))
+            largest = order[np.argsort(-covariance[order], kind="stable")][:count]
+            picked = largest[covariance[largest] > 0]
         chosen[group.start + at[picked]] = 1.0
     return chosen
 

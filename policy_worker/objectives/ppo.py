@@ -87,7 +87,8 @@ class Ppo(Objective):
         after = {**scalars, "steps": scalars["steps"] + 1.0}
         for moments in self._moments:
             after |= moments.advance(scalars, sums)
-        if self._adaptive and sums["completions"]:
+        # A policy that rests stays near its reference: the coefficient would fall for that alone.
+        if self._adaptive and sums["completions"] and POLICY not in self.resting(scalars):
             after["kl_coef"] = adapted(
                 scalars["kl_coef"],
                 sums["kl"] / sums["completions"],

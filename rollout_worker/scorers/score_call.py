@@ -4,10 +4,12 @@
                         │ UNAVAILABLE, connection lost ──► pause it, ask another
                         │ no longer living ──────────────► give it up, ask another
                         │ no reply for timeout_s ────────► ask another as well; the first reply counts
+                        │ UNKNOWN ───────────────────────► ask one other: its device may be at fault
                         └ any other status ──────────────► ScorerFailed: this attempt fails
     no living scorer ──► wait for one, however long: nobody's fault
 
-Score is a pure function, so a request that reaches two scorers, or is answered twice, does no harm.
+A score has no side effect, so a request that reaches two scorers, or is answered twice, does no harm:
+the first reply counts. A judge that samples may answer the second differently.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ from rollout_worker.scorers.living_scorers import LivingScorer, LivingScorers
 _ITS_FAULT = (
     grpc.StatusCode.INVALID_ARGUMENT,
     grpc.StatusCode.DATA_LOSS,
-    grpc.StatusCode.UNKNOWN,
     grpc.StatusCode.OUT_OF_RANGE,
     grpc.StatusCode.UNIMPLEMENTED,
 )
@@ -51,6 +52,8 @@ class ScoreCall:
         self._ask_more_at = 0.0
         self._slow: set[LivingScorer] = set()
         """Those that have not answered in time, or were asked already."""
+        self._broke_down = False
+        """A scorer failed on it in a way that another one may not."""
 
     async def reply(self) -> scorer_pb2.ScoreReply:
         """Waits for a scorer without limit. Raises ScorerFailed."""
@@ -115,7 +118,7 @@ class ScoreCall:
             found = task.result()
         except grpc.aio.AioRpcError as error:
             details = error.details() or error.code().name
-            if error.code() in _ITS_FAULT:
+            if error.code() in _ITS_FAULT or self._is_last_hope(error, scorer):
                 raise ScorerFailed(
                     "scorer_error", f"scorer {self._name} ({scorer.worker_id}): {details}"
                 ) from None
@@ -126,6 +129,15 @@ class ScoreCall:
             return None
         scorer.answered()
         return found
+
+    def _is_last_hope(self, error: grpc.aio.AioRpcError, scorer: LivingScorer) -> bool:
+        """Its scorer broke down, and there is no other one, or one broke down before."""
+        if error.code() is not grpc.StatusCode.UNKNOWN:
+            return False
+        others = [other for other in self._living.of(self._name) if other is not scorer]
+        last = self._broke_down or not others
+        self._broke_down = True
+        return last
 
     def _what(self) -> str:
         living = self._living.of(self._name)

@@ -181,6 +181,26 @@ def test_the_tokens_of_the_largest_covariance_are_chosen() -> None:
     assert chosen.sum() == 2 and set(np.flatnonzero(chosen)) == set(np.argsort(-centred)[:2])
 
 
+def test_a_group_of_equal_rewards_has_no_tokens_of_large_covariance() -> None:
+    batch, _ = covariance_batch()
+    train = TrainConfig(covariance="kl", covariance_share=1.0)
+    assert not chosen_tokens(batch, np.zeros(5, np.float32), np.ones(5, np.float32), train).any()
+
+
+def test_of_equal_covariances_no_place_is_preferred() -> None:
+    groups = [
+        make_group(
+            f"t{n}", [1], [[n, 2, 3], [4, 5, n]], [1.0, 0.0], logprobs=[[-1, -1, -1], [-2, -2, -2]]
+        )
+        for n in range(200)
+    ]
+    advantage = np.tile(np.array([1, 1, 1, -1, -1, -1], np.float32), 200)
+    train = TrainConfig(covariance="kl", covariance_share=1 / 6)
+    chosen = chosen_tokens(decode(groups), advantage, np.ones(1200, np.float32), train)
+    by_place = chosen.reshape(200, 6).mean(0)
+    assert by_place.max() < 0.3, by_place
+
+
 def test_tokens_are_chosen_from_the_range_only_and_never_untrained_ones() -> None:
     batch, advantage = covariance_batch()
     centred = (batch.behaviour - batch.behaviour.mean()) * (advantage - advantage.mean())
@@ -194,8 +214,10 @@ def test_tokens_are_chosen_from_the_range_only_and_never_untrained_ones() -> Non
 
 
 def test_a_small_share_is_right_over_many_groups() -> None:
+    uneven = [[-0.1, -3.0, -1.0], [-2.5, -0.2]]
     groups = [
-        make_group(f"t{n}", [1], [[n % 17, 3, n % 5], [5, n % 11]], [1.0, 0.0]) for n in range(400)
+        make_group(f"t{n}", [1], [[n % 17, 3, n % 5], [5, n % 11]], [1.0, 0.0], logprobs=uneven)
+        for n in range(400)
     ]
     batch = decode(groups)
     advantage = np.tile(np.array([1, 1, 1, -1, -1], np.float32), 400)

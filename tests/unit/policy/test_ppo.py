@@ -319,7 +319,21 @@ def test_the_adaptive_coefficient_follows_the_paper():
     assert adapted(0.1, 6.6, 1024, **close) == pytest.approx(0.1 * (1 + 0.1024 * 0.1))
     assert adapted(0.1, 60.0, 1024, **close) == pytest.approx(0.1 * (1 + 0.1024 * 0.2))
     assert adapted(0.1, -5.0, 1024, **close) == pytest.approx(0.1 * (1 - 0.1024 * 0.2))
-    assert adapted(0.1, 0.0, 1e9, **close) == 0.0
+    assert adapted(0.1, 0.0, 1e9, **close) == pytest.approx(0.01), "from 0 it could not rise again"
+
+
+def test_the_adaptive_coefficient_rests_as_long_as_the_policy():
+    """During value pretraining the policy is its reference, whatever the coefficient."""
+    options = {"kl_controller": "adaptive", "value_pretraining_steps": 2}
+    objective = load_objective(ppo_config({"kl_coef": 0.1}, **options))
+    scalars, sums = (
+        objective.scalars,
+        dict.fromkeys(objective.summed, 0.0) | {"completions": 1024.0},
+    )
+    for _ in range(2):
+        scalars = objective.advance(scalars, sums)
+    assert scalars["kl_coef"] == 0.1
+    assert objective.advance(scalars, sums)["kl_coef"] < 0.1
 
 
 def test_the_controller_counts_the_kl_of_completions_not_of_tokens():

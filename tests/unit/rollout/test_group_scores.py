@@ -220,6 +220,34 @@ async def test_what_is_no_score_fails_the_attempt_with_the_reason(answer: Answer
         await scores.close()
 
 
+async def test_another_scorer_is_asked_if_one_breaks_down() -> None:
+    settings = config()
+    async with (
+        ScriptedScorer(settings, "s-0", bug) as broken,
+        ScriptedScorer(settings, "s-1", lengths) as other,
+    ):
+        scores = GroupScores(settings)
+        scores.directed([broken.directed, other.directed])
+        assert (await rewards(scores, 3)).components[0]["scorer:helpful"] == 3.0
+        assert (broken.asked, other.asked) == ([1], [1])
+        await scores.close()
+
+
+async def test_what_breaks_two_scorers_breaks_no_third() -> None:
+    settings = config()
+    async with (
+        ScriptedScorer(settings, "s-0", bug) as first,
+        ScriptedScorer(settings, "s-1", bug) as second,
+        ScriptedScorer(settings, "s-2", lengths) as third,
+    ):
+        scores = GroupScores(settings)
+        scores.directed([first.directed, second.directed, third.directed])
+        with pytest.raises(ScorerFailed, match="CUDA error"):
+            await rewards(scores, 3)
+        assert third.asked == []
+        await scores.close()
+
+
 @pytest.mark.parametrize(
     ("answer", "why"),
     [

@@ -15,6 +15,7 @@ import pytest
 from paceline.config.schema import Config
 from scorer_worker.make_scorer import make_scorer
 from scorer_worker.scorer import Item, NoScore, Unavailable
+from scorer_worker.url_judge import KEY_VARIABLE
 from testbed.tiny_model import make_tiny_model
 
 ONE = np.zeros(1, np.int32)
@@ -27,6 +28,7 @@ class JudgeServer:
         self.replies: list[str | int] = []
         self.bodies: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
+        self.location = ""
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -37,6 +39,8 @@ class JudgeServer:
                 outer.keys.append(self.headers["Authorization"])
                 reply = outer.replies.pop(0)
                 self.send_response(reply if isinstance(reply, int) else 200)
+                if outer.location:
+                    self.send_header("Location", outer.location)
                 self.end_headers()
                 message = {"choices": [{"message": {"content": reply}}]}
                 self.wfile.write(json.dumps(message).encode())
@@ -111,6 +115,20 @@ async def test_an_overloaded_server_is_asked_again_and_a_refusal_is_final(
     server.replies = [status]
     with pytest.raises(error, match=str(status)):
         await asked(url=server.url, model="m")
+
+
+async def test_a_redirect_does_not_get_the_key(
+    server: JudgeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(KEY_VARIABLE, "secret")
+    thief = JudgeServer()
+    try:
+        server.location, server.replies = thief.url + "/chat/completions", [302]
+        with pytest.raises(NoScore, match=r"302.*redirects are not followed; set the URL"):
+            await asked(url=server.url, model="m")
+        assert thief.keys == []
+    finally:
+        thief.close()
 
 
 async def test_a_server_that_is_away_is_unavailable(server: JudgeServer) -> None:
