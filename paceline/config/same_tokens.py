@@ -30,6 +30,30 @@ def difference(one: str, other: str) -> str:
     )
 
 
+def misread(ours: str, theirs: str) -> str:
+    """Why ids of the tokens of ``ours`` mean something else to the model ``theirs``; both as in ``difference``.
+
+    Empty if they do not, or if this machine cannot tell. ``theirs`` may know more tokens. A model that was saved without
+    its tokenizer says only how many it knows.
+    """
+    mine, others = _vocabulary(ours), _vocabulary(theirs)
+    if mine is None:
+        return ""
+    rows, highest = vocabulary_size(theirs), max(mine.values(), default=0)
+    if rows is not None and highest >= rows:
+        return f"it knows {rows} tokens, and the run has ids up to {highest}"
+    if others is None:
+        return ""
+    differing = [token for token, number in mine.items() if others.get(token) != number]
+    if not differing:
+        return ""
+    example = min(differing, key=lambda token: (len(token), token))
+    return (
+        f"{len(differing)} tokens differ; {example!r} is {mine[example]} in the run and "
+        f"{others.get(example, 'none')} in the scorer"
+    )
+
+
 def _vocabulary(model: str) -> dict[str, int] | None:
     """Id of each token, added ones included; None without a readable tokenizer.json."""
     try:

@@ -221,7 +221,7 @@ class KubernetesConfig(Section):
     """Workload of the scorers: the replicas of statefulset/NAME-SCORER, or deployment/NAME-SCORER, are the workers of
     the scorer SCORER, with "-" for "_" in its name."""
     namespace: str | None = None
-    """Namespace of both workloads. Default: the controller's own."""
+    """Namespace of these workloads. Default: the controller's own."""
     api_url: str | None = None
     """Address of the API server, https://HOST:PORT. Default: the one that the pod's environment
     names."""

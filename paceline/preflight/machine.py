@@ -206,6 +206,7 @@ def cores(config: Config | None) -> Iterator[Check]:
     threads = (
         fleet.policy * fleet.policy_ranks * fleet.policy_threads
         + fleet.rollout * fleet.rollout_threads
+        + sum(config.scorer_workers.values()) * fleet.scorer_threads
     )
     found = f"{count} cores; workers compute with {threads} threads"
     remedy = "Fewer workers or threads ([fleet]): more threads than cores slow one another down"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from paceline.config.same_tokens import difference
+from paceline.config.same_tokens import difference, misread
 from paceline.config.schema import Config
 from paceline.dataset.rows import DataError, Row, prompt_of
 from paceline.errors import seen_from
@@ -19,6 +19,9 @@ from paceline.preflight.deadline import NoAnswer, read_in_time
 from paceline.preflight.hub import CHECK_HUB, hub_silence
 
 SAME_TOKENS = "Give a critic with the tokenizer of model.path, or leave objective.critic_path out"
+SAME_TOKENS_OF_SCORER = (
+    "Give a model with the tokenizer of the run, or use a judge, which reads text"
+)
 GIVE_MODEL = "Give a model directory or a hub name"
 WEIGHTS = (".safetensors", ".bin")
 TEMPLATES = ("chat_template.jinja", "chat_template.json")
@@ -55,6 +58,8 @@ def model_problems(config: Config, first_row: Row | None) -> Iterator[Problem]:
             yield f"{what}{found}", remedy
     if not bad and critic is not None:
         yield from _critic_problem(config, critic)
+    if not bad:
+        yield from _scorer_problems(config)
     if not bad and _needs_template(config, first_row):
         yield from _template_problem(config)
 
@@ -69,6 +74,22 @@ def _critic_problem(config: Config, critic: str) -> Iterator[Problem]:
         return
     if why:
         yield f"{what} has other tokens than model.path ({why})", SAME_TOKENS
+
+
+def _scorer_problems(config: Config) -> Iterator[Problem]:
+    """Reward models and teachers that read the run's token ids as other tokens."""
+    tokens = config.model.tokenizer or config.model.path
+    for name, scorer in config.scorers.by_name.items():
+        if scorer.kind == "judge" or scorer.path is None:
+            continue
+        what = f"scorers.{name}.path: {scorer.path}"
+        try:
+            why = read_in_time(what, functools.partial(misread, tokens, scorer.path))
+        except NoAnswer as error:
+            yield error.found, error.remedy
+            continue
+        if why:
+            yield f"{what} has other tokens than the run, {tokens} ({why})", SAME_TOKENS_OF_SCORER
 
 
 def _model_problem(path: str, whole: bool) -> Problem | None:

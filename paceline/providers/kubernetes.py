@@ -42,7 +42,7 @@ class KubernetesProvider(Provider):
 
     def _scale(self, pool: str, desired: int) -> str:
         """Blocks. Returns what the workload still lacks. Raises Trouble."""
-        workload = self._workload(pool)
+        workload = self.workload(pool)
         path = self._path(workload)
         try:
             for _ in range(CONFLICTS):
@@ -72,7 +72,7 @@ class KubernetesProvider(Provider):
             "is scaling it"
         )
 
-    def _workload(self, pool: str) -> str:
+    def workload(self, pool: str) -> str:
         """Of each scorer there is one. Kubernetes allows no "_" in its name."""
         base = str(getattr(self._config, role_of(pool)))
         name = scorer_of(pool)

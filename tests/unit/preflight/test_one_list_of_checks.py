@@ -158,3 +158,15 @@ def test_a_check_that_belongs_to_other_machines_says_so(command: str, config_fil
 def test_settings_can_be_checked_alone(config_file: Path) -> None:
     words = ["config", "check", str(config_file), "--set", "data.path=nowhere", "--settings-only"]
     assert CliRunner().invoke(app, words).exit_code == 0
+
+
+@pytest.mark.parametrize("command", ["config check", "doctor", "up --dry-run"])
+def test_a_scorer_that_nothing_asks_is_told_by_every_command(
+    command: str, config_file: Path
+) -> None:
+    config_file.write_text(
+        config_file.read_text()
+        + f'[scorers.helpful]\nkind = "reward_model"\npath = "{config_file.parent}/model"\n'
+    )
+    said = told(said_by(command, config_file, "run.seed=0"))
+    assert "scorers.helpful: no reward names it" in said

@@ -16,7 +16,9 @@ import typer.main
 from paceline.cli import app
 from paceline.config.load import load_config
 from paceline.config.schema import Config
+from paceline.providers.kubernetes import KubernetesProvider
 from paceline.redis.users import CONTROLLER, RULES
+from paceline.worker_pools import desired_workers
 
 yaml = pytest.importorskip("yaml")
 DEPLOY = Path(__file__).resolve().parents[3] / "deploy"
@@ -126,18 +128,28 @@ def test_volumes_secrets_and_accounts_that_are_referred_to_exist() -> None:
 def test_the_leader_may_scale_exactly_the_workloads_that_the_config_names(tmp_path: Path) -> None:
     config = run_config(tmp_path)
     assert config.fleet.provider == "kubernetes"
-    named = [config.kubernetes.policy, config.kubernetes.rollout]
+    provider = KubernetesProvider(config.kubernetes)
+    desired = desired_workers(config)
+    named = [provider.workload(pool) for pool in desired]
     (rule,) = of_kind("Role")["paceline-scale"]["rules"]
     assert rule["verbs"] == ["get", "patch"]
     assert rule["resources"] == ["statefulsets/scale"]
     assert [f"statefulset/{name}" for name in rule["resourceNames"]] == named
     stateful = of_kind("StatefulSet")
-    assert stateful["paceline-policy"]["spec"]["replicas"] == config.fleet.policy
-    assert stateful["paceline-rollout"]["spec"]["replicas"] == config.fleet.rollout
+    assert len(desired) == 3, "policy, rollout and a scorer"
+    for workload, count in zip(named, desired.values(), strict=True):
+        assert stateful[workload.partition("/")[2]]["spec"]["replicas"] == count
     binding = of_kind("RoleBinding")["paceline-scale"]
     (subject,) = binding["subjects"]
     account = stateful["paceline-controller"]["spec"]["template"]["spec"]["serviceAccountName"]
     assert subject["name"] == account
+
+
+def test_every_scorer_of_the_config_has_workers_that_know_its_name(tmp_path: Path) -> None:
+    config = run_config(tmp_path)
+    calls = [words for _, _, one in pods() if (words := one.get("args", []))[:1] == ["scorer"]]
+    told = [word for words in calls for word in words if word.startswith("--scorer=")]
+    assert told == [f"--scorer={name}" for name in config.scorers.by_name]
 
 
 def test_every_process_knows_all_controllers_by_addresses_that_exist(tmp_path: Path) -> None:
@@ -200,8 +212,9 @@ def test_redis_lets_nobody_command_it() -> None:
 
 
 def test_pods_leave_gracefully_before_they_are_ended() -> None:
-    workers = [(s, c) for name, s, c in pods() if name in ("paceline-policy", "paceline-rollout")]
-    assert len(workers) == 2
+    others = ("paceline-redis", "paceline-controller")
+    workers = [(s, c) for name, s, c in pods() if name not in others]
+    assert len(workers) == 3
     for spec, container in workers:
         farewell = container["lifecycle"]["preStop"]["exec"]["command"][-1]
         wait_s = float(re.findall(r"--wait (\d+)", farewell)[0])
@@ -217,7 +230,7 @@ def test_commands_in_manifests_exist() -> None:
             found.append(arguments)
         for text in (*arguments, *container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", [])):  # fmt: skip
             found += calls(text)
-    assert {words[0] for words in found} == {"controller", "policy", "rollout", "drain"}
+    assert {words[0] for words in found} == {"controller", "policy", "rollout", "scorer", "drain"}
     for words in found:
         check_call(words)
 
