@@ -172,6 +172,9 @@ class ScorerWorker:
             gauges={
                 "score_batches": float(self.scorer.done),
                 "requests": float(requests),
+                "queued": float(self.server.queued),
+                "scored": float(self.server.scored),
+                **self.server.times.gauges,
                 **self.resources.read(),
             },
             activity=f"scoring {requests} requests" if requests else "waiting for requests",

@@ -13,6 +13,7 @@ import asyncio
 import hmac
 import json
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from paceline.config.schema import Config
 from paceline.errors import one_line
 from paceline.rpc.addresses import is_loopback
 from paceline.rpc.grpc_channel import METHODS, TOKEN_KEY
+from paceline.score_times import ScoreTimes
 from paceline.v1 import scorer_pb2
 from scorer_worker.scorer import (
     BadCompletion,
@@ -53,6 +55,12 @@ class ScorerServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._token = f"Bearer {token}".encode()
         self._server: grpc.aio.Server | None = None
         self.open_requests = 0
+        self.queued = 0
+        """Completions of the open requests."""
+        self.scored = 0
+        """Completions so far."""
+        self.times = ScoreTimes()
+        """Of the requests that got scores."""
         self.idle = asyncio.Event()
         """Set while there is none."""
         self.idle.set()
@@ -111,7 +119,7 @@ class ScorerServer(grpc.GenericRpcHandler):  # type: ignore[misc]
         self.open_requests += 1
         self.idle.clear()
         try:
-            return reply_of(await self._scorer.score(items_of(request)))
+            return await self._reply(items_of(request))
         except Exception as error:
             status = _STATUS.get(type(error), grpc.StatusCode.UNKNOWN)
             if status is grpc.StatusCode.UNKNOWN:
@@ -123,6 +131,17 @@ class ScorerServer(grpc.GenericRpcHandler):  # type: ignore[misc]
             self.open_requests -= 1
             if not self.open_requests:
                 self.idle.set()
+
+    async def _reply(self, items: list[Item]) -> scorer_pb2.ScoreReply:
+        began = time.monotonic()
+        self.queued += len(items)
+        try:
+            reply = reply_of(await self._scorer.score(items))
+        finally:
+            self.queued -= len(items)
+        self.scored += len(items)
+        self.times.add(time.monotonic() - began)
+        return reply
 
 
 def items_of(request: scorer_pb2.ScoreRequest) -> list[Item]:

@@ -16,6 +16,7 @@ from controller.ledger.views import views
 from controller.ledger.views.age_metrics import token_ages_of
 from controller.replicated_controller import Controller
 from controller.rest.replies.step_rate import StepRate
+from controller.rest.scorer_metrics import scorer_metrics
 from controller.status import status_of
 from paceline.v1 import common_pb2
 
@@ -185,6 +186,8 @@ class PrometheusMetrics(Collector):
                 values["heartbeat_age_s"][labels] = worker.heartbeat_age_s
         for name, (shown, help_text) in OF_WORKER.items():
             yield _metric(f"worker_{shown}", help_text, values[name], "worker", "role")
+        scorers = (w for w in found if w.role == common_pb2.ROLE_SCORER)
+        yield from scorer_metrics(scorers if len(found) <= MOST_WORKERS else ())
 
 
 def _metric(name: str, help_text: str, value: Values | float | None, *labels: str) -> Metric:

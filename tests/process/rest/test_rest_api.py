@@ -432,7 +432,8 @@ async def test_the_grafana_dashboard_asks_for_what_there_is(leader: httpx.AsyncC
     families = list(text_string_to_metric_families((await leader.get("/metrics")).text))
     known = {s.name for f in families for s in f.samples}
     # A family without a value yet: nothing has a GPU here.
-    known |= {f.name + ("_total" if f.type == "counter" else "") for f in families}
+    suffix = {"counter": "_total", "histogram": "_bucket"}
+    known |= {f.name + suffix.get(f.type, "") for f in families}
     board = json.loads(DASHBOARD.read_text())
     asked = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
     asked += [annotation["expr"] for annotation in board["annotations"]["list"]]
