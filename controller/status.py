@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from controller.leader import Leader
@@ -39,7 +39,7 @@ def status_of(controller: Controller) -> admin_pb2.StatusReply:
     if leader is not None:
         reply.provider_trouble = leader.provider_trouble
         if leader.proposal is not None:
-            reply.proposed.update(asdict(leader.proposal.counts))
+            reply.proposed.update(leader.proposal.desired)
             reply.proposed_why = leader.proposal.why
     reply.changed.extend(setting_changes(state.settings.changed))
     for worker in state.fleet.workers.values():

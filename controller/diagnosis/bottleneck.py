@@ -3,7 +3,8 @@
                           trainers wait for groups?
                      no │                          │ yes
         commits slow? ──┤                          ├── engines lack the newest weights ──► weight transfer
-       yes: controller  │                          ├── more groups to score than places ─► rewards
+       yes: controller  │                          ├── scorers full ─────────────────────► scorers
+                        │                          ├── more groups to score than places ─► rewards
         no: trainers, if│                          ├── slots full ──────────────────────► generation
         groups are ready│                          ├── admission closed ────────────────► staleness bound
                         ▼                          └── neither ─────────────────────────► controller
@@ -20,6 +21,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from controller.fleet.flow_shares import FlowShares
+from paceline.worker_pools import scorer_of
 
 STARVED = 0.25
 """Trainers are starved from this share of a step spent waiting for groups."""
@@ -38,6 +40,7 @@ class BottleneckKind(StrEnum):
     TRAINERS = "trainers"
     GENERATION = "generation"
     REWARDS = "rewards"
+    SCORERS = "scorers"  # workers of one scorer
     STALENESS = "staleness"  # max_staleness bounds the groups in flight
     CONTROLLER = "controller"  # or its Redis
     WEIGHTS = "weights"  # transfer of weights to the engines
@@ -68,6 +71,10 @@ class Pace:
     policies: int = 1
     rollouts: int = 1
     reward_processes: int = 1
+    scorer: str = ""
+    """Pool of the busiest scorer; empty: there is none."""
+    scorers: int = 0
+    """Its workers."""
     recorded: bool = False
     """Rollout workers tokenise rows of the data: no engine runs."""
 
@@ -97,6 +104,8 @@ def _kind(pace: Pace, starved: float) -> BottleneckKind:
         return _kind_of_recorded(pace)
     if s.lagging >= LAGGING:
         return BottleneckKind.WEIGHTS
+    if pace.scorer and s.scorers >= FULL and s.occupancy < FULL:
+        return BottleneckKind.SCORERS
     if s.scoring >= 1.0 and s.occupancy < FULL:
         return BottleneckKind.REWARDS
     if _slow_appends(pace):
@@ -156,6 +165,14 @@ def _rewards(pace: Pace, share: str) -> str:
         f"group, and {pace.shares.scoring:.1f} times as many groups wait for them as can be scored at once. "
         f"Raise reward.processes (now {pace.reward_processes}) or make the rewards faster; more rollout "
         "workers help only because each brings reward processes of its own."
+    )
+
+
+def _scorers(pace: Pace, share: str) -> str:
+    return (
+        f"Trainers are starved ({share} of a step spent waiting): the workers of scorer {scorer_of(pace.scorer)} are "
+        f"busy {pace.shares.scorers:.0%} of the time, and groups wait for their scores. Add workers: paceline scale "
+        f"{pace.scorer}={pace.scorers + 1}; more rollout workers would not help."
     )
 
 
@@ -223,6 +240,7 @@ _SENTENCES = {
     BottleneckKind.TRAINERS: _trainers,
     BottleneckKind.GENERATION: _generation,
     BottleneckKind.REWARDS: _rewards,
+    BottleneckKind.SCORERS: _scorers,
     BottleneckKind.STALENESS: _staleness,
     BottleneckKind.CONTROLLER: _controller,
     BottleneckKind.WEIGHTS: _weights,

@@ -15,8 +15,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 
 LEAST_GAIN = 0.05
 """Fraction of time that a change must save."""
@@ -54,6 +54,13 @@ class Waits:
 class Proposal:
     counts: WorkerCounts
     why: str
+    scorers: Mapping[str, int] = field(default_factory=dict)
+    """Workers by pool, of the scorers that change."""
+
+    @property
+    def desired(self) -> dict[str, int]:
+        """Workers by pool."""
+        return asdict(self.counts) | dict(self.scorers)
 
 
 def propose(

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import asdict
 
-from controller.diagnosis.bottleneck import BottleneckKind, bottleneck_of
+from controller.diagnosis.bottleneck import BottleneckKind, Pace, bottleneck_of
 from controller.errors import NotLeading
-from controller.fleet.autoscale_policy import Autoscaler, ScaleBounds, Waits, WorkerCounts
-from controller.fleet.flow_measurement import pace_of, reports_of, shares_of
+from controller.fleet.autoscale_policy import Autoscaler, Proposal, ScaleBounds, Waits, WorkerCounts
+from controller.fleet.flow_measurement import pace_of, reports_of, scorer_loads, shares_of
+from controller.fleet.scorer_growth import Bound, ScorerGrowth
 from controller.leader import Leader
 from controller.ledger.commands import CommandRefused, Role, Scale
 from controller.ledger.enums import Phase
@@ -40,6 +40,12 @@ class Autoscaling:
             high=fleet.autoscale_high,
             patience=fleet.autoscale_patience,
         )
+        self._scorers = ScorerGrowth(
+            fleet.scorers_max,
+            steps=fleet.autoscale_steps * fleet.autoscale_patience,
+            high=fleet.autoscale_high,
+        )
+        self._limited = fleet.scorers_max is not None
         self._step = -1
         self._samples: list[tuple[float, bool]] = []
         """Since the last step: idle fraction of the engines, and whether no task was fresh enough."""
@@ -61,7 +67,7 @@ class Autoscaling:
     def _sample(self, state: State) -> None:
         reports = reports_of(self._leader, state)
         step_s = state.steps.metrics.get("step_s", 0.0)
-        shares = shares_of(state, reports)
+        shares = shares_of(state, reports, scorer_loads(self._leader, state))
         self._leader.flow.add(shares, SAMPLE_S, step_s)
         if any("engine_idle_fraction" in report.gauges for _, report in reports):
             self._samples.append((shares.idle, shares.closed > 0))
@@ -76,31 +82,51 @@ class Autoscaling:
             throttled = min(idle, closed) / len(self._samples)
         self._samples.clear()
         pace = pace_of(self._leader)
+        kind = bottleneck_of(pace).kind
         # Synchronous training is closed by design: its waits compare the roles alone.
-        if pace.max_staleness and bottleneck_of(pace).kind not in GROWS:
-            # The groups in flight, the rewards, the weights or the controller are the limit.
+        if kind is BottleneckKind.SCORERS or (pace.max_staleness and kind not in GROWS):
+            # The groups in flight, the rewards, the scorers, the weights or the controller are the limit.
             starved = throttled = 0.0
         counts = WorkerCounts(state.desired.get("policy", 1), state.desired.get("rollout", 1))
         self._autoscaler.observe(
             counts, Waits(min(1.0, starved), throttled), settled=settled(state, counts)
         )
+        bound = _bound(state, pace) if kind is BottleneckKind.SCORERS else None
+        self._scorers.observe(bound if settled(state, counts) else None)
         found = self._autoscaler.proposal
+        if bound is not None and self._scorers.proposal is not None:
+            pool, workers = self._scorers.proposal
+            why = f"replicas wait for groups {bound.starved:.0%} of the time, and these for {pool}"
+            found = Proposal(counts, why, {pool: workers})
         before, self._leader.proposal = self._leader.proposal, found
-        if found is not None and (before is None or before.counts != found.counts):
-            desired = f"policy={found.counts.policy} rollout={found.counts.rollout}"
-            event(log, "proposal", desired=desired, why=found.why, applied=self._apply)
+        if found is not None and (before is None or before.desired != found.desired):
+            desired = " ".join(f"{pool}={n}" for pool, n in found.desired.items())
+            event(log, "proposal", desired=desired, why=found.why, applied=self._applies(found))
+
+    def _applies(self, found: Proposal) -> bool:
+        """Scorers need a limit too."""
+        return self._apply and (self._limited or not found.scorers)
 
     async def _carry_out(self, state: State) -> None:
         found = self._leader.proposal
-        if found is None or not self._apply:
+        if found is None or not self._applies(found):
             return
-        counts = found.counts
+        counts = "-".join(f"{pool}{n}" for pool, n in found.desired.items())
         # A retry, by any leader, has the same request id.
-        request = f"autoscale-step{self._step}-policy{counts.policy}-rollout{counts.rollout}"
+        request = f"autoscale-step{self._step}-{counts}"
         try:
-            await self._leader.execute(Scale(request, asdict(counts)))
+            await self._leader.execute(Scale(request, found.desired))
         except (CommandRefused, NotLeading, Deposed) as error:
             event(log, "proposal not applied", why=str(error), level=logging.WARNING)
+
+
+def _bound(state: State, pace: Pace) -> Bound | None:
+    """None while other workers than the desired ones answer for the scorer."""
+    desired = state.desired.get(pace.scorer, 0)
+    ready = sum(worker.pool == pace.scorer for worker in state.fleet.scorers())
+    if not desired or ready != desired or pace.step_s <= 0:
+        return None
+    return Bound(pace.scorer, desired, min(1.0, pace.wait_s / pace.step_s))
 
 
 def limits_of(fleet: FleetConfig, groups_per_step: int) -> ScaleBounds:

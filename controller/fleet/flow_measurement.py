@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from controller.diagnosis.bottleneck import Pace
 from controller.fleet.flow_shares import FlowShares
@@ -27,8 +27,28 @@ def reports_of(leader: Leader, state: State) -> Reports:
     return found
 
 
-def shares_of(state: State, reports: Reports) -> FlowShares:
-    """The shares of this moment."""
+def scorer_loads(leader: Leader, state: State) -> dict[str, float]:
+    """By pool: share of its workers, 0 to 1, that have as many requests as they can work on.
+
+    A model computes one batch after the other, so any request is enough. A judge behind a URL has batch_size requests
+    open at once.
+    """
+    loads: dict[str, list[float]] = {}
+    for worker in state.fleet.scorers():
+        session = leader.sessions.of(worker.worker_id, worker.incarnation)
+        if session is None:
+            continue
+        config = leader.context.config.scorers.by_name[worker.scorer]
+        at_once = config.batch_size if config.url is not None else 1
+        queued = session.report.gauges.get("queued", 0.0)
+        loads.setdefault(worker.pool, []).append(min(1.0, queued / at_once))
+    return {pool: _mean(of) for pool, of in loads.items()}
+
+
+def shares_of(
+    state: State, reports: Reports, scorers: Mapping[str, float] | None = None
+) -> FlowShares:
+    """The shares of this moment. ``scorers``: their loads by pool."""
     gauges = [report.gauges for _, report in reports]
     open_for_newest = admissible(state, state.versions.version) > 0
     recorded = state.facts is not None and state.facts.recorded  # its workers load no weights
@@ -45,6 +65,7 @@ def shares_of(state: State, reports: Reports) -> FlowShares:
         closed=float(not open_for_newest),
         lagging=_mean([float(value) for value in behind]),
         scoring=scoring / capacity if capacity else 0.0,
+        scorers=max((scorers or {}).values(), default=0.0),
         unsent=sum(g["unsent"] for g in gauges if "unsent" in g) / group,
         ready=float(len(state.tasks.ready) >= group),
     )
@@ -54,6 +75,8 @@ def pace_of(leader: Leader) -> Pace:
     state, config = leader.ledger.state, leader.context.config
     reports, seconds = reports_of(leader, state), leader.flow.of_a_step
     gauges = [report.gauges for _, report in reports]
+    loads = scorer_loads(leader, state)
+    busiest = max(loads, key=lambda pool: (loads[pool], pool), default="")
 
     return Pace(
         step_s=seconds("step_s"),
@@ -71,6 +94,8 @@ def pace_of(leader: Leader) -> Pace:
         rollouts=len(reports),
         reward_processes=config.reward.processes,
         recorded=state.facts is not None and state.facts.recorded,
+        scorer=busiest,
+        scorers=len(state.fleet.living_in(busiest)),
     )
 
 

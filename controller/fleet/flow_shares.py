@@ -28,6 +28,8 @@ class FlowShares:
     """A task could be leased with the newest weights, and the engines do not have these. 0 to 1."""
     scoring: float = 0.0
     """Groups that are scored or wait for it, over those that can be scored at once. May exceed 1."""
+    scorers: float = 0.0
+    """Workers of the busiest scorer that have as many requests as they can work on. 0 to 1."""
     unsent: float = 0.0
     """Finished groups that the controller has not taken, over groups of a step. May exceed 1."""
     ready: float = 0.0

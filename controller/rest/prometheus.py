@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict
 from typing import Any
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
@@ -168,7 +167,7 @@ class PrometheusMetrics(Collector):
         leader = self._controller.leader
         counts = dict(view.desired) if leader is not None else {}
         if leader is not None and leader.proposal is not None:
-            counts |= asdict(leader.proposal.counts)
+            counts |= leader.proposal.desired
         help_text = "Workers the autoscaler proposes; the desired ones if it proposes no change"
         return _metric("workers_proposed", help_text, counts, "role")
 

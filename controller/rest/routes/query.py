@@ -10,7 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Path, Query
@@ -262,7 +262,7 @@ def run_of(controller: Controller, redactor: Redactor, rate: StepRate) -> schema
         bottleneck=bottleneck(controller, rate.stalled_s),
         time_left_s=rate.time_left_s,
         stalled_s=round(rate.stalled_s, 3),
-        proposed=asdict(proposal.counts) if proposal is not None else {},
+        proposed=proposal.desired if proposal is not None else {},
         proposed_why=proposal.why if proposal is not None else "",
         provider_trouble=provider_trouble_of(controller, redactor),
         sinks=[

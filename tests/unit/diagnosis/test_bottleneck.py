@@ -1,4 +1,4 @@
-"""The bottleneck of constructed measurements: each of six limits is told apart, with its remedy."""
+"""The bottleneck of constructed measurements: each limit is told apart, with its remedy."""
 
 from __future__ import annotations
 
@@ -37,6 +37,18 @@ CASES: dict[BottleneckKind, tuple[Pace, str, str]] = {
         ),
         "reward.processes",
         "train.max_staleness",
+    ),
+    BottleneckKind.SCORERS: (
+        # The groups that wait for a scorer also count as groups that wait for the reward functions.
+        replace(
+            STARVED,
+            reward_s=0.7,
+            scorer="scorer:helpful",
+            scorers=1,
+            shares=FlowShares(occupancy=0.1, idle=0.9, closed=0.8, scoring=5.0, scorers=0.95),
+        ),
+        "paceline scale scorer:helpful=2",
+        "reward.processes",
     ),
     BottleneckKind.STALENESS: (
         # As a first user met it: rewards only wait, so that any number is scored at once.
@@ -117,8 +129,16 @@ def test_each_limit_is_told_with_the_remedy_that_helps(kind: BottleneckKind) -> 
     assert remedy in found.sentence and futile not in found.sentence
 
 
-def test_all_six_limits_are_cases() -> None:
+def test_all_limits_are_cases() -> None:
     assert set(CASES) == set(BottleneckKind) - {BottleneckKind.NONE}
+
+
+def test_scorers_with_time_to_spare_are_not_the_limit() -> None:
+    pace = CASES[BottleneckKind.SCORERS][0]
+    idle = replace(pace, shares=replace(pace.shares, scorers=0.3))
+    assert bottleneck_of(idle).kind is BottleneckKind.REWARDS
+    full = replace(pace, shares=replace(pace.shares, occupancy=0.95, scoring=0.0))
+    assert bottleneck_of(full).kind is BottleneckKind.GENERATION
 
 
 def test_a_balanced_run_has_no_bottleneck() -> None:

@@ -1,0 +1,175 @@
+"""Scorers that hold the trainers up: their load is measured, and the autoscaler proposes more of them, within the limit."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from controller.fleet.autoscaler import Autoscaling
+from controller.fleet.flow_measurement import pace_of, scorer_loads
+from controller.fleet.flow_shares import FlowAverage
+from controller.fleet.scorer_growth import Bound, ScorerGrowth
+from controller.ledger import commands as cmd
+from paceline.config.schema import Config
+from paceline.v1 import worker_pb2
+from tests.fixtures.ledgers import Driven
+
+POOL = "scorer:helpful"
+MODEL = {"kind": "reward_model", "path": "/rm"}
+JUDGE = {"kind": "judge", "url": "http://judge/v1", "model": "j", "batch_size": 8}
+
+
+def bound(workers: int = 1, starved: float = 0.8, pool: str = POOL) -> Bound:
+    return Bound(pool, workers, starved)
+
+
+def test_a_proposal_needs_as_many_steps_in_a_row_as_it_is_patient() -> None:
+    growth = ScorerGrowth(None, steps=3, high=0.25)
+    found = []
+    for one in (bound(), bound(), None, bound(), bound(pool="scorer:short"), bound(), bound()):
+        growth.observe(one)
+        found.append(growth.proposal)
+    assert found == [None] * 7
+    growth.observe(bound())
+    assert growth.proposal == (POOL, 2)
+    growth.observe(bound(starved=0.1))
+    assert growth.proposal is None
+
+
+@pytest.mark.parametrize(
+    ("workers", "starved", "most", "wanted"),
+    [
+        (1, 0.3, None, 2),
+        (4, 0.3, None, 6),  # 4 / 0.7 = 5.7
+        (4, 0.9, None, 8),  # at most twice as many
+        (4, 0.9, 5, 5),
+    ],
+)
+def test_it_grows_by_what_is_waited_within_its_limits(
+    workers: int, starved: float, most: int | None, wanted: int
+) -> None:
+    growth = ScorerGrowth(most, steps=1, high=0.25)
+    growth.observe(bound(workers, starved))
+    assert growth.proposal == (POOL, wanted)
+
+
+def test_at_its_limit_it_proposes_nothing() -> None:
+    growth = ScorerGrowth(4, steps=1, high=0.25)
+    growth.observe(bound(4))
+    assert growth.proposal is None
+
+
+# ---- in the leader --------------------------------------------------------------------------
+
+
+def leader_of(run: Driven, scorer: dict[str, Any], queued: float, **fleet: Any) -> Any:
+    """Its engines have free slots, and each scorer reports ``queued`` completions."""
+    config = Config.model_validate(
+        {
+            "model": {"path": "/m"},
+            "data": {"path": "rows.jsonl"},
+            "scorers": {"helpful": scorer},
+            "fleet": {"policy": 1, "rollout": 1, "autoscale_steps": 2, **fleet},
+        }
+    )
+    gauges = {"slot_occupancy": 0.1, "engine_idle_fraction": 0.9, "queued": queued}
+    report = worker_pb2.Report(gauges=gauges)
+    commands: list[cmd.Scale] = []
+
+    async def execute(command: cmd.Scale) -> None:
+        commands.append(command)
+
+    return SimpleNamespace(
+        ledger=run.ledger,
+        sessions=SimpleNamespace(of=lambda *key: SimpleNamespace(report=report)),
+        context=SimpleNamespace(config=config),
+        group_commit=SimpleNamespace(append_s=0.0),
+        flow=FlowAverage(),
+        proposal=None,
+        commands=commands,
+        execute=execute,
+    )
+
+
+def at_work(count: int = 1) -> Driven:
+    run = Driven(steps=100, desired={"policy": 1, "rollout": 1, POOL: count})
+    run.policy("p0")
+    run.rollout("r0")
+    for index in range(count):
+        name = f"scorer-helpful-{index}"
+        run.incarnations += 1
+        run.current[name] = run.incarnations
+        host = ("h", 1, "127.0.0.1")
+        run.do(
+            cmd.Register(
+                name,
+                run.incarnations,
+                cmd.Role.SCORER,
+                *host,
+                scorer="helpful",
+                address="127.0.0.1:1",
+            )
+        )
+        run.observe(name)
+    run.train("r0")
+    run.observe("r0", loaded=1)
+    return run
+
+
+def measured(leader: Any, steps: int = 8) -> Autoscaling:
+    autoscaling = Autoscaling(leader)
+    metrics = {"step_s": 1.0, "time_wait_s": 0.8}
+    for _ in range(steps):
+        leader.ledger.state.steps.metrics.update(metrics)
+        leader.flow.commit(metrics)
+        autoscaling._sample(leader.ledger.state)
+        autoscaling._committed(leader.ledger.state)
+    return autoscaling
+
+
+def test_a_model_is_loaded_by_any_request_and_a_judges_url_by_a_batch() -> None:
+    run = at_work(2)
+    assert scorer_loads(leader_of(run, MODEL, 1.0), run.state) == {POOL: 1.0}
+    assert scorer_loads(leader_of(run, MODEL, 0.0), run.state) == {POOL: 0.0}
+    assert scorer_loads(leader_of(run, JUDGE, 2.0), run.state) == {POOL: 0.25}
+    pace = pace_of(leader_of(run, MODEL, 1.0))
+    assert (pace.scorer, pace.scorers) == (POOL, 2)
+
+
+def test_a_run_without_scorers_has_no_busiest_one() -> None:
+    run = at_work(0)
+    pace = pace_of(leader_of(run, MODEL, 1.0))
+    assert (pace.scorer, pace.scorers) == ("", 0)
+
+
+def test_trainers_that_wait_for_scores_get_more_scorers_and_no_rollout_workers() -> None:
+    leader = leader_of(at_work(), MODEL, queued=4.0)
+    measured(leader)
+    assert leader.proposal.desired == {"policy": 1, "rollout": 1, POOL: 2}
+    assert POOL in leader.proposal.why
+
+
+def test_scorers_that_idle_are_not_grown() -> None:
+    leader = leader_of(at_work(), MODEL, queued=0.0)
+    measured(leader)
+    assert leader.proposal is None or leader.proposal.scorers == {}
+
+
+def test_a_scorer_that_is_missing_is_awaited_first() -> None:
+    run = at_work()
+    run.state.desired[POOL] = 2
+    leader = leader_of(run, MODEL, queued=4.0)
+    measured(leader)
+    assert leader.proposal is None
+
+
+@pytest.mark.parametrize("most", [None, 4])
+async def test_a_proposal_of_scorers_is_applied_only_within_a_limit(most: int | None) -> None:
+    limits = {"autoscale": True, "policy_max": 2, "rollout_max": 2, "scorers_max": most}
+    leader = leader_of(at_work(), MODEL, queued=4.0, **limits)
+    autoscaling = measured(leader)
+    await autoscaling._carry_out(leader.ledger.state)
+    applied = [dict(command.desired) for command in leader.commands]
+    assert applied == ([] if most is None else [{"policy": 1, "rollout": 1, POOL: 2}])
