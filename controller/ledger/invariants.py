@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from controller.ledger.decisions.standby_workers import missing_at_work
-from controller.ledger.enums import Kind
+from controller.ledger.enums import Kind, Role
 from controller.ledger.state.state import State
 from controller.ledger.state.tasks import TaskState
 from controller.ledger.state.token_ages import too_old, trained_tokens
@@ -173,3 +173,14 @@ def _fleet(s: State) -> Iterator[str]:
     for link in f.links.values():
         if link.epoch > f.link_epoch:
             yield f"link {link.epoch} is newer than the newest, {f.link_epoch}"
+    for role in Role:
+        alive = [w.worker_id for w in f.workers.values() if w.role is role and w.alive]
+        if [w.worker_id for w in f.living(role)] != alive:
+            yield f"the index of living workers differs for {role}"
+    for worker_id in f.workers:
+        ends = [x for x in f.links.values() if worker_id in (x.publisher, x.receiver)]
+        if f.links_of(worker_id) != sorted(ends, key=lambda x: (x.receiver == worker_id, x.epoch)):
+            yield f"the index of links differs for {worker_id}"
+    suspects = {x.task_id for x in s.tasks.records.values() if x.suspect}
+    if suspects != set(s.tasks.suspects):
+        yield f"suspect are {sorted(suspects)}, indexed {sorted(s.tasks.suspects)}"

@@ -70,9 +70,10 @@ def lease(d: Decider, c: cmd.LeaseTasks, now: float) -> cmd.LeaseResult:
         return cmd.LeaseResult((), EmptyReason.PAUSED)
     if worker.spare:
         return cmd.LeaseResult((), EmptyReason.SPARE)
-    if any(state.tasks.records[task_id].suspect for task_id in worker.held):
+    known = state.tasks.suspects
+    if known and not known.keys().isdisjoint(worker.held):
         return cmd.LeaseResult((), EmptyReason.ISOLATED)
-    suspects = _suspects(state, loaded) if _takes_suspects(state, worker) else []
+    suspects = _suspects(state, loaded) if known and _takes_suspects(state, worker) else []
     if suspects and worker.held:
         return cmd.LeaseResult((), EmptyReason.ISOLATED)
     if suspects:

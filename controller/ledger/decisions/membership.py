@@ -99,8 +99,10 @@ def declare_dead(d: Decider, c: cmd.DeclareDead, now: float) -> None:
 def observe(d: Decider, c: cmd.Observe, now: float) -> None:
     worker = d.caller(c.worker_id, c.incarnation)
     newest = d.state.versions.version
+    disowned = False
     if max(c.state_version, c.loaded_version) > max(newest, worker.diverged_version):
         _disown(d, worker, max(c.state_version, c.loaded_version))
+        disowned = True
     if c.parity_failures > worker.parity_failures:
         d.emit(ev.ParityFailed(c.worker_id, c.incarnation, c.parity_failures, c.parity_detail))
     state_version = worker.state_version
@@ -119,6 +121,12 @@ def observe(d: Decider, c: cmd.Observe, now: float) -> None:
     ):
         return
     event = ev.WorkerChanged(c.worker_id, c.incarnation, lifecycle, state_version, loaded)
+    same = (lifecycle, state_version) == (worker.lifecycle, worker.state_version)
+    if same and not disowned:
+        # It serves newer weights, as all of them report after each commit: that concerns no other worker.
+        d.emit(event)
+        d.settle_evals(now)
+        return
     if lifecycle is Lifecycle.STOPPED:
         _depart(d, worker, event, now)
     else:

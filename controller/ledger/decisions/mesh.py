@@ -15,7 +15,7 @@ from controller.ledger import events as ev
 from controller.ledger.decisions.decider import Decider
 from controller.ledger.decisions.steps import reshard
 from controller.ledger.enums import DropReason, MeshEnd, Phase, Role
-from controller.ledger.facts import LinkSpec, Member
+from controller.ledger.facts import Member
 from controller.ledger.state.fleet import Worker
 from paceline.ids import MeshEpoch, Version
 
@@ -129,8 +129,10 @@ def _next_members(d: Decider) -> list[Worker] | None:
     """Members of the next epoch in rank order; None: the mesh stays as it is for now."""
     s = d.state
     staying = s.fleet.members()
+    names = {w.worker_id for w in staying}
     others = sorted(
-        (w for w in s.fleet.living(Role.POLICY) if w not in staying), key=lambda w: w.worker_id
+        (w for w in s.fleet.living(Role.POLICY) if w.worker_id not in names),
+        key=lambda w: w.worker_id,
     )
     newest = s.versions.version
     joining = [w for w in [*staying, *others] if w.joinable and not s.fleet.left_out(w, newest)]
@@ -203,22 +205,24 @@ def settle_links(d: Decider) -> None:
     publisher = s.fleet.publisher(s.versions.version)
     if publisher is None:
         return
+    links = s.fleet.links
+    failing = {who for who in s.fleet.publishers() if not _serves(d, *who)}
+    if not failing and len(links) == s.fleet.count(Role.ROLLOUT):
+        return  # a link ends with each of its ends, so everyone has one
     for receiver in s.fleet.living(Role.ROLLOUT):
-        link = s.fleet.links.get(receiver.worker_id)
-        if link is None or not _serves(d, link):
+        link = links.get(receiver.worker_id)
+        if link is None or (link.publisher, link.publisher_incarnation) in failing:
             assign_link(d, publisher, receiver)
 
 
-def _serves(d: Decider, link: LinkSpec) -> bool:
-    """A link stays with its publisher while that is a member and holds the newest state."""
-    s = d.state
-    fleet = s.fleet
-    sender = fleet.current(link.publisher, link.publisher_incarnation)
+def _serves(d: Decider, publisher: str, incarnation: int) -> bool:
+    """Links stay with their publisher while that is a member and holds the newest state."""
+    fleet = d.state.fleet
+    sender = fleet.current(publisher, incarnation)
     return (
         sender is not None
-        and sender.state_version == s.versions.version
-        and fleet.in_mesh(sender.worker_id, sender.incarnation)
-        and fleet.current(link.receiver, link.receiver_incarnation) is not None
+        and sender.state_version == d.state.versions.version
+        and fleet.in_mesh(publisher, incarnation)
     )
 
 

@@ -31,6 +31,8 @@ def settle_spares(d: Decider) -> None:
     if d.state.ended:
         return
     missing = missing_at_work(d.state)
+    if not missing:
+        return
     spares = sorted((w for w in _staying(d.state) if w.spare), key=_readiest)
     for worker in spares[: max(0, missing)]:
         d.emit(SpareSet(worker.worker_id, worker.incarnation, False))

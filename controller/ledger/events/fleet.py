@@ -243,8 +243,7 @@ class LinkAssigned(LinkSpec, Event):
     listed = False
 
     def apply(self, s: State) -> None:
-        s.fleet.link_epoch = self.epoch
-        s.fleet.links[self.receiver] = self
+        s.fleet.assign(self)
 
     def text(self) -> str:
         return f"weights link {self.epoch} from {self.publisher} to {self.receiver}"

@@ -113,8 +113,9 @@ class TaskReleased(Event):
         task = s.tasks.records[self.task_id]
         if self.counts:
             task.failures += (f"{self.worker_id}: {self.reason} {self.detail}".strip(),)
-        task.deaths += self.suspected
         s.tasks.move(task, TaskState.PENDING)
+        if self.suspected:
+            s.tasks.blame(task)
         s.fleet.workers[self.worker_id].held.pop(self.task_id, None)
         if task.kind is Kind.EVAL:
             s.evals.release(task.eval_step, task.ordinal)

@@ -3,12 +3,15 @@
 - One incarnation of a worker id is current; every earlier one is fenced for good.
 - A mesh epoch's members never change: a loss or a join is a new epoch. Epochs only rise.
 - A link has two ends and an epoch of its own, so a broken receiver concerns no other worker.
+- What is asked of every report or lease is looked up in an index (``Fleet.living``, ``Fleet.links_of``): no
+  question about one worker goes through all of them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from controller.ledger.codec import TRANSIENT
 from controller.ledger.enums import Lifecycle, Role
 from controller.ledger.facts import LeasedTask, LinkSpec, Member, MeshSpec
 from paceline.ids import MeshEpoch, TaskId, Version
@@ -117,6 +120,22 @@ class Fleet:
     links: dict[str, LinkSpec] = field(default_factory=dict)
     """By receiver."""
     link_epoch: int = 0
+    _living: dict[Role, dict[str, Worker]] = field(
+        default_factory=dict, init=False, repr=False, metadata=TRANSIENT
+    )
+    """Those of ``workers`` that are alive, in the same order."""
+    _sent: dict[str, dict[str, None]] = field(
+        default_factory=dict, init=False, repr=False, metadata=TRANSIENT
+    )
+    """Receivers of ``links``, by publisher."""
+
+    def __post_init__(self) -> None:
+        self._living = {role: {} for role in Role}
+        for worker in self.workers.values():
+            if worker.alive:
+                self._living[worker.role][worker.worker_id] = worker
+        for link in self.links.values():
+            self._sent.setdefault(link.publisher, {})[link.receiver] = None
 
     @property
     def whole_mesh(self) -> Mesh | None:
@@ -134,10 +153,14 @@ class Fleet:
         return self.current(member.worker_id, member.incarnation)
 
     def living(self, role: Role) -> list[Worker]:
-        return [w for w in self.workers.values() if w.role is role and w.alive]
+        return list(self._living[role].values())
+
+    def count(self, role: Role) -> int:
+        """Living workers of the role."""
+        return len(self._living[role])
 
     def living_in(self, pool: str) -> list[Worker]:
-        return [w for w in self.workers.values() if w.pool == pool and w.alive]
+        return [w for role in Role for w in self.living(role) if w.pool == pool]
 
     def scorers(self) -> list[Worker]:
         """Those that are ready for requests, by worker id."""
@@ -199,6 +222,8 @@ class Fleet:
 
     def hopeless(self, worker: Worker, failures: Failures, newest: Version) -> bool:
         """As ``left_out``, for the given failures."""
+        if failures.epochs < TRIES:
+            return False
         there = self.holders(newest) or self.living(Role.POLICY)
         others = (w for w in there if w is not worker)
         source = next((w for w in others if w.incarnation == failures.source), None)
@@ -212,13 +237,18 @@ class Fleet:
     def register(self, worker: Worker) -> None:
         before = self.workers.pop(worker.worker_id, None)
         if before is not None:
+            self._living[before.role].pop(worker.worker_id, None)
             retired = self.retired.setdefault(worker.worker_id, [])
             retired.append(before.incarnation)
             del retired[:-_RETIRED_KEPT]
             worker.diverged_version = before.diverged_version
         self.workers[worker.worker_id] = worker
+        self._living[worker.role][worker.worker_id] = worker
+        surplus = len(self.workers) - sum(map(len, self._living.values())) - _GONE_KEPT
+        if surplus <= 0:
+            return
         gone = [w.worker_id for w in self.workers.values() if not w.alive]
-        for worker_id in gone[: max(0, len(gone) - _GONE_KEPT)]:
+        for worker_id in gone[:surplus]:
             del self.workers[worker_id]
             self.retired.pop(worker_id, None)
 
@@ -226,6 +256,29 @@ class Fleet:
         worker.lifecycle = lifecycle
         worker.lease_reply = ()
         worker.state_version = worker.loaded_version = Version(-1)
-        for receiver, link in list(self.links.items()):
-            if worker.worker_id in (link.publisher, link.receiver):
-                del self.links[receiver]
+        self._living[worker.role].pop(worker.worker_id, None)
+        for link in self.links_of(worker.worker_id):
+            del self.links[link.receiver]
+            self._sent[link.publisher].pop(link.receiver)
+        self._sent.pop(worker.worker_id, None)
+
+    def links_of(self, worker_id: str) -> list[LinkSpec]:
+        """Those that the worker sends over, oldest first, and the one over which it receives."""
+        sent = (self.links[receiver] for receiver in self._sent.get(worker_id, ()))
+        found = sorted(sent, key=lambda link: link.epoch)
+        own = self.links.get(worker_id)
+        return found if own is None or own.publisher == worker_id else [*found, own]
+
+    def publishers(self) -> set[tuple[str, int]]:
+        """(worker id, incarnation) of those that have links to send over."""
+        firsts = (self.links[next(iter(sent))] for sent in self._sent.values() if sent)
+        return {(link.publisher, link.publisher_incarnation) for link in firsts}
+
+    def assign(self, link: LinkSpec) -> None:
+        """The receiver of ``link`` receives over it from here on, and over no other."""
+        before = self.links.get(link.receiver)
+        if before is not None:
+            self._sent[before.publisher].pop(link.receiver)
+        self.link_epoch = link.epoch
+        self.links[link.receiver] = link
+        self._sent.setdefault(link.publisher, {})[link.receiver] = None

@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from controller.ledger.codec import TRANSIENT
 from controller.ledger.enums import (
     DROPPED_FOR_AGE,
     DropReason,
@@ -138,6 +139,12 @@ class TaskBook:
     unfinished: list[tuple[int, int]] = field(default_factory=list)
     """(ordinal, attempt) of the tasks that the end of the run dropped: an extended run does them first."""
 
+    suspects: dict[TaskId, None] = field(default_factory=dict, init=False, metadata=TRANSIENT)
+    """Those of ``records`` that are suspect."""
+
+    def __post_init__(self) -> None:
+        self.suspects = {x.task_id: None for x in self.records.values() if x.suspect}
+
     @property
     def position(self) -> int:
         """Groups that are trained or on their way: a new task queues behind them."""
@@ -152,6 +159,12 @@ class TaskBook:
         self.move(task, TaskState.LEASED)
         task.attempt, task.owner = lease.attempt, owner
         return task
+
+    def blame(self, task: Task) -> None:
+        """Its owner has died with it."""
+        task.deaths += 1
+        if task.suspect:
+            self.suspects[task.task_id] = None
 
     def pass_over(self, ordinal: int, key: str) -> None:
         """The curriculum leaves out the row of ``ordinal``, which would have been a new task."""
@@ -211,6 +224,7 @@ class TaskBook:
     def forget(self, task: Task, verdict: VerdictCode) -> None:
         """Takes a finished task out of memory; ``verdict``: on a repeated submission of it."""
         del self.records[task.task_id]
+        self.suspects.pop(task.task_id, None)
         self.outcomes[task.task_id] = (task.attempt, verdict)
         if len(self.outcomes) > _OUTCOMES_KEPT:
             del self.outcomes[next(iter(self.outcomes))]

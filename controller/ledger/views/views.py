@@ -156,7 +156,7 @@ def directive(
         return DirectiveView(lifecycle, None, (), version, cancelled, state.paused, Step(0))
     return DirectiveView(
         lifecycle=_lifecycle(state, worker),
-        mesh=fleet.whole_mesh if fleet.in_mesh(worker_id, incarnation) else None,
+        mesh=fleet.whole_mesh if _is_member(state, worker) else None,
         links=_links(state, worker),
         version=version,
         cancelled=cancelled,
@@ -210,9 +210,14 @@ def _scorers(state: State) -> tuple[ScorerView, ...]:
     return tuple(ScorerView(w.scorer, w.worker_id, w.address) for w in state.fleet.scorers())
 
 
+def _is_member(state: State, worker: Worker) -> bool:
+    traits = TRAITS[worker.role]
+    return traits.mesh and state.fleet.in_mesh(worker.worker_id, worker.incarnation)
+
+
 def _in_mesh(state: State, worker: Worker) -> bool:
     """Whether the mesh counts on the replica: as a member, or for the epoch after a broken one."""
-    if not state.fleet.in_mesh(worker.worker_id, worker.incarnation):
+    if not _is_member(state, worker):
         return False
     holds = worker.state_version == state.versions.version
     return state.fleet.whole_mesh is not None or state.steps.open is not None or holds
@@ -220,9 +225,7 @@ def _in_mesh(state: State, worker: Worker) -> bool:
 
 def _links(state: State, worker: Worker) -> tuple[LinkView, ...]:
     views = []
-    for link in state.fleet.links.values():
-        if worker.worker_id not in (link.publisher, link.receiver):
-            continue
+    for link in state.fleet.links_of(worker.worker_id):
         sender = state.fleet.current(link.publisher, link.publisher_incarnation)
         receiver = state.fleet.current(link.receiver, link.receiver_incarnation)
         if sender is not None and receiver is not None:
