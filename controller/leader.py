@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,7 @@ from controller.housekeeping import Housekeeping
 from controller.ledger.commands import BeginTerm, Command, CommandRefused
 from controller.ledger.events import GroupAccepted, RunFailed, RunFinished, StepCommitted
 from controller.ledger.state.fleet import Worker
+from controller.ledger.views.directive_grounds import directive_grounds
 from controller.long_poll import LongPolls
 from controller.proto_encoding import directive_of
 from controller.run_settings import RunSettings
@@ -96,7 +97,7 @@ class Leader:
         )
         self.long_polls = LongPolls()
         self.stack_requests = StackRequests()
-        self.sessions = Sessions(term, self._directive)
+        self.sessions = Sessions(term, self._directive, self._grounds)
         self.last_reports: dict[tuple[str, int], worker_pb2.Report] = {}
         """Of living workers whose session has ended, by (worker id, incarnation)."""
         self.liveness = Liveness(config.fleet)
@@ -205,6 +206,14 @@ class Leader:
         directive = directive_of(self.ledger.state, *session.key, session.report)
         directive.stacks_request = self.stack_requests.number(session.worker_id)
         return directive
+
+    def _grounds(self) -> Callable[[ServerSession], object]:
+        grounds_of, asked = directive_grounds(self.ledger.state), self.stack_requests.number
+        return lambda session: (
+            grounds_of(*session.key),
+            session.report.seq,
+            asked(session.worker_id),
+        )
 
     def session_ended(self, session: ServerSession) -> None:
         """The worker may be dead, or about to open the next session."""

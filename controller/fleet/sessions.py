@@ -1,7 +1,8 @@
 """Sessions of workers: streams that carry reports to the leader and directives to the workers.
 
 - A directive is built when a batch of events is closed, from the state after that batch. It is sent
-  only once the batch is durable.
+  only once the batch is durable. It is built again only if something that it depends on has changed: its
+  *grounds*, a value that is quick to take and to compare.
 - Every report is answered. If nothing changed, the same directive is sent again, so that a worker can
   detect a leader that hangs.
 - ``seq`` counts all directives of a term, so a worker that reconnects never sees it fall.
@@ -28,6 +29,8 @@ class ServerSession:
     """Newest directive that may be sent: its events are durable."""
     content: bytes = b""
     """The newest directive that was built, serialised without term and seq."""
+    grounds: object = None
+    """What it was built from."""
     due: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when ``latest`` is to be sent, or the session is closed."""
     closed: bool = False
@@ -43,14 +46,17 @@ class ServerSession:
 
 Build = Callable[[ServerSession], worker_pb2.Directive]
 """Returns the desired state of the session's worker, without term and seq."""
+Grounds = Callable[[], Callable[[ServerSession], object]]
+"""Returns a function that says what a session's directive depends on at this moment."""
 
 
 class Sessions:
     """All open sessions of one leader. A newer stream of the same incarnation ends the older one."""
 
-    def __init__(self, term: int, build: Build) -> None:
+    def __init__(self, term: int, build: Build, grounds: Grounds) -> None:
         self._term = term
         self._build = build
+        self._grounds = grounds
         self._seq = 0
         self._open: dict[tuple[str, int], ServerSession] = {}
 
@@ -79,11 +85,20 @@ class Sessions:
 
     def collect(self) -> list[tuple[ServerSession, worker_pb2.Directive]]:
         """Builds the directives that have changed. Call ``send`` once their events are durable."""
-        built = [(session, self.refresh(session)) for session in self._open.values()]
+        grounds_of = self._grounds()
+        built = [
+            (session, self._rebuild(session, grounds))
+            for session in self._open.values()
+            if (grounds := grounds_of(session)) != session.grounds
+        ]
         return [(session, directive) for session, directive in built if directive is not None]
 
     def refresh(self, session: ServerSession) -> worker_pb2.Directive | None:
         """Builds the directive of one session; None if it has not changed."""
+        return self._rebuild(session, self._grounds()(session))
+
+    def _rebuild(self, session: ServerSession, grounds: object) -> worker_pb2.Directive | None:
+        session.grounds = grounds
         directive = self._build(session)
         content = directive.SerializeToString(deterministic=True)
         if content == session.content:

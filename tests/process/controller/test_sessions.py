@@ -96,7 +96,7 @@ def test_a_stream_ends_an_earlier_one_of_its_own_process_only() -> None:
         caller = common_pb2.Caller(worker_id="rollout-0", incarnation=incarnation)
         return worker_pb2.Report(caller=caller)
 
-    sessions = Sessions(1, lambda _: worker_pb2.Directive())
+    sessions = Sessions(1, lambda _: worker_pb2.Directive(), lambda: lambda _: None)
     of_the_newer = sessions.open(report(2))
     sessions.open(report(1))
     assert not of_the_newer.closed

@@ -1,0 +1,47 @@
+"""Grounds of a directive: what a worker's directive depends on, as a value that is quick to compare.
+
+With a large fleet most events leave most directives as they are. Equal grounds mean an equal directive, so only the
+others are built again. Whatever ``views.directive`` reads of the state has to be among the grounds: that which
+all workers share is taken once, in ``directive_grounds``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from operator import attrgetter
+
+from controller.ledger.enums import Role
+from controller.ledger.state.state import State
+from controller.ledger.views.views import due_checkpoint
+
+_OWN = attrgetter("incarnation", "lifecycle", "drain", "lease_seq")
+
+
+def directive_grounds(state: State) -> Callable[[str, int], object]:
+    """For (worker id, incarnation): the grounds of its directive at this moment, its report left aside.
+
+    The function is for use before the next event.
+    """
+    fleet, version = state.fleet, state.versions.version
+    workers, links = fleet.workers, fleet.links
+    common = (
+        version,
+        state.phase,
+        state.paused,
+        state.steps.open is None,
+        tuple((w.scorer, w.worker_id, w.address) for w in fleet.scorers()),
+    )
+    of_members = (*common, fleet.mesh, due_checkpoint(state) if state.facts is not None else 0)
+
+    def of(worker_id: str, incarnation: int) -> object:
+        worker = workers.get(worker_id)
+        if worker is None:
+            return incarnation, common
+        if worker.role is Role.POLICY:
+            sent = fleet.links_of(worker_id)
+            return incarnation, _OWN(worker), worker.state_version, of_members, sent
+        # A lease that comes to a worker raises its lease_seq; one that goes is missing here.
+        held = tuple(worker.held)
+        return incarnation, _OWN(worker), held, common, links.get(worker_id)
+
+    return of

@@ -1,0 +1,132 @@
+"""Directives of a large fleet: what is built again after an event, by count. And that nothing is forgotten."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controller.fleet.sessions import ServerSession, Sessions
+from controller.ledger import commands as cmd
+from controller.ledger.state.fleet import Fleet
+from controller.ledger.views.directive_grounds import directive_grounds
+from controller.proto_encoding import directive_of
+from controller.simulator.faults import run_schedule
+from paceline.v1 import common_pb2, worker_pb2
+from tests.fixtures.ledgers import Driven, group
+
+
+class Desk:
+    """A run with sessions of all its workers, and the names of those whose directive was built."""
+
+    def __init__(self, rollouts: int, policies: int = 2) -> None:
+        self.run = Driven(checked=False, max_staleness=8)
+        self.built: list[str] = []
+        self.sessions = Sessions(1, self._build, self._grounds)
+        self.policies = [f"p{n}" for n in range(policies)]
+        self.rollouts = [f"r{n}" for n in range(rollouts)]
+        self.run.policy(*self.policies)
+        self.run.rollout(*self.rollouts)
+        for worker_id in (*self.policies, *self.rollouts):
+            caller = common_pb2.Caller(worker_id=worker_id, incarnation=self.run.current[worker_id])
+            self.sessions.open(worker_pb2.Report(caller=caller))
+        self.collect()
+
+    def _build(self, session: ServerSession) -> worker_pb2.Directive:
+        self.built.append(session.worker_id)
+        return directive_of(self.run.state, *session.key, session.report)
+
+    def _grounds(self) -> Any:
+        grounds_of = directive_grounds(self.run.state)
+        return lambda session: grounds_of(*session.key)
+
+    def collect(self) -> list[str]:
+        """Whose directive is built."""
+        self.built.clear()
+        self.sessions.collect()
+        return self.built
+
+
+def test_nothing_is_built_for_an_unchanged_fleet() -> None:
+    assert Desk(50).collect() == []
+
+
+def test_a_worker_that_joins_concerns_itself_and_its_publisher() -> None:
+    desk = Desk(50)
+    desk.run.register("r50")
+    assert desk.collect() == ["p0"]
+
+
+def test_a_drain_concerns_one_worker() -> None:
+    desk = Desk(50)
+    desk.run.do(cmd.Drain("d", "r7", replace=True))
+    assert desk.collect() == ["r7"]
+
+
+def test_a_lease_that_expires_concerns_its_holder() -> None:
+    desk = Desk(50)
+    (lease,) = desk.run.lease("r7", 1).leases
+    desk.collect()
+    desk.run.do(cmd.ExpireLease(lease.task_id, lease.attempt))
+    assert desk.collect() == ["r7"]
+
+
+def test_a_commit_concerns_everyone_once() -> None:
+    desk = Desk(50)
+    for lease in desk.run.lease("r0", 4).leases:
+        desk.run.do(cmd.AcceptGroup("r0", desk.run.current["r0"], group(lease)))
+    desk.collect()
+    step, mesh = desk.run.state.steps.open, desk.run.state.fleet.mesh
+    for worker_id in desk.policies:
+        who = worker_id, desk.run.current[worker_id]
+        desk.run.do(cmd.CastVote(*who, step.step, mesh.epoch, "d", {}))
+    assert sorted(desk.collect()) == sorted([*desk.policies, *desk.rollouts])
+    assert desk.collect() == []
+
+
+@pytest.mark.parametrize("rollouts", [10, 200])
+def test_a_report_or_an_empty_lease_goes_through_no_worker(
+    rollouts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many looks at the living workers for 200 as for 10: none."""
+    desk = Desk(rollouts)
+    looks: list[str] = []
+    monkeypatch.setattr(Fleet, "living", lambda *_: looks.append("living") or [])
+    monkeypatch.setattr(Fleet, "members", lambda *_: looks.append("members") or [])
+    desk.run.state.versions.version += 1
+    desk.run.observe("r3", loaded=desk.run.state.versions.version)
+    assert desk.run.names() == ["WorkerChanged"]
+    seq = desk.run.seqs["r4"] = 1
+    reply = desk.run.do(cmd.LeaseTasks("r4", desk.run.current["r4"], seq, 1, -1))
+    assert reply.empty_reason == "weights" and looks == []
+
+
+def test_a_change_of_a_policy_goes_through_the_links_of_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    desk = Desk(50)
+    roles: list[cmd.Role] = []
+    living = Fleet.living
+    monkeypatch.setattr(Fleet, "living", lambda f, role: roles.append(role) or living(f, role))
+    desk.run.do(cmd.FormMesh())
+    desk.run.ledger.settle_fleet(desk.run.now)
+    assert roles.count(cmd.Role.ROLLOUT) == 1, "only to count the spares"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_equal_grounds_mean_an_equal_directive(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Random faults: what is not built again would come out as it was."""
+    collect, looked = Sessions.collect, [0]
+
+    def checked(sessions: Sessions) -> Any:
+        grounds_of = sessions._grounds()
+        for session in sessions._open.values():
+            if grounds_of(session) == session.grounds:
+                again = sessions._build(session).SerializeToString(deterministic=True)
+                assert again == session.content, session.key
+                looked[0] += 1
+        return collect(sessions)
+
+    monkeypatch.setattr(Sessions, "collect", checked)
+    run_schedule(1_000_000 + seed)
+    assert looked[0] > 0
