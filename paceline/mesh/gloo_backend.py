@@ -61,13 +61,13 @@ class GlooBackend:
             before = severable_sockets.listeners()
             device = _gloo_device(member.host)
             mine = [a for s, a in severable_sockets.listeners().items() if s not in before]
-        meeting.put(f"gloo:{member.rank}", json.dumps(mine).encode())
-        for raw in meeting.get(f"gloo:{peer}" for peer in range(member.size)):
+        here = json.dumps(mine).encode()
+        for raw in meeting.exchange("gloo", member.rank, here, member.size):
             self._addresses.update((str(h), int(p)) for h, p in json.loads(raw))
         options = dist.ProcessGroupGloo._Options()
         options._timeout = timedelta(seconds=member.timeout_s)
         options._devices = [device]
-        self._store = RedisStore(meeting)
+        self._store = RedisStore(meeting, member.size)
         self._group = dist.ProcessGroupGloo(self._store, member.rank, member.size, options)
         self._sockets = severable_sockets.connected_via(self._addresses)
         if self._severed.is_set():

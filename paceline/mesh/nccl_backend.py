@@ -108,6 +108,6 @@ def agree_on_nccl(meeting: Rendezvous, member: MeshMember) -> bool:
         identity = (
             f"{socket.gethostname()}/{member.host}/{getattr(properties, 'uuid', device.index)}"
         )
-    meeting.put(f"device:{member.rank}", identity.encode())
-    everyone: Sequence[bytes] = meeting.get(f"device:{peer}" for peer in range(member.size))
+    said = identity.encode()
+    everyone: Sequence[bytes] = meeting.exchange("device", member.rank, said, member.size)
     return all(everyone) and len(set(everyone)) == member.size

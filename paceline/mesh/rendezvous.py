@@ -1,11 +1,18 @@
-"""Rendezvous of the members of one epoch: a hash in Redis, and a torch store on top of it.
+"""Rendezvous of the members of one epoch: hashes in Redis, and a torch store on top of one of them.
+
+What every member says to all others is a *round*, a hash of its own. The last member to speak puts one token
+for each of them on a list, where they wait: Redis wakes each once, and nobody asks again and again. So a
+meeting takes each member some twenty commands, however many members there are and however late the last one
+comes (two more commands for each second of waiting).
 
 Invariants:
 
 - A meeting is used once. Each rank is claimed by one process; a second claim is refused, so that
   addresses of an earlier try never mix with those of a later one.
 - Every wait ends soon after ``cancelled()`` turns true: a superseded epoch gives up by itself.
-- Nothing is left behind: the hash expires by itself.
+- A token that is lost, with its reply or because the last member died before it put the tokens there, costs
+  time alone: who waits looks at the hash itself now and then.
+- Nothing is left behind: hashes and lists expire by themselves.
 """
 
 from __future__ import annotations
@@ -30,6 +37,10 @@ T = TypeVar("T")
 # Redis answers a poll in well under a millisecond; members usually arrive within a few of these.
 _FIRST_POLL_S = 0.001
 _LONGEST_POLL_S = 0.02
+BLOCK_S = 0.5
+"""Longest time that a member waits for its token before it looks whether it was cancelled."""
+LOOK_EVERY = 4
+"""Waits in vain after which it looks at the hash itself."""
 
 
 class MeshError(RuntimeError):
@@ -99,6 +110,58 @@ class Rendezvous:
             self._rest(pause_s, f"{', '.join(missing)} missing")
             pause_s = min(pause_s * 1.5, _LONGEST_POLL_S)
 
+    def speak(self, topic: str, name: str, value: bytes, size: int) -> None:
+        """Says ``value`` under ``name`` in the round ``topic``, in which each of ``size`` members speaks once."""
+        said = f"{self._key}:{topic}"
+
+        def write() -> int:
+            pipe = self._redis.pipeline(transaction=False)
+            pipe.hset(said, name, value)
+            pipe.expire(said, self._ttl_s)
+            pipe.hlen(said)
+            return int(pipe.execute()[2])
+
+        if self._patiently(write) == size:
+
+            def wake() -> None:
+                pipe = self._redis.pipeline(transaction=False)
+                pipe.rpush(f"{said}:tokens", *[b"1"] * size)
+                pipe.expire(f"{said}:tokens", self._ttl_s)
+                pipe.execute()
+
+            self._patiently(wake)  # a repeat leaves tokens over, which expire
+
+    def hear(self, topic: str, size: int) -> dict[str, bytes]:
+        """What the ``size`` members said in the round, by name; waits until all have spoken."""
+        said, waits = f"{self._key}:{topic}", 0
+
+        def wait() -> bool:
+            return self._redis.blpop([f"{said}:tokens"], timeout=BLOCK_S) is not None
+
+        def count() -> int:
+            return int(self._redis.hlen(said))
+
+        while not self._patiently(wait):
+            waits += 1
+            if waits % LOOK_EVERY == 0 and self._patiently(count) >= size:
+                break
+            if time.monotonic() >= self._deadline:
+                self._check(f"{self._absent(topic, size)} missing")
+        found = self._patiently(lambda: self._redis.hgetall(said))
+        return {name.decode(): bytes(value) for name, value in found.items()}
+
+    def _absent(self, topic: str, size: int) -> str:
+        """Ranks that have not spoken in the round: they end the names under which members speak."""
+        found = self._patiently(lambda: self._redis.hgetall(f"{self._key}:{topic}"))
+        there = {name.decode().rpartition("/")[2] for name in found}
+        return ", ".join(f"{topic}:{rank}" for rank in range(size) if str(rank) not in there)
+
+    def exchange(self, topic: str, rank: int, value: bytes, size: int) -> list[bytes]:
+        """Says ``value`` to all members; returns what each said, by rank."""
+        self.speak(topic, str(rank), value, size)
+        heard = self.hear(topic, size)
+        return [heard[str(peer)] for peer in range(size)]
+
     def close(self) -> None:
         self._redis.close()
 
@@ -106,7 +169,7 @@ class Rendezvous:
         """Runs HSET or HSETNX; returns what the field holds after it."""
 
         def write() -> bytes:
-            pipe = self._redis.pipeline(transaction=True)
+            pipe = self._redis.pipeline(transaction=False)
             getattr(pipe, command)(self._key, field, value)
             pipe.expire(self._key, self._ttl_s)
             pipe.hget(self._key, field)
@@ -125,33 +188,50 @@ class Rendezvous:
                 self._rest(_LONGEST_POLL_S, f"Redis: {error}")
 
     def _rest(self, seconds: float, why: str) -> None:
+        self._check(why)
+        time.sleep(seconds)
+
+    def _check(self, why: str) -> None:
         if self._cancelled():
             raise EpochCancelled(self._key)
         if time.monotonic() >= self._deadline:
             raise MeshError(f"rendezvous {self._key} timed out: {why}")
-        time.sleep(seconds)
 
 
 class RedisStore(dist.Store):  # type: ignore[misc]
     """What a gloo group asks of a torch store while it forms, over a Rendezvous.
 
+    Each of ``size`` members sets one key, its addresses, and then asks for those of all members, one after
+    the other: they are fetched at once. A key that no such round holds is an error.
+
     torch keeps only a C++ reference to it: the group's owner must keep the Python object alive for
     as long as the group.
     """
 
-    def __init__(self, meeting: Rendezvous) -> None:
+    def __init__(self, meeting: Rendezvous, size: int) -> None:
         super().__init__()
         self._meeting = meeting
+        self._size = size
+        self._heard: dict[str, bytes] = {}
 
     def set(self, key: str, value: bytes | str) -> None:
-        self._meeting.put(f"s:{key}", value.encode() if isinstance(value, str) else bytes(value))
+        said = value.encode() if isinstance(value, str) else bytes(value)
+        self._meeting.speak("store", key, said, self._size)
 
     def get(self, key: str) -> bytes:
-        return self._meeting.get([f"s:{key}"])[0]
+        self.wait([key])
+        return self._heard[key]
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         # The meeting's own deadline holds: torch's per-call timeout is the same or longer.
-        self._meeting.get(f"s:{key}" for key in keys)
+        if not self._heard:
+            self._heard = self._meeting.hear("store", self._size)
+        missing = [key for key in keys if key not in self._heard]
+        if missing:
+            raise MeshError(
+                f"no member has set {missing[0]!r}: this release of torch forms gloo groups in another way; "
+                "use the one in constraints.txt"
+            )
 
 
 def local_address(url: str) -> str:

@@ -2,7 +2,7 @@
 
     user        keys                  commands
     controller  paceline:*            data and scripts; INFO, WAIT, TIME
-    worker      paceline:*:rdv:*      hashes, which hold the addresses of a meeting
+    worker      paceline:*:rdv:*      hashes and lists of a meeting: who is there, and where
 
 No user may run a command that concerns the server (CONFIG, SAVE, MODULE, DEBUG, SHUTDOWN, REPLICAOF,
 FLUSHALL): with these, whoever learns a password could write files as the owner of the run.
@@ -27,7 +27,8 @@ RULES = {
         "+info +wait +waitaof +time"
     ),
     WORKER: (
-        f"~paceline:*:rdv:* -@all {_CONNECTION} +@transaction +hset +hsetnx +hget +hmget +expire"
+        f"~paceline:*:rdv:* -@all {_CONNECTION} +@transaction +hset +hsetnx +hget +hmget "
+        "+hgetall +hlen +rpush +blpop +expire"
     ),
 }
 

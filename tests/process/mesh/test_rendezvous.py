@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 
 import psutil
 import pytest
 import redis
 
 from paceline.config.services import RedisConfig
+from paceline.mesh import rendezvous
 from paceline.mesh.rendezvous import (
     EpochCancelled,
     MeshError,
@@ -85,12 +88,104 @@ def test_no_redis_is_an_error_after_the_timeout() -> None:
 
 
 def test_the_store_does_what_torch_asks_of_it(url: str) -> None:
-    store, other = RedisStore(meet(url, "store")), RedisStore(meet(url, "store"))
-    store.set("bytes", b"\x00\xff")
-    store.set("text", "abc")
-    assert other.get("bytes") == b"\x00\xff"
-    store.wait(["bytes", "text"])
-    assert other.get("text") == b"abc"
+    store, other = RedisStore(meet(url, "store"), 2), RedisStore(meet(url, "store"), 2)
+    store.set("0/0", b"\x00\xff")
+    other.set("0/1", "abc")
+    assert other.get("0/0") == b"\x00\xff"
+    store.wait(["0/0", "0/1"])
+    assert store.get("0/1") == b"abc"
+
+
+def test_a_torch_that_asks_the_store_for_more_gets_an_error_with_a_remedy(url: str) -> None:
+    store = RedisStore(meet(url, "other-torch"), 1)
+    store.set("0/0", b"x")
+    with pytest.raises(MeshError, match=r"'1/0'.* constraints\.txt"):
+        store.get("1/0")
+
+
+def exchange_all(url: str, key: str, size: int, before_last: Callable[[], None]) -> None:
+    """Every member hears every member; the last one comes after ``before_last``."""
+    heard: list[list[bytes]] = []
+
+    def join(rank: int) -> None:
+        heard.append(meet(url, key).exchange("round", rank, b"%d" % rank, size))
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(size)]
+    for thread in threads[:-1]:
+        thread.start()
+    before_last()
+    threads[-1].start()
+    for thread in threads:
+        thread.join()
+    assert heard == [[b"%d" % rank for rank in range(size)]] * size
+
+
+def commands_of(client: redis.Redis) -> Counter[str]:
+    """Calls of each command that a round is made of."""
+    stats = client.info("commandstats")
+    names = ["hset", "expire", "hlen", "rpush", "blpop", "hgetall", "hmget", "hget"]
+    return Counter({name: stats.get(f"cmdstat_{name}", {}).get("calls", 0) for name in names})
+
+
+def waiting_members(client: redis.Redis) -> int:
+    return int(client.info("clients")["blocked_clients"])
+
+
+@pytest.mark.parametrize("size", [4, 16])
+def test_a_round_costs_each_member_the_same_few_commands(url: str, size: int) -> None:
+    """However many members there are. Who waits for a late one does not ask again and again."""
+    client = redis.Redis.from_url(url)
+
+    def until_all_wait() -> None:
+        while waiting_members(client) < size - 1:
+            threading.Event().wait(0.01)
+
+    before = commands_of(client)
+    exchange_all(url, f"round-of-{size}", size, until_all_wait)
+    made = commands_of(client) - before
+    # On a machine that is slow just now, a wait may have been repeated.
+    assert made.pop("blpop") >= size
+    assert made == Counter(hset=size, expire=size + 1, hlen=size, rpush=1, hgetall=size)
+
+
+def test_tokens_that_are_lost_cost_time_alone(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last member dies after it spoke and before it woke the others, or Redis loses the list."""
+    monkeypatch.setattr(rendezvous, "BLOCK_S", 0.02)
+    client = redis.Redis.from_url(url)
+    first, last = meet(url, "lost"), meet(url, "lost")
+    client.hset("lost:round", "1", b"b")
+    client.set("lost:round:tokens", "no list")  # what wakes the others fails
+    with pytest.raises(MeshError, match="WRONGTYPE"):
+        last_words = Rendezvous(url, "lost", cancelled=lambda: False, timeout_s=0.05)
+        last_words.speak("round", "0", b"a", 2)
+    client.delete("lost:round:tokens")
+    assert first.hear("round", 2) == last.hear("round", 2) == {"0": b"a", "1": b"b"}
+
+
+def test_who_speaks_twice_is_one_member(url: str) -> None:
+    """As after an answer of Redis that was lost."""
+    first, second = meet(url, "twice"), meet(url, "twice")
+    first.speak("round", "0", b"a", 2)
+    first.speak("round", "0", b"a", 2)
+    threading.Timer(0.05, second.speak, ("round", "1", b"b", 2)).start()
+    assert first.hear("round", 2) == {"0": b"a", "1": b"b"}
+
+
+def test_a_member_that_never_comes_ends_the_round_at_the_time_limit(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rendezvous, "BLOCK_S", 0.02)
+    meeting = meet(url, "absent", timeout_s=0.1)
+    with pytest.raises(MeshError, match="round:1 missing"):
+        meeting.exchange("round", 0, b"a", 2)
+
+
+def test_a_superseded_round_gives_up_at_once(url: str) -> None:
+    over = threading.Event()
+    meeting = Rendezvous(url, "superseded-round", cancelled=over.is_set, timeout_s=600)
+    threading.Timer(0.05, over.set).start()
+    with pytest.raises(EpochCancelled):
+        meeting.exchange("round", 0, b"a", 2)
 
 
 @pytest.mark.parametrize(
